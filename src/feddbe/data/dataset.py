@@ -1,0 +1,48 @@
+"""A data set as the federation sees it: one array, one label column, and how a batch becomes numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+__all__ = ["Dataset"]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples in the smallest type that holds them; `inputs` turns a slice of `x` into what a model takes."""
+
+    name: str
+    x: Tensor
+    """(n, ...) uint8 images or float32 numbers, the publisher's train set first, then the test set."""
+    y: Tensor
+    """(n,) int64 labels in 0..classes-1."""
+    classes: int
+    scale: float = 1.0
+    shift: float = 0.0
+    """uint8 images: inputs = x * scale + shift."""
+    client: npt.NDArray[np.int64] | None = None
+    """(n,) the natural client of each sample, if there is one."""
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """A batch of `x` as float32, normalised."""
+        if x.dtype != torch.uint8:
+            return x
+        return x.to(torch.float32).mul_(self.scale).add_(self.shift)
+
+    def sha256(self) -> str:
+        """Fingerprint of the content: a run's hash follows the data, not the file's path."""
+        digest = hashlib.sha256(f"{self.x.dtype}{tuple(self.x.shape)}{self.classes}".encode())
+        digest.update(self.x.contiguous().numpy())
+        digest.update(self.y.contiguous().numpy())
+        if self.client is not None:
+            digest.update(np.ascontiguousarray(self.client))
+        return digest.hexdigest()

@@ -1,0 +1,37 @@
+"""Random streams. Each is named by (seed, purpose, round, client), so no choice depends on the order of others.
+
+The streams are numpy's `RandomState`, whose output numpy has promised never to change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+__all__ = ["cohort", "stream", "torch_seed"]
+
+
+def _digest(seed: int, purpose: str, round: int, client: int) -> bytes:
+    return hashlib.sha256(f"{seed}/{purpose}/{round}/{client}".encode()).digest()
+
+
+def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.RandomState:
+    """The random stream with this name, at its start."""
+    return np.random.RandomState(np.frombuffer(_digest(seed, purpose, round, client), dtype="<u4"))
+
+
+def torch_seed(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
+    """A seed for a `torch.Generator` with this name."""
+    return int.from_bytes(_digest(seed, purpose, round, client)[:8], "little") >> 1
+
+
+def cohort(seed: int, round: int, clients: int, join: float) -> list[int]:
+    """Who takes part in a round: max(1, round(join * clients)) of them without replacement, in id order.
+
+    The same for every method at one seed.
+    """
+    size = max(1, int(join * clients + 0.5))
+    if size >= clients:
+        return list(range(clients))
+    return sorted(stream(seed, "cohort", round).permutation(clients)[:size].tolist())
