@@ -41,8 +41,8 @@ class Dataset:
     def sha256(self) -> str:
         """Fingerprint of the content: a run's hash follows the data, not the file's path."""
         digest = hashlib.sha256(f"{self.x.dtype}{tuple(self.x.shape)}{self.classes}".encode())
-        digest.update(self.x.contiguous().numpy())
-        digest.update(self.y.contiguous().numpy())
+        digest.update(self.x.contiguous().numpy().data)
+        digest.update(self.y.contiguous().numpy().data)
         if self.client is not None:
-            digest.update(np.ascontiguousarray(self.client))
+            digest.update(np.ascontiguousarray(self.client).data)
         return digest.hexdigest()

@@ -1,0 +1,52 @@
+"""Data sets by name, or from a user's file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from feddbe.data import digits, fmnist
+from feddbe.data.dataset import Dataset
+from feddbe.data.download import Progress
+from feddbe.data.own import load_npz
+from feddbe.errors import unknown
+
+__all__ = ["SOURCES", "Dataset", "Source", "load"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One data set that is known by name."""
+
+    name: str
+    description: str
+    load: Callable[[Path | None], Dataset]
+    find: Callable[[Path | None], Path | str | None]
+    """Where the data is, if it is there."""
+    get: Callable[[Path | None, Progress | None], Path] | None = None
+    """Downloads it and tells where it is now; None if there is nothing to download."""
+
+    def found(self, data_dir: Path | None) -> str | None:
+        """Where the data is, in words; None if it is not there yet."""
+        place = self.find(data_dir)
+        return None if place is None else str(place)
+
+
+SOURCES: dict[str, Source] = {
+    source.name: source
+    for source in (
+        Source("digits", "1,797 grey digits of 8x8", lambda _: digits.load(), lambda _: "in scikit-learn"),
+        Source("fmnist", "70,000 grey clothes of 28x28", fmnist.load, fmnist.find, fmnist.get),
+    )
+}
+
+
+def load(name_or_path: str | Path, data_dir: Path | None = None) -> Dataset:
+    """The data set of this name, or the one in this .npz file."""
+    wanted = str(name_or_path)
+    if wanted.endswith(".npz"):
+        return load_npz(Path(wanted).expanduser())
+    if wanted not in SOURCES:
+        raise unknown("data set", wanted, [*SOURCES, "FILE.npz"])
+    return SOURCES[wanted].load(data_dir)

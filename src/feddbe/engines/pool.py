@@ -1,0 +1,170 @@
+"""Clients in parallel: worker processes with one torch thread each, which hold the data from the start.
+
+Bit-identical to serial: a client's work is a pure function of its job, and each runs on one thread. A worker
+that dies is replaced and its client done again.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+import traceback
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+import torch
+
+from feddbe.client import Job, Reply, perform
+from feddbe.engines.base import Messages, PrivateStates
+from feddbe.errors import FeddbeError
+from feddbe.methods.base import Method
+from feddbe.state import State, decode, encode
+from feddbe.task import Task
+
+__all__ = ["Pool"]
+
+TRIES = 3
+"""How often a client's work is started when its worker dies."""
+# A forked worker shares the data and the model without a copy; elsewhere than on Linux forking is not safe.
+_START = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+    knows: Messages | None = None
+    """The messages whose shared part it has."""
+
+
+class Pool:
+    """`workers` processes; jobs are given out longest first, so that none is left over at the end."""
+
+    def __init__(self, task: Task, method: Method, workers: int) -> None:
+        self.task, self.method = task, method
+        self._workers: list[_Worker] = []
+        for _ in range(workers):
+            self._workers.append(self._start())
+
+    @property
+    def pids(self) -> list[int]:
+        """The workers' process ids."""
+        return [w.process.pid for w in self._workers if w.process.pid is not None]
+
+    def run(self, jobs: Sequence[Job], messages: Messages, states: PrivateStates) -> Iterator[Reply]:
+        queue = deque(sorted(jobs, key=self._cost, reverse=True))
+        idle, busy, tries = list(self._workers), dict[Connection, tuple[_Worker, Job]](), Counter[int]()
+        shared = encode(messages.shared)
+        while queue or busy:
+            while queue and idle:
+                worker, job = idle.pop(), queue.popleft()
+                tries[job.client] += 1
+                if tries[job.client] > TRIES:
+                    raise FeddbeError(
+                        f"client {job.client} in round {job.round}: its worker died {TRIES} times "
+                        "(out of memory? try --engine serial)"
+                    )
+                try:
+                    if worker.knows is not messages:
+                        worker.pipe.send((None, shared, None))
+                        worker.knows = messages
+                    each = None if messages.each is None else encode(messages.each(job.client))
+                    worker.pipe.send((job, each, states.read(job.client)))
+                except OSError:  # it died while idle
+                    queue.appendleft(job)
+                    idle.append(self._replace(worker))
+                    continue
+                busy[worker.pipe] = worker, job
+            for pipe in wait(list(busy)):
+                worker, job = busy.pop(pipe)  # type: ignore[index]
+                try:
+                    answer = worker.pipe.recv()
+                except (EOFError, OSError):  # it died at work
+                    queue.appendleft(job)
+                    idle.append(self._replace(worker))
+                    continue
+                if isinstance(answer, Exception):
+                    raise answer
+                reply, up, private = answer
+                if private is not None:
+                    states.stage(job.client, private)
+                idle.append(worker)
+                yield reply._replace(up=decode(up))
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.pipe.close()  # a worker that waits for work ends by itself
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join(5)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+            worker.process.close()
+        self._workers = []
+
+    def _start(self) -> _Worker:
+        ours, theirs = _START.Pipe()
+        # A forked child also inherits our ends of the pipes. It must close them: a worker notices that we are
+        # gone by its pipe closing, and it does not close while anyone else holds our end.
+        inherited = [ours, *(w.pipe for w in self._workers)] if _START.get_start_method() == "fork" else []
+        process = _START.Process(
+            target=_work, args=(theirs, inherited, self.task, self.method), name="feddbe-worker", daemon=True
+        )
+        process.start()
+        theirs.close()
+        return _Worker(process, ours)
+
+    def _replace(self, dead: _Worker) -> _Worker:
+        self._workers.remove(dead)
+        dead.pipe.close()
+        dead.process.kill()
+        dead.process.join()
+        dead.process.close()
+        worker = self._start()
+        self._workers.append(worker)
+        return worker
+
+    def _cost(self, job: Job) -> float:
+        """Samples passed through the model; training one costs about three times a prediction."""
+        task, client = self.task, job.client
+        evaluations = (job.evaluate + job.after) * len(
+            task.split.test[client]
+        ) + job.train_pass * task.samples[client]
+        return evaluations + (job.work != "none") * 3 * task.training.epochs * task.samples[client]
+
+
+def _work(pipe: Connection, inherited: list[Connection], task: Task, method: Method) -> None:
+    """A worker: take jobs until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us in good order
+    for other in inherited:
+        other.close()
+    torch.set_num_threads(1)
+    shared: State = {}
+    while True:
+        try:
+            job, message, private = pipe.recv()
+        except (EOFError, OSError):
+            return
+        if job is None:
+            shared = decode(message)
+            continue
+        answer: tuple[Reply, bytes, bytes | None] | Exception
+        try:
+            received = shared if message is None else shared | decode(message)
+            reply = perform(task, method, job, received, None if private is None else decode(private))
+            kept = encode(reply.private) if reply.private else None
+            answer = reply._replace(up={}, private=None), encode(reply.up), kept
+        except FeddbeError as error:
+            answer = error
+        except Exception as error:
+            error.add_note(f"in client {job.client}, round {job.round}:\n{traceback.format_exc()}")
+            answer = error
+        try:
+            pipe.send(answer)
+        except OSError:
+            return

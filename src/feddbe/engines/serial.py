@@ -1,0 +1,33 @@
+"""One client after the other, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from feddbe.client import Job, Reply, perform
+from feddbe.engines.base import Messages, PrivateStates
+from feddbe.methods.base import Method
+from feddbe.state import decode, encode
+from feddbe.task import Task
+
+__all__ = ["Serial"]
+
+
+class Serial:
+    """The engine that needs nothing, and that the others are compared with."""
+
+    def __init__(self, task: Task, method: Method) -> None:
+        self.task, self.method = task, method
+
+    def run(self, jobs: Sequence[Job], messages: Messages, states: PrivateStates) -> Iterator[Reply]:
+        for job in jobs:
+            kept = states.read(job.client)
+            reply = perform(
+                self.task, self.method, job, messages.to(job.client), None if kept is None else decode(kept)
+            )
+            if reply.private:
+                states.stage(job.client, encode(reply.private))
+            yield reply._replace(private=None)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,204 @@
+"""What one client can do with its data at one moment: scan it, fit a model to it, predict on it.
+
+There is one loop over batches, `scan`; no method has its own. That is what lets many clients be stacked into
+one tensor program without touching a method.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddbe import seeds
+from feddbe.errors import Diverged
+from feddbe.models.split import Forward
+from feddbe.state import State
+from feddbe.task import Task
+from feddbe.terms import CROSS_ENTROPY, Batch, Term
+
+__all__ = ["Extra", "Fit", "Local", "Samples"]
+
+Carry = TypeVar("Carry")
+Const = TypeVar("Const")
+PREDICT_BATCH = 128
+"""Fastest on CPUs: larger batches fall out of the cache, smaller ones waste time between kernels."""
+
+
+class Samples(NamedTuple):
+    """A batch as it comes from the data."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Extra(NamedTuple):
+    """A private tensor trained beside the model's parameters, such as PRBM's vector."""
+
+    value: Tensor
+    lr: float | None = None
+    """None: the learning rate of the fit."""
+
+
+class Fit(NamedTuple):
+    """What a fit leaves: the parameters, and the last carry of each of its own terms."""
+
+    params: State
+    carries: list[State]
+
+
+class Local:
+    """One client at one moment. Add-ons leave their parts here: `extras` and terms bound to a track."""
+
+    def __init__(
+        self, task: Task, round: int, client: int, buffers: Mapping[str, State] | None = None
+    ) -> None:
+        self.task, self.round, self.client = task, round, client
+        self.extras: dict[str, Extra] = {}
+        self.losses: dict[str, tuple[float, int]] = {}
+        """Per track: sum of the first term over the samples trained on, and their number."""
+        self._terms: dict[str, list[Term]] = {}
+        # copies: training writes into them
+        self._buffers = {t: {n: b.clone() for n, b in state.items()} for t, state in (buffers or {}).items()}
+
+    def stream(self, purpose: str) -> np.random.RandomState:
+        """This client's own randomness in this round."""
+        return seeds.stream(self.task.seed, purpose, self.round, self.client)
+
+    @property
+    def samples(self) -> int:
+        """n_i."""
+        return self.task.samples[self.client]
+
+    def attach(self, track: str, term: Term) -> None:
+        """Add a term to every fit on this track."""
+        self._terms.setdefault(track, []).append(term)
+
+    def buffers(self, track: str) -> State:
+        """The track's BatchNorm statistics; those of theta^0 until it was trained."""
+        return self._buffers.setdefault(track, {n: b.clone() for n, b in self.task.model.buffers.items()})
+
+    def trained_buffers(self) -> dict[str, State]:
+        """The BatchNorm statistics of all tracks that were used."""
+        return {track: state for track, state in self._buffers.items() if state}
+
+    def scan(
+        self,
+        step: Callable[[Carry, Const, Samples, int], Carry],
+        carry: Carry,
+        const: Const,
+        epochs: int | None = None,
+    ) -> Carry:
+        """Fold `step(carry, const, batch, key)` over this round's batches.
+
+        Each scan sees the same batches in the same order, and torch's own generator (dropout) in the same
+        state, whatever was scanned before it.
+        """
+        seed = seeds.torch_seed(self.task.seed, "torch", self.round, self.client)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for key, batch in enumerate(
+                self._batches(epochs or self.task.training.epochs), start=seed % 2**62
+            ):
+                carry = step(carry, const, batch, key)
+        return carry
+
+    def fit(
+        self,
+        params: Mapping[str, Tensor],
+        *,
+        track: str = "shared",
+        epochs: int | None = None,
+        trainable: Sequence[str] | None = None,
+        loss: Term = CROSS_ENTROPY,
+        terms: Sequence[Term] = (),
+        correction: Mapping[str, Tensor] | None = None,
+        lr: float | None = None,
+    ) -> Fit:
+        """SGD from `params` on `loss` plus `terms` plus what add-ons attached to this track.
+
+        p <- p - lr (grad + correction), for the `trainable` names (default: all) and the extras. `params` are
+        not changed; the new values of the extras stay in `extras`.
+        """
+        model, rate = self.task.model, self.task.training.lr if lr is None else lr
+        work = {name: model.layout(p.detach()) for name, p in params.items()}
+        extras = {name: extra.value.detach().clone() for name, extra in self.extras.items()}
+        names = list(work if trainable is None else trainable)
+        leaves = [*(work[name] for name in names), *extras.values()]
+        rates = [rate] * len(names) + [rate if e.lr is None else e.lr for e in self.extras.values()]
+        corrections = [(correction or {}).get(name) for name in (*names, *extras)]
+        for leaf in leaves:
+            leaf.requires_grad_()
+        every = [loss, *terms, *self._terms.get(track, [])]
+        total, seen = 0.0, 0
+
+        def step(carries: list[State], const: list[State], samples: Samples, key: int) -> list[State]:
+            nonlocal total, seen
+            out = model.forward(work, samples.x, extras.get("prbm"))
+            batch = Batch(*samples, *out)
+            parts = [
+                term.apply(model, work, c, batch, key, carry)
+                for term, c, carry in zip(every, const, carries, strict=True)
+            ]
+            values = [value for value, _ in parts if value is not None]
+            if not math.isfinite(plain := values[0].item()):
+                raise Diverged(self.client, self.round, "loss", plain)
+            total, seen = total + plain * len(samples.y), seen + len(samples.y)
+            grads = torch.autograd.grad(sum(values[1:], values[0]), leaves, allow_unused=True)
+            with torch.no_grad():
+                for leaf, grad, shift, eta in zip(leaves, grads, corrections, rates, strict=True):
+                    if grad is not None:
+                        leaf.add_(grad, alpha=-eta)
+                    if shift is not None:
+                        leaf.add_(shift, alpha=-eta)
+            return [carry for _, carry in parts]
+
+        with model.bind(work, self.buffers(track), training=True):
+            carries = self.scan(step, [t.carry for t in every], [t.const for t in every], epochs)
+        self.losses[track] = (total, seen)
+        new = {name: p.detach().contiguous() for name, p in work.items()}
+        for name, p in (new | extras).items():
+            if not torch.isfinite(p).all():
+                raise Diverged(self.client, self.round, f"update of {name}", p.detach().abs().max().item())
+        self.extras = {name: Extra(extras[name].detach(), extra.lr) for name, extra in self.extras.items()}
+        return Fit(new, carries[1 : 1 + len(terms)])
+
+    def forward(self, params: Mapping[str, Tensor], x: Tensor) -> Forward:
+        """The model's pass at `params`, translated by PRBM's vector if there is one."""
+        prbm = self.extras.get("prbm")
+        return self.task.model.forward(params, x, None if prbm is None else prbm.value)
+
+    def predict(
+        self,
+        params: Mapping[str, Tensor],
+        function: Callable[[Mapping[str, Tensor], Tensor], Tensor],
+        *,
+        on: str = "test",
+        track: str = "shared",
+    ) -> tuple[Tensor, Tensor]:
+        """`function(params, x)` in evaluation mode on all of the client's `test` or `train` data, and its labels."""
+        model, dataset = self.task.model, self.task.dataset
+        rows = torch.from_numpy(getattr(self.task.split, on)[self.client])
+        work = {name: model.layout(p.detach()) for name, p in params.items()}
+        with torch.inference_mode(), model.bind(work, self.buffers(track)):
+            parts = [
+                function(work, model.layout(dataset.inputs(dataset.x[some])))
+                for some in rows.split(PREDICT_BATCH)
+            ]
+        return torch.cat(parts), dataset.y[rows]
+
+    def _batches(self, epochs: int) -> Iterator[Samples]:
+        """Batches of this round: consecutive slices of a fresh permutation per epoch, gathered once."""
+        dataset, size, rng = self.task.dataset, self.task.training.batch, self.stream("batches")
+        rows = self.task.split.train[self.client]
+        size = min(size, len(rows))  # fewer samples than a batch: one short batch
+        for _ in range(epochs):
+            order = torch.from_numpy(rows[rng.permutation(len(rows))][: len(rows) // size * size])
+            x, y = dataset.x[order], dataset.y[order]
+            for start in range(0, len(order), size):
+                stop = start + size
+                yield Samples(self.task.model.layout(dataset.inputs(x[start:stop])), y[start:stop])

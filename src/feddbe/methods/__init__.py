@@ -1,0 +1,107 @@
+"""Methods by name: `fedavg`, `fedavg+dbe`, `fedavg+dbe(kappa=5,mu=0.1)`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from feddbe.errors import BadInput, unknown
+from feddbe.methods.addons import MR, PRBM, AddOn
+from feddbe.methods.base import Method, Upload, parameter
+from feddbe.methods.composed import Composed
+from feddbe.methods.fedavg import FedAvg
+
+__all__ = [
+    "ADDONS",
+    "METHODS",
+    "MR",
+    "PRBM",
+    "AddOn",
+    "Composed",
+    "FedAvg",
+    "Method",
+    "Upload",
+    "options",
+    "parameter",
+    "parse",
+]
+
+METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (FedAvg,)}
+ADDONS: dict[str, tuple[type[AddOn], ...]] = {"prbm": (PRBM,), "mr": (MR,), "dbe": (PRBM, MR)}
+
+
+Defaults = Mapping[str, Mapping[str, Any]]
+"""Part (`mr`) -> option -> value."""
+
+
+def parse(text: str, defaults: Defaults | None = None, *, force: bool = False) -> Method:
+    """The method that `text` names. `defaults` win over a part's own, and lose against those in brackets.
+    `force` allows an add-on that the method refuses."""
+    name, own, rest = _head(text)
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    method = _make((METHODS[name],), own, defaults or {})[0]
+    addons: list[AddOn] = []
+    for addon, given in rest:
+        if addon not in ADDONS:
+            raise unknown("add-on", addon, ADDONS)
+        for part in _make(ADDONS[addon], given, defaults or {}):
+            if any(part.name == a.name for a in addons):
+                raise BadInput(f"'{text}' has {part.name} twice (dbe = prbm + mr)")
+            reason = method.refuses.get(part.name)
+            if reason and not force:
+                raise BadInput(f"{name} does not take +{part.name}: {reason}")
+            addons.append(part)
+    return Composed(method, tuple(addons)) if addons else method
+
+
+def options(method: Method) -> dict[str, dict[str, Any]]:
+    """Every hyper-parameter of a method and its add-ons, as resolved: part -> option -> value."""
+    parts = (method.inner, *method.addons) if isinstance(method, Composed) else (method,)
+    return {part.name: dataclasses.asdict(part) for part in parts}
+
+
+def _head(text: str) -> tuple[str, dict[str, Any], list[tuple[str, dict[str, Any]]]]:
+    """`a(x=1)+b(y=2)` -> a, {x: 1}, [(b, {y: 2})]."""
+    parts = []
+    for piece in re.split(r"\+(?![^(]*\))", text.replace(" ", "").lower()):  # a plus outside of brackets
+        match = re.fullmatch(r"([a-z_0-9]*)(?:\(([^()]*)\))?", piece)
+        if match is None:
+            raise BadInput(f"cannot read method '{text}'; write it like fedavg+dbe(kappa=5,mu=0.1)")
+        given: dict[str, Any] = {}
+        for item in filter(None, (match[2] or "").split(",")):
+            key, equals, value = item.partition("=")
+            if not equals or not key or not value:
+                raise BadInput(f"cannot read option '{item}' in '{text}'; write it like kappa=5")
+            given[key] = _value(value)
+        parts.append((match[1], given))
+    (name, own), *rest = parts
+    return name, own, rest
+
+
+def _value(text: str) -> Any:
+    """true, false, none, a number, or else a word."""
+    words: dict[str, Any] = {"true": True, "false": False, "none": None}
+    if text in words:
+        return words[text]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _make(classes: tuple[type[Any], ...], given: dict[str, Any], defaults: Defaults) -> list[Any]:
+    """One instance per class, each taking its own of the given options."""
+    names = {cls: {f.name for f in dataclasses.fields(cls)} for cls in classes}
+    every = set().union(*names.values())
+    for key in given:
+        if key not in every:
+            raise unknown(f"option of {'+'.join(c.name for c in classes)}", key, every or {"(none)"})
+    return [
+        cls(**{**defaults.get(cls.name, {}), **{k: v for k, v in given.items() if k in names[cls]}})
+        for cls in classes
+    ]

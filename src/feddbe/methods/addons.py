@@ -1,0 +1,176 @@
+"""The Domain Bias Eliminator (Zhang et al., NeurIPS 2023): PRBM, MR, and DBE = both.
+
+PRBM, the personalized representation bias memory: a private vector p_i, 0 at the start, trained by SGD with
+the model and never sent:
+
+    z = f(x) + p_i,   logits = h(z)
+
+MR, mean regularization: with the client's running mean r (0 at the start of each round) over its batches,
+
+    r <- (1 - mu) stop(r) + mu mean_batch f(x)        loss += kappa/2 mean_k (r_k - zbar_k)^2
+
+so a sample's feature receives the gradient kappa mu / (K B) (r - zbar). The global mean zbar is collected
+once: before round 1 every client trains theta^0 for one plain epoch and uploads its mean; the models trained
+there are discarded.
+
+kappa = 0 or mu = 0 is no MR; PRBM with prbm_lr = 0 is no PRBM.
+
+Departures from the paper: its client mean is taken "over their data" (`init_mean=exact`); the default is the
+published code's running mean (`momentum`; at mu = 1 that of the last batch only). The factor 1/2, the start
+of r at 0 and the missing bias correction are the code's; the paper is silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from feddbe.local import Extra, Local
+from feddbe.methods.base import Parameters, Upload, parameter
+from feddbe.models.split import SplitModel
+from feddbe.state import State, weighted_mean, without
+from feddbe.task import Context
+from feddbe.terms import Batch, Term
+
+__all__ = ["MR", "PRBM", "AddOn"]
+
+
+@dataclass(frozen=True)
+class AddOn(Parameters):
+    """A part that goes on a method without the method knowing."""
+
+    private: ClassVar[tuple[str, ...]] = ()
+    constant: ClassVar[tuple[str, ...]] = ()
+    prepares: ClassVar[bool] = False
+
+    def client_init(self, ctx: Context) -> State:
+        return {}
+
+    def attach(self, local: Local, track: str, received: State, private: State) -> None:
+        """Put this add-on's terms and extra trainables on the track."""
+
+    def prepare(self, ctx: Context, local: Local, received: State) -> State:
+        return {}
+
+    def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        return server
+
+
+@dataclass(frozen=True)
+class PRBM(AddOn):
+    """The private translation vector p_i."""
+
+    name: ClassVar[str] = "prbm"
+    private: ClassVar[tuple[str, ...]] = ("prbm",)
+
+    prbm_lr: float | None = parameter(None, "learning rate of p_i; none: that of the model", low=0)
+
+    def client_init(self, ctx: Context) -> State:
+        return {"prbm": torch.zeros(ctx.task.model.feature_shape)}
+
+    def attach(self, local: Local, track: str, received: State, private: State) -> None:
+        local.extras["prbm"] = Extra(private["prbm"], self.prbm_lr)
+
+
+@dataclass(frozen=True)
+class MR(AddOn):
+    """Mean regularization; `kappa` and `mu` have defaults per model and data set (`defaults.py`)."""
+
+    name: ClassVar[str] = "mr"
+    constant: ClassVar[tuple[str, ...]] = ("mean",)
+    prepares: ClassVar[bool] = True
+
+    kappa: float = parameter(50.0, "weight of the regularization", low=0)
+    mu: float = parameter(1.0, "momentum of the client mean", low=0, high=1)
+    init_mean: str = parameter(
+        "momentum",
+        "client mean before round 1: running mean of training-time features, mean over the client's data "
+        "after the epoch, or running mean divided by its total weight",
+        choices=("momentum", "exact", "debiased"),
+    )
+    init_epochs: int = parameter(1, "epochs before round 1", low=1)
+    init_keep_model: bool = parameter(
+        False, "average the models trained before round 1 instead of discarding"
+    )
+    mean_weights: str = parameter("samples", "weights of the global mean", choices=("samples", "uniform"))
+    mr_half: bool = parameter(True, "the factor 1/2 in the loss")
+    mr_bias_correct: bool = parameter(False, "divide the running mean by its total weight in training too")
+    s: float = parameter(
+        0.0, "noise on the uploaded mean, (1 - q) r + N(0, s^2): its standard deviation", low=0
+    )
+    q: float = parameter(0.0, "noise on the uploaded mean: how much of it is taken away", low=0, high=1)
+
+    def attach(self, local: Local, track: str, received: State, private: State) -> None:
+        start = _start(local.task.model)
+        local.attach(track, Term(self._regularize, {"mean": received["mean"]}, start))
+
+    def prepare(self, ctx: Context, local: Local, received: State) -> State:
+        """One plain epoch from theta^0, and the mean representation it leaves."""
+        model = ctx.task.model
+        fit = local.fit(received, epochs=self.init_epochs, terms=[Term(self._observe, {}, _start(model))])
+        if self.init_mean == "exact":
+            sums, _ = local.predict(
+                fit.params, lambda p, x: model.forward(p, x).z_g.sum(0, keepdim=True), on="train"
+            )
+            mean = sums.sum(0) / local.samples
+        else:
+            mean = self._corrected(fit.carries[0]) if self.init_mean == "debiased" else fit.carries[0]["r"]
+        if self.s or self.q:
+            noise = local.stream("noise").normal(0.0, self.s, mean.shape)
+            mean = (1 - self.q) * mean + torch.from_numpy(noise).to(mean.dtype)
+        return {"mean": mean, **(fit.params if self.init_keep_model else {})}
+
+    def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        """zbar = sum_i n_i/n r_i."""
+        samples = [u.samples for u in uploads]
+        weights = samples if self.mean_weights == "samples" else [1] * len(uploads)
+        new = {**server, **weighted_mean([{"mean": u.state["mean"]} for u in uploads], weights)}
+        if self.init_keep_model:
+            new |= weighted_mean([without(u.state, self.constant) for u in uploads], samples)
+        return new
+
+    def _advance(self, batch: Batch, carry: State) -> State:
+        """r and its total weight after one more batch; gradients flow through the batch mean only."""
+        r = torch.lerp(carry["r"], batch.z_g.mean(0), self.mu)
+        return {"r": r, "weight": (1 - self.mu) * carry["weight"] + self.mu}
+
+    def _corrected(self, carry: State) -> Tensor:
+        """r divided by its total weight 1 - (1 - mu)^b; at mu = 0 there is none and r stays 0."""
+        return carry["r"] / carry["weight"] if self.mu else carry["r"]
+
+    def _observe(
+        self,
+        model: SplitModel,
+        params: Mapping[str, Tensor],
+        const: State,
+        batch: Batch,
+        key: int,
+        carry: State,
+    ) -> tuple[None, State]:
+        return None, _stop(self._advance(batch, carry))
+
+    def _regularize(
+        self,
+        model: SplitModel,
+        params: Mapping[str, Tensor],
+        const: State,
+        batch: Batch,
+        key: int,
+        carry: State,
+    ) -> tuple[Tensor, State]:
+        new = self._advance(batch, carry)
+        r = self._corrected(new) if self.mr_bias_correct else new["r"]
+        factor = self.kappa * (0.5 if self.mr_half else 1.0)
+        return factor * torch.nn.functional.mse_loss(r, const["mean"]), _stop(new)
+
+
+def _start(model: SplitModel) -> State:
+    return {"r": torch.zeros(model.feature_shape), "weight": torch.zeros(())}
+
+
+def _stop(carry: State) -> State:
+    return {name: t.detach() for name, t in carry.items()}

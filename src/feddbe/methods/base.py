@@ -1,0 +1,84 @@
+"""Method: a frozen dataclass whose fields are its hyper-parameters, and pure functions on named tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from feddbe.local import Local
+from feddbe.options import Parameters, parameter
+from feddbe.state import State
+from feddbe.task import Context
+
+__all__ = ["Method", "Parameters", "Upload", "parameter"]
+
+
+class Upload(NamedTuple):
+    """What came from one client, and how many training samples it stands for."""
+
+    client: int
+    samples: int
+    state: State
+
+
+@dataclass(frozen=True)
+class Method(Parameters):
+    """What a method is. Functions are pure; `received` is the message of this round plus the constants."""
+
+    family: ClassVar[str] = "traditional"
+    private: ClassVar[tuple[str, ...]] = ()
+    """Prefixes of the names that never leave a client."""
+    constant: ClassVar[tuple[str, ...]] = ()
+    """Prefixes of server entries fixed by `prepared`: sent to a client once, at its first round."""
+    same_for_all: ClassVar[bool] = True
+    """Whether `down` gives every client the same message."""
+    refuses: ClassVar[Mapping[str, str]] = {}
+    """Add-ons that it does not take, each with the reason."""
+    addon_track: ClassVar[str] = "shared"
+    """The track of `Local.fit` on which add-ons act."""
+    deployed_track: ClassVar[str] = "shared"
+    """The track whose BatchNorm statistics the deployed model uses."""
+
+    @property
+    def prepares(self) -> bool:
+        """Whether there is an exchange with all clients before round 1."""
+        return False
+
+    def server_init(self, ctx: Context) -> State:
+        """The server's state at the start: theta^0."""
+        return dict(ctx.task.model.parameters)
+
+    def client_init(self, ctx: Context) -> State:
+        """A client's private state at first contact."""
+        return {}
+
+    def prepare(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        """A client's part of the exchange before round 1: (message, private state)."""
+        return {}, private
+
+    def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        """The server's part of it."""
+        return server
+
+    def down(self, ctx: Context, server: State, client: int) -> State:
+        """This round's message to a client (constants travel on their own)."""
+        return server
+
+    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        """A client's round: (message, private state)."""
+        raise NotImplementedError
+
+    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        """The server's round; uploads come in client order."""
+        raise NotImplementedError
+
+    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+        """What the client predicts with after it received this message, before it trains."""
+        return received
+
+    def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Predictions of a deployed state."""
+        return local.forward(state, x).logits

@@ -1,0 +1,248 @@
+"""SplitModel: any `nn.Module` cut at a named place into features f and classifier h.
+
+    z_g = f(x)        z = z_g + prbm        logits = h(z)
+
+A place is a cut if exactly one tensor crosses it. A cut renames nothing: parameters keep the module's own
+names, the cut only divides them into those of f and those of h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+
+from feddbe.errors import BadInput, unknown
+from feddbe.state import State
+
+__all__ = ["Forward", "SplitModel"]
+
+Halves = tuple[nn.Module, nn.Module]
+Cuts = dict[str, Callable[[], Halves]]
+Slots = dict[str, list[tuple[dict[str, Tensor | None], str]]]
+
+
+class Forward(NamedTuple):
+    """One pass: the representation before and after the translation, and the logits."""
+
+    z_g: Tensor
+    z: Tensor
+    logits: Tensor
+
+
+class SplitModel:
+    """Pure functions of named tensors, computed by one module into which those tensors are bound.
+
+    `module`: an `nn.Sequential` (every place in it is a cut, nested ones by dotted name), a pair
+    (features, classifier), or any other module that torch.fx can trace. `sample`: one input with a batch axis.
+    `cut`: default is before the last linear layer. `onednn=False` also drops the channels-last layout: for
+    tiny images both cost more than they give.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | Halves,
+        sample: Tensor,
+        cut: str | None = None,
+        *,
+        onednn: bool = True,
+    ) -> None:
+        if isinstance(module, tuple):
+            pair = nn.Sequential()
+            pair.add_module("features", module[0])
+            pair.add_module("classifier", module[1])
+            module, cut = pair, cut or "features"
+        self.module, self.onednn = module, onednn
+        # One pair of halves per mode, because tracing writes the training flag of F.dropout into the graph.
+        modes = {training: _cuts(module.train(training)) for training in (True, False)}
+        self.cuts = tuple(modes[False])
+        if not self.cuts:
+            raise BadInput("the model has no cut: nowhere between its layers does exactly one tensor cross")
+        self.cut = cut or _before_last_linear(module, self.cuts)
+        if self.cut not in self.cuts:
+            raise unknown("cut", self.cut, self.cuts)
+        self._halves = {training: cuts[self.cut]() for training, cuts in modes.items()}
+        roots = [module, *self._halves[True], *self._halves[False]]
+        self._slots = _slots(module.named_parameters(), [m._parameters for r in roots for m in r.modules()])
+        self._slots |= _slots(module.named_buffers(), [m._buffers for r in roots for m in r.modules()])
+        self._bound: Mapping[str, Tensor] | None = None
+        self._training = False
+
+        self.parameters: State = {name: p.detach().clone() for name, p in module.named_parameters()}
+        kept = module.state_dict().keys()
+        self.buffers: State = {name: b.detach().clone() for name, b in module.named_buffers() if name in kept}
+        f, h = self._halves[False]
+        with torch.no_grad():
+            z = f(sample)
+            self.classes = int(h(z).shape[-1])
+        self.feature_shape = tuple(z.shape[1:])
+        in_head = {id(p) for p in h.parameters()}
+        self.head = tuple(name for name, p in module.named_parameters() if id(p) in in_head)
+        self.body = tuple(name for name in self.parameters if name not in self.head)
+
+    @contextmanager
+    def bind(
+        self,
+        params: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor] | None = None,
+        *,
+        training: bool = False,
+    ) -> Iterator[None]:
+        """Compute with these tensors until the end of the block; BatchNorm updates `buffers` in place.
+
+        Names that are not the module's are left to those who know them.
+        """
+        before = self._bound, self._training
+        tensors = {name: t for name, t in {**params, **(buffers or {})}.items() if name in self._slots}
+        replaced = {name: self._slots[name][0][0][self._slots[name][0][1]] for name in tensors}
+        self._put(tensors)
+        self._bound, self._training = params, training
+        self.module.train(training)
+        flags = torch.backends.mkldnn.set_flags(self.onednn)
+        try:
+            yield
+        finally:
+            torch.backends.mkldnn.set_flags(flags[0])
+            self._put(replaced)
+            self._bound, self._training = before
+            self.module.train(self._training)
+
+    def forward(self, params: Mapping[str, Tensor], x: Tensor, prbm: Tensor | None = None) -> Forward:
+        """The pass at `params`: those bound (at no cost), or others (bound for this call, in evaluation mode)."""
+        if params is not self._bound:
+            with self.bind(params):
+                return self.forward(params, x, prbm)
+        f, h = self._halves[self._training]
+        z_g = f(x)
+        z = z_g if prbm is None else z_g + prbm
+        return Forward(z_g, z, h(z))
+
+    def classify(self, params: Mapping[str, Tensor], z: Tensor) -> Tensor:
+        """h alone, on representations that did not come from f."""
+        if params is not self._bound:
+            with self.bind(params):
+                return self.classify(params, z)
+        logits: Tensor = self._halves[self._training][1](z)
+        return logits
+
+    def layout(self, tensor: Tensor) -> Tensor:
+        """A copy in the memory layout in which this model is fast."""
+        # `contiguous` would leave one-channel tensors as they are, and all that follows in the slow layout
+        channels_last = self.onednn and tensor.dim() == 4
+        format = torch.channels_last if channels_last else torch.contiguous_format
+        return torch.empty_like(tensor, memory_format=format).copy_(tensor)
+
+    def _put(self, tensors: Mapping[str, Tensor | None]) -> None:
+        for name, tensor in tensors.items():
+            for owner, key in self._slots[name]:
+                owner[key] = tensor
+
+
+def _slots(named: Iterator[tuple[str, Tensor]], owners: list[dict[str, Tensor | None]]) -> Slots:
+    """For each named tensor, every dictionary entry that holds it: tied layers and traced copies included."""
+    names = {id(tensor): name for name, tensor in named}
+    slots: Slots = {name: [] for name in names.values()}
+    for owner in owners:
+        for key, tensor in owner.items():
+            place = (owner, key)
+            if id(tensor) in names and not any(o is owner and k == key for o, k in slots[names[id(tensor)]]):
+                slots[names[id(tensor)]].append(place)
+    return slots
+
+
+def _cuts(module: nn.Module) -> Cuts:
+    """All places of the module where it can be cut, each with how to make the two halves."""
+    if isinstance(module, nn.Sequential):
+        return _sequential_cuts(module)
+    try:
+        graph = fx.symbolic_trace(module)
+    except Exception as error:  # a module's own forward can fail in any way when it is traced
+        raise BadInput(
+            f"torch.fx cannot trace {type(module).__name__} ({str(error).splitlines()[0]}); "
+            "give a pair (features, classifier) instead"
+        ) from error
+    return _traced_cuts(graph)
+
+
+def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The layers of nested Sequentials in order, with their dotted names."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.Sequential):
+            yield from _leaves(child, f"{prefix}{name}.")
+        else:
+            yield prefix + name, child
+
+
+def _sequential_cuts(module: nn.Sequential) -> Cuts:
+    leaves = list(_leaves(module))
+    ends: dict[str, int] = {}  # place -> how many leaves lie before it; a block's place is its end
+    for position, (name, _) in enumerate(leaves, start=1):
+        parts = name.split(".")
+        for depth in range(1, len(parts) + 1):
+            ends[".".join(parts[:depth])] = position
+    layers = [layer for _, layer in leaves]
+
+    def halves(at: int) -> Halves:
+        return nn.Sequential(*layers[:at]), nn.Sequential(*layers[at:])
+
+    return {name: lambda at=at: halves(at) for name, at in ends.items() if at < len(leaves)}  # type: ignore[misc]
+
+
+def _traced_cuts(graph: fx.GraphModule) -> Cuts:
+    nodes = list(graph.graph.nodes)
+    position = {node: i for i, node in enumerate(nodes)}
+    places: dict[str, fx.Node] = {}
+    for node in nodes:
+        if node.op in ("call_module", "call_function", "call_method"):
+            for path, _ in node.meta.get("nn_module_stack", {}).values():
+                places[path] = node  # the last node inside a block is the block's place
+            places[str(node.target) if node.op == "call_module" else node.name] = node
+    places.pop("", None)
+    output = nodes[-1]
+    result = {output_arg for output_arg in output.all_input_nodes}
+
+    def crosses_alone(cut: fx.Node) -> bool:
+        later = nodes[position[cut] + 1 :]
+        needed = {
+            a for n in later for a in n.all_input_nodes if position[a] <= position[cut] and a.op != "get_attr"
+        }
+        return needed == {cut}
+
+    return {
+        name: lambda node=node: _halves_at(graph, node)  # type: ignore[misc]
+        for name, node in places.items()
+        if node not in result and crosses_alone(node)
+    }
+
+
+def _halves_at(traced: fx.GraphModule, cut: fx.Node) -> Halves:
+    """Two graphs over the same layers: the nodes up to the cut, and those after it."""
+    nodes = list(traced.graph.nodes)
+    at = nodes.index(cut)
+    first, second = fx.Graph(), fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in nodes[: at + 1]:
+        copies[node] = first.node_copy(node, lambda n: copies[n])
+    first.output(copies[cut])
+    later: dict[fx.Node, fx.Node] = {cut: second.placeholder("z")}
+    for node in nodes[: at + 1]:
+        if node.op == "get_attr":
+            later[node] = second.node_copy(node, lambda n: later[n])
+    for node in nodes[at + 1 :]:
+        later[node] = second.node_copy(node, lambda n: later[n])
+    second.eliminate_dead_code()
+    return fx.GraphModule(traced, first), fx.GraphModule(traced, second)
+
+
+def _before_last_linear(module: nn.Module, cuts: tuple[str, ...]) -> str:
+    """The last place before the last linear layer."""
+    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    before = list(cuts)
+    if linear and linear[-1] in before:
+        before = before[: before.index(linear[-1])]
+    if not before:
+        raise BadInput(f"no place before the last linear layer is a cut; allowed: {', '.join(cuts)}")
+    return before[-1]

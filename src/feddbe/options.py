@@ -1,0 +1,79 @@
+"""Options with limits: the fields of a frozen dataclass, each with its meaning and the values it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from feddbe.errors import BadInput, unknown
+
+__all__ = ["Parameters", "allowed", "parameter"]
+
+
+def parameter(
+    default: Any,
+    meaning: str,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    above: float = -math.inf,
+    choices: Sequence[str] = (),
+) -> Any:
+    """An option: its default, what it means, and which values it takes (low..high; `above` is exclusive)."""
+    limits = {"meaning": meaning, "low": low, "high": high, "above": above, "choices": tuple(choices)}
+    return dataclasses.field(default=default, metadata=limits)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """A named set of options, each checked against what it takes."""
+
+    name: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if "meaning" in field.metadata:
+                value = _checked(f"{self.name} {field.name}".strip(), getattr(self, field.name), field)
+                object.__setattr__(self, field.name, value)
+
+
+def allowed(field: dataclasses.Field[Any]) -> str:
+    """The values that an option takes, in words."""
+    kind, limits = str(field.type), field.metadata
+    if limits["choices"]:
+        return ", ".join(limits["choices"])
+    if kind.startswith("bool"):
+        return "true, false"
+    if kind.startswith("str"):
+        return "text"
+    low, high, above = limits["low"], limits["high"], limits["above"]
+    bounds = [f">= {low:g}"] * math.isfinite(low) + [f"> {above:g}"] * math.isfinite(above)
+    bounds += [f"<= {high:g}"] * math.isfinite(high)
+    return " ".join(
+        ["a whole number" if kind.startswith("int") else "a number", " and ".join(bounds)]
+    ).strip()
+
+
+def _checked(what: str, value: Any, field: dataclasses.Field[Any]) -> Any:
+    """The value as the field's type, or the error that names it and what is allowed."""
+    kind, limits = str(field.type), field.metadata
+    if value is None and "None" in kind:
+        return None
+    if limits["choices"]:
+        if value not in limits["choices"]:
+            raise unknown(what, str(value), limits["choices"])
+        return value
+    if kind.startswith("str"):
+        return str(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind.startswith("bool"):
+        fits = isinstance(value, bool)
+    else:
+        fits = number and limits["low"] <= value <= limits["high"] and value > limits["above"]
+    if not fits or (kind.startswith("int") and value != int(value)):
+        shown = f"'{value}'" if isinstance(value, str) else value
+        raise BadInput(f"{what} = {shown}; allowed: {allowed(field)}")
+    return {"b": bool, "i": int, "f": float}[kind[0]](value)

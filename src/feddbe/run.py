@@ -1,0 +1,252 @@
+"""The loop between a method and an engine, written to the run's file after every round.
+
+Entry t is what clients deploy after t aggregations. They evaluate it in the call of round t + 1, before they
+train (those that do not take part, in a call of their own): a round is one exchange. The last entry is
+evaluated in a call without training.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+
+from feddbe import seeds
+from feddbe.client import BUFFER, Job, Reply
+from feddbe.engines import Engine, Messages
+from feddbe.errors import BadInput
+from feddbe.evaluate.accuracy import over_clients
+from feddbe.evaluate.memory import used_mb
+from feddbe.experiment import Experiment
+from feddbe.methods import Upload
+from feddbe.state import State, nbytes, weighted_mean, without
+from feddbe.store import Store
+from feddbe.task import Context
+
+__all__ = ["Watch", "evaluated", "run"]
+
+
+class Watch:
+    """Is told how a run goes on; this one does nothing with it."""
+
+    def begin(self, name: str, done: int, rounds: int) -> None:
+        """The run starts, or goes on after `done` of `rounds`."""
+
+    def client(self, done: int, of: int) -> None:
+        """So many clients of this call are through."""
+
+    def round(self, done: int, accuracy: float | None) -> None:
+        """A round is written; `accuracy` is the latest that is known."""
+
+
+def run(experiment: Experiment, store: Store, engine: Engine, watch: Watch | None = None) -> None:
+    """Carry the run in `store` on to the number of rounds that the experiment asks for."""
+    loop = _Loop(experiment, store, engine, watch or Watch())
+    with _one_thread():
+        loop.watch.begin(experiment.name, max(0, store.last_round()), experiment.rounds)
+        if store.last_round() < 0:
+            loop.exchange(0)
+        while store.last_round() < experiment.rounds and not loop.impatient():
+            loop.exchange(store.last_round() + 1)
+        loop.evaluate_last()
+
+
+def evaluated(spec: str, seed: int, round: int, clients: int, cohort: Sequence[int]) -> Sequence[int]:
+    """Who evaluates in the call of this round: `all`, its `cohort`, or `sample:M` drawn anew each time."""
+    if spec == "all":
+        return range(clients)
+    if spec == "cohort":
+        return cohort
+    match = re.fullmatch(r"sample:([1-9][0-9]*)", spec)
+    if match is None:
+        raise BadInput(f"eval = '{spec}'; allowed: all, cohort, sample:M with M >= 1")
+    drawn: list[int] = seeds.stream(seed, "evaluate", round).permutation(clients)[: int(match[1])].tolist()
+    return sorted(drawn)
+
+
+class _Loop:
+    """A run in progress; between rounds only the server's state is in memory."""
+
+    def __init__(self, experiment: Experiment, store: Store, engine: Engine, watch: Watch) -> None:
+        self.experiment, self.store, self.engine, self.watch = experiment, store, engine, watch
+        self.task, self.method = experiment.task, experiment.method
+        self.server = store.server()
+        self.contacted = store.contacted()
+        self.accuracy = {e["round"]: e["accuracy"]["weighted"] for e in store.entries() if e["accuracy"]}
+        self._sampled = -1.0
+
+    def exchange(self, round: int) -> None:
+        """One round in one transaction. Round 0 is the preparation: with all clients, or with none."""
+        start, ctx, store = time.perf_counter(), Context(self.task, round), self.store
+        cohort = self._cohort(round)
+        with store.transaction(round):
+            replies = self._call(ctx, cohort, "train" if round else "prepare")
+            if round:
+                self._write_evaluation(round - 1, replies)
+            replies = [reply for reply in replies if reply.client in set(cohort)]
+            up, down = self._write_traffic(ctx, replies)
+            new = self._combined(ctx, replies) if replies else self.server
+            seen = sum(reply.trained[1] for reply in replies)
+            loss = sum(reply.trained[0] for reply in replies) / seen if seen else None
+            store.write_server("last", new)
+            self._watch_memory()
+            store.write_exchange(time.perf_counter() - start, up, down, loss)
+        self.server = new
+        self.contacted.update(cohort if round else ())
+        self.watch.round(round, self._latest())
+
+    def evaluate_last(self) -> None:
+        """The evaluation that the next round would do, unless it was done already."""
+        round = self.store.last_round()
+        if round not in self.accuracy:
+            with self.store.transaction(round):
+                replies = self._call(Context(self.task, round + 1), self._cohort(round + 1), "none")
+                self._write_evaluation(round, replies)
+        self.watch.round(round, self._latest())
+
+    def impatient(self) -> bool:
+        """The published stopping rule: the best accuracy is more than `patience` evaluations old."""
+        if self.experiment.patience is None:
+            return False
+        seen = list(self.accuracy.values())
+        return bool(seen) and len(seen) - 1 - seen.index(max(seen)) > self.experiment.patience
+
+    def _cohort(self, round: int) -> list[int]:
+        clients = self.task.split.clients
+        if round == 0:
+            return list(range(clients)) if self.method.prepares else []
+        return seeds.cohort(self.task.seed, round, clients, self.experiment.join)
+
+    def _call(
+        self, ctx: Context, cohort: list[int], work: Literal["prepare", "train", "none"]
+    ) -> list[Reply]:
+        """One job for each client that takes part or evaluates; the replies in client order."""
+        task, experiment = self.task, self.experiment
+        asked = (
+            ()
+            if work == "prepare"
+            else evaluated(experiment.eval, task.seed, ctx.round, task.split.clients, cohort)
+        )
+        evaluating, working = set(asked), set(cohort if work != "none" else ())
+        jobs = [
+            Job(
+                client,
+                ctx.round,
+                work if client in working else "none",
+                evaluate=client in evaluating,
+                after=experiment.eval_after and work == "train" and client in working & evaluating,
+                train_pass=experiment.train_loss == "pass" and client in evaluating,
+            )
+            for client in sorted(evaluating | working)
+        ]
+        server, buffers = _apart(self.server)
+        fixed = self._constants(server) | buffers
+        if self.method.same_for_all:
+            messages = Messages(self.method.down(ctx, server, -1) | fixed)
+        else:
+            messages = Messages(fixed, lambda client: self.method.down(ctx, server, client))
+        replies = []
+        for reply in self.engine.run(jobs, messages, self.store):
+            replies.append(reply)
+            self.watch.client(len(replies), len(jobs))
+        return sorted(replies, key=lambda reply: reply.client)
+
+    def _combined(self, ctx: Context, replies: list[Reply]) -> State:
+        """The server's state after this round; BatchNorm statistics, where sent, are averaged like parameters."""
+        server, _ = _apart(self.server)
+        samples = self.task.samples
+        split = [_apart(reply.up) for reply in replies]
+        uploads = [Upload(r.client, samples[r.client], up) for r, (up, _) in zip(replies, split, strict=True)]
+        combine = self.method.combine if ctx.round else self.method.prepared
+        weights = [samples[reply.client] for reply in replies]
+        return combine(ctx, server, uploads) | weighted_mean([buffers for _, buffers in split], weights)
+
+    def _write_traffic(self, ctx: Context, replies: list[Reply]) -> tuple[int, int]:
+        """Bytes up and down of those that took part; what is constant is sent to a client once."""
+        server, buffers = _apart(self.server)
+        fixed, repeated = nbytes(self._constants(server)), nbytes(buffers)
+        same = nbytes(self.method.down(ctx, server, -1)) if self.method.same_for_all else None
+        ups = downs = 0
+        for reply in replies:
+            down = nbytes(self.method.down(ctx, server, reply.client)) if same is None else same
+            down += repeated + fixed * (reply.client not in self.contacted)
+            up = nbytes(reply.up)
+            loss, seen = reply.trained
+            self.store.write_client(
+                ctx.round,
+                reply.client,
+                train_loss=loss / seen if seen else None,
+                bytes_up=up,
+                bytes_down=down,
+                seconds=reply.seconds,
+            )
+            ups, downs = ups + up, downs + down
+        return ups, downs
+
+    def _write_evaluation(self, entry: int, replies: list[Reply]) -> None:
+        """What clients measured of this entry, one by one and over all; keep the server's state if it is the best."""
+        measured = [(reply.client, reply.before, reply.after) for reply in replies if reply.before]
+        for client, before, after in measured:
+            self.store.write_client(
+                entry,
+                client,
+                test_samples=before.samples,
+                correct=before.correct,
+                auc=before.auc,
+                test_loss=before.loss,
+                correct_after=after.correct if after else None,
+            )
+        befores = [before for _, before, _ in measured]
+        accuracy = over_clients([m.samples for m in befores], [m.correct for m in befores])
+        afters = [after for _, _, after in measured if after]
+        ranked = [m for m in befores if m.auc is not None]
+        passed = [(self.task.samples[c], m.train_loss) for c, m, _ in measured if m.train_loss is not None]
+        self.store.write_evaluation(
+            entry,
+            accuracy,
+            over_clients([m.samples for m in afters], [m.correct for m in afters]),
+            _mean([(m.samples, m.auc) for m in ranked if m.auc is not None]),
+            _mean(passed),
+        )
+        if accuracy is None:
+            return
+        if accuracy["weighted"] > max(self.accuracy.values(), default=-1.0):
+            self.store.write_server("best", self.server, entry)
+        self.accuracy[entry] = accuracy["weighted"]
+
+    def _constants(self, server: State) -> State:
+        return {name: t for name, t in server.items() if name.startswith(self.method.constant)}
+
+    def _latest(self) -> float | None:
+        return list(self.accuracy.values())[-1] if self.accuracy else None
+
+    def _watch_memory(self) -> None:
+        """Now, with all uploads in memory, is when most is in use; looked at once a second at most."""
+        if time.monotonic() - self._sampled >= 1.0:
+            self._sampled = time.monotonic()
+            self.store.set_meta("peak_rss_mb", max(used_mb(), self.store.meta("peak_rss_mb") or 0.0))
+
+
+def _apart(state: State) -> tuple[State, State]:
+    """What a method sees, and the averaged BatchNorm statistics, which it does not."""
+    return without(state, [BUFFER]), {name: t for name, t in state.items() if name.startswith(BUFFER)}
+
+
+def _mean(weighted: Sequence[tuple[int, float]]) -> float | None:
+    total = sum(weight for weight, _ in weighted)
+    return sum(weight * value for weight, value in weighted) / total if total else None
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sums depend on the number of torch threads in their last bits; results must not depend on the machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

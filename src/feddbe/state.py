@@ -1,0 +1,64 @@
+"""State: flat named tensors, the only thing that is stored or sent."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+__all__ = ["State", "decode", "encode", "nbytes", "sha256", "weighted_mean", "without"]
+
+State = dict[str, Tensor]
+"""Parameters carry the model's own names, other things a prefix: `prbm`, `mean`, `buffer/...`, `personal/...`."""
+
+
+def encode(state: Mapping[str, Tensor]) -> bytes:
+    """A state as safetensors bytes."""
+    data: bytes = safetensors.torch.save({name: t.detach().contiguous() for name, t in state.items()})
+    return data
+
+
+def decode(data: bytes) -> State:
+    """The state in safetensors bytes."""
+    state: State = safetensors.torch.load(data)
+    return state
+
+
+def nbytes(state: Mapping[str, Tensor]) -> int:
+    """What a message costs: the bytes of its numbers."""
+    return sum(t.numel() * t.element_size() for t in state.values())
+
+
+def sha256(state: Mapping[str, Tensor]) -> str:
+    """Over name, dtype, shape and bytes in the order of the names: equal exactly for equal bits."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def without(state: Mapping[str, Tensor], prefixes: Iterable[str]) -> State:
+    """The entries whose names start with none of the prefixes."""
+    skip = tuple(prefixes)
+    return {name: t for name, t in state.items() if not name.startswith(skip)}
+
+
+def weighted_mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> State:
+    """sum_i w_i s_i / sum_i w_i, entry by entry, always in the order given (so its bits are repeatable).
+
+    Integer entries (BatchNorm's counters) are averaged as numbers and rounded.
+    """
+    total = float(sum(weights))
+    mean: State = {}
+    for name, first in states[0].items():
+        kind = first.dtype if first.is_floating_point() else torch.float64
+        sum_ = torch.zeros(first.shape, dtype=kind)
+        for state, weight in zip(states, weights, strict=True):
+            sum_.add_(state[name].to(kind), alpha=weight / total)
+        mean[name] = sum_ if first.is_floating_point() else sum_.round().to(first.dtype)
+    return mean

@@ -1,0 +1,55 @@
+"""What is to be learnt, by whom and how: the part of an experiment that every method shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from feddbe import seeds
+from feddbe.data.dataset import Dataset
+from feddbe.data.partition import Split
+from feddbe.models.split import SplitModel
+
+__all__ = ["Context", "Task", "Training"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client trains: plain SGD, batches reshuffled every epoch, the incomplete last one dropped."""
+
+    lr: float
+    batch: int = 10
+    epochs: int = 1
+    bn_buffers: str = "local"
+    """BatchNorm statistics: `local` (private to each client) or `average` (exchanged like parameters)."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model at theta^0, data, who holds which rows of it, and how they train."""
+
+    model: SplitModel
+    dataset: Dataset
+    split: Split
+    training: Training
+    seed: int = 0
+    rounds: int = 1
+
+    @cached_property
+    def samples(self) -> tuple[int, ...]:
+        """n_i: training samples of each client."""
+        return tuple(len(rows) for rows in self.split.train)
+
+
+@dataclass(frozen=True)
+class Context:
+    """A task at one round; the preparation before round 1 is round 0."""
+
+    task: Task
+    round: int
+
+    def stream(self, purpose: str) -> np.random.RandomState:
+        """The server's own randomness in this round."""
+        return seeds.stream(self.task.seed, purpose, self.round)

@@ -1,0 +1,327 @@
+"""What the command line shows: tables and a learning curve that fit in 80 columns and survive 60.
+
+Everything is a rich renderable, laid out for the console it meets; one without Unicode gets ASCII.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from feddbe.document import Entry, RunDocument, labels, moment, points
+
+__all__ = ["RunRow", "curve", "results_table", "runs_table", "split_table"]
+
+
+class RunRow(TypedDict):
+    """One line of `feddbe runs`; accuracies are weighted, as fractions of one."""
+
+    name: str
+    method: str
+    data: str
+    rounds: int
+    best: float | None
+    last: float | None
+    state: str
+
+
+def results_table(documents: Sequence[RunDocument]) -> RenderableType:
+    """Best and last round of each run, what a round costs, and the majority class to compare with."""
+    return _Results(tuple(documents))
+
+
+def curve(document: RunDocument) -> RenderableType:
+    """The learning curve in about a dozen lines, as wide as the console; the floor is a dotted line."""
+    return _Curve(document)
+
+
+def runs_table(rows: Sequence[RunRow]) -> RenderableType:
+    """The runs of a folder, one line each if there is room."""
+    table = _table(gap=1)
+    for name in ("run", "method", "data"):
+        table.add_column(name, overflow="fold")
+    for name in ("rounds", "best %", "last %"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("state")
+    for row in rows:
+        text = (_Name(row["name"]), _Name(row["method"]), _Name(row["data"]))
+        table.add_row(
+            *text, str(row["rounds"]), _percent(row["best"]), _percent(row["last"]), _Name(row["state"])
+        )
+    table.caption = _caption("Accuracy weighted by samples; the best round is chosen on test accuracy.")
+    return table
+
+
+def split_table(
+    train: Sequence[int] | NDArray[np.int64],
+    test: Sequence[int] | NDArray[np.int64],
+    labels: NDArray[np.int64],
+    rows: int = 25,
+) -> RenderableType:
+    """Each client's training and test samples and its labels (`labels`: clients x classes, sample counts)."""
+    table = _table(gap=2)
+    for name in ("client", "train", "test", "labels"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("most frequent labels")
+    shown = len(labels) if len(labels) <= rows else rows - 1
+    for i in range(shown):
+        table.add_row(str(i), f"{train[i]}", f"{test[i]}", f"{np.count_nonzero(labels[i])}", _top(labels[i]))
+    if shown < len(labels):
+        table.add_row("...", "", "", "", f"... and {len(labels) - shown} more clients")
+    table.add_section()
+    total = labels.sum(axis=0)
+    table.add_row(
+        "all", f"{sum(train)}", f"{sum(test)}", f"{np.count_nonzero(total)}", _top(total), style="bold"
+    )
+    return table
+
+
+# Pieces of tables
+
+
+@dataclass(frozen=True)
+class _Name:
+    """A name that, where it must, breaks before + and ( and after other punctuation rather than anywhere."""
+
+    text: str
+    style: str = ""
+
+    def _pieces(self) -> list[str]:
+        return re.findall(r"[+(]?[^-+(,_/: ]*[-,_/: ]?", self.text)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        longest = max(map(len, self._pieces()))
+        return Measurement(min(longest, 12), max(1, len(self.text))).with_maximum(options.max_width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [""]
+        for piece in self._pieces():
+            if len(lines[-1]) + len(piece.rstrip()) > options.max_width:
+                lines.append("")
+            lines[-1] += piece
+        yield Text("\n".join(line.rstrip() for line in lines if line), style=self.style, overflow="fold")
+
+
+def _table(gap: int) -> Table:
+    """A table without edges, `gap` blanks between columns."""
+    return Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, gap - 1, 0, 0),
+        header_style="bold",
+        caption_justify="left",
+    )
+
+
+def _caption(words: str) -> Text:
+    """As text, because in a plain string rich would take [brackets] for markup."""
+    return Text(words, style="dim")
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{100 * fraction:.2f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.{3 if value < 0.0995 else 2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+
+
+def _bytes(count: float) -> str:
+    """Decimal units and three digits: 950 B, 81.6 kB, 2.33 MB."""
+    unit, *larger = "B", "kB", "MB", "GB", "TB"
+    while count >= 999.5 and larger:
+        count, unit = count / 1000, larger.pop(0)
+    digits = 0 if unit == "B" or count >= 99.95 else 1 if count >= 9.995 else 2
+    return f"{count:.{digits}f} {unit}"
+
+
+def _top(counts: NDArray[np.int64]) -> str:
+    """The three most frequent labels with their shares; of equal ones the lower label first."""
+    order = [int(label) for label in np.argsort(-counts, kind="stable")[:3] if counts[label]]
+    return ", ".join(f"{label} ({counts[label] / counts.sum():.0%})" for label in order)
+
+
+# Results
+
+
+@dataclass(frozen=True)
+class _Results:
+    """The table of results; a class because its layout depends on the console's width."""
+
+    documents: tuple[RunDocument, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        table = _table(gap=1 if width < 76 else 2)
+        table.add_column("method", overflow="fold")
+        table.add_column("round", no_wrap=True)
+        names = ["weigh-\nted" if width < 76 else "weighted", "mean", "worst\ntenth"]
+        if costs := width >= 56:  # below, there is room for the method and its accuracy only
+            names += ["s per\nround", "up", "down"]
+        for name in names:
+            table.add_column(name, justify="right", no_wrap=True)
+        runs = labels(self.documents, ignore=("out",))
+        for document, run in zip(self.documents, runs, strict=True):
+            # Two lines in one row, so that a long name has the room of both.
+            best = _entry("best", document["best"]) + (_cost(document) if costs else [])
+            last = _entry("last", document["last"]) + ([""] * 3 if costs else [])
+            table.add_row(_Name(run, "bold"), *("\n".join(pair) for pair in zip(best, last, strict=True)))
+        table.add_section()
+        for floor, data in _floors(self.documents).items():
+            table.add_row(_Name(f"majority class{data}"), "", _percent(floor), style="dim")
+        table.caption = _caption(
+            f"Test accuracy in % of the deployed model {_moments(self.documents, runs)}: "
+            "weighted by samples, mean of clients, mean of the worst tenth of clients. "
+            "The best round is chosen on test accuracy."
+            + (" Bytes up and down are per client and round." if costs else "")
+        )
+        yield table
+
+
+def _entry(which: str, entry: Entry | None) -> list[str]:
+    if entry is None or entry["accuracy"] is None:
+        return [which, "-", "-", "-"]
+    found = entry["accuracy"]
+    numbers = (found["weighted"], found["mean"], found["worst_tenth"])
+    return [f"{which} @{entry['round']}", *map(_percent, numbers)]
+
+
+def _cost(document: RunDocument) -> list[str]:
+    """Seconds of the median round (the first entry is the start, not a round) and bytes."""
+    seconds = [entry["seconds"] for entry in document["rounds"] if entry["round"] >= 1]
+    cost = document["cost"]
+    return [_seconds(median(seconds)) if seconds else "-", _bytes(cost["up"]), _bytes(cost["down"])]
+
+
+def _floors(documents: Sequence[RunDocument]) -> dict[float, str]:
+    """The floors, and if runs differ in it, the data that each belongs to."""
+    found = {document["floor"]: f", {document['config'].get('data', '?')}" for document in documents}
+    return found if len(found) > 1 else dict.fromkeys(found, "")
+
+
+def _moments(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
+    """When the accuracies were measured; with the names of the runs if that differs between them."""
+    found: dict[str, list[str]] = {}
+    for document, name in zip(documents, names, strict=True):
+        if document["last"] is not None:
+            found.setdefault(moment(document["last"]["when"]), []).append(name)
+    if len(found) > 1:
+        return "(" + "; ".join(f"{when}: {', '.join(those)}" for when, those in found.items()) + ")"
+    return "".join(found) or moment("before")
+
+
+# The learning curve
+
+_ROWS = 9
+_BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+
+
+@dataclass(frozen=True)
+class _Look:
+    """The characters of a curve, and into how many dots (across, down) they divide a cell."""
+
+    across: int
+    down: int
+    floor: str
+    best: str
+    wall: str
+    tick: str
+    corner: str
+    ground: str
+
+    def char(self, dots: set[tuple[int, int]]) -> str:
+        """The character that shows these dots (column, row) of a cell."""
+        if self.across == 1:
+            return "*"
+        return chr(0x2800 + sum(_BRAILLE[row][column] for column, row in dots))
+
+
+_UNICODE = _Look(2, 4, floor="┈", best="◆", wall="│", tick="┤", corner="└", ground="─")
+_ASCII = _Look(1, 1, floor=".", best="O", wall="|", tick="+", corner="+", ground="-")
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """A learning curve that takes the width of its console."""
+
+    document: RunDocument
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        found, floor, name = points(self.document), 100 * self.document["floor"], self.document["method"]
+        if not found:
+            yield Text(f"{name}: no round has been evaluated yet")
+            return
+        look = _ASCII if options.ascii_only else _UNICODE
+        columns = max(10, options.max_width - 5)
+        low = min(90, 10 * math.floor(min(floor, *(y for _, y in found)) / 10))
+        high = max(10 * math.ceil(max(floor, *(y for _, y in found)) / 10), low + 10)
+        plot = _Plot(look, columns, (found[0][0], found[-1][0]), (low, high))
+        cells = plot.line(found)
+        best = max(found, key=lambda point: point[1])  # of equal ones the first
+        best_cell, floor_row = plot.cell(*best), plot.cell(found[0][0], floor)[1]
+
+        when = next(entry["when"] for entry in self.document["rounds"] if entry["accuracy"])
+        yield Text.assemble((name, "bold"), f": test accuracy in % {moment(when)}, weighted by samples")
+        marks = {0: high, _ROWS // 2: (low + high) // 2, _ROWS - 1: low}
+        for row in range(_ROWS):
+            line = Text(f"{marks.get(row, ''):>3} {look.tick if row in marks else look.wall}", no_wrap=True)
+            for column in range(columns):
+                if (column, row) == best_cell:
+                    line.append(look.best, "bold")
+                elif (column, row) in cells:
+                    line.append(look.char(cells[column, row]), "cyan")
+                else:
+                    line.append(*((look.floor, "dim") if row == floor_row else (" ", "")))
+            yield line
+        yield Text(f"    {look.corner}{look.ground * columns}", no_wrap=True)
+        first, last = f"{found[0][0]}", f"{found[-1][0]}"
+        yield Text(f"     {first}{'round':^{columns - len(first) - len(last)}}{last}", no_wrap=True)
+        yield Text(
+            f"     {look.best} best {best[1]:.2f} @{best[0]}   {look.floor * 3} majority class {floor:.2f}"
+        )
+
+
+@dataclass(frozen=True)
+class _Plot:
+    """Where a point falls in a grid of characters; rows count from the top."""
+
+    look: _Look
+    columns: int
+    xs: tuple[int, int]
+    ys: tuple[int, int]
+
+    def _dot(self, x: float, y: float) -> tuple[int, int]:
+        """The limits of y lie in the middle of the lowest and the highest row, beside their labels."""
+        across, down = self.look.across * self.columns - 1, self.look.down * (_ROWS - 1)
+        right = (x - self.xs[0]) / max(1, self.xs[1] - self.xs[0])
+        up = (y - self.ys[0]) / (self.ys[1] - self.ys[0])
+        return math.floor(right * across + 0.5), math.floor((1 - up) * down + self.look.down / 2)
+
+    def cell(self, x: float, y: float) -> tuple[int, int]:
+        column, row = self._dot(x, y)
+        return column // self.look.across, row // self.look.down
+
+    def line(self, found: Sequence[tuple[int, float]]) -> dict[tuple[int, int], set[tuple[int, int]]]:
+        """The dots of each cell that the line through the points crosses."""
+        cells: dict[tuple[int, int], set[tuple[int, int]]] = {}
+        dots = [self._dot(*point) for point in found]
+        for (x0, y0), (x1, y1) in zip([dots[0], *dots], dots, strict=False):
+            steps = max(abs(x1 - x0), abs(y1 - y0), 1)
+            for step in range(steps + 1):
+                x, y = (math.floor(a + (b - a) * step / steps + 0.5) for a, b in ((x0, x1), (y0, y1)))
+                inside = x % self.look.across, y % self.look.down
+                cells.setdefault((x // self.look.across, y // self.look.down), set()).add(inside)
+        return cells

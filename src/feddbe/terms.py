@@ -1,0 +1,48 @@
+"""Terms that a local loss can have. A term is a pure function and closes over no tensor, so that clients can
+be stacked: what it needs of other tensors is its `const`, what it keeps from batch to batch its `carry`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from feddbe.models.split import SplitModel
+from feddbe.state import State
+
+__all__ = ["CROSS_ENTROPY", "Batch", "Term"]
+
+
+class Batch(NamedTuple):
+    """A batch after the forward pass."""
+
+    x: Tensor
+    y: Tensor
+    z_g: Tensor
+    z: Tensor
+    logits: Tensor
+
+
+TermFunction = Callable[
+    [SplitModel, Mapping[str, Tensor], State, Batch, int, State], tuple[Tensor | None, State]
+]
+"""(model, params, const, batch, key, carry) -> (loss or None, carry); `key` seeds what is random in it."""
+
+
+class Term(NamedTuple):
+    """One summand of the local loss, with its constants and the carry that each `fit` starts from."""
+
+    apply: TermFunction
+    const: State = {}  # noqa: RUF012  (never written to)
+    carry: State = {}  # noqa: RUF012
+
+
+def cross_entropy(
+    model: SplitModel, params: Mapping[str, Tensor], const: State, batch: Batch, key: int, carry: State
+) -> tuple[Tensor, State]:
+    return F.cross_entropy(batch.logits, batch.y), carry
+
+
+CROSS_ENTROPY = Term(cross_entropy)

@@ -1,0 +1,56 @@
+"""Data sets by name or by file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feddbe.data import SOURCES, fmnist, load
+from feddbe.errors import BadInput
+
+
+def test_every_source_says_what_it_is() -> None:
+    assert {"digits", "fmnist"} <= set(SOURCES)
+    for name, source in SOURCES.items():
+        assert source.name == name
+        assert source.description
+        assert "\n" not in source.description
+
+
+def test_digits_by_name() -> None:
+    data = load("digits")
+    assert (data.name, len(data)) == ("digits", 1797)
+    assert SOURCES["digits"].get is None
+    assert SOURCES["digits"].found(None) == "in scikit-learn"
+
+
+def test_fmnist_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("FEDDBE_DATA", raising=False)
+    monkeypatch.setattr(fmnist, "DEBIAN", tmp_path / "debian")
+    assert SOURCES["fmnist"].get is not None
+    assert SOURCES["fmnist"].found(tmp_path) is None
+    with pytest.raises(BadInput, match="feddbe data get fmnist"):
+        load("fmnist", tmp_path)
+    for name in fmnist.MD5:
+        (tmp_path / name).touch()
+    assert SOURCES["fmnist"].found(tmp_path) == str(tmp_path)
+    with pytest.raises(BadInput, match="is not an IDX file"):
+        load("fmnist", tmp_path)
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[str] | type[Path]) -> None:
+    np.savez(tmp_path / "digits.npz", x=np.zeros((4, 2), np.float32), y=np.arange(4) % 2)
+    assert len(load(kind(tmp_path / "digits.npz"))) == 4
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert len(load(kind("~/digits.npz"))) == 4
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(BadInput) as caught:
+        load("digit")
+    assert str(caught.value).startswith("unknown data set 'digit'; did you mean 'digits'? allowed: ")
+    assert "FILE.npz" in str(caught.value)

@@ -1,0 +1,51 @@
+"""Run documents written by hand, for the tests of what is drawn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from feddbe.document import Accuracy, Entry, RunDocument
+
+__all__ = ["document"]
+
+
+def _accuracy(weighted: float) -> Accuracy:
+    """The other numbers lie at fixed distances, so that a test can tell which one was shown."""
+    return {"weighted": weighted, "mean": weighted - 0.01, "worst_tenth": weighted - 0.05, "std": 0.02}
+
+
+def document(
+    method: str, curve: Sequence[float | None], *, floor: float = 0.2, when: str = "before", **config: Any
+) -> RunDocument:
+    """A run whose entry t has the weighted accuracy curve[t]; its round t took t + 0.25 seconds, the start 99."""
+    rounds: list[Entry] = [
+        {
+            "round": t,
+            "accuracy": None if weighted is None else _accuracy(weighted),
+            "when": when,
+            "adapted": None,
+            "after": None,
+            "auc": None,
+            "train_loss": None,
+            "seconds": t + 0.25 if t else 99.0,
+            "bytes_up": 20 * 61_000,
+            "bytes_down": 20 * 2_330_000,
+        }
+        for t, weighted in enumerate(curve)
+    ]
+    shown = [(entry["accuracy"]["weighted"], entry) for entry in rounds if entry["accuracy"]]
+    return {
+        "method": method,
+        "config": {"clients": 20, "join": 1.0, "seed": 0, "data": "digits", **config},
+        "config_hash": "0" * 64,
+        "rounds": rounds,
+        "best": max(shown, key=lambda pair: pair[0])[1] if shown else None,
+        "last": shown[-1][1] if shown else None,
+        "floor": floor,
+        "cost": {"up": 61_000.0, "down": 2_330_000.0, "seconds": 1.0},
+        "server_sha256": "",
+        "clients_sha256": {},
+        "peak_rss_mb": 0.0,
+        "folder": "run",
+    }

@@ -1,0 +1,158 @@
+"""The oracle is the ruler for the rest, so it is held against closed forms and loops of a few lines itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from feddbe import seeds
+from tests.oracles import fedavg
+
+SETTINGS: dict[str, Any] = {"rounds": 2, "lr": 0.1, "batch": 10, "epochs": 2, "seed": 3, "join": 1.0}
+
+
+def digits(count: int = 120) -> tuple[Tensor, Tensor]:
+    data = load_digits()
+    x = torch.tensor((data.images[:count] / 16 - 0.5) / 0.5, dtype=torch.float32)
+    return x.unsqueeze(1), torch.tensor(data.target[:count])
+
+
+def parts(*sizes: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+    return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+
+
+def linear_net() -> fedavg.Net:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5)), nn.Linear(5, 10)
+
+
+def cnn() -> fedavg.Net:
+    torch.manual_seed(0)
+    return fedavg.digits_cnn()
+
+
+def weights(net: fedavg.Net) -> list[Tensor]:
+    return [w for module in net for w in module.parameters()]
+
+
+def same(left: list[Tensor], right: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def test_one_client_is_centralised_sgd_without_the_incomplete_batch() -> None:
+    x, y = digits(47)
+    found = fedavg.run(cnn(), x, y, [np.arange(47)], [np.arange(47)], **SETTINGS)
+    net = nn.Sequential(*cnn())
+    for t in (1, 2):
+        rng = seeds.stream(3, "batches", t, 0)
+        for rows in [part for _ in range(2) for part in np.split(rng.permutation(47)[:40], 4)]:
+            grads = torch.autograd.grad(cross_entropy(net(x[rows]), y[rows]), list(net.parameters()))
+            for w, g in zip(net.parameters(), grads, strict=True):
+                w.data -= 0.1 * g
+    assert all(
+        torch.allclose(a, b, atol=1e-6) for a, b in zip(found["server"], net.parameters(), strict=True)
+    )
+    assert found["accuracy"][-1] == (net(x).argmax(1) == y).float().mean().item()
+    assert not same(found["server"], weights(cnn()))
+
+
+@pytest.mark.parametrize("nothing", [{"kappa": 0.0, "mu": 0.5}, {"kappa": 50.0, "mu": 0.0}])
+def test_mr_without_weight_or_memory_is_fedavg(nothing: dict[str, float]) -> None:
+    x, y = digits()
+    plain = fedavg.run(cnn(), x, y, parts(40, 25, 55), parts(40, 25, 55), **SETTINGS)
+    zero = fedavg.run(cnn(), x, y, parts(40, 25, 55), parts(40, 25, 55), **SETTINGS, **nothing)
+    assert same(plain["server"], zero["server"])
+    assert plain["accuracy"] == zero["accuracy"]
+    some = fedavg.run(cnn(), x, y, parts(40, 25, 55), parts(40, 25, 55), **SETTINGS, kappa=50.0, mu=0.5)
+    assert not same(plain["server"], some["server"])
+
+
+def test_one_round_is_the_weighted_mean_of_gradient_steps_of_those_who_take_part() -> None:
+    """Short batches: each of the clients makes one step with all it has, θ_i = θ - lr g_i."""
+    x, y = digits()
+    train, settings = parts(3, 9, 5, 7), SETTINGS | {"rounds": 1, "epochs": 1, "join": 0.5, "batch": 10}
+    found = fedavg.run(cnn(), x, y, train, train, **settings, prbm=True)
+    cohort = seeds.cohort(3, 1, 4, 0.5)
+    assert len(cohort) == 2
+    net, start = nn.Sequential(*cnn()), weights(cnn())
+    expected = [w.detach().clone() for w in start]
+    for i in cohort:
+        grads = torch.autograd.grad(cross_entropy(net(x[train[i]]), y[train[i]]), list(net.parameters()))
+        for w, g in zip(expected, grads, strict=True):
+            w -= 0.1 * g * len(train[i]) / sum(len(train[j]) for j in cohort)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found["server"], expected, strict=True))
+    assert {i for i, p in found["prbm"].items() if p.any()} == set(cohort)
+
+
+def test_prbm_moves_by_the_mean_gradient_at_the_cut_and_is_used_in_prediction() -> None:
+    """dCE/dp = mean over the batch of (softmax - onehot) W, W being the head's weight."""
+    x, y = digits(8)
+    f, h = linear_net()
+    settings = SETTINGS | {"rounds": 1, "epochs": 1, "lr": 5.0}
+    found = fedavg.run((f, h), x, y, [np.arange(8)], [np.arange(8)], **settings, prbm=True)
+    error = h(f(x)).softmax(1) - nn.functional.one_hot(y, 10)
+    assert torch.allclose(found["prbm"][0], -5.0 * (error @ h.weight).mean(0), atol=1e-5)
+    w, b, head, bias = found["server"]
+    answer = ((x.flatten(1) @ w.T + b + found["prbm"][0]) @ head.T + bias).argmax(1)
+    assert found["accuracy"][1] == (answer == y).float().mean().item()
+    assert (
+        found["accuracy"][1]
+        != ((x.flatten(1) @ w.T + b) @ head.T + bias).argmax(1).eq(y).float().mean().item()
+    )
+
+
+def test_mr_gradient_in_closed_form() -> None:
+    """One batch, m = mean f(x): debiased z_bar = m and r = mu m, so the bias of f moves by -lr kappa mu/K (mu-1) m."""
+    x, y = digits(10)
+    settings = SETTINGS | {"rounds": 1, "epochs": 1}
+    f, h = linear_net()
+    run = [
+        fedavg.run((f, h), x, y, [np.arange(10)], [np.arange(10)], **settings, init_mean="debiased", **extra)
+        for extra in ({}, {"kappa": 7.0, "mu": 0.3})
+    ]
+    mean = f(x).mean(0)
+    assert torch.allclose(run[1]["z_bar"], mean, atol=1e-6)
+    moved = run[1]["server"][1] - run[0]["server"][1]
+    assert torch.allclose(moved, -0.1 * 7.0 * 0.3 / 5 * (0.3 - 1) * mean, atol=1e-6)
+    assert moved.abs().max() > 1e-3
+
+
+def test_initial_means_in_closed_form_at_lr_zero() -> None:
+    """With lr = 0 the features stay f(x; θ^0): exact is their mean, momentum with mu = 1 the last batch's."""
+    x, y = digits(60)
+    f, h = linear_net()
+    train, settings = parts(20, 40), SETTINGS | {"rounds": 0, "lr": 0.0, "kappa": 1.0}
+    z = f(x)
+
+    def z_bar(**extra: Any) -> Tensor:
+        found = fedavg.run((f, h), x, y, train, train, **settings, **extra)["z_bar"]
+        assert isinstance(found, Tensor)
+        return found
+
+    orders = [train[i][seeds.stream(3, "batches", 0, i).permutation(n)] for i, n in enumerate((20, 40))]
+    last = sum(n / 60 * z[order[-10:]].mean(0) for n, order in zip((20, 40), orders, strict=True))
+    assert torch.allclose(z_bar(mu=1.0), torch.as_tensor(last), atol=1e-6)
+    assert torch.allclose(z_bar(mu=0.5, init_mean="exact"), z.mean(0), atol=1e-6)
+    # mu = 0.5 over client 0's two batches weighs them 1/4 and 1/2, debiased 1/3 and 2/3.
+    alone = {"momentum": (1 / 4, 1 / 2), "debiased": (1 / 3, 2 / 3)}
+    first, second = z[orders[0][:10]].mean(0), z[orders[0][10:]].mean(0)
+    for init_mean, (a, b) in alone.items():
+        found = fedavg.run((f, h), x, y, train[:1], train[:1], **settings, mu=0.5, init_mean=init_mean)[
+            "z_bar"
+        ]
+        assert torch.allclose(found, a * first + b * second, atol=1e-6)
+
+
+def test_the_start_is_left_as_it_was_and_is_entry_zero() -> None:
+    x, y = digits(50)
+    net = cnn()
+    found = fedavg.run(net, x, y, parts(20, 30), parts(20, 30), **SETTINGS, kappa=1.0, mu=1.0, prbm=True)
+    assert same(weights(net), weights(cnn()))
+    assert found["accuracy"][0] == (nn.Sequential(*net)(x).argmax(1) == y).float().mean().item()
+    assert len(found["accuracy"]) == 3
