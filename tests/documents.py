@@ -18,7 +18,7 @@ def _accuracy(weighted: float) -> Accuracy:
 def document(
     method: str, curve: Sequence[float | None], *, floor: float = 0.2, when: str = "before", **config: Any
 ) -> RunDocument:
-    """A run whose entry t has the weighted accuracy curve[t]; its round t took t + 0.25 seconds, the start 99."""
+    """A run whose entry t has the weighted accuracy curve[t]; round t took t + 0.25 seconds, the start 99."""
     rounds: list[Entry] = [
         {
             "round": t,

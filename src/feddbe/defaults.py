@@ -17,7 +17,7 @@ PER_MODEL: dict[str, dict[str, Any]] = {
     "mlp": {"lr": 0.1, "mr": {"kappa": 1.0, "mu": 1.0}},
     "own": {"lr": 0.01, "mr": {"kappa": 1.0, "mu": 1.0}},
 }
-"""`own` is a module of the user's. kappa: the paper's criterion is that MR's loss be of the task loss's size."""
+"""`own` is a module of the user's. kappa by the paper's criterion: MR's loss of the size of the task loss."""
 
 PER_DATA: dict[str, dict[str, Any]] = {"digits": {"rounds": 40}}
 
@@ -27,4 +27,4 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "official": {"short_batch": "refuse", "mr": {"init_mean": "momentum", "init_epochs": "epochs"}},
 }
 """`default`: recommended. `paper`: its text, and the default where it is silent. `official`: the published
-code, whose preparation runs as many epochs as a round, and which cannot hold a client smaller than a batch."""
+code, whose preparation has as many epochs as a round, and which fails on a client smaller than a batch."""

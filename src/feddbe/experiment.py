@@ -18,15 +18,16 @@ from feddbe.data.dataset import Dataset
 from feddbe.data.partition import Split, load_split, partition
 from feddbe.errors import BadInput
 from feddbe.evaluate.accuracy import majority_floor
-from feddbe.methods import Method, options, parse
+from feddbe.methods import Method, hyper_parameters, parse
 from feddbe.models import ModelSource
 from feddbe.state import sha256
 from feddbe.task import Task, Training
 
 __all__ = ["Experiment", "label_counts", "load_data", "resolve"]
 
-_NOT_IN_HASH = {"rounds", "patience", "engine", "out", "resume", "force", "json", "data_dir", "data", "split"}
-"""A run can be extended, moved, and done elsewhere; data and split are hashed by content."""
+_NOT_IN_HASH = {"rounds", "patience", "engine", "out", "resume", "force", "json"}
+_NOT_IN_HASH |= {"method", "data", "data_dir", "split", "partition", "partition_seed"}
+"""A run can be extended, moved, and done elsewhere; the method is hashed by its parts, data by content."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +36,17 @@ class Experiment:
 
     name: str
     """The method as the user named it."""
+    options: Config
     task: Task
     method: Method
     config: dict[str, Any]
+    """All options and hyper-parameters, as stored with the run."""
     config_hash: str
     floor: float
-    rounds: int
-    patience: int | None
-    join: float
-    eval: str
-    eval_after: bool
-    train_loss: str
 
 
 def load_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset, Split, Config]:
-    """The data, who holds which rows, and the options with the number of clients and the partition filled in."""
+    """The data, who holds which rows, and the options with partition and number of clients filled in."""
     directory = Path(config.data_dir).expanduser() if config.data_dir else None
     dataset = dataset or data.load(config.data, directory)
     chosen = {**defaults.GENERAL, **defaults.PER_DATA.get(dataset.name, {})}
@@ -69,58 +66,51 @@ def load_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset, 
 
 
 def resolve(
-    name: str, config: Config, *, dataset: Dataset | None = None, model: ModelSource | None = None
+    name: str, options: Config, *, dataset: Dataset | None = None, model: ModelSource | None = None
 ) -> Experiment:
     """Fill in every default, load the data, build the model and the method."""
-    settings = defaults.VARIANTS[config.variant]
-    parse(name, force=config.force)  # a wrong name should not have to wait for the data
-    dataset, split, config = load_data(config, dataset)
-    shape = tuple(dataset.x.shape[1:])
-    source = model or config.model or models.fitting(shape)
+    parse(name, force=options.force)  # a wrong name should not have to wait for the data
+    dataset, split, options = load_data(options, dataset)
+    source = model or options.model or models.fitting(tuple(dataset.x.shape[1:]))
     kind = source if isinstance(source, str) else "own"
-    built = models.build(source, dataset.inputs(dataset.x[:1]), dataset.classes, config.cut, config.seed)
-    layers = [defaults.GENERAL, defaults.PER_MODEL[kind], defaults.PER_DATA.get(dataset.name, {}), settings]
+    built = models.build(source, dataset.inputs(dataset.x[:1]), dataset.classes, options.cut, options.seed)
+    layers = [
+        defaults.GENERAL,
+        defaults.PER_MODEL[kind],
+        defaults.PER_DATA.get(dataset.name, {}),
+        defaults.VARIANTS[options.variant],
+    ]
     chosen = {key: value for layer in layers for key, value in layer.items()}
+    lr = chosen["lr"] if options.lr is None else options.lr
+    rounds = chosen["rounds"] if options.rounds is None else options.rounds
+    options = dataclasses.replace(
+        options,
+        lr=lr,
+        rounds=rounds,
+        short_batch=options.short_batch or chosen["short_batch"],
+        model=kind,
+        cut=built.cut,
+    )
+    _check_short(options, split)
     mr = {key: value for layer in layers for key, value in layer.get("mr", {}).items()}
     if mr.get("init_epochs") == "epochs":
-        mr["init_epochs"] = config.epochs
-    given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    filled = {key: chosen[key] for key in ("rounds", "lr", "short_batch") if given[key] is None}
-    config = dataclasses.replace(config, **filled, model=kind, cut=built.cut)
-    assert config.rounds is not None and config.lr is not None  # filled in above
-    method = parse(name, {"mr": mr}, force=config.force)
-    _check_short(config, split)
-    task = Task(
-        built,
-        dataset,
-        split,
-        Training(config.lr, config.batch, config.epochs, config.bn_buffers),
-        seed=config.seed,
-        rounds=config.rounds,
-    )
-    record = dataclasses.asdict(config) | {"method": name, "method_options": options(method)}
-    hashed = {key: value for key, value in record.items() if key not in _NOT_IN_HASH | {"method"}}
-    hashed |= {
-        "parts": [part for part in name.split("(")[:1]],
-        "data": dataset.sha256(),
-        "split": split.index_sha256()["train"],
-        "test": split.index_sha256()["test"],
-    }
+        mr["init_epochs"] = options.epochs
+    method = parse(name, {"mr": mr}, force=options.force)
+
+    training = Training(lr, options.batch, options.epochs, options.bn_buffers)
+    config = dataclasses.asdict(options) | {"method": name, "method_options": hyper_parameters(method)}
+    hashed = {key: value for key, value in config.items() if key not in _NOT_IN_HASH}
+    hashed |= {"data": dataset.sha256(), "split": split.index_sha256() | {"parts": None}}
     if kind == "own":
         hashed["theta0"] = sha256(built.parameters)
     return Experiment(
         name=name,
-        task=task,
+        options=options,
+        task=Task(built, dataset, split, training, options.seed, rounds),
         method=method,
-        config=record,
+        config=config,
         config_hash=hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest(),
         floor=majority_floor(dataset, split),
-        rounds=config.rounds,
-        patience=config.patience,
-        join=config.join,
-        eval=config.eval,
-        eval_after=config.eval_after,
-        train_loss=config.train_loss,
     )
 
 
@@ -139,6 +129,6 @@ def _check_short(config: Config, split: Split) -> None:
         for client, rows in enumerate(split.train):
             if len(rows) < config.batch:
                 raise BadInput(
-                    f"client {client} has {len(rows)} training samples, fewer than a batch of {config.batch}; "
+                    f"client {client} has {len(rows)} training samples, a batch has {config.batch}; "
                     "short_batch=keep trains it on one short batch"
                 )

@@ -180,14 +180,14 @@ class Local:
         on: str = "test",
         track: str = "shared",
     ) -> tuple[Tensor, Tensor]:
-        """`function(params, x)` in evaluation mode on all of the client's `test` or `train` data, and its labels."""
+        """`function(params, x)` in evaluation mode over the client's `test` or `train` data, and the labels."""
         model, dataset = self.task.model, self.task.dataset
         rows = torch.from_numpy(getattr(self.task.split, on)[self.client])
         work = {name: model.layout(p.detach()) for name, p in params.items()}
         with torch.inference_mode(), model.bind(work, self.buffers(track)):
             parts = [
                 function(work, model.layout(dataset.inputs(dataset.x[some])))
-                for some in rows.split(PREDICT_BATCH)
+                for some in torch.split(rows, PREDICT_BATCH)
             ]
         return torch.cat(parts), dataset.y[rows]
 

@@ -179,11 +179,10 @@ def _bubbles_figure(labels: NDArray[np.int64], title: str) -> Figure:
         )
     (clients, classes), most = labels.shape, max(1, int(labels.max()))
     wide, high = _cell(clients, 7.4), _cell(classes, 6.4)
-    # In a fine grid of sparse data bubbles may overlap their neighbours, else all would be specks; the sum of
-    # all areas keeps an even split from running into one blot.
+    # In a fine grid of sparse data bubbles may overlap their neighbours, else all would be specks; the
+    # fuller the grid, the smaller they are, so that an even split does not run into one blot.
     cell, fullness = 72 * min(wide, high), float(labels.sum()) / most / labels.size
-    cover = 72 * math.sqrt(wide * high * 0.35 * 4 / math.pi / max(fullness, 1e-9))
-    largest = min(36.0, cover, max(0.95 * cell, min(11.0, 2.2 * cell)))
+    largest = min(36.0, 0.67 * cell / math.sqrt(max(fullness, 1e-9)), max(0.95 * cell, min(11.0, 2.2 * cell)))
     grid_width, grid_height = clients * wide, classes * high
     left, bottom = 0.6, 0.55
     width = max(3.4, left + grid_width + 0.35 + largest / 72 + 0.75)

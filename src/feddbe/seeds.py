@@ -1,4 +1,4 @@
-"""Random streams. Each is named by (seed, purpose, round, client), so no choice depends on the order of others.
+"""Random streams, each named by (seed, purpose, round, client): no choice depends on the order of others.
 
 The streams are numpy's `RandomState`, whose output numpy has promised never to change.
 """

@@ -12,7 +12,7 @@ from torch import Tensor
 __all__ = ["State", "decode", "encode", "nbytes", "sha256", "weighted_mean", "without"]
 
 State = dict[str, Tensor]
-"""Parameters carry the model's own names, other things a prefix: `prbm`, `mean`, `buffer/...`, `personal/...`."""
+"""Parameters carry the model's own names, other things a prefix: `prbm`, `mean`, `buffer/...`."""
 
 
 def encode(state: Mapping[str, Tensor]) -> bytes:
@@ -38,7 +38,7 @@ def sha256(state: Mapping[str, Tensor]) -> str:
     for name in sorted(state):
         tensor = state[name].detach().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -168,14 +168,16 @@ class Store:
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor]
 
+    def calls(self) -> int:
+        """How often a client took part in a round."""
+        query = "SELECT count(*) FROM client_rounds WHERE round > 0 AND bytes_down IS NOT NULL"
+        count: int = self._db.execute(query).fetchone()[0]
+        return count
+
     def contacted(self) -> set[int]:
         """Clients that have taken part in a round, and so know the constants."""
-        return {
-            c
-            for (c,) in self._db.execute(
-                "SELECT DISTINCT client FROM client_rounds WHERE bytes_down > 0 AND round > 0"
-            )
-        }
+        query = "SELECT DISTINCT client FROM client_rounds WHERE round > 0 AND bytes_down IS NOT NULL"
+        return {client for (client,) in self._db.execute(query)}
 
     # --- states
 

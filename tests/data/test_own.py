@@ -39,6 +39,7 @@ def test_other_shapes_stay(tmp_path: Path, shape: tuple[int, ...], dtype: str) -
     x = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
     data = load_npz(save(tmp_path, x=np.asfortranarray(x), y=LABELS))
     assert data.x.shape == shape
+    assert data.x.is_contiguous()
     assert data.x.dtype == (torch.uint8 if dtype == "u1" else torch.float32)
     assert np.array_equal(data.x.numpy(), x)
 

@@ -175,6 +175,25 @@ def test_dirichlet(data: st.DataObject, clients: int, beta: float, seed: int) ->
     assert same(split, partition(y, f"dirichlet:{beta}", clients, seed))
 
 
+def test_dirichlet_minimum_is_half_an_equal_share() -> None:
+    """40 samples, 4 clients: at least min(40, 40/4/2) = 5, and that is reached."""
+    y = np.arange(40) % 2
+    assert min(min(sizes(partition(y, "dirichlet:0.5", 4, seed))) for seed in range(60)) == 5
+
+
+def test_dirichlet_with_hardly_any_samples_still_trains_and_tests() -> None:
+    """12 samples, 4 clients: the published minimum would be 1, too little for two sets."""
+    assert all(min(sizes(partition(np.arange(12) % 2, "dirichlet:1", 4, seed))) >= 2 for seed in range(60))
+
+
+def test_pathological_sizes_are_drawn_between_the_published_bounds() -> None:
+    """2 x 50 samples, 4 clients, 1 label: share 25, least 12; clients 0 and 2 get max(2.5, 12/2)..24."""
+    y = np.repeat([0, 1], 50)
+    held = [sizes(partition(y, "pathological:1", 4, seed)) for seed in range(200)]
+    assert {n[j] for n in held for j in (0, 2)} == set(range(6, 25))
+    assert all(n[0] + n[1] == n[2] + n[3] == 50 for n in held)
+
+
 @quick
 @given(st.data(), st.integers(1, 12), st.integers(2, 8), seeds)
 def test_pathological(data: st.DataObject, clients: int, classes: int, seed: int) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 import torch
 
@@ -30,7 +31,7 @@ __all__ = ["Pool"]
 TRIES = 3
 """How often a client's work is started when its worker dies."""
 # A forked worker shares the data and the model without a copy; elsewhere than on Linux forking is not safe.
-_START = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+_START: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 
 
 @dataclass
@@ -57,7 +58,7 @@ class Pool:
 
     def run(self, jobs: Sequence[Job], messages: Messages, states: PrivateStates) -> Iterator[Reply]:
         queue = deque(sorted(jobs, key=self._cost, reverse=True))
-        idle, busy, tries = list(self._workers), dict[Connection, tuple[_Worker, Job]](), Counter[int]()
+        idle, busy, tries = list(self._workers), dict[Any, tuple[_Worker, Job]](), Counter[int]()
         shared = encode(messages.shared)
         while queue or busy:
             while queue and idle:
@@ -80,7 +81,7 @@ class Pool:
                     continue
                 busy[worker.pipe] = worker, job
             for pipe in wait(list(busy)):
-                worker, job = busy.pop(pipe)  # type: ignore[index]
+                worker, job = busy.pop(pipe)
                 try:
                     answer = worker.pipe.recv()
                 except (EOFError, OSError):  # it died at work

@@ -39,7 +39,7 @@ def measure(logits: Tensor, y: Tensor) -> Measure:
 
 
 def _auc(logits: Tensor, y: Tensor) -> float:
-    """Area under the ROC curve of all (sample, class) pairs: the chance that a true pair outranks a false one.
+    """Area under the ROC curve over all (sample, class) pairs: how often a true pair outranks a false one.
 
     From the rank sum of the true pairs, ties at their middle rank (Mann-Whitney).
     """

@@ -23,7 +23,7 @@ __all__ = [
     "FedAvg",
     "Method",
     "Upload",
-    "options",
+    "hyper_parameters",
     "parameter",
     "parse",
 ]
@@ -57,7 +57,7 @@ def parse(text: str, defaults: Defaults | None = None, *, force: bool = False) -
     return Composed(method, tuple(addons)) if addons else method
 
 
-def options(method: Method) -> dict[str, dict[str, Any]]:
+def hyper_parameters(method: Method) -> dict[str, dict[str, Any]]:
     """Every hyper-parameter of a method and its add-ons, as resolved: part -> option -> value."""
     parts = (method.inner, *method.addons) if isinstance(method, Composed) else (method,)
     return {part.name: dataclasses.asdict(part) for part in parts}

@@ -8,9 +8,9 @@ names, the cut only divides them into those of f and those of h.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -22,7 +22,8 @@ __all__ = ["Forward", "SplitModel"]
 
 Halves = tuple[nn.Module, nn.Module]
 Cuts = dict[str, Callable[[], Halves]]
-Slots = dict[str, list[tuple[dict[str, Tensor | None], str]]]
+Owner = MutableMapping[str, Any]
+Slots = dict[str, list[tuple[Owner, str]]]
 
 
 class Forward(NamedTuple):
@@ -101,17 +102,17 @@ class SplitModel:
         self._put(tensors)
         self._bound, self._training = params, training
         self.module.train(training)
-        flags = torch.backends.mkldnn.set_flags(self.onednn)
+        flags = torch.backends.mkldnn.set_flags(self.onednn)  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
-            torch.backends.mkldnn.set_flags(flags[0])
+            torch.backends.mkldnn.set_flags(flags[0])  # type: ignore[no-untyped-call]
             self._put(replaced)
             self._bound, self._training = before
             self.module.train(self._training)
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor, prbm: Tensor | None = None) -> Forward:
-        """The pass at `params`: those bound (at no cost), or others (bound for this call, in evaluation mode)."""
+        """The pass at `params`: those bound, or others, which are bound for this call in evaluation mode."""
         if params is not self._bound:
             with self.bind(params):
                 return self.forward(params, x, prbm)
@@ -141,7 +142,7 @@ class SplitModel:
                 owner[key] = tensor
 
 
-def _slots(named: Iterator[tuple[str, Tensor]], owners: list[dict[str, Tensor | None]]) -> Slots:
+def _slots(named: Iterator[tuple[str, Tensor]], owners: list[Owner]) -> Slots:
     """For each named tensor, every dictionary entry that holds it: tied layers and traced copies included."""
     names = {id(tensor): name for name, tensor in named}
     slots: Slots = {name: [] for name in names.values()}
@@ -201,8 +202,7 @@ def _traced_cuts(graph: fx.GraphModule) -> Cuts:
                 places[path] = node  # the last node inside a block is the block's place
             places[str(node.target) if node.op == "call_module" else node.name] = node
     places.pop("", None)
-    output = nodes[-1]
-    result = {output_arg for output_arg in output.all_input_nodes}
+    result = set(nodes[-1].all_input_nodes)
 
     def crosses_alone(cut: fx.Node) -> bool:
         later = nodes[position[cut] + 1 :]

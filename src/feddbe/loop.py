@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -27,14 +28,14 @@ from feddbe.state import State, nbytes, weighted_mean, without
 from feddbe.store import Store
 from feddbe.task import Context
 
-__all__ = ["Watch", "evaluated", "run"]
+__all__ = ["Watch", "evaluated", "run", "start"]
 
 
 class Watch:
     """Is told how a run goes on; this one does nothing with it."""
 
-    def begin(self, name: str, done: int, rounds: int) -> None:
-        """The run starts, or goes on after `done` of `rounds`."""
+    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+        """The run in `folder` starts, or goes on after `done` of `rounds`."""
 
     def client(self, done: int, of: int) -> None:
         """So many clients of this call are through."""
@@ -47,12 +48,20 @@ def run(experiment: Experiment, store: Store, engine: Engine, watch: Watch | Non
     """Carry the run in `store` on to the number of rounds that the experiment asks for."""
     loop = _Loop(experiment, store, engine, watch or Watch())
     with _one_thread():
-        loop.watch.begin(experiment.name, max(0, store.last_round()), experiment.rounds)
+        loop.watch.begin(experiment.name, store.folder, max(0, store.last_round()), experiment.task.rounds)
         if store.last_round() < 0:
             loop.exchange(0)
-        while store.last_round() < experiment.rounds and not loop.impatient():
+        while store.last_round() < experiment.task.rounds and not loop.impatient():
             loop.exchange(store.last_round() + 1)
         loop.evaluate_last()
+
+
+def start(experiment: Experiment) -> State:
+    """The server's state before anything happened."""
+    state = experiment.method.server_init(Context(experiment.task, 0))
+    if experiment.options.bn_buffers == "average":
+        state |= {BUFFER + name: b for name, b in experiment.task.model.buffers.items()}
+    return state
 
 
 def evaluated(spec: str, seed: int, round: int, clients: int, cohort: Sequence[int]) -> Sequence[int]:
@@ -72,7 +81,7 @@ class _Loop:
     """A run in progress; between rounds only the server's state is in memory."""
 
     def __init__(self, experiment: Experiment, store: Store, engine: Engine, watch: Watch) -> None:
-        self.experiment, self.store, self.engine, self.watch = experiment, store, engine, watch
+        self.options, self.store, self.engine, self.watch = experiment.options, store, engine, watch
         self.task, self.method = experiment.task, experiment.method
         self.server = store.server()
         self.contacted = store.contacted()
@@ -110,26 +119,26 @@ class _Loop:
 
     def impatient(self) -> bool:
         """The published stopping rule: the best accuracy is more than `patience` evaluations old."""
-        if self.experiment.patience is None:
+        if self.options.patience is None:
             return False
         seen = list(self.accuracy.values())
-        return bool(seen) and len(seen) - 1 - seen.index(max(seen)) > self.experiment.patience
+        return bool(seen) and len(seen) - 1 - seen.index(max(seen)) > self.options.patience
 
     def _cohort(self, round: int) -> list[int]:
         clients = self.task.split.clients
         if round == 0:
             return list(range(clients)) if self.method.prepares else []
-        return seeds.cohort(self.task.seed, round, clients, self.experiment.join)
+        return seeds.cohort(self.task.seed, round, clients, self.options.join)
 
     def _call(
         self, ctx: Context, cohort: list[int], work: Literal["prepare", "train", "none"]
     ) -> list[Reply]:
         """One job for each client that takes part or evaluates; the replies in client order."""
-        task, experiment = self.task, self.experiment
+        task, options = self.task, self.options
         asked = (
             ()
             if work == "prepare"
-            else evaluated(experiment.eval, task.seed, ctx.round, task.split.clients, cohort)
+            else evaluated(options.eval, task.seed, ctx.round, task.split.clients, cohort)
         )
         evaluating, working = set(asked), set(cohort if work != "none" else ())
         jobs = [
@@ -138,8 +147,8 @@ class _Loop:
                 ctx.round,
                 work if client in working else "none",
                 evaluate=client in evaluating,
-                after=experiment.eval_after and work == "train" and client in working & evaluating,
-                train_pass=experiment.train_loss == "pass" and client in evaluating,
+                after=options.eval_after and work == "train" and client in working & evaluating,
+                train_pass=options.train_loss == "pass" and client in evaluating,
             )
             for client in sorted(evaluating | working)
         ]
@@ -188,7 +197,7 @@ class _Loop:
         return ups, downs
 
     def _write_evaluation(self, entry: int, replies: list[Reply]) -> None:
-        """What clients measured of this entry, one by one and over all; keep the server's state if it is the best."""
+        """What clients measured of this entry, each and over all; the best entry's server state is kept."""
         measured = [(reply.client, reply.before, reply.after) for reply in replies if reply.before]
         for client, before, after in measured:
             self.store.write_client(
@@ -243,7 +252,7 @@ def _mean(weighted: Sequence[tuple[int, float]]) -> float | None:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Sums depend on the number of torch threads in their last bits; results must not depend on the machine."""
+    """Sums depend on the number of threads in their last bits; results must not depend on the machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,0 +1,224 @@
+"""Runs in a few lines of Python; the command line calls the same functions."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from feddbe import config, engines, folders, loop, pictures
+from feddbe.config import Config
+from feddbe.data.dataset import Dataset
+from feddbe.document import RunDocument
+from feddbe.errors import BadInput
+from feddbe.experiment import Experiment, label_counts, resolve
+from feddbe.loop import Watch
+from feddbe.models import ModelSource
+from feddbe.store import Store
+
+__all__ = ["carry_out", "compare", "draw", "load", "run"]
+
+_LABELS_AT_MOST = 100_000
+"""Label counts of larger federations are not stored: nobody can look at them."""
+
+
+def run(
+    method: str,
+    *,
+    data: str | Dataset = "digits",
+    model: ModelSource | None = None,
+    watch: Watch | None = None,
+    **options: Any,
+) -> RunDocument:
+    """Run one method and return the document that describes it (also in the run's folder, `out`).
+
+    `options` are those of the command line, with underscores; `model` may be a name, an `nn.Module`, a pair
+    (features, classifier), or a function of (shape of one input, classes) that makes a module.
+    """
+    return compare([method], data=data, model=model, watch=watch, _single=True, **options)[0]
+
+
+def compare(
+    methods: Sequence[str],
+    *,
+    data: str | Dataset = "digits",
+    model: ModelSource | None = None,
+    watch: Watch | None = None,
+    _single: bool = False,
+    **options: Any,
+) -> list[RunDocument]:
+    """Run several methods on the same data, split, model and seed, one folder each in a common one."""
+    dataset = data if isinstance(data, Dataset) else None
+    given = options | {"data": dataset.name if dataset else data}
+    if isinstance(model, str):
+        given, model = given | {"model": model}, None
+    names, chosen = config.read(methods, given)
+    return carry_out(names, chosen, single=_single, dataset=dataset, model=model, watch=watch)
+
+
+def carry_out(
+    names: Sequence[str],
+    options: Config,
+    *,
+    single: bool,
+    dataset: Dataset | None = None,
+    model: ModelSource | None = None,
+    watch: Watch | None = None,
+) -> list[RunDocument]:
+    """Resolve all methods first, so that a mistake in the last is found before the first one runs."""
+    engines.workers(options.engine)
+    experiments = [resolve(name, options, dataset=dataset, model=model) for name in names]
+    loop.evaluated(options.eval, 0, 0, 1, [])
+    slugs = [folders.slug(name) for name in names]
+    if len(set(slugs)) < len(slugs):
+        raise BadInput(f"the same method twice: {', '.join(names)}")
+    places = _places(experiments, slugs, options, single=single)
+    return [_one(e, place, watch or Watch()) for e, place in zip(experiments, places, strict=True)]
+
+
+def load(folder: str | Path) -> RunDocument:
+    """The document of a run that exists."""
+    store = Store.open(folders.find(str(folder)))
+    try:
+        return _document(store)
+    finally:
+        store.close()
+
+
+def draw(folder: Path, documents: Sequence[RunDocument]) -> list[Path]:
+    """The learning curves and the data distribution as pictures in `folder`."""
+    paths = [folder / "curves.png", folder / "data.png"]
+    pictures.curves(paths[0], documents)
+    store = Store.open(Path(documents[0]["folder"]))
+    labels = store.meta("labels")
+    store.close()
+    if labels is None:
+        return paths[:1]
+    about = documents[0]["config"]
+    title = f"{about['data']}, {about['partition'] or 'split from a file'}, {about['clients']} clients"
+    pictures.bubbles(paths[1], np.array(labels), title)
+    return paths
+
+
+def _places(
+    experiments: Sequence[Experiment], slugs: Sequence[str], options: Config, *, single: bool
+) -> list[Path]:
+    """The folder of each run; checked before any of them begins."""
+    data = Path(options.data).stem
+    if options.out:
+        root = Path(options.out).expanduser()
+    elif options.resume:
+        root = folders.newest(experiments[0].config_hash)
+        root = root if single else root.parent
+    else:
+        root = folders.numbered(f"{data}-{slugs[0]}" if single else f"compare-{data}")
+    places = [root] if single else [root / slug for slug in slugs]
+    held = [Store.is_run(place) for place in places]
+    if options.resume and not any(held):
+        raise BadInput(f"--resume: no run in '{root}'; start it without --resume")
+    for experiment, place in zip(experiments, places, strict=True):
+        if Store.is_run(place):
+            _check_same(experiment, place, resume=options.resume)
+    return places
+
+
+def _check_same(experiment: Experiment, place: Path, *, resume: bool) -> None:
+    """A folder holds one run: refuse another one, and refuse to begin the same one again."""
+    store = Store.open(place)
+    there, same = store.meta("config"), store.meta("config_hash") == experiment.config_hash
+    store.close()
+    if not same:
+        now = experiment.config
+        changed = [
+            f"{key} {there.get(key)} there, {now[key]} now" for key in now if there.get(key) != now[key]
+        ]
+        quiet = ("rounds", "engine", "out", "resume", "force", "json", "patience", "data_dir")
+        shown = "; ".join(text for text in changed if not text.startswith(quiet)) or "its data differ"
+        raise BadInput(f"'{place}' holds a run with another configuration ({shown}); choose another --out")
+    if not resume:
+        raise BadInput(
+            f"'{place}' holds this run already; continue it with --resume, or choose another --out"
+        )
+
+
+def _one(experiment: Experiment, place: Path, watch: Watch) -> RunDocument:
+    """Begin or continue one run."""
+    engine = engines.make(experiment.options.engine, experiment.task, experiment.method)
+    try:
+        if Store.is_run(place):
+            store = Store.open(place)
+        else:
+            store = Store.create(place, _meta(experiment), loop.start(experiment))
+        try:
+            loop.run(experiment, store, engine, watch)
+            return _document(store)
+        finally:
+            store.close()
+    finally:
+        engine.close()
+
+
+def _meta(experiment: Experiment) -> dict[str, Any]:
+    """What is written about a run when it begins."""
+    task = experiment.task
+    small = task.split.clients * task.dataset.classes <= _LABELS_AT_MOST
+    packages = ("feddbe", "torch", "numpy", "scikit-learn", "safetensors")
+    return {
+        "config": experiment.config,
+        "config_hash": experiment.config_hash,
+        "floor": experiment.floor,
+        "labels": label_counts(task.dataset, task.split).tolist() if small else None,
+        "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {name: version(name) for name in packages} | {"python": platform.python_version()},
+        "machine": platform.platform(),
+        "git_commit": _git_commit(),
+        "seeds": {"run": task.seed, "partition": experiment.options.partition_seed},
+    }
+
+
+def _git_commit() -> str | None:
+    """The commit that the working directory is at, if it is a checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--dirty"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def _document(store: Store) -> RunDocument:
+    entries = store.entries()
+    known = [e for e in entries if e["accuracy"]]
+    settings: Mapping[str, Any] = store.meta("config")
+    server, clients = store.hashes()
+    rounds = [e for e in entries if e["round"] > 0]
+    calls = max(1, store.calls())
+    return {
+        "method": settings["method"],
+        "config": dict(settings),
+        "config_hash": store.meta("config_hash"),
+        "rounds": entries,
+        "best": max(known, key=lambda e: e["accuracy"]["weighted"] if e["accuracy"] else 0.0, default=None),
+        "last": known[-1] if known else None,
+        "floor": store.meta("floor"),
+        "cost": {
+            "up": sum(e["bytes_up"] for e in rounds) / calls,
+            "down": sum(e["bytes_down"] for e in rounds) / calls,
+            "seconds": median(e["seconds"] for e in rounds) if rounds else 0.0,
+        },
+        "server_sha256": server,
+        "clients_sha256": clients,
+        "peak_rss_mb": store.meta("peak_rss_mb"),
+        "folder": str(store.folder),
+    }
