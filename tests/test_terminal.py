@@ -34,7 +34,7 @@ ROWS: list[RunRow] = [
         "rounds": 0,
         "best": None,
         "last": None,
-        "state": "[running]",
+        "state": "[stopped], 2000 wanted",
     },
 ]
 LABELS = np.random.RandomState(0).poisson(1.5, (40, 10)).astype(np.int64)
@@ -145,7 +145,7 @@ def test_brackets_in_a_name_are_shown_not_obeyed() -> None:
     mixed = terminal.results_table([run, document("y", RISING, when="after")])
     assert words(mixed).count("[bold]x[/bold]") == 2
     assert "[bold]x[/bold]" in words(terminal.curve(run))
-    assert "[running]" in words(EVERYTHING["runs"])
+    assert "[stopped], 2000" in words(EVERYTHING["runs"])
 
 
 @given(st.text("ab+(,_/-: 1)", min_size=1, max_size=40), st.integers(1, 30))
@@ -265,7 +265,7 @@ def test_a_curve_without_points_says_so() -> None:
 def test_runs() -> None:
     found = lines(terminal.runs_table(ROWS), 120)
     assert row(found, "digits-fedavg")[1:] == [LONG, "tiny_imagenet", "2000", "97.16", "50.00", "finished"]
-    assert row(found, "x ") == ["x", "fedavg", "digits", "0", "-", "-", "[running]"]
+    assert row(found, "x ") == ["x", "fedavg", "digits", "0", "-", "-", "[stopped],", "2000", "wanted"]
 
 
 def test_split_shows_sizes_and_the_most_frequent_labels() -> None:
@@ -275,6 +275,10 @@ def test_split_shows_sizes_and_the_most_frequent_labels() -> None:
     assert row(found, "1      1") == ["1", "1", "0", "1", "0", "(100%)"]
     assert row(found, "2      0") == ["2", "0", "0", "0"]
     assert row(found, "all") == ["all", "8", "3", "4", "1", "(45%),", "4", "(27%),", "2", "(18%)"]
+
+
+def test_of_equally_frequent_labels_the_lower_come_first() -> None:
+    assert terminal._top(np.full(100, 3)) == "0 (1%), 1 (1%), 2 (1%)"
 
 
 @pytest.mark.parametrize(("clients", "shown"), [(25, 25), (26, 24), (1000, 24)])

@@ -22,8 +22,7 @@ from feddbe.document import RunDocument
 from feddbe.errors import BadInput, FeddbeError, unknown
 from feddbe.experiment import label_counts, load_data
 from feddbe.loop import Watch
-from feddbe.methods import ADDONS, METHODS
-from feddbe.options import allowed
+from feddbe.methods import describe
 
 __all__ = ["app", "main"]
 
@@ -194,13 +193,11 @@ class _Bars(Watch):
         """What to say after Ctrl-C."""
         if self._folder is None:
             return "stopped before anything was written"
-        given = [a for a in sys.argv[1:] if a != "--resume"]
-        given += (
-            []
-            if any(a.split("=")[0] == "--out" for a in given)
-            else ["--out", str(self._folder if single else self._folder.parent)]
-        )
-        return f"stopped after round {self._done}, which is kept; continue with: feddbe {shlex.join([*given, '--resume'])}"
+        given = [word for word in sys.argv[1:] if word != "--resume"]
+        if not any(word.split("=")[0] == "--out" for word in given):
+            given += ["--out", str(self._folder if single else self._folder.parent)]
+        again = shlex.join(["feddbe", *given, "--resume"])
+        return f"stopped after round {self._done}, which is kept; continue with: {again}"
 
 
 @app.command("runs")
@@ -252,24 +249,7 @@ def _show(
 @app.command("methods")
 def _methods(json: Json = False) -> int:
     """List methods, add-ons and their hyper-parameters."""
-    described = {
-        name: {
-            "family": METHODS[name].family if name in METHODS else "add-on",
-            "add_ons": [a for a in ADDONS if not {c.name for c in ADDONS[a]} & set(METHODS[name].refuses)]
-            if name in METHODS
-            else [],
-            "parameters": {
-                field.name: {
-                    "default": field.default,
-                    "allowed": allowed(field),
-                    "meaning": field.metadata["meaning"],
-                }
-                for part in (ADDONS.get(name) or (METHODS[name],))
-                for field in dataclasses.fields(part)
-            },
-        }
-        for name in (*METHODS, *ADDONS)
-    }
+    described = describe()
     if json:
         _print_json(described)
     else:
@@ -291,9 +271,8 @@ def _data_list(
         _print_json({"data": rows})
         return 0
     for row in rows:
-        print(
-            f"{row['name']:<10} {row['description']:<40} {row['found'] or 'feddbe data get ' + str(row['name'])}"
-        )
+        place = row["found"] or f"feddbe data get {row['name']}"
+        print(f"{row['name']:<10} {row['description']:<34} {place}")
     return 0
 
 

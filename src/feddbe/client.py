@@ -76,18 +76,19 @@ def perform(task: Task, method: Method, job: Job, received: State, private: Stat
 
     local = Local(task, job.round, job.client, buffers)
     work = method.prepare if job.work == "prepare" else method.train
-    up, private = work(ctx, local, message, private)
+    up, new = work(ctx, local, message, private)
     leak = next((name for name in up if name.startswith(method.private)), None) if method.private else None
     if leak is not None:
         raise AssertionError(f"{method.name} would send '{leak}', which it declares private")
     buffers = local.trained_buffers()
-    after = evaluate(message | up, private, train_pass=False) if job.after else None
+    after = evaluate(message | up, new, train_pass=False) if job.after else None
     if task.training.bn_buffers == "average":
         up = up | _named(BUFFER, buffers.pop("shared", {}))
     for track, state in buffers.items():
-        private = private | _named(f"{BUFFER}{track}/", state)
+        new = new | _named(f"{BUFFER}{track}/", state)
     trained = local.losses.get("shared", (0.0, 0))
-    return Reply(job.client, up, private, before, after, trained, time.perf_counter() - start)
+    kept = None if new is private else new
+    return Reply(job.client, up, kept, before, after, trained, time.perf_counter() - start)
 
 
 def _take(state: State, prefix: str) -> tuple[State, State]:

@@ -99,8 +99,7 @@ class Local:
         state, whatever was scanned before it.
         """
         seed = seeds.torch_seed(self.task.seed, "torch", self.round, self.client)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeds.torch_seeded(seed):
             for key, batch in enumerate(
                 self._batches(epochs or self.task.training.epochs), start=seed % 2**62
             ):
@@ -180,7 +179,7 @@ class Local:
         on: str = "test",
         track: str = "shared",
     ) -> tuple[Tensor, Tensor]:
-        """`function(params, x)` in evaluation mode over the client's `test` or `train` data, and the labels."""
+        """`function(params, x)` in evaluation mode over the client's `test` or `train` data; the labels."""
         model, dataset = self.task.model, self.task.dataset
         rows = torch.from_numpy(getattr(self.task.split, on)[self.client])
         work = {name: model.layout(p.detach()) for name, p in params.items()}

@@ -165,7 +165,7 @@ class _Loop:
         return sorted(replies, key=lambda reply: reply.client)
 
     def _combined(self, ctx: Context, replies: list[Reply]) -> State:
-        """The server's state after this round; BatchNorm statistics, where sent, are averaged like parameters."""
+        """The server's state after this round; BatchNorm statistics, where sent, are averaged like the rest."""
         server, _ = _apart(self.server)
         samples = self.task.samples
         split = [_apart(reply.up) for reply in replies]

@@ -6,10 +6,13 @@ The streams are numpy's `RandomState`, whose output numpy has promised never to 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
+import torch
 
-__all__ = ["cohort", "stream", "torch_seed"]
+__all__ = ["cohort", "stream", "torch_seed", "torch_seeded"]
 
 
 def _digest(seed: int, purpose: str, round: int, client: int) -> bytes:
@@ -24,6 +27,19 @@ def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.rando
 def torch_seed(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
     """A seed for a `torch.Generator` with this name."""
     return int.from_bytes(_digest(seed, purpose, round, client)[:8], "little") >> 1
+
+
+@contextmanager
+def torch_seeded(seed: int) -> Iterator[None]:
+    """torch's own CPU generator starts at `seed` in the block, and goes on as before after it."""
+    # not torch.manual_seed: it also queues a seed, with a stack trace, for each kind of device not in use
+    generator = torch.default_generator
+    before = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(before)
 
 
 def cohort(seed: int, round: int, clients: int, join: float) -> list[int]:

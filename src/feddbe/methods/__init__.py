@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from feddbe.errors import BadInput, unknown
 from feddbe.methods.addons import MR, PRBM, AddOn
 from feddbe.methods.base import Method, Upload, parameter
 from feddbe.methods.composed import Composed
 from feddbe.methods.fedavg import FedAvg
+from feddbe.options import allowed
 
 __all__ = [
     "ADDONS",
@@ -20,9 +21,11 @@ __all__ = [
     "PRBM",
     "AddOn",
     "Composed",
+    "Description",
     "FedAvg",
     "Method",
     "Upload",
+    "describe",
     "hyper_parameters",
     "parameter",
     "parse",
@@ -30,6 +33,15 @@ __all__ = [
 
 METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (FedAvg,)}
 ADDONS: dict[str, tuple[type[AddOn], ...]] = {"prbm": (PRBM,), "mr": (MR,), "dbe": (PRBM, MR)}
+
+
+class Description(TypedDict):
+    """What a person needs to know to use a method or an add-on."""
+
+    name: str
+    family: str
+    addons: list[str]
+    parameters: list[dict[str, Any]]
 
 
 Defaults = Mapping[str, Mapping[str, Any]]
@@ -61,6 +73,32 @@ def hyper_parameters(method: Method) -> dict[str, dict[str, Any]]:
     """Every hyper-parameter of a method and its add-ons, as resolved: part -> option -> value."""
     parts = (method.inner, *method.addons) if isinstance(method, Composed) else (method,)
     return {part.name: dataclasses.asdict(part) for part in parts}
+
+
+def describe() -> list[Description]:
+    """Every method and add-on with its hyper-parameters."""
+    return [
+        Description(
+            name=name,
+            family=parts[0].family if issubclass(parts[0], Method) else "add-on",
+            addons=_taken(parts[0]) if issubclass(parts[0], Method) else [],
+            parameters=[
+                {
+                    "name": field.name,
+                    "default": field.default,
+                    "allowed": allowed(field),
+                    "meaning": field.metadata["meaning"],
+                }
+                for part in parts
+                for field in dataclasses.fields(part)
+            ],
+        )
+        for name, parts in ({name: (cls,) for name, cls in METHODS.items()} | ADDONS).items()
+    ]
+
+
+def _taken(method: type[Method]) -> list[str]:
+    return [name for name, parts in ADDONS.items() if not {p.name for p in parts} & set(method.refuses)]
 
 
 def _head(text: str) -> tuple[str, dict[str, Any], list[tuple[str, dict[str, Any]]]]:

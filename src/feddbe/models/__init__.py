@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from feddbe.errors import BadInput, unknown
 from feddbe.models.cnn import cnn, cnn_small, mlp
 from feddbe.models.split import Forward, Halves, SplitModel
-from feddbe.seeds import torch_seed
+from feddbe.seeds import torch_seed, torch_seeded
 
 __all__ = ["MODELS", "Forward", "ModelSource", "SplitModel", "build", "fitting"]
 
@@ -32,8 +31,7 @@ def fitting(shape: tuple[int, ...]) -> str:
 def build(source: ModelSource, sample: Tensor, classes: int, cut: str | None, seed: int) -> SplitModel:
     """The model at theta^0 for inputs like `sample` (with a batch axis), cut at `cut`."""
     shape = tuple(sample.shape[1:])
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_seed(seed, "model"))
+    with torch_seeded(torch_seed(seed, "model")):
         module = _module(source, shape, classes)
     # oneDNN and channels-last pay off from about 16x16 on
     onednn = len(shape) == 3 and min(shape[1:]) >= 16

@@ -26,7 +26,7 @@ def cnn(shape: tuple[int, ...], classes: int) -> nn.Sequential:
 
 
 def cnn_small(shape: tuple[int, ...], classes: int) -> nn.Sequential:
-    """conv 3x3 (16), conv 3x3 (32), padded, with 2x2 pooling and ReLU each, FC 64, FC: for images from 4x4."""
+    """conv 3x3 (16), conv 3x3 (32), padded, each with 2x2 pooling and ReLU, FC 64, FC; images from 4x4."""
     channels, height, width = shape
     return _blocks(
         conv1=[nn.Conv2d(channels, 16, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()],

@@ -38,7 +38,7 @@ class SplitModel:
     """Pure functions of named tensors, computed by one module into which those tensors are bound.
 
     `module`: an `nn.Sequential` (every place in it is a cut, nested ones by dotted name), a pair
-    (features, classifier), or any other module that torch.fx can trace. `sample`: one input with a batch axis.
+    (features, classifier), or any other module that torch.fx can trace. `sample`: an input with a batch axis.
     `cut`: default is before the last linear layer. `onednn=False` also drops the channels-last layout: for
     tiny images both cost more than they give.
     """

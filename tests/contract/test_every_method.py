@@ -1,0 +1,117 @@
+"""What holds for every method with every add-on it takes, on every engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from feddbe import seeds
+from feddbe.methods import ADDONS, METHODS, hyper_parameters, parse
+from feddbe.store import Store
+from tests.federation import COMBINATIONS, Recorder, carry_out, experiment, outcome, same_bits, samples
+
+every = pytest.mark.parametrize("name", COMBINATIONS)
+
+
+@every
+def test_engines_give_the_same_bits(name: str, tmp_path: Path) -> None:
+    """Two workers, any order of completion: the same server, clients and accuracies as one after the other."""
+    e = experiment(name, join=0.67, eval_after=True)
+    serial, pool = outcome(e, tmp_path / "serial"), outcome(e, tmp_path / "pool", "pool:2")
+    assert same_bits(serial.server, pool.server)
+    assert serial.clients.keys() == pool.clients.keys()
+    assert all(same_bits(serial.clients[c], pool.clients[c]) for c in serial.clients)
+    for a, b in zip(serial.entries, pool.entries, strict=True):
+        assert {**a, "seconds": 0} == {**b, "seconds": 0}
+
+
+@every
+def test_a_run_continued_after_each_round_is_the_same_run(name: str, tmp_path: Path) -> None:
+    """Nothing is carried in memory from round to round that is not in the file."""
+    whole = outcome(experiment(name, rounds=3, join=0.67), tmp_path / "whole")
+    for rounds in range(4):
+        parts = outcome(experiment(name, rounds=rounds, join=0.67), tmp_path / "parts")
+    assert same_bits(whole.server, parts.server)
+    assert all(same_bits(whole.clients[c], parts.clients[c]) for c in whole.clients)
+    for a, b in zip(whole.entries, parts.entries, strict=True):
+        assert {**a, "seconds": 0} == {**b, "seconds": 0}
+
+
+@every
+def test_what_is_private_stays_private(name: str, tmp_path: Path) -> None:
+    e = experiment(name)
+    recorder = Recorder(e)
+    carry_out(e, tmp_path, recorder)
+    assert leaks(recorder, e.method.private) == []
+
+
+def leaks(recorder: Recorder, private: tuple[str, ...]) -> list[str]:
+    """Private names, and private values of eight entries or more, that occur in any message."""
+    found = [n for message in recorder.messages for n in message if private and n.startswith(private)]
+    secrets = {
+        name: t.contiguous().numpy().tobytes()
+        for state in recorder.private
+        for name, t in state.items()
+        if private and name.startswith(private) and t.numel() >= 8
+    }
+    for message in recorder.messages:
+        for sent, tensor in message.items():
+            data = tensor.contiguous().numpy().tobytes()
+            found += [f"{name} in {sent}" for name, secret in secrets.items() if secret in data]
+    return found
+
+
+@every
+def test_part_of_the_clients(name: str, tmp_path: Path) -> None:
+    """One of ten per round; eight clients never take part and are evaluated all the same."""
+    e = experiment(name, samples([24] * 10), join=0.1)
+    ran = outcome(e, tmp_path)
+    joined = {c for t in (1, 2) for c in seeds.cohort(0, t, 10, 0.1)}
+    assert ran.clients.keys() <= joined
+    store = Store.open(tmp_path)
+    for entry in range(3):
+        assert [row["client"] for row in store.client_rows(entry) if row["test_samples"]] == list(range(10))
+    store.close()
+
+
+@every
+@pytest.mark.parametrize("sizes", [(60, 4), (40,)], ids=["less than a batch", "one client"])
+def test_few_samples_and_few_clients(name: str, sizes: tuple[int, ...], tmp_path: Path) -> None:
+    ran = outcome(experiment(name, samples(sizes)), tmp_path)
+    assert all(torch.isfinite(t).all() for t in ran.server.values())
+    assert all(entry["accuracy"] for entry in ran.entries)
+
+
+@every
+def test_every_hyper_parameter_changes_the_result(name: str, tmp_path: Path) -> None:
+    """A dead option would pass all degeneracies. mu = 0.5, because at 1 a debiased mean is the plain one."""
+    text = f"{name}(mu=0.5)" if any(MR in name for MR in ("+mr", "+dbe")) else name
+    base = outcome(experiment(text), tmp_path / "base")
+    method, *addons = name.split("+")
+    for part in (METHODS[method], *(cls for a in addons for cls in ADDONS[a])):
+        for field in dataclasses.fields(part):
+            now = hyper_parameters(parse(text))[part.name][field.name]
+            for value in others(field, now):
+                given = text[:-1] + "," if text.endswith(")") else text + "("
+                if field.name == "mu":
+                    given = f"{name}("
+                changed = outcome(experiment(f"{given}{field.name}={value})"), tmp_path / f"{field.name}-{value}")
+                moved = not same_bits(base.server, changed.server) or any(
+                    not same_bits(base.clients[c], changed.clients[c]) for c in base.clients
+                )
+                assert moved, f"{field.name}={value} changes nothing"
+
+
+def others(field: dataclasses.Field[Any], now: Any) -> list[Any]:
+    """Other values than the one in force."""
+    if field.metadata["choices"]:
+        return [c for c in field.metadata["choices"] if c != now]
+    if isinstance(now, bool):
+        return [str(not now).lower()]
+    if now is None:
+        return [0.01]
+    return [now + 1] if isinstance(now, int) else [now / 2 if now else 0.25]
