@@ -21,7 +21,16 @@ from feddbe.methods import ADDONS, METHODS
 from feddbe.state import State, decode
 from feddbe.store import Store
 
-__all__ = ["COMBINATIONS", "Outcome", "Recorder", "carry_out", "experiment", "outcome", "same_bits", "samples"]
+__all__ = [
+    "COMBINATIONS",
+    "Outcome",
+    "Recorder",
+    "carry_out",
+    "experiment",
+    "outcome",
+    "same_bits",
+    "samples",
+]
 
 COMBINATIONS = [
     *METHODS,
@@ -105,5 +114,3 @@ class _Tap:
     def stage(self, client: int, state: bytes) -> None:
         self.tell(decode(state))
         self.inner.stage(client, state)
-
-

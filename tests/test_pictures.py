@@ -52,7 +52,7 @@ def test_a_line_per_run_in_percent_with_the_best_round_marked() -> None:
     assert names(figure) == [
         "fedavg: best 90.0 % in round 2",
         "fedavg+dbe: best 95.0 % in round 3",
-        "majority class: 20.0 %",
+        "each client's majority class: 20.0 %",
     ]
     label = " ".join(axes.get_ylabel().split())
     assert label == "test accuracy in % of the deployed model before local training, weighted by samples"

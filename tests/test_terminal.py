@@ -110,7 +110,7 @@ def test_numbers_are_right_aligned() -> None:
 def test_results_say_what_the_numbers_are() -> None:
     said = words(terminal.results_table([document("fedavg", RISING)]))
     assert "deployed model before local training: weighted by samples" in said
-    assert "The best round is chosen on test accuracy." in said
+    assert "The best round is chosen on test accuracy. Majority class: each client's own." in said
     mixed = words(
         terminal.results_table([document("fedavg", RISING), document("moon", RISING, when="after")])
     )
@@ -221,7 +221,7 @@ def test_the_curve_follows_the_width(width: int) -> None:
     said = " ".join(" ".join(found).split())
     assert "test accuracy in % before local training, weighted by samples" in said
     assert "best 97.00 @1999" in said
-    assert "majority class 21.40" in said
+    assert "clients' majority class 21.40" in said
     assert re.search(r"^ +0 +round +1999$", found[-2])
 
 

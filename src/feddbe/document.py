@@ -57,7 +57,7 @@ class RunDocument(TypedDict):
     """The entry with the highest weighted accuracy: chosen on test data, so it flatters."""
     last: Entry | None
     floor: float
-    """Weighted accuracy of always answering the majority class."""
+    """Weighted accuracy if each client always answers its own most frequent training label."""
     cost: Cost
     server_sha256: str
     clients_sha256: dict[str, str]

@@ -114,7 +114,8 @@ def _curves_figure(documents: Sequence[RunDocument]) -> Figure:
     for index, (group, name) in enumerate(zip(groups, _names(groups), strict=True)):
         _line(axes, index, group, name if len(moments) == 1 else f"{name}, {' / '.join(_moments(group))}")
     for floor in sorted({round(100 * d["floor"], 1) for group in groups for d in group}):
-        axes.axhline(floor, color=_GREY, linestyle="--", linewidth=1.1, label=f"majority class: {floor} %")
+        name = f"each client's majority class: {floor} %"
+        axes.axhline(floor, color=_GREY, linestyle="--", linewidth=1.1, label=name)
     when = moments[0] if len(moments) == 1 else "(moment: see below)"
     axes.set_ylabel(f"test accuracy in %\nof the deployed model {when},\nweighted by samples", fontsize=9)
     axes.set_xlabel("round (aggregations so far)")

@@ -54,7 +54,7 @@ def runs_table(rows: Sequence[RunRow]) -> RenderableType:
         table.add_column(name, overflow="fold")
     for name in ("rounds", "best %", "last %"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("state")
+    table.add_column("state", overflow="fold")
     for row in rows:
         text = (_Name(row["name"]), _Name(row["method"]), _Name(row["data"]))
         table.add_row(
@@ -185,7 +185,7 @@ class _Results:
         table.caption = _caption(
             f"Test accuracy in % of the deployed model {_moments(self.documents, runs)}: "
             "weighted by samples, mean of clients, mean of the worst tenth of clients. "
-            "The best round is chosen on test accuracy."
+            "The best round is chosen on test accuracy. Majority class: each client's own."
             + (" Bytes up and down are per client and round." if costs else "")
         )
         yield table
@@ -290,7 +290,7 @@ class _Curve:
         first, last = f"{found[0][0]}", f"{found[-1][0]}"
         yield Text(f"     {first}{'round':^{columns - len(first) - len(last)}}{last}", no_wrap=True)
         yield Text(
-            f"     {look.best} best {best[1]:.2f} @{best[0]}   {look.floor * 3} majority class {floor:.2f}"
+            f"     {look.best} best {best[1]:.2f} @{best[0]}   {look.floor * 3} clients' majority class {floor:.2f}"
         )
 
 

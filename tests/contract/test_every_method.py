@@ -19,7 +19,7 @@ every = pytest.mark.parametrize("name", COMBINATIONS)
 
 @every
 def test_engines_give_the_same_bits(name: str, tmp_path: Path) -> None:
-    """Two workers, any order of completion: the same server, clients and accuracies as one after the other."""
+    """Two workers, whoever is first: the same server, clients and accuracies as one after the other."""
     e = experiment(name, join=0.67, eval_after=True)
     serial, pool = outcome(e, tmp_path / "serial"), outcome(e, tmp_path / "pool", "pool:2")
     assert same_bits(serial.server, pool.server)
@@ -99,7 +99,9 @@ def test_every_hyper_parameter_changes_the_result(name: str, tmp_path: Path) -> 
                 given = text[:-1] + "," if text.endswith(")") else text + "("
                 if field.name == "mu":
                     given = f"{name}("
-                changed = outcome(experiment(f"{given}{field.name}={value})"), tmp_path / f"{field.name}-{value}")
+                changed = outcome(
+                    experiment(f"{given}{field.name}={value})"), tmp_path / f"{field.name}-{value}"
+                )
                 moved = not same_bits(base.server, changed.server) or any(
                     not same_bits(base.clients[c], changed.clients[c]) for c in base.clients
                 )

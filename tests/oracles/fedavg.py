@@ -89,6 +89,7 @@ def run(
 
     if kappa is not None:
         assert mu is not None, "MR needs mu"
+        assert init_mean in ("momentum", "exact", "debiased"), init_mean
         means = []
         for i in everyone:  # z_bar is still None, so this is plain CE; the models are thrown away
             (f, _), mean, steps = local(i, 0, init_epochs, None)

@@ -156,7 +156,7 @@ def _slots(named: Iterator[tuple[str, Tensor]], owners: list[Owner]) -> Slots:
 
 def _cuts(module: nn.Module) -> Cuts:
     """All places of the module where it can be cut, each with how to make the two halves."""
-    if isinstance(module, nn.Sequential):
+    if _plain(module):
         return _sequential_cuts(module)
     try:
         graph = fx.symbolic_trace(module)
@@ -168,10 +168,16 @@ def _cuts(module: nn.Module) -> Cuts:
     return _traced_cuts(graph)
 
 
+def _plain(module: nn.Module) -> bool:
+    """Whether it is a Sequential that does nothing but call its layers one after the other."""
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
 def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """The layers of nested Sequentials in order, with their dotted names."""
-    for name, child in module.named_children():
-        if isinstance(child, nn.Sequential):
+    for name, child in module._modules.items():  # named_children leaves out a layer's second use
+        assert child is not None
+        if _plain(child):
             yield from _leaves(child, f"{prefix}{name}.")
         else:
             yield prefix + name, child
@@ -189,7 +195,9 @@ def _sequential_cuts(module: nn.Sequential) -> Cuts:
     def halves(at: int) -> Halves:
         return nn.Sequential(*layers[:at]), nn.Sequential(*layers[at:])
 
-    return {name: lambda at=at: halves(at) for name, at in ends.items() if at < len(leaves)}  # type: ignore[misc]
+    # by place, of several names the shortest last
+    ordered = sorted(ends.items(), key=lambda item: (item[1], -len(item[0])))
+    return {name: lambda at=at: halves(at) for name, at in ordered if at < len(leaves)}  # type: ignore[misc]
 
 
 def _traced_cuts(graph: fx.GraphModule) -> Cuts:
@@ -213,7 +221,7 @@ def _traced_cuts(graph: fx.GraphModule) -> Cuts:
 
     return {
         name: lambda node=node: _halves_at(graph, node)  # type: ignore[misc]
-        for name, node in places.items()
+        for name, node in sorted(places.items(), key=lambda item: (position[item[1]], -len(item[0])))
         if node not in result and crosses_alone(node)
     }
 
@@ -228,18 +236,17 @@ def _halves_at(traced: fx.GraphModule, cut: fx.Node) -> Halves:
         copies[node] = first.node_copy(node, lambda n: copies[n])
     first.output(copies[cut])
     later: dict[fx.Node, fx.Node] = {cut: second.placeholder("z")}
-    for node in nodes[: at + 1]:
-        if node.op == "get_attr":
-            later[node] = second.node_copy(node, lambda n: later[n])
-    for node in nodes[at + 1 :]:
+    used = {argument for node in nodes[at + 1 :] for argument in node.all_input_nodes}
+    for node in [n for n in nodes[: at + 1] if n.op == "get_attr" and n in used] + nodes[at + 1 :]:
         later[node] = second.node_copy(node, lambda n: later[n])
-    second.eliminate_dead_code()
     return fx.GraphModule(traced, first), fx.GraphModule(traced, second)
 
 
 def _before_last_linear(module: nn.Module, cuts: tuple[str, ...]) -> str:
     """The last place before the last linear layer."""
-    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    linear = [
+        name for name, layer in module.named_modules(remove_duplicate=False) if isinstance(layer, nn.Linear)
+    ]
     before = list(cuts)
     if linear and linear[-1] in before:
         before = before[: before.index(linear[-1])]

@@ -1,0 +1,159 @@
+"""PRBM and MR: closed forms and exact degeneracies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddbe.local import Local
+from feddbe.methods import MR, PRBM
+from feddbe.state import State
+from feddbe.task import Context, Task
+from feddbe.terms import Batch
+from tests.federation import experiment, outcome, same_bits
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fedavg+mr(kappa=0)", "fedavg+prbm(prbm_lr=0)", "fedavg+dbe(kappa=0,prbm_lr=0)", "fedavg+mr(mu=0)"],
+)
+def test_without_effect_it_is_fedavg_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """kappa = 0 adds a zero gradient, mu = 0 a constant loss, and PRBM frozen at 0 translates by nothing."""
+    plain = outcome(experiment("fedavg", rounds=3), tmp_path / "plain")
+    added = outcome(experiment(name, rounds=3), tmp_path / "added")
+    added.server.pop("mean", None)
+    assert same_bits(plain.server, added.server)
+    assert all(not state["prbm"].any() for state in added.clients.values())
+
+
+def test_dbe_is_prbm_and_mr(tmp_path: Path) -> None:
+    one = outcome(experiment("fedavg+dbe(kappa=2,mu=0.5)"), tmp_path / "one")
+    two = outcome(experiment("fedavg+prbm+mr(kappa=2,mu=0.5)"), tmp_path / "two")
+    assert same_bits(one.server, two.server)
+    assert all(same_bits(one.clients[c], two.clients[c]) for c in one.clients)
+
+
+@given(
+    kappa=st.floats(0.01, 100),
+    mu=st.floats(0, 1),
+    batch=st.integers(1, 12),
+    size=st.integers(1, 9),
+    seed=st.integers(0, 99),
+)
+def test_gradient_of_mr(kappa: float, mu: float, batch: int, size: int, seed: int) -> None:
+    """d loss / d f(x_b) = kappa mu / (K B) (r - zbar) for every sample b, with the new running mean r."""
+    rng = torch.Generator().manual_seed(seed)
+    z, before, mean = (torch.randn(s, size, generator=rng).double() for s in (batch, 1, 1))
+    z.requires_grad_()
+    method = MR(kappa=kappa, mu=mu)
+    carry = {"r": before[0], "weight": torch.tensor(0.5).double()}
+    seen = Batch(z, z, z, z, z)
+    loss, after = method._regularize(None, {}, {"mean": mean[0]}, seen, 0, carry)  # type: ignore[arg-type]
+    r = (1 - mu) * before[0] + mu * z.detach().mean(0)
+    torch.testing.assert_close(after["r"], r)
+    torch.testing.assert_close(loss.detach(), kappa * 0.5 * ((r - mean[0]) ** 2).mean())
+    (gradient,) = torch.autograd.grad(loss, z)
+    torch.testing.assert_close(gradient, (kappa * mu / (size * batch) * (r - mean[0])).expand(batch, size))
+    assert not after["r"].requires_grad
+
+
+def test_bias_correction_divides_by_the_total_weight() -> None:
+    """mu = 0.25, features always 1: r = 1 - 0.75^b after b batches, so r / (1 - 0.75^b) = 1."""
+    method = MR(mu=0.25)
+    carry = {"r": torch.zeros(3), "weight": torch.zeros(())}
+    for b in range(1, 6):
+        carry = method._advance(Batch(*[torch.ones(2, 3)] * 5), carry)
+        torch.testing.assert_close(carry["r"], torch.full((3,), 1 - 0.75**b))
+        torch.testing.assert_close(method._corrected(carry), torch.ones(3))
+
+
+def test_client_means_before_round_1() -> None:
+    """exact: over the client's data with the trained model; momentum at mu = 1: of its last batch only."""
+    e = experiment("fedavg+mr")
+    task, theta = e.task, e.task.model.parameters
+    trained = Local(task, 0, 1).fit(theta).params
+    rows = torch.from_numpy(task.split.train[1])
+    inputs = task.dataset.inputs(task.dataset.x[rows])
+    exact = MR(init_mean="exact").prepare(Context(task, 0), Local(task, 0, 1), theta)["mean"]
+    torch.testing.assert_close(exact, task.model.forward(trained, inputs).z_g.mean(0).detach())
+
+    rng = Local(task, 0, 1).stream("batches")
+    order = rng.permutation(len(rows))[:30]  # 33 samples: three batches of ten
+    before_last = _steps(e.task, theta, rows[order[:20]])
+    last = task.dataset.inputs(task.dataset.x[rows[order[20:]]])
+    momentum = MR(mu=1.0).prepare(Context(task, 0), Local(task, 0, 1), theta)["mean"]
+    torch.testing.assert_close(momentum, task.model.forward(before_last, last).z_g.mean(0).detach())
+
+
+def _steps(task: Task, params: State, rows: torch.Tensor) -> State:
+    """Plain SGD on these rows in batches of ten."""
+    work = {name: p.clone().requires_grad_() for name, p in params.items()}
+    for some in torch.split(rows, 10):
+        out = task.model.forward(work, task.dataset.inputs(task.dataset.x[some]))
+        loss = torch.nn.functional.cross_entropy(out.logits, task.dataset.y[some])
+        grads = torch.autograd.grad(loss, list(work.values()))
+        work = {
+            n: (p - 0.1 * g).detach().requires_grad_() for (n, p), g in zip(work.items(), grads, strict=True)
+        }
+    return work
+
+
+def test_noise_on_the_uploaded_mean() -> None:
+    """(1 - q) r + e with e ~ N(0, s^2), not scaled by q: q = 1 leaves the noise alone, s = 0 a share of r."""
+    task = experiment("fedavg+mr").task
+    theta, ctx = task.model.parameters, Context(task, 0)
+    plain = MR().prepare(ctx, Local(task, 0, 0), theta)["mean"]
+    share = MR(q=0.25).prepare(ctx, Local(task, 0, 0), theta)["mean"]
+    torch.testing.assert_close(share, 0.75 * plain)
+    noise = MR(q=1.0, s=2.0).prepare(ctx, Local(task, 0, 0), theta)["mean"]
+    again = MR(q=1.0, s=2.0).prepare(ctx, Local(task, 0, 0), theta)["mean"]
+    other = MR(q=1.0, s=2.0).prepare(ctx, Local(task, 0, 1), theta)["mean"]
+    assert torch.equal(noise, again)
+    assert not torch.equal(noise, other)
+    assert 1.4 < noise.std() < 2.6  # 64 coordinates: the standard error is 0.18
+    both = MR(q=0.25, s=2.0).prepare(ctx, Local(task, 0, 0), theta)["mean"]
+    torch.testing.assert_close(both, 0.75 * plain + noise)
+
+
+def test_the_preparation_discards_its_models_unless_told(tmp_path: Path) -> None:
+    thrown = outcome(experiment("fedavg+mr", rounds=0), tmp_path / "thrown")
+    kept = outcome(experiment("fedavg+mr(init_keep_model=true)", rounds=0), tmp_path / "kept")
+    start = experiment("fedavg").task.model.parameters
+    assert same_bits({n: t for n, t in thrown.server.items() if n != "mean"}, start)
+    assert torch.equal(thrown.server["mean"], kept.server["mean"])
+    model = experiment("fedavg+mr").task.model
+    one_round = {n: t for n, t in kept.server.items() if n in model.parameters}
+    assert not same_bits(one_round, start)
+
+
+def test_prbm_is_trained_by_the_gradient_of_the_representation(tmp_path: Path) -> None:
+    """One step: p = -lr sum_b dCE/dz_b (the sum, since p is added to every sample's z)."""
+    task = experiment("fedavg+prbm", batch=45, rounds=1).task
+    ran = outcome(experiment("fedavg+prbm", batch=45, rounds=1), tmp_path)
+    rows = torch.from_numpy(task.split.train[0])
+    inputs, y = task.dataset.inputs(task.dataset.x[rows]), task.dataset.y[rows]
+    z = task.model.forward(task.model.parameters, inputs).z_g.detach().requires_grad_()
+    logits = task.model.classify(task.model.parameters, z)
+    (gradient,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, y), z)
+    torch.testing.assert_close(ran.clients[0]["prbm"], -0.1 * gradient.sum(0), rtol=1e-4, atol=1e-6)
+
+
+def test_bytes_are_counted_once_for_what_is_sent_once(tmp_path: Path) -> None:
+    """4810 parameters, K = 64: prepare 4810 down, 64 up; the mean goes down with the first round only."""
+    ran = outcome(experiment("fedavg+dbe"), tmp_path)
+    model, mean = 4 * 4810, 4 * 64
+    assert [(e["bytes_down"], e["bytes_up"]) for e in ran.entries] == [
+        (3 * model, 3 * mean),
+        (3 * (model + mean), 3 * model),
+        (3 * model, 3 * model),
+    ]
+
+
+def test_the_vector_has_the_shape_of_the_cut() -> None:
+    for cut, shape in (("conv1", (16, 4, 4)), ("conv2", (32, 2, 2)), ("fc1", (64,))):
+        task = experiment("fedavg", model="cnn_small", cut=cut).task
+        assert PRBM().client_init(Context(task, 0))["prbm"].shape == shape

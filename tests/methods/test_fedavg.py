@@ -1,0 +1,133 @@
+"""FedAvg and its add-ons against an independent plain loop, on real digits with the published split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from feddbe import seeds
+from feddbe.config import Config
+from feddbe.experiment import Experiment, resolve
+from feddbe.local import Local
+from tests.federation import experiment, outcome, samples
+from tests.oracles import fedavg as oracle
+
+DIGITS: dict[str, Any] = {
+    "partition": "dirichlet:0.1",
+    "clients": 20,
+    "model": "cnn_small",
+    "rounds": 3,
+    "batch": 10,
+    "lr": 0.1,
+}
+
+
+def expected(e: Experiment, **options: Any) -> dict[str, Any]:
+    """What the oracle makes of the same task, from weights that it draws itself."""
+    dataset, split, training = e.task.dataset, e.task.split, e.task.training
+    with seeds.torch_seeded(seeds.torch_seed(e.task.seed, "model")):
+        net = oracle.digits_cnn()
+    return oracle.run(
+        net,
+        (dataset.x.float() / 16 - 0.5) / 0.5,
+        dataset.y,
+        split.train,
+        split.test,
+        rounds=e.task.rounds,
+        lr=training.lr,
+        batch=training.batch,
+        epochs=training.epochs,
+        seed=e.task.seed,
+        join=e.options.join,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "options"),
+    [
+        ("fedavg", {}, {}),
+        ("fedavg", {"join": 0.3, "epochs": 2, "seed": 4}, {}),
+        ("fedavg+prbm", {}, {"prbm": True}),
+        ("fedavg+mr(kappa=1)", {}, {"kappa": 1.0, "mu": 1.0}),
+        ("fedavg+dbe(kappa=1)", {}, {"kappa": 1.0, "mu": 1.0, "prbm": True}),
+        ("fedavg+dbe(kappa=5,mu=0.1)", {"join": 0.3}, {"kappa": 5.0, "mu": 0.1, "prbm": True}),
+        ("fedavg+dbe", {"variant": "paper"}, {"kappa": 1.0, "mu": 1.0, "prbm": True, "init_mean": "exact"}),
+        (
+            "fedavg+dbe(mu=0.3)",
+            {"variant": "official", "epochs": 2},
+            {"kappa": 1.0, "mu": 0.3, "prbm": True, "init_epochs": 2},
+        ),
+        (
+            "fedavg+dbe(mu=0.3,init_mean=debiased)",
+            {},
+            {"kappa": 1.0, "mu": 0.3, "prbm": True, "init_mean": "debiased"},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_against_the_plain_loop(
+    name: str, settings: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    """After three rounds: parameters, PRBM vectors and global mean to 1e-5, accuracies to a few samples."""
+    e = resolve(name, Config(**{**DIGITS, **settings}))
+    ran, wanted = outcome(e, tmp_path), expected(e, **options)
+    for parameter, other in zip(e.task.model.parameters, wanted["server"], strict=True):
+        torch.testing.assert_close(ran.server[parameter], other, rtol=0, atol=1e-5)
+    joined = {c for t in (1, 2, 3) for c in seeds.cohort(e.task.seed, t, 20, e.options.join)}
+    if options.get("prbm"):
+        assert ran.clients.keys() == joined
+        for client, state in ran.clients.items():
+            torch.testing.assert_close(state["prbm"], wanted["prbm"][client], rtol=0, atol=1e-5)
+            assert state["prbm"].abs().max() > 0
+    if "kappa" in options:
+        torch.testing.assert_close(ran.server["mean"], wanted["z_bar"], rtol=0, atol=1e-5)
+    measured = [entry["accuracy"]["weighted"] for entry in ran.entries if entry["accuracy"]]
+    assert measured == pytest.approx(wanted["accuracy"], abs=3 / sum(len(rows) for rows in e.task.split.test))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_one_client_is_centralised_sgd(tmp_path: Path) -> None:
+    """The average of one is that one: the bits of torch.optim.SGD over its data."""
+    e = experiment("fedavg", samples([60]), epochs=2)
+    ran = outcome(e, tmp_path)
+    task, rows = e.task, e.task.split.train[0]
+    with seeds.torch_seeded(seeds.torch_seed(0, "model")):
+        net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    for t in (1, 2):
+        rng = seeds.stream(0, "batches", t, 0)
+        for _ in range(2):
+            order = torch.from_numpy(rows[rng.permutation(len(rows))])
+            for batch in torch.split(order, 10)[: len(rows) // 10]:
+                sgd.zero_grad()
+                loss = nn.functional.cross_entropy(
+                    net(task.dataset.x[batch] * (2 / 16) - 1), task.dataset.y[batch]
+                )
+                loss.backward()  # type: ignore[no-untyped-call]
+                sgd.step()
+    for name, parameter in zip(task.model.parameters, net.parameters(), strict=True):
+        assert torch.equal(ran.server[name], parameter.data)
+
+
+def test_weights_are_sample_counts(tmp_path: Path) -> None:
+    """One round is the average of the clients' own results, with weights 45/99, 33/99 and 21/99."""
+    e = experiment("fedavg", rounds=1)
+    alone = [Local(e.task, 1, client).fit(e.task.model.parameters).params for client in range(3)]
+    ran = outcome(e, tmp_path)
+    for name, value in ran.server.items():
+        mean = sum(w * state[name].double() for w, state in zip((45, 33, 21), alone, strict=True)) / 99
+        torch.testing.assert_close(value.double(), mean, rtol=0, atol=1e-7)
