@@ -87,8 +87,8 @@ def perform(task: Task, method: Method, job: Job, received: State, private: Stat
     for track, state in buffers.items():
         new = new | _named(f"{BUFFER}{track}/", state)
     trained = local.losses.get("shared", (0.0, 0))
-    kept = None if new is private else new
-    return Reply(job.client, up, kept, before, after, trained, time.perf_counter() - start)
+    changed = None if new is private else new
+    return Reply(job.client, up, changed, before, after, trained, time.perf_counter() - start)
 
 
 def _take(state: State, prefix: str) -> tuple[State, State]:

@@ -68,7 +68,7 @@ def read(
     for name in methods:
         if name.endswith(".toml"):
             found = _read_toml(Path(name))
-            names += [found.pop("method")] if "method" in found else []
+            names += [str(found.pop("method"))] if "method" in found else []
             values |= found
         else:
             names.append(name)

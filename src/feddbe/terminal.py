@@ -289,9 +289,8 @@ class _Curve:
         yield Text(f"    {look.corner}{look.ground * columns}", no_wrap=True)
         first, last = f"{found[0][0]}", f"{found[-1][0]}"
         yield Text(f"     {first}{'round':^{columns - len(first) - len(last)}}{last}", no_wrap=True)
-        yield Text(
-            f"     {look.best} best {best[1]:.2f} @{best[0]}   {look.floor * 3} clients' majority class {floor:.2f}"
-        )
+        mark, level = f"{look.best} best {best[1]:.2f} @{best[0]}", f"clients' majority class {floor:.2f}"
+        yield Text(f"     {mark}   {look.floor * 3} {level}")
 
 
 @dataclass(frozen=True)

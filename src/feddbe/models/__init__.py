@@ -37,8 +37,10 @@ def build(source: ModelSource, sample: Tensor, classes: int, cut: str | None, se
     onednn = len(shape) == 3 and min(shape[1:]) >= 16
     try:
         model = SplitModel(module, sample, cut, onednn=onednn)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+    except BadInput:
+        raise
+    except Exception as error:  # a layer may answer a wrong shape with any kind of error
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BadInput(f"the model does not take inputs of shape {shape}: {reason}") from error
     if model.classes != classes:
         raise BadInput(f"the model gives {model.classes} logits, the data has {classes} classes")

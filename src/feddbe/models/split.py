@@ -161,8 +161,9 @@ def _cuts(module: nn.Module) -> Cuts:
     try:
         graph = fx.symbolic_trace(module)
     except Exception as error:  # a module's own forward can fail in any way when it is traced
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BadInput(
-            f"torch.fx cannot trace {type(module).__name__} ({str(error).splitlines()[0]}); "
+            f"torch.fx cannot trace {type(module).__name__} ({reason}); "
             "give a pair (features, classifier) instead"
         ) from error
     return _traced_cuts(graph)
@@ -183,7 +184,7 @@ def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modul
             yield prefix + name, child
 
 
-def _sequential_cuts(module: nn.Sequential) -> Cuts:
+def _sequential_cuts(module: nn.Module) -> Cuts:
     leaves = list(_leaves(module))
     ends: dict[str, int] = {}  # place -> how many leaves lie before it; a block's place is its end
     for position, (name, _) in enumerate(leaves, start=1):

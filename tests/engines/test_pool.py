@@ -1,0 +1,126 @@
+"""The pool: dead workers, errors in workers, order of work. That it equals serial is in tests/contract."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from feddbe import engines
+from feddbe.client import Job, Reply
+from feddbe.engines import Messages, Pool, PrivateStates, Serial
+from feddbe.errors import BadInput, Diverged, FeddbeError
+from tests.federation import carry_out, experiment, outcome, same_bits, samples
+
+
+class Murderous(Pool):
+    """Kills one of its workers whenever a reply has come, while the others are at work."""
+
+    kills = 0
+
+    def run(self, jobs: Sequence[Job], messages: Messages, states: PrivateStates) -> Iterator[Reply]:
+        for reply in super().run(jobs, messages, states):
+            if self.kills < 4:
+                self.kills += 1
+                os.kill(self.pids[self.kills % len(self.pids)], signal.SIGKILL)
+            yield reply
+
+
+def test_a_killed_worker_is_replaced_and_its_client_done_again(tmp_path: Path) -> None:
+    e = experiment("fedavg+dbe", samples([44] * 6), rounds=3)
+    wanted = outcome(e, tmp_path / "serial")
+    pool = Murderous(e.task, e.method, 2)
+    before = set(pool.pids)
+    ran = carry_out(e, tmp_path / "pool", pool)
+    assert pool.kills == 4
+    assert len(pool.pids) == 2
+    assert not before & set(pool.pids)
+    pool.close()
+    assert same_bits(wanted.server, ran.server)
+    assert all(same_bits(wanted.clients[c], ran.clients[c]) for c in wanted.clients)
+
+
+def test_a_client_that_always_kills_its_worker_is_named(tmp_path: Path) -> None:
+    e = experiment("fedavg")
+    pool = Suicidal(e.task, e.method, 2)
+    with pytest.raises(FeddbeError, match="client 1 in round 1: its worker died 3 times"):
+        carry_out(e, tmp_path, pool)
+    pool.close()
+
+
+class Suicidal(Pool):
+    """Client 1 is never answered: its worker is killed as soon as it has the job."""
+
+    def run(self, jobs: Sequence[Job], messages: Messages, states: PrivateStates) -> Iterator[Reply]:
+        class Deadly(type(states)):  # type: ignore[misc]
+            def read(inner, client: int) -> bytes | None:
+                if client == 1:
+                    for pid in self.pids:
+                        os.kill(pid, signal.SIGKILL)
+                return None
+
+        yield from super().run([j for j in jobs if j.client == 1], messages, Deadly.__new__(Deadly))
+
+
+def test_a_divergence_in_a_worker_reaches_us_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(Diverged) as error:
+        outcome(experiment("fedavg", lr=1e30), tmp_path, "pool:2")
+    assert error.value.round == 1
+    assert error.value.client in (0, 1, 2)
+
+
+def test_other_errors_say_where_they_happened() -> None:
+    e = experiment("fedavg")
+    pool = Pool(e.task, e.method, 1)
+    message = {**e.task.model.parameters, "fc.bias": torch.zeros(3)}
+    with pytest.raises(RuntimeError, match="size") as error:
+        list(pool.run([Job(2, 1, "train")], Messages(message), _Empty()))
+    pool.close()
+    assert "in client 2, round 1" in "".join(error.value.__notes__)
+
+
+class _Empty:
+    def read(self, client: int) -> bytes | None:
+        return None
+
+    def stage(self, client: int, state: bytes) -> None:
+        pass
+
+
+def test_long_clients_come_first() -> None:
+    e = experiment("fedavg", samples([24, 60, 44]))
+    pool = Pool(e.task, e.method, 1)
+    jobs = [Job(c, 1, "train") for c in range(3)]
+    order = [reply.client for reply in pool.run(jobs, Messages(e.task.model.parameters), _Empty())]
+    pool.close()
+    assert order == [1, 2, 0]
+
+
+def test_closing_leaves_no_process() -> None:
+    e = experiment("fedavg")
+    pool = Pool(e.task, e.method, 3)
+    pids = pool.pids
+    pool.close()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and any(p.pid in pids for p in multiprocessing.active_children()):
+        time.sleep(0.01)
+    assert not [p for p in multiprocessing.active_children() if p.pid in pids]
+
+
+def test_names() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert [engines.workers(n) for n in ("serial", "pool", "pool:5")] == [0, cores, 5]
+    e = experiment("fedavg")
+    for name, kind in (("serial", Serial), ("pool:1", Pool)):
+        engine = engines.make(name, e.task, e.method)
+        assert type(engine) is kind
+        engine.close()
+    for wrong in ("pools", "pool:0", "pool:x", "serial:2", ""):
+        with pytest.raises(BadInput, match=r"unknown engine .* allowed: auto, pool, pool:N, serial"):
+            engines.workers(wrong)
