@@ -28,7 +28,7 @@ from feddbe.state import State, nbytes, weighted_mean, without
 from feddbe.store import Store
 from feddbe.task import Context
 
-__all__ = ["Watch", "evaluated", "run", "start"]
+__all__ = ["Loop", "Watch", "evaluated", "run", "start"]
 
 
 class Watch:
@@ -46,7 +46,7 @@ class Watch:
 
 def run(experiment: Experiment, store: Store, engine: Engine, watch: Watch | None = None) -> None:
     """Carry the run in `store` on to the number of rounds that the experiment asks for."""
-    loop = _Loop(experiment, store, engine, watch or Watch())
+    loop = Loop(experiment, store, engine, watch or Watch())
     with _one_thread():
         loop.watch.begin(experiment.name, store.folder, max(0, store.last_round()), experiment.task.rounds)
         if store.last_round() < 0:
@@ -77,7 +77,7 @@ def evaluated(spec: str, seed: int, round: int, clients: int, cohort: Sequence[i
     return sorted(drawn)
 
 
-class _Loop:
+class Loop:
     """A run in progress; between rounds only the server's state is in memory."""
 
     def __init__(self, experiment: Experiment, store: Store, engine: Engine, watch: Watch) -> None:

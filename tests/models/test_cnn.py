@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddbe.errors import BadInput
-from feddbe.models import MODELS, build, fitting
+from feddbe.models import MODELS, Builder, build, fitting
 from feddbe.models.cnn import cnn, cnn_small, mlp
 from feddbe.models.split import SplitModel
 from feddbe.seeds import torch_seeded
@@ -108,7 +108,7 @@ def test_the_cnn_takes_images_from_16_on(height: int) -> None:
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("kinds", [2, 5, 1000])
+@pytest.mark.parametrize("kinds", [3, 5, 1000])
 def test_pooling_before_relu_is_relu_before_pooling(kinds: int, layout: torch.memory_format) -> None:
     """With few kinds of numbers, windows have ties: of the largest, and at zero."""
     numbers = torch.randint(kinds, (8, 6, 10, 10)) - kinds // 2
@@ -125,17 +125,18 @@ def test_pooling_before_relu_is_relu_before_pooling(kinds: int, layout: torch.me
         assert ours.any()
 
 
-def test_the_small_cnn_is_the_published_order_of_layers() -> None:
+@pytest.mark.parametrize(("make", "side", "padding"), [(cnn, 16, 0), (cnn_small, 8, 1)])
+def test_the_layers_do_what_they_do_in_the_published_order(make: Builder, side: int, padding: int) -> None:
     """The same weights in conv, ReLU, pool: equal logits and gradients, though rounded weights give ties."""
-    ours = cnn_small((1, 8, 8), 10)
+    ours = make((1, side, side), 10)
     for p in ours.parameters():
         p.data = (p.data * 8).round() / 8
-    x, y = torch.randint(0, 3, (6, 1, 8, 8)).float(), torch.arange(6)
+    x, y = torch.randint(0, 3, (6, 1, side, side)).float(), torch.arange(6)
     names = [name for name, _ in ours.named_parameters()]
     w = {name: p.detach().clone().requires_grad_() for name, p in ours.named_parameters()}
     z = x
     for conv in ("conv1.0", "conv2.0"):
-        z = F.max_pool2d(F.relu(F.conv2d(z, w[f"{conv}.weight"], w[f"{conv}.bias"], padding=1)), 2)
+        z = F.max_pool2d(F.relu(F.conv2d(z, w[f"{conv}.weight"], w[f"{conv}.bias"], padding=padding)), 2)
     z = F.relu(F.linear(z.flatten(1), w["fc1.1.weight"], w["fc1.1.bias"]))
     published = F.linear(z, w["fc.weight"], w["fc.bias"])
     assert torch.equal(ours(x), published)
@@ -202,24 +203,26 @@ def test_only_images_from_16_on_get_the_fast_layout(shape: tuple[int, ...], fast
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "message"),
+    ("name", "shape", "least", "fitting"),
     [
-        (
-            "cnn", (1, 8, 8),
-            "model 'cnn' takes images (channels, height, width) of at least 16x16, the data has inputs of shape "
-            "(1, 8, 8); fitting: cnn_small",
-        ),
-        (
-            "cnn_small", (64,),
-            "model 'cnn_small' takes images (channels, height, width) of at least 4x4, the data has inputs of "
-            "shape (64,); fitting: mlp",
-        ),
-        ("cnn_smal", (1, 8, 8), "unknown model 'cnn_smal'; did you mean 'cnn_small'? allowed: cnn, cnn_small, mlp"),
+        ("cnn", (1, 8, 8), 16, "cnn_small"),
+        ("cnn", (3, 16, 15), 16, "cnn_small"),
+        ("cnn_small", (64,), 4, "mlp"),
     ],
-)  # fmt: skip
-def test_a_model_that_does_not_fit(name: str, shape: tuple[int, ...], message: str) -> None:
+)
+def test_a_model_that_does_not_fit(name: str, shape: tuple[int, ...], least: int, fitting: str) -> None:
+    message = (
+        f"model '{name}' takes images (channels, height, width) of at least {least}x{least}, "
+        f"the data has inputs of shape {shape}; fitting: {fitting}"
+    )
     with pytest.raises(BadInput, match=f"^{re.escape(message)}$"):
         build(name, torch.zeros(1, *shape), 10, None, 0)
+
+
+def test_a_model_that_does_not_exist() -> None:
+    message = "unknown model 'cnn_smal'; did you mean 'cnn_small'? allowed: cnn, cnn_small, mlp"
+    with pytest.raises(BadInput, match=f"^{re.escape(message)}$"):
+        build("cnn_smal", torch.zeros(1, 1, 8, 8), 10, None, 0)
 
 
 def test_a_module_with_another_number_of_classes() -> None:
