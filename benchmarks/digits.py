@@ -55,9 +55,8 @@ def main() -> None:
         gain = interval([a - b for a, b in zip(last[method], last["fedavg"], strict=True)])
         gained = "" if method == "fedavg" else _plus_minus(gain, "+")
         seconds = mean(run["cost"]["seconds"] for run in several)
-        print(
-            f"| {method} | {best[0]:.2f} ± {best[1]:.2f} | {end[0]:.2f} ± {end[1]:.2f} | {gained} | {seconds:.2f} |"
-        )
+        cells = (method, _plus_minus(best), _plus_minus(end), gained, f"{seconds:.2f}")
+        print(f"| {' | '.join(cells)} |")
     print(f"| majority class (floor) | {100 * runs['fedavg'][0]['floor']:.2f} | | | |")
 
 

@@ -3,10 +3,10 @@
     python benchmarks/round.py [--repeats 5] [--json FILE]
 
 (a) is a straightforward PyTorch loop in the style of the popular libraries: a DataLoader over a list of
-samples, batches of ten, a model object per client, two torch threads; each round trains, tests, and passes over
-the training data once more for the loss, all in batches of ten. (b) and (c) are feddbe's engines, which evaluate
-in batches of 128 and take the training loss from the training itself. The three take turns and medians are
-compared: only ratios of one run mean anything. Memory is measured in a process of its own for each.
+samples, batches of ten, a model object per client, two torch threads; each round trains, tests, and passes
+over the training data once more for the loss, all in batches of ten. (b) and (c) are feddbe's engines, which
+evaluate in batches of 128 and take the training loss from the training itself. The three take turns and
+medians are compared: only ratios of one run mean anything. Memory is measured in a process of its own each.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from feddbe.experiment import Experiment, resolve
 from feddbe.loop import Loop, Watch, start
 from feddbe.models.cnn import cnn
 from feddbe.store import Store
-
 
 Samples = list[tuple[Tensor, Tensor]]
 
