@@ -17,7 +17,7 @@ from feddbe import config, engines, folders, loop, pictures
 from feddbe.config import Config
 from feddbe.data.dataset import Dataset
 from feddbe.document import RunDocument
-from feddbe.errors import BadInput
+from feddbe.errors import BadInput, Diverged
 from feddbe.experiment import Experiment, label_counts, resolve
 from feddbe.loop import Watch
 from feddbe.models import ModelSource
@@ -27,6 +27,8 @@ __all__ = ["carry_out", "compare", "draw", "load", "run"]
 
 _LABELS_AT_MOST = 100_000
 """Label counts of larger federations are not stored: nobody can look at them."""
+_NOT_TOLD = {"rounds", "patience", "engine", "data_dir", "out", "resume", "force", "json", "method_options"}
+"""Settings in which two runs of one configuration may differ; hyper-parameters are told one by one."""
 
 
 def run(
@@ -72,29 +74,47 @@ def carry_out(
     model: ModelSource | None = None,
     watch: Watch | None = None,
 ) -> list[RunDocument]:
-    """Resolve all methods first, so that a mistake in the last is found before the first one runs."""
+    """Resolve all methods first, so that a mistake in the last is found before the first one runs.
+
+    A method that diverges does not keep the others from running; then `Diverged` is raised, with the names of
+    those that did as notes.
+    """
+    if single and len(names) > 1:
+        raise BadInput(f"run takes one method, not {len(names)} ({', '.join(names)}); compare takes several")
     engines.workers(options.engine)
-    experiments = [resolve(name, options, dataset=dataset, model=model) for name in names]
     loop.evaluated(options.eval, 0, 0, 1, [])
+    experiments = [resolve(name, options, dataset=dataset, model=model) for name in names]
     slugs = [folders.slug(name) for name in names]
     if len(set(slugs)) < len(slugs):
         raise BadInput(f"the same method twice: {', '.join(names)}")
     places = _places(experiments, slugs, options, single=single)
-    return [_one(e, place, watch or Watch()) for e, place in zip(experiments, places, strict=True)]
+    documents, diverged = [], dict[str, Diverged]()
+    with folders.none_left_empty(places, made=not options.out):
+        for experiment, place in zip(experiments, places, strict=True):
+            try:
+                documents.append(_one(experiment, place, watch or Watch()))
+            except Diverged as error:
+                diverged[experiment.name] = error
+        if diverged:
+            first = next(iter(diverged.values()))
+            for name in diverged:
+                first.add_note(name)
+            raise first
+    return documents
 
 
-def load(folder: str | Path) -> RunDocument:
-    """The document of a run that exists."""
+def load(folder: str | Path, *, hashes: bool = True) -> RunDocument:
+    """The document of a run that exists; without `hashes` its states, which may be large, are not read."""
     store = Store.open(folders.find(str(folder)))
     try:
-        return _document(store)
+        return _document(store, hashes=hashes)
     finally:
         store.close()
 
 
-def draw(folder: Path, documents: Sequence[RunDocument]) -> list[Path]:
+def draw(folder: str | Path, documents: Sequence[RunDocument]) -> list[Path]:
     """The learning curves and the data distribution as pictures in `folder`."""
-    paths = [folder / "curves.png", folder / "data.png"]
+    paths = [Path(folder) / "curves.png", Path(folder) / "data.png"]
     pictures.curves(paths[0], documents)
     store = Store.open(Path(documents[0]["folder"]))
     labels = store.meta("labels")
@@ -115,8 +135,8 @@ def _places(
     if options.out:
         root = Path(options.out).expanduser()
     elif options.resume:
-        root = folders.newest(experiments[0].config_hash)
-        root = root if single else root.parent
+        hashes = [experiment.config_hash for experiment in experiments]
+        root = folders.newest(dict(zip(["."] if single else slugs, hashes, strict=True)))
     else:
         root = folders.numbered(f"{data}-{slugs[0]}" if single else f"compare-{data}")
     places = [root] if single else [root / slug for slug in slugs]
@@ -135,12 +155,7 @@ def _check_same(experiment: Experiment, place: Path, *, resume: bool) -> None:
     there, same = store.meta("config"), store.meta("config_hash") == experiment.config_hash
     store.close()
     if not same:
-        now = experiment.config
-        changed = [
-            f"{key} {there.get(key)} there, {now[key]} now" for key in now if there.get(key) != now[key]
-        ]
-        quiet = ("rounds", "engine", "out", "resume", "force", "json", "patience", "data_dir")
-        shown = "; ".join(text for text in changed if not text.startswith(quiet)) or "its data differ"
+        shown = "; ".join(_differences(there, experiment.config)) or "its data or its model differ"
         raise BadInput(f"'{place}' holds a run with another configuration ({shown}); choose another --out")
     if not resume:
         raise BadInput(
@@ -148,15 +163,27 @@ def _check_same(experiment: Experiment, place: Path, *, resume: bool) -> None:
         )
 
 
+def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What tells two configurations apart, in words; hyper-parameters only of parts that both have."""
+    pairs = {key: (there.get(key), now[key]) for key in now if key not in _NOT_TOLD}
+    for part, options in now["method_options"].items():
+        for option, value in there.get("method_options", {}).get(part, {}).items():
+            pairs[f"{part} {option}"] = (value, options.get(option))
+    return [f"{key} {before} there, {after} now" for key, (before, after) in pairs.items() if before != after]
+
+
 def _one(experiment: Experiment, place: Path, watch: Watch) -> RunDocument:
     """Begin or continue one run."""
     engine = engines.make(experiment.options.engine, experiment.task, experiment.method)
     try:
-        if Store.is_run(place):
-            store = Store.open(place)
-        else:
-            store = Store.create(place, _meta(experiment), loop.start(experiment))
+        begun = Store.is_run(place)
+        store = (
+            Store.open(place) if begun else Store.create(place, _meta(experiment), loop.start(experiment))
+        )
         try:
+            if begun:  # it may have been extended, or moved
+                with store.transaction(store.last_round()):
+                    store.set_meta("config", experiment.config)
             loop.run(experiment, store, engine, watch)
             return _document(store)
         finally:
@@ -197,11 +224,11 @@ def _git_commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def _document(store: Store) -> RunDocument:
+def _document(store: Store, *, hashes: bool = True) -> RunDocument:
     entries = store.entries()
     known = [e for e in entries if e["accuracy"]]
     settings: Mapping[str, Any] = store.meta("config")
-    server, clients = store.hashes()
+    server, clients = store.hashes() if hashes else ("", {})
     rounds = [e for e in entries if e["round"] > 0]
     calls = max(1, store.calls())
     return {
@@ -219,6 +246,6 @@ def _document(store: Store) -> RunDocument:
         },
         "server_sha256": server,
         "clients_sha256": clients,
-        "peak_rss_mb": store.meta("peak_rss_mb"),
+        "peak_rss_mb": store.meta("peak_rss_mb") or 0.0,
         "folder": str(store.folder),
     }

@@ -62,13 +62,14 @@ def read(
     methods: Sequence[str] = (), options: Mapping[str, Any] | None = None, settings: Sequence[str] = ()
 ) -> tuple[list[str], Config]:
     """Methods and options from what was given: TOML files among `methods`, over them `settings` (key=value),
-    over them `options`. Every option is a key of the file with the same name."""
+    over them `options`. Every option is a key of the file with the same name; `method` may be a list there."""
     names: list[str] = []
     values: dict[str, Any] = {}
     for name in methods:
         if name.endswith(".toml"):
             found = _read_toml(Path(name))
-            names += [str(found.pop("method"))] if "method" in found else []
+            given = found.pop("method", [])
+            names += map(str, given if isinstance(given, list) else [given])
             values |= found
         else:
             names.append(name)
@@ -77,7 +78,7 @@ def read(
         if not equals:
             raise BadInput(f"--set {item}: write it as --set key=value")
         values |= _known({key.strip(): _toml_value(text.strip())}, f"--set {item}")
-    values |= _known({k: v for k, v in (options or {}).items() if v is not None}, "option")
+    values |= _known({k: v for k, v in (options or {}).items() if v is not None})
     if "method" in values:  # --set method=... or Python
         names = [str(values.pop("method"))]
     if not names:
@@ -95,13 +96,13 @@ def _read_toml(path: Path) -> dict[str, Any]:
     return _known(values, f"'{path}'")
 
 
-def _known(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _known(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """The values under the options' own names (`partition-seed` is `partition_seed`)."""
     keys = {field.name for field in dataclasses.fields(Config)}
     named = {key.replace("-", "_"): value for key, value in values.items()}
     for key in named:
         if key not in keys:
-            raise unknown(f"key in {where}:", key, keys)
+            raise unknown(f"key in {where}:" if where else "option", key, keys)
     return named
 
 

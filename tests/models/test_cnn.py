@@ -130,7 +130,7 @@ def test_the_layers_do_what_they_do_in_the_published_order(make: Builder, side: 
     """The same weights in conv, ReLU, pool: equal logits and gradients, though rounded weights give ties."""
     ours = make((1, side, side), 10)
     for p in ours.parameters():
-        p.data = (p.data * 8).round() / 8
+        p.data = (p.data * 64).round() / 64
     x, y = torch.randint(0, 3, (6, 1, side, side)).float(), torch.arange(6)
     names = [name for name, _ in ours.named_parameters()]
     w = {name: p.detach().clone().requires_grad_() for name, p in ours.named_parameters()}

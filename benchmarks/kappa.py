@@ -1,0 +1,82 @@
+"""Which kappa makes MR's loss of the magnitude of the task loss? The paper's criterion, without test data.
+
+    python benchmarks/kappa.py [--data digits] [--rounds 10]
+
+Runs FedAvg+MR with several kappa and prints, over the batches of every fifth round, the mean cross-entropy and
+the mean of MR's loss kappa/2 mean_k (r_k - zbar_k)^2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from torch import Tensor
+
+from feddbe import engines
+from feddbe.config import Config
+from feddbe.experiment import resolve
+from feddbe.local import Local
+from feddbe.loop import Loop, Watch, start
+from feddbe.methods.addons import MR, _start
+from feddbe.state import State, without
+from feddbe.store import Store
+from feddbe.terms import Term
+
+
+def losses(loop: Loop, kappa: float, t: int) -> tuple[float, float]:
+    """Mean task loss and mean of MR's loss over all batches that round t would train on."""
+    task, server, seen = loop.task, loop.server, list[float]()
+    mr = MR(kappa=kappa)
+
+    def watched(*arguments: Any) -> tuple[Tensor, State]:
+        value, carry = mr._regularize(*arguments)
+        seen.append(value.item())
+        return value, carry
+
+    total, samples = 0.0, 0
+    for client in range(task.split.clients):
+        local = Local(task, t, client)
+        local.fit(
+            without(server, ["mean"]), terms=[Term(watched, {"mean": server["mean"]}, _start(task.model))]
+        )
+        total, samples = total + local.losses["shared"][0], samples + local.losses["shared"][1]
+    return total / samples, mean(seen)
+
+
+def observe(kappa: float, data: str, rounds: int, every: int = 5) -> None:
+    """One run, with a look at every fifth round."""
+    experiment = resolve(f"fedavg+mr(kappa={kappa})", Config(data=data, rounds=rounds))
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store.create(Path(folder) / "run", {}, start(experiment))
+        engine = engines.make("auto", experiment.task, experiment.method)
+        loop = Loop(experiment, store, engine, Watch())
+        for t in range(rounds + 1):
+            if t > 0 and t % every == 0:
+                task, regularizer = losses(loop, kappa, t)
+                print(
+                    f"kappa {kappa:<6g} round {t:<3d} task loss {task:.3f}  MR loss {regularizer:.3f}",
+                    flush=True,
+                )
+            loop.exchange(t)
+        engine.close()
+        store.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", default="digits")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--kappa", type=float, nargs="+", default=[0.1, 1, 10, 50])
+    arguments = parser.parse_args()
+    for kappa in arguments.kappa:
+        observe(kappa, arguments.data, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The list of methods and add-ons: each hyper-parameter with its default, what it takes and what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from feddbe import defaults
+from feddbe.methods import Description
+
+__all__ = ["methods_table"]
+
+
+def methods_table(described: Sequence[Description]) -> RenderableType:
+    """Methods, then add-ons; a parameter has its default beside its name and its meaning below."""
+    return _Methods(tuple(described))
+
+
+@dataclass(frozen=True)
+class _Methods:
+    described: tuple[Description, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for heading, addons in (("Methods", False), ("Add-ons", True)):
+            yield Text(heading, style="bold underline")
+            for one in self.described:
+                if (one["family"] == "add-on") == addons:
+                    yield Text()
+                    yield from self._one(one)
+            yield Text()
+        yield Text("Write them as fedavg+dbe(kappa=5,mu=0.1).", style="dim")
+
+    def _one(self, one: Description) -> Iterator[RenderableType]:
+        parts, addon = self._parts(one), one["family"] == "add-on"
+        about = f"  {' and '.join(f'+{part}' for part in parts)}" if addon else f"  {one['family']}"
+        yield Text.assemble((f"+{one['name']}" if addon else one["name"], "bold"), about.rstrip())
+        if one["addons"]:
+            yield Text(f"  takes {', '.join('+' + name for name in one['addons'])}")
+        if parts or not one["parameters"]:
+            yield Text(f"  {'the parameters of both' if parts else 'no parameters of its own'}", style="dim")
+            return
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True, style="cyan")
+        table.add_column(overflow="fold")
+        for parameter in one["parameters"]:
+            words = Text(parameter["meaning"])
+            words.append(f"\n{parameter['allowed']}; default {_default(parameter)}", style="dim")
+            table.add_row(parameter["name"], words)
+        yield Padding(table, (0, 0, 0, 2))
+
+    def _parts(self, one: Description) -> list[str]:
+        """The add-ons that this one consists of, if its parameters are theirs."""
+        own = {parameter["name"] for parameter in one["parameters"]}
+        others = {
+            other["name"]: {parameter["name"] for parameter in other["parameters"]}
+            for other in self.described
+            if other["family"] == "add-on" and other["name"] != one["name"]
+        }
+        inside = [name for name, theirs in others.items() if theirs and theirs < own]
+        return inside if own and set().union(*(others[name] for name in inside)) == own else []
+
+
+def _default(parameter: dict[str, Any]) -> str:
+    """The default, and where models have others, theirs."""
+    name, chosen = parameter["name"], dict[str, list[str]]()
+    for model, layer in defaults.PER_MODEL.items():
+        for part in layer.values():
+            if isinstance(part, dict) and name in part:
+                chosen.setdefault(_shown(part[name]), []).append(model)
+    if not chosen:
+        return _shown(parameter["default"])
+    if len(chosen) == 1:
+        return next(iter(chosen))
+    return "; ".join(f"{value} for {', '.join(models)}" for value, models in chosen.items())
+
+
+def _shown(value: Any) -> str:
+    """As it is written on the command line."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "none" if value is None else str(value).lower()

@@ -1,0 +1,133 @@
+"""Random streams: each named by four things, none depending on another, and never changing."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddbe import seeds
+
+NAMES = [
+    (seed, purpose, round, client)
+    for seed, purpose, round, client in itertools.product(
+        (0, 1), ("batches", "noise"), (0, 1, 11), (0, 1, 11)
+    )
+]
+
+
+def test_every_part_of_the_name_gives_another_stream() -> None:
+    """Also (1, 11) and (11, 1): the parts of a name do not run together."""
+    drawn = {tuple(seeds.stream(*name).randint(0, 2**31, 4).tolist()) for name in NAMES}
+    assert len(drawn) == len(NAMES)
+    assert len({seeds.torch_seed(*name) for name in NAMES}) == len(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES[::7])
+def test_a_stream_starts_anew_each_time(name: tuple[int, str, int, int]) -> None:
+    first = seeds.stream(*name)
+    expected = first.random_sample(5)
+    first.random_sample(100)
+    np.random.RandomState(1).shuffle(np.arange(9))
+    assert np.array_equal(seeds.stream(*name).random_sample(5), expected)
+    assert seeds.torch_seed(*name) == seeds.torch_seed(*name)
+
+
+def test_round_and_client_are_zero_unless_given() -> None:
+    assert seeds.torch_seed(4, "model") == seeds.torch_seed(4, "model", 0, 0)
+    assert seeds.stream(4, "model").randint(2**31) == seeds.stream(4, "model", 0, 0).randint(2**31)
+
+
+def test_the_streams_have_not_changed() -> None:
+    """RandomState seeded with the eight little-endian words of SHA-256 of '0/batches/3/7'."""
+    found = seeds.stream(0, "batches", 3, 7)
+    assert found.permutation(10).tolist() == [4, 7, 5, 2, 6, 9, 3, 8, 0, 1]
+    assert found.randint(0, 1000, 3).tolist() == [9, 378, 961]
+    assert seeds.torch_seed(0, "batches", 3, 7) == 7805848622593693483
+
+
+@given(st.integers(0, 2**40), st.text(max_size=5), st.integers(0, 10**6), st.integers(0, 10**6))
+def test_a_seed_for_torch_is_one_that_torch_takes(seed: int, purpose: str, round: int, client: int) -> None:
+    found = seeds.torch_seed(seed, purpose, round, client)
+    assert 0 <= found < 2**63
+    assert torch.Generator().manual_seed(found).initial_seed() == found
+
+
+# --- torch's own generator
+
+
+def test_torch_is_seeded_in_the_block_and_goes_on_as_before_after_it() -> None:
+    generator = torch.Generator().manual_seed(5)
+    expected = torch.rand(4, generator=generator)
+    before = torch.get_rng_state()
+    with seeds.torch_seeded(5):
+        assert torch.equal(torch.rand(4), expected)
+    assert torch.equal(torch.get_rng_state(), before)
+    with seeds.torch_seeded(6):
+        assert not torch.equal(torch.rand(4), expected)
+
+
+def test_torch_goes_on_as_before_after_an_error_too() -> None:
+    before = torch.get_rng_state()
+
+    def fails() -> None:
+        with seeds.torch_seeded(5):
+            torch.rand(4)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_blocks_in_blocks() -> None:
+    with seeds.torch_seeded(5):
+        plain = torch.rand(2).tolist() + torch.rand(2).tolist()
+    with seeds.torch_seeded(5):
+        first = torch.rand(2).tolist()
+        with seeds.torch_seeded(6):
+            torch.rand(7)
+        assert first + torch.rand(2).tolist() == plain
+
+
+# --- who takes part
+
+
+@pytest.mark.parametrize(
+    ("clients", "join", "size"),
+    [
+        (20, 1.0, 20), (20, 0.5, 10), (100, 0.5, 50), (20, 0.1, 2), (3, 0.01, 1), (1, 0.5, 1),
+        (5, 0.5, 3), (25, 0.1, 3), (20, 0.97, 19), (20, 0.98, 20), (10, 0.14, 1),
+    ],
+)  # fmt: skip
+def test_as_many_as_asked_take_part(clients: int, join: float, size: int) -> None:
+    """The nearest whole number to join * clients, half is up, at least 1: 2.5 -> 3, 0.03 -> 1."""
+    found = seeds.cohort(0, 1, clients, join)
+    assert len(found) == size
+    assert found == sorted(set(found))
+    assert all(type(client) is int and 0 <= client < clients for client in found)
+
+
+def test_cohorts_depend_on_seed_and_round_and_nothing_else() -> None:
+    expected = seeds.cohort(3, 5, 40, 0.25)
+    seeds.stream(3, "cohort", 5).permutation(40)
+    assert seeds.cohort(3, 5, 40, 0.25) == expected
+    assert seeds.cohort(3, 6, 40, 0.25) != expected
+    assert seeds.cohort(4, 5, 40, 0.25) != expected
+
+
+def test_every_client_is_drawn_about_as_often() -> None:
+    """400 rounds of 5 out of 20: mean 100, deviation sqrt(400 1/4 3/4) = 8.7; five of these are 43."""
+    times = np.bincount([c for t in range(400) for c in seeds.cohort(0, t, 20, 0.25)], minlength=20)
+    assert times.sum() == 2000
+    assert np.abs(times - 100).max() < 43
+    assert len(set(times.tolist())) > 3, "a rotation would be no draw"
+
+
+def test_the_cohorts_have_not_changed() -> None:
+    """The first ten of a permutation of 20 from the stream (0, cohort, 1, 0), in id order."""
+    assert seeds.cohort(0, 1, 20, 0.5) == [0, 4, 5, 6, 7, 8, 10, 11, 16, 18]

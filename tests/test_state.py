@@ -1,0 +1,201 @@
+"""States: bytes and back, fingerprints, means."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from feddbe.state import State, decode, encode, nbytes, sha256, weighted_mean, without
+
+DTYPES = ["<f4", "<f8", "<f2", "<i8", "<i4", "u1"]
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    """Any bits in any shape, NaN, infinity and -0 among them."""
+    shape = draw(st.lists(st.integers(0, 3), max_size=4))
+    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+    size = math.prod(shape) * dtype.itemsize
+    raw = draw(st.binary(min_size=size, max_size=size))
+    return torch.from_numpy(np.frombuffer(raw, dtype).reshape(shape).copy())
+
+
+states = st.dictionaries(st.text(st.characters(codec="utf-8"), min_size=1, max_size=6), tensors(), max_size=4)
+
+
+def bits(tensor: Tensor) -> tuple[str, tuple[int, ...], bytes]:
+    return str(tensor.dtype), tuple(tensor.shape), tensor.contiguous().numpy().tobytes()
+
+
+@given(states)
+def test_bytes_and_back(state: State) -> None:
+    state.pop("__metadata__", None)  # the one name that safetensors keeps for itself
+    back = decode(encode(state))
+    assert {name: bits(t) for name, t in back.items()} == {name: bits(t) for name, t in state.items()}
+    assert sha256(back) == sha256(state)
+
+
+def test_scalars_counters_and_nothing() -> None:
+    state = {"loss": torch.tensor(0.5), "buffer/count": torch.tensor(2**53 + 1), "none": torch.zeros(0, 3)}
+    back = decode(encode(state))
+    assert (back["loss"].shape, back["loss"].item()) == ((), 0.5)
+    assert (back["buffer/count"].dtype, back["buffer/count"].item()) == (torch.int64, 2**53 + 1)
+    assert back["none"].shape == (0, 3)
+    assert decode(encode({})) == {}
+
+
+def test_memory_layout_and_gradients_do_not_matter() -> None:
+    plain = {"w": torch.arange(24.0).reshape(2, 3, 2, 2)}
+    for w in (
+        plain["w"].contiguous(memory_format=torch.channels_last),
+        plain["w"].clone().requires_grad_(),
+        torch.stack([plain["w"], -plain["w"]], -1)[..., 0],
+    ):
+        assert encode({"w": w}) == encode(plain)
+        assert sha256({"w": w}) == sha256(plain)
+
+
+def test_what_is_decoded_can_be_written_to() -> None:
+    data = encode({"w": torch.ones(3)})
+    decode(data)["w"].add_(1)
+    assert decode(data)["w"].tolist() == [1, 1, 1]
+
+
+# --- fingerprints
+
+START: State = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3, 4]])}
+
+
+def test_the_order_of_the_entries_does_not_matter() -> None:
+    assert sha256(dict(reversed(START.items()))) == sha256(START)
+    assert sha256({name: t.clone() for name, t in START.items()}) == sha256(START)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: {"a": s["a"], "c": s["b"]},
+        lambda s: {"a": s["a"]},
+        lambda s: {**s, "c": torch.zeros(0)},
+        lambda s: {"a": s["a"].view(torch.int32), "b": s["b"]},
+        lambda s: {"a": s["a"], "b": s["b"].reshape(2)},
+        lambda s: {"a": s["a"], "b": s["b"].reshape(2, 1)},
+        lambda s: {"a": s["a"], "b": s["b"].flip(1)},
+        lambda s: {"a": s["b"], "b": s["a"]},
+    ],
+    ids=["name", "one-less", "one-more", "dtype", "flat", "shape", "order", "swapped"],
+)
+def test_any_change_changes_the_fingerprint(change: Callable[[State], State]) -> None:
+    assert sha256(change(START)) != sha256(START)
+
+
+@given(st.integers(0, 63), st.sampled_from(["a", "b"]))
+def test_one_bit_changes_the_fingerprint(bit: int, name: str) -> None:
+    state = {key: t.clone() for key, t in START.items()}
+    state[name].view(torch.uint8).flatten()[bit // 8] ^= 1 << bit % 8
+    assert sha256(state) != sha256(START)
+
+
+def test_zero_and_minus_zero_are_other_bits() -> None:
+    assert sha256({"a": torch.tensor(0.0)}) != sha256({"a": torch.tensor(-0.0)})
+
+
+def test_the_fingerprint_has_not_changed() -> None:
+    """SHA-256 of 'a torch.float32 (2,)', a line feed, and the little-endian bytes of 1 and 2; then b."""
+    text = b"a torch.float32 (2,)\n" + np.array([1, 2], "<f4").tobytes()
+    text += b"b torch.int64 (1, 2)\n" + np.array([3, 4], "<i8").tobytes()
+    assert sha256(START) == hashlib.sha256(text).hexdigest()
+
+
+# --- sizes and parts
+
+
+def test_bytes_of_a_message() -> None:
+    """2 x 3 float32 = 24, one int64 = 8, three uint8 = 3, nothing = 0."""
+    state = {"w": torch.zeros(2, 3), "n": torch.tensor(5), "e": torch.zeros(0)}
+    state["x"] = torch.zeros(3, dtype=torch.uint8)
+    assert nbytes(state) == 24 + 8 + 3
+    assert nbytes({}) == 0
+
+
+def test_without() -> None:
+    state = {name: torch.zeros(1) for name in ("prbm", "prbm/old", "fc.prbm", "mean", "w")}
+    assert list(without(state, ["prbm"])) == ["fc.prbm", "mean", "w"]
+    assert list(without(state, ["prbm", "mean"])) == ["fc.prbm", "w"]
+    assert list(without(state, [])) == list(state)
+    assert without(state, iter(["w"])) == {name: t for name, t in state.items() if name != "w"}
+
+
+# --- means
+
+
+def test_the_mean_by_hand() -> None:
+    """Weights 1, 3: (1 2 + 3 6) / 4 = 5 and (1 8 + 3 0) / 4 = 2; counters (1 4 + 3 11) / 4 = 9.25."""
+    first = {"w": torch.tensor([2.0, 8.0]), "s": torch.tensor(1.0), "n": torch.tensor(4)}
+    second = {"w": torch.tensor([6.0, 0.0]), "s": torch.tensor(1.0), "n": torch.tensor(11)}
+    mean = weighted_mean([first, second], [1, 3])
+    assert mean["w"].tolist() == [5.0, 2.0]
+    assert mean["s"].shape == ()
+    assert mean["s"].item() == 1.0
+    assert (mean["n"].dtype, mean["n"].item()) == (torch.int64, 9)
+    assert first["w"].tolist() == [2.0, 8.0]
+
+
+@pytest.mark.parametrize(("counts", "mean"), [((3, 4), 4), ((3, 3), 3), ((0, 1), 0), ((-3, -4), -4)])
+def test_counters_are_rounded_to_the_nearest(counts: tuple[int, int], mean: int) -> None:
+    """Halves to the even neighbour: 3.5 -> 4, 0.5 -> 0."""
+    found = weighted_mean([{"n": torch.tensor(n)} for n in counts], [2, 2])["n"]
+    assert found.item() == mean
+
+
+def test_large_counters_are_not_rounded_through_float32() -> None:
+    """2^24 + 1 is no float32."""
+    assert weighted_mean([{"n": torch.tensor(2**24 + 1)}], [7])["n"].item() == 2**24 + 1
+
+
+finite = st.floats(-1e6, 1e6, width=32).filter(bool)
+
+
+@given(st.lists(finite, min_size=1, max_size=5), st.integers(1, 10**6))
+def test_the_mean_of_one_is_itself_to_the_bit(values: list[float], weight: int) -> None:
+    state = {"w": torch.tensor(values), "n": torch.tensor([3, 5])}
+    mean = weighted_mean([state], [weight])
+    assert sha256(mean) == sha256(state)
+    assert mean["w"].data_ptr() != state["w"].data_ptr()
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 1000), st.lists(finite, min_size=3, max_size=3)), min_size=1, max_size=6
+    )
+)
+def test_the_mean_is_the_sum_of_shares_and_in_the_order_given(
+    parts: list[tuple[int, list[float]]],
+) -> None:
+    weights = [weight for weight, _ in parts]
+    values = [{"w": torch.tensor(value)} for _, value in parts]
+    mean = weighted_mean(values, weights)["w"]
+    expected = np.average([v["w"].double().numpy() for v in values], axis=0, weights=weights)
+    scale = max(1.0, max(float(v["w"].abs().max()) for v in values))
+    assert np.abs(mean.numpy() - expected).max() <= 1e-5 * scale
+    by_hand = torch.zeros(3)
+    for value, weight in zip(values, weights, strict=True):
+        by_hand = torch.add(by_hand, value["w"], alpha=weight / sum(weights))
+    assert torch.equal(mean, by_hand)
+
+
+def test_only_the_names_of_the_first_and_as_many_weights_as_states() -> None:
+    one, two = {"a": torch.ones(1)}, {"a": torch.ones(1), "b": torch.ones(1)}
+    assert list(weighted_mean([one, two], [1, 1])) == ["a"]
+    with pytest.raises(KeyError):
+        weighted_mean([two, one], [1, 1])
+    with pytest.raises(ValueError, match="shorter"):
+        weighted_mean([one, one], [1])
