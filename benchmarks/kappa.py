@@ -2,8 +2,8 @@
 
     python benchmarks/kappa.py [--data digits] [--rounds 10]
 
-Runs FedAvg+MR with several kappa and prints, over the batches of every fifth round, the mean cross-entropy and
-the mean of MR's loss kappa/2 mean_k (r_k - zbar_k)^2.
+Runs FedAvg+MR with several kappa and prints, over the batches of every fifth round, the mean cross-entropy
+and the mean of MR's loss kappa/2 mean_k (r_k - zbar_k)^2.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
     dtype = np.dtype(draw(st.sampled_from(DTYPES)))
     size = math.prod(shape) * dtype.itemsize
     raw = draw(st.binary(min_size=size, max_size=size))
-    return torch.from_numpy(np.frombuffer(raw, dtype).reshape(shape).copy())
+    return torch.tensor(np.frombuffer(raw, dtype).reshape(shape))
 
 
 states = st.dictionaries(st.text(st.characters(codec="utf-8"), min_size=1, max_size=6), tensors(), max_size=4)

@@ -177,9 +177,7 @@ def _one(experiment: Experiment, place: Path, watch: Watch) -> RunDocument:
     engine = engines.make(experiment.options.engine, experiment.task, experiment.method)
     try:
         begun = Store.is_run(place)
-        store = (
-            Store.open(place) if begun else Store.create(place, _meta(experiment), loop.start(experiment))
-        )
+        store = Store.open(place) if begun else Store.create(place, _meta(experiment), loop.start(experiment))
         try:
             if begun:  # it may have been extended, or moved
                 with store.transaction(store.last_round()):

@@ -90,6 +90,8 @@ def find(run: str) -> Path:
 def find_all(name: str) -> list[Path]:
     """The folder of the run that a person means, or those of all runs of a comparison."""
     for folder in (Path(name).expanduser(), RUNS / name):
-        if not Store.is_run(folder) and (inside := [path.parent for path in sorted(folder.glob(f"*/{FILE}"))]):
+        if not Store.is_run(folder) and (
+            inside := [path.parent for path in sorted(folder.glob(f"*/{FILE}"))]
+        ):
             return inside
     return [find(name)]
