@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -50,7 +51,8 @@ def test_defaults() -> None:
     [
         ("count", 1, 1), ("count", 9, 9), ("count", 4.0, 4), ("rate", 1, 1.0), ("rate", 1e-9, 1e-9),
         ("weight", 0, 0.0), ("any", -7, -7.0), ("seed", 0, 0), ("seed", None, None), ("lr", 2, 2.0),
-        ("on", True, True), ("path", 5, "5"), ("path", "a b", "a b"), ("place", None, None), ("place", 1, "1"),
+        ("on", True, True), ("path", 5, "5"), ("path", "a b", "a b"), ("place", None, None),
+        ("place", 1, "1"),
         ("kind", "fancy", "fancy"), ("maybe", "keep", "keep"), ("maybe", None, None), ("free", [1], [1]),
     ],
 )  # fmt: skip
@@ -143,11 +145,8 @@ def test_options_cannot_be_changed_but_replaced_and_are_checked_again() -> None:
 
 
 @given(st.one_of(st.integers(), st.floats(), st.booleans(), st.none(), st.text(), st.lists(st.integers())))
-def test_any_value_is_kept_or_refused_with_one_line(value: Any) -> None:
+def test_any_value_is_kept_or_refused(value: Any) -> None:
+    """No other error than ours, and what is kept is equal to what was given."""
     for option in ("count", "rate", "seed", "on", "kind"):
-        try:
-            found = getattr(Sample(**{option: value}), option)
-        except BadInput as error:
-            assert str(error).startswith((f"sample {option} = ", f"unknown sample {option} '"))
-        else:
-            assert found == value
+        with suppress(BadInput):
+            assert getattr(Sample(**{option: value}), option) == value

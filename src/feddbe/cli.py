@@ -6,45 +6,112 @@ import dataclasses
 import inspect
 import json
 import os
+import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+from typer.core import TyperCommand, TyperGroup
 
-from feddbe import api, config, data, folders, pictures, terminal
+from feddbe import api, config, data, defaults, folders, listing, models, pictures, terminal
 from feddbe.config import Config
-from feddbe.document import RunDocument
-from feddbe.errors import BadInput, FeddbeError, unknown
+from feddbe.errors import Diverged, FeddbeError, StoreError, unknown
 from feddbe.experiment import label_counts, load_data
 from feddbe.loop import Watch
 from feddbe.methods import describe
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
-    help="Personalized federated learning with the Domain Bias Eliminator.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-data_app = typer.Typer(help="Data sets and how they are divided among clients.", no_args_is_help=True)
-app.add_typer(data_app, name="data")
+_SECTIONS = {
+    "Data": ("data", "data_dir", "partition", "partition_seed", "clients", "split"),
+    "Model": ("model", "cut"),
+    "Training": (
+        "rounds", "patience", "epochs", "batch", "lr", "join", "seed", "variant", "short_batch", "bn_buffers",
+        "force",
+    ),
+    "Evaluation": ("eval", "eval_after", "train_loss"),
+    "Run": ("engine", "out", "resume", "json"),
+}  # fmt: skip
+"""The options of `Config` in the order in which help lists them."""
+_VALUES = {"data": "NAME|FILE", "data_dir": "DIR", "split": "FILE", "eval": "WHO", "out": "DIR"}
+"""What help calls the value of an option whose type does not say enough."""
+_NAMES = {"data": tuple(data.SOURCES), "model": tuple(models.MODELS)}
+"""Names that an option takes besides files."""
 
-Json = Annotated[bool, typer.Option("--json", help="print one JSON document")]
+
+# How typer is used: help in sections, and our own sentences for what the user got wrong.
+
+
+class _Command(TyperCommand):
+    """A command whose help lists the options by section."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if param.param_type_name == "argument":
+                words = (param.make_metavar(ctx).strip("[]."), str(getattr(param, "help", None) or ""))
+                sections.setdefault("Arguments", []).append(words)
+            elif row := param.get_help_record(ctx):
+                sections.setdefault(getattr(param, "rich_help_panel", None) or "Options", []).append(row)
+        width = max(len(term) for rows in sections.values() for term, _ in rows)  # one column for all
+        for section in ("Arguments", *_SECTIONS, "Options"):
+            if section in sections:
+                with formatter.section(section):
+                    formatter.write_dl([(term.ljust(width), text) for term, text in sections[section]])
+
+
+class _Group(TyperGroup):
+    """A group of commands; without one it shows its help."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands:
+            raise unknown("command", args[0], self.commands)
+        return super().resolve_command(ctx, args)
+
+
+def _typer(help: str) -> typer.Typer:
+    return typer.Typer(
+        cls=_Group,
+        help=help,
+        invoke_without_command=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+
+
+app = _typer("Personalized federated learning with the Domain Bias Eliminator.")
+data_app = _typer("Data sets and how they are divided among clients.")
+app.add_typer(data_app, name="data")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 2 is bad input, 3 diverged, 130 Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    command = typer.main.get_command(app)
     try:
-        result = app(given, prog_name="feddbe", standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        # not command.main, which has its own ideas about Ctrl-C and broken pipes
+        with command.make_context("feddbe", list(given), obj=given) as context:
+            code = command.invoke(context)
+        sys.stdout.flush()
+        return int(code or 0)
+    except typer.Exit as done:  # --help
+        return done.exit_code
     except FeddbeError as error:
         return _complain(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -55,124 +122,186 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _complain(f"{error.filename or 'file'}: {error.strerror or error}", 2)
     except Exception as error:
-        # click's own errors (an unknown option, a missing argument); typer may carry click inside it
         if not hasattr(error, "format_message"):
             raise
-        return _complain(" ".join(error.format_message().split()), 2)
+        return _complain(_misuse(error), 2)
+
+
+def _misuse(error: Any) -> str:
+    """A sentence for click's own errors; by their looks, because typer may carry click inside it."""
+    context = getattr(error, "ctx", None)
+    if hasattr(error, "option_name") and hasattr(error, "possibilities") and context:
+        options = [name for param in context.command.get_params(context) for name in param.opts]
+        return str(unknown("option", error.option_name, [name for name in options if name.startswith("--")]))
+    text = str(error.format_message()).rstrip(".")
+    return f"{text[:1].lower()}{text[1:]}" + (f"; see {context.command_path} --help" if context else "")
 
 
 def _complain(text: str, code: int) -> int:
-    print(f"feddbe: {text}", file=sys.stderr)
+    line = re.sub(r"\s*[\r\n]+\s*", " ", text)
+    print(f"feddbe: {line}", file=sys.stderr)
     return code
 
 
-def _with_options(function: Callable[..., int], *names: str) -> Callable[..., int]:
-    """Give a command the options of `Config` (all, or those named); None where the user gave none."""
-    own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "options"]
-    for field in dataclasses.fields(Config):
-        if field.name == "method" or (names and field.name not in names):
+def _help_if_alone(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.callback()
+def _top(
+    context: typer.Context,
+    version_: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version_:
+        print(f"feddbe {version('feddbe')}")
+        raise typer.Exit
+    _help_if_alone(context)
+
+
+@data_app.callback()
+def _data(context: typer.Context) -> None:
+    _help_if_alone(context)
+
+
+# The options of a run
+
+
+def _number(text: str) -> Any:
+    """A number if it is one; else the text, so that `Config` can say what is allowed."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
             continue
-        kind = {"str": str, "int": int, "float": float, "bool": bool}[str(field.type).split(" ")[0]]
-        text = field.metadata["meaning"]
-        if field.metadata["choices"] and field.default is not None:
-            text += f" ({', '.join(field.metadata['choices'])})"
-        if field.default not in (None, False):
-            text += f" [{field.default}]"
-        option = typer.Option(f"--{field.name.replace('_', '-')}", help=text, show_default=False)
-        own.append(
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=Annotated[kind | None, option],
-            )
-        )
+    return text
+
+
+def _option(field: dataclasses.Field[Any], section: str) -> inspect.Parameter:
+    """An option of `Config` as typer wants it; None where the user gave none."""
+    kind = str(field.type).split(" ")[0]
+    names = field.metadata["choices"] or _NAMES.get(field.name, ())
+    choices = f": {', '.join(names)}" if names else ""
+    value = {"int": "N", "float": "X"}.get(kind) or _VALUES.get(field.name, "NAME")
+    option = typer.Option(
+        f"--{field.name.replace('_', '-')}",
+        help=field.metadata["meaning"] + choices + _default(field),
+        show_default=False,
+        rich_help_panel=section,
+        metavar=None if kind == "bool" else value,
+        parser=_number if kind in ("int", "float") else None,
+    )
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[(bool | None if kind == "bool" else str | None), option],
+    )
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    """An option's default, with what data sets and models have instead."""
+    if field.default is False:
+        return ""
+    general = defaults.GENERAL.get(field.name) if field.default is None else field.default
+    layers = {**defaults.PER_DATA, **{k: v for k, v in defaults.PER_MODEL.items() if k != "own"}}
+    special = [f"{name} {layer[field.name]}" for name, layer in layers.items() if field.name in layer]
+    known = [*([] if general is None else [str(general)]), *special]
+    return f" [{', '.join(known)}]" if known else ""
+
+
+def _with_options(function: Callable[..., int], *names: str) -> Callable[..., int]:
+    """Give a command the options of `Config`: all, or those named."""
+    own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "options"]
+    fields = {field.name: field for field in dataclasses.fields(Config)}
+    options = [
+        _option(fields[name], section)
+        for section, members in _SECTIONS.items()
+        for name in members
+        if not names or name in names
+    ]
 
     def command(**given: Any) -> int:
-        fixed = {p.name for p in inspect.signature(function).parameters.values()}
-        options = {key: value for key, value in given.items() if key not in fixed}
-        return function(**{key: given[key] for key in given if key in fixed}, options=options)
+        chosen = {option.name: given.pop(option.name) for option in options}
+        return function(**given, options=chosen)
 
-    command.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
     command.__doc__ = function.__doc__
     return command
 
 
+Json = Annotated[bool, typer.Option("--json", help="print one JSON document")]
+_METHOD = "as in fedavg+dbe(kappa=5,mu=0.1), or a file with options"
+Method = Annotated[list[str] | None, typer.Argument(metavar="[METHOD|FILE.toml]", help=_METHOD)]
+Methods = Annotated[list[str] | None, typer.Argument(metavar="[METHOD|FILE.toml]...", help=_METHOD)]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", help="KEY=VALUE: any option, over those of a file", show_default=False),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="any option, over that of a file; may be repeated",
+        show_default=False,
+        rich_help_panel="Run",
+    ),
 ]
 
 
+# Commands
+
+
 def _run(
-    method: Annotated[str, typer.Argument(help="a method, or FILE.toml", show_default=False)],
-    options: dict[str, Any],
-    settings: Settings = None,
+    context: typer.Context, options: dict[str, Any], methods: Method = None, settings: Settings = None
 ) -> int:
     """Run one method: feddbe run fedavg+dbe --rounds 20"""
-    return _carry_out([method], options, settings or [], single=True)
+    return _carry_out(context.obj, methods or [], options, settings or [], single=True)
 
 
 def _compare(
-    methods: Annotated[list[str], typer.Argument(help="methods, or FILE.toml", show_default=False)],
-    options: dict[str, Any],
-    settings: Settings = None,
+    context: typer.Context, options: dict[str, Any], methods: Methods = None, settings: Settings = None
 ) -> int:
     """Run several methods on the same data and show them side by side."""
-    return _carry_out(methods, options, settings or [], single=False)
+    return _carry_out(context.obj, methods or [], options, settings or [], single=False)
 
 
-app.command("run")(_with_options(_run))
-app.command("compare")(_with_options(_compare))
+app.command("run", cls=_Command)(_with_options(_run))
+app.command("compare", cls=_Command)(_with_options(_compare))
 
 
-def _carry_out(methods: list[str], options: dict[str, Any], settings: list[str], *, single: bool) -> int:
+def _carry_out(
+    given: list[str], methods: list[str], options: dict[str, Any], settings: list[str], *, single: bool
+) -> int:
     names, chosen = config.read(methods, options, settings)
-    if single and len(names) > 1:
-        raise BadInput(f"run takes one method, not {len(names)}; compare takes several")
-    with _Bars() as watch:
+    with _bars() as watch:
         try:
             documents = api.carry_out(names, chosen, single=single, watch=watch)
         except KeyboardInterrupt:
-            return _complain(watch.stopped(single=single), 130)
-    folder = Path(documents[0]["folder"])
-    folder = folder if single else folder.parent
-    paths = api.draw(folder, documents)
+            return _complain(watch.stopped(given, single=single), 130)
+        except Diverged as error:
+            where = ", ".join(error.__notes__)
+            return _complain(
+                f"{where}: {error}; see feddbe show {watch.root(single=single)}", error.exit_code
+            )
+    folder = watch.root(single=single)
     if chosen.json:
         _print_json(documents[0] if single else {"runs": documents})
-        return 0
-    Console().print(terminal.results_table(documents))
-    for path in (*paths, folder):
-        print(path)
+    else:
+        _print(terminal.results_table(documents))
+    curves, *distribution = api.draw(folder, documents)
+    if not chosen.json:
+        print(f"\ncurves  {curves}")
+        for path in distribution:
+            print(f"data    {path}")
+        print(f"run     {folder}")
     return 0
 
 
 class _Bars(Watch):
-    """Progress on standard error if that is a terminal; without one, nothing is shown."""
+    """A bar for each run. Without a terminal nothing is shown."""
 
-    def __init__(self) -> None:
-        # no thread of its own refreshes it: workers are forked from this process
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[accuracy]}"),
-            console=Console(stderr=True),
-            auto_refresh=False,
-            disable=not sys.stderr.isatty(),
-            transient=True,
-            expand=True,
-        )
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
         self._folder: Path | None = None
         self._done = 0
-
-    def __enter__(self) -> _Bars:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
 
     def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         self._folder, self._done = folder, done
@@ -180,7 +309,7 @@ class _Bars(Watch):
         self._bars.refresh()
 
     def client(self, done: int, of: int) -> None:
-        self._bars.update(self._rounds, completed=self._done + done / of if of else self._done)
+        self._bars.update(self._rounds, completed=self._done + done / of)
         self._bars.refresh()
 
     def round(self, done: int, accuracy: float | None) -> None:
@@ -189,79 +318,119 @@ class _Bars(Watch):
         self._bars.update(self._rounds, completed=done, accuracy=shown)
         self._bars.refresh()
 
-    def stopped(self, *, single: bool) -> str:
-        """What to say after Ctrl-C."""
+    def root(self, *, single: bool) -> Path:
+        """The folder of the run, or of the comparison that it belongs to."""
+        folder = self._folder or folders.RUNS
+        return folder if single else folder.parent
+
+    def stopped(self, given: Sequence[str], *, single: bool) -> str:
+        """What to say after Ctrl-C: how far it is, by what was written, and how to go on."""
         if self._folder is None:
             return "stopped before anything was written"
-        given = [word for word in sys.argv[1:] if word != "--resume"]
-        if not any(word.split("=")[0] == "--out" for word in given):
-            given += ["--out", str(self._folder if single else self._folder.parent)]
-        again = shlex.join(["feddbe", *given, "--resume"])
-        return f"stopped after round {self._done}, which is kept; continue with: {again}"
+        rounds = api.load(self._folder, hashes=False)["rounds"]
+        far = f"after round {rounds[-1]['round']}, which is kept" if rounds else "before the first round"
+        words = [word for word in given if word != "--resume"]
+        if not any(word.split("=")[0] == "--out" for word in words):
+            words += ["--out", str(self.root(single=single))]
+        return f"stopped {far}; continue with: {shlex.join(['feddbe', *words, '--resume'])}"
 
 
-@app.command("runs")
+@contextmanager
+def _bars() -> Iterator[_Bars]:
+    """Progress on standard error, if that is a terminal."""
+    bars = Progress(
+        TextColumn("{task.description}", table_column=Column(ratio=2, no_wrap=True, overflow="ellipsis")),
+        BarColumn(bar_width=None, table_column=Column(ratio=3)),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[accuracy]}", table_column=Column(width=8, justify="right", no_wrap=True)),
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        TextColumn("left"),
+        console=Console(stderr=True),
+        auto_refresh=False,  # no thread of its own: workers are forked from this process
+        disable=not sys.stderr.isatty(),
+        transient=True,
+        expand=True,
+    )
+    with bars:
+        yield _Bars(bars)
+
+
+@app.command("runs", cls=_Command)
 def _runs(
-    folder: Annotated[Path, typer.Argument(help="where to look")] = folders.RUNS, json: Json = False
+    folder: Annotated[Path, typer.Argument(help="where to look [runs]", show_default=False)] = folders.RUNS,
+    json: Json = False,
 ) -> int:
     """List the runs below a folder."""
-    documents = [api.load(path) for path in folders.listing(folder)]
-    rows = [_row(document, folder) for document in documents]
+    rows = [_row(path, folder) for path in folders.listing(folder)]
     if json:
         _print_json({"runs": rows})
     elif rows:
-        Console().print(terminal.runs_table(rows))
+        _print(terminal.runs_table(rows))
     else:
         print(f"no runs in {folder}/; start one with: feddbe run fedavg+dbe")
     return 0
 
 
-def _row(document: RunDocument, root: Path) -> terminal.RunRow:
-    best, last, wanted = document["best"], document["last"], document["config"]["rounds"]
+def _row(path: Path, root: Path) -> terminal.RunRow:
+    name = str(path.relative_to(root)) if path != root else path.name
+    try:
+        document = api.load(path, hashes=False)
+    except StoreError:
+        nothing: terminal.RunRow = {
+            "name": name, "method": "-", "data": "-", "rounds": 0, "best": None, "last": None,
+            "state": "unreadable",
+        }  # fmt: skip
+        return nothing
+    best, last, settings = document["best"], document["last"], document["config"]
     done = document["rounds"][-1]["round"] if document["rounds"] else 0
+    evaluated = last is not None and last["round"] == done
+    finished = evaluated and (done >= settings["rounds"] or settings["patience"] is not None)
     return {
-        "name": str(Path(document["folder"]).relative_to(root)),
+        "name": name,
         "method": document["method"],
-        "data": Path(document["config"]["data"]).name,
+        "data": Path(settings["data"]).name,
         "rounds": done,
         "best": best["accuracy"]["weighted"] if best and best["accuracy"] else None,
         "last": last["accuracy"]["weighted"] if last and last["accuracy"] else None,
-        "state": "done" if done >= wanted and last and last["round"] == done else f"stopped, {wanted} wanted",
+        "state": "done" if finished else f"of {settings['rounds']}",
     }
 
 
-@app.command("show")
+@app.command("show", cls=_Command)
 def _show(
-    run: Annotated[str, typer.Argument(help="folder of a run, or its name in runs/", show_default=False)],
+    run: Annotated[
+        str, typer.Argument(help="folder of a run or a comparison, or its name in runs/", show_default=False)
+    ],
     json: Json = False,
 ) -> int:
-    """Show a run: its table and its learning curve."""
-    document = api.load(run)
+    """Show a run or a comparison: table and learning curves."""
+    documents = [api.load(folder, hashes=json) for folder in folders.find_all(run)]
     if json:
-        _print_json(document)
-        return 0
-    console = Console()
-    console.print(terminal.results_table([document]))
-    console.print(terminal.curve(document))
+        _print_json(documents[0] if len(documents) == 1 else {"runs": documents})
+    else:
+        _print(terminal.results_table(documents), *(terminal.curve(document) for document in documents))
     return 0
 
 
-@app.command("methods")
+@app.command("methods", cls=_Command)
 def _methods(json: Json = False) -> int:
     """List methods, add-ons and their hyper-parameters."""
-    described = describe()
     if json:
-        _print_json(described)
+        _print_json({"methods": describe()})
     else:
-        Console().print(terminal.methods_table(described))
+        _print(listing.methods_table(describe()))
     return 0
 
 
-@data_app.command("list")
-def _data_list(
-    data_dir: Annotated[Path | None, typer.Option(help="where data files are looked for first")] = None,
-    json: Json = False,
-) -> int:
+DataDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="where data files are looked for first", show_default=False),
+]
+
+
+@data_app.command("list", cls=_Command)
+def _data_list(data_dir: DataDir = None, json: Json = False) -> int:
     """List the data sets that are known by name, and where they are."""
     rows = [
         {"name": source.name, "description": source.description, "found": source.found(data_dir)}
@@ -272,14 +441,13 @@ def _data_list(
         return 0
     for row in rows:
         place = row["found"] or f"feddbe data get {row['name']}"
-        print(f"{row['name']:<10} {row['description']:<34} {place}")
+        print(f"{row['name']:<8} {row['description']:<30} {place}")
     return 0
 
 
-@data_app.command("get")
+@data_app.command("get", cls=_Command)
 def _data_get(
-    name: Annotated[str, typer.Argument(help="data set", show_default=False)],
-    data_dir: Annotated[Path | None, typer.Option(help="where to put it")] = None,
+    name: Annotated[str, typer.Argument(help="data set", show_default=False)], data_dir: DataDir = None
 ) -> int:
     """Download a data set from its publisher, unless it is there."""
     if name not in data.SOURCES:
@@ -297,19 +465,24 @@ def _data_get(
 def _data_show(
     name: Annotated[str, typer.Argument(help="data set, or FILE.npz", show_default=False)],
     options: dict[str, Any],
-    save: Annotated[Path | None, typer.Option(help="write the partition to this .npz")] = None,
-    plot: Annotated[Path | None, typer.Option(help="draw it into this .png")] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="write the partition to this .npz", show_default=False),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="draw it: .png, .svg or .pdf", show_default=False),
+    ] = None,
 ) -> int:
     """Show how a data set is divided among clients."""
-    dataset, split, chosen = load_data(
-        Config(**{k: v for k, v in options.items() if v is not None}, data=name)
-    )
+    _, chosen = config.read(["data show"], {**options, "data": name})
+    dataset, split, chosen = load_data(chosen)
     labels = label_counts(dataset, split)
-    if save is not None:
-        split.save(save)
     title = f"{Path(name).name}, {chosen.partition or chosen.split}, {split.clients} clients"
     if plot is not None:
         pictures.bubbles(plot, labels, title)
+    if save is not None:
+        split.save(save)
     if chosen.json:
         rows = [
             {"train": len(train), "test": len(test), "labels": counts.tolist()}
@@ -317,19 +490,38 @@ def _data_show(
         ]
         _print_json({"clients": rows, "index_sha256": split.index_sha256()})
         return 0
-    Console().print(terminal.split_table([*map(len, split.train)], [*map(len, split.test)], labels))
+    _print(terminal.split_table([*map(len, split.train)], [*map(len, split.test)], labels))
     for path in filter(None, (save, plot)):
         print(path)
     return 0
 
 
-data_app.command("show")(
+data_app.command("show", cls=_Command)(
     _with_options(_data_show, "data_dir", "partition", "partition_seed", "split", "clients", "json")
 )
 
 
+# Output
+
+
+def _print(*shown: RenderableType) -> None:
+    """On standard output, without the blanks that rich leaves at the ends of lines."""
+    console = Console()
+    with console.capture() as captured:
+        console.print(*shown, sep="\n")
+    print("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
+
+
 def _print_json(document: Any) -> None:
-    print(json.dumps(document, indent=1))
+    """One key to a line, and one item to a line where the value is a list of objects: it can be grepped."""
+
+    def lines(value: Any) -> str:
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return "[\n  " + ",\n  ".join(map(json.dumps, value)) + "]"
+        return json.dumps(value)
+
+    rows = [f"{json.dumps(key)}: {lines(value)}" for key, value in document.items()]
+    print("{" + ",\n ".join(rows) + "}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from feddbe.evaluate.accuracy import Measure, measure
 from feddbe.local import Local
 from feddbe.methods.base import Method
-from feddbe.state import State, without
+from feddbe.state import State, prefixed, taken, without
 from feddbe.task import Context, Task
 
 __all__ = ["BUFFER", "Job", "Reply", "perform"]
@@ -51,9 +51,9 @@ def perform(task: Task, method: Method, job: Job, received: State, private: Stat
     ctx = Context(task, job.round)
     if private is None:
         private = method.client_init(ctx)
-    message, averaged = _take(received, BUFFER)
-    private, kept = _take(private, BUFFER)
-    buffers = {track: _take(kept, f"{track}/")[1] for track in {name.split("/")[0] for name in kept}}
+    message, averaged = without(received, [BUFFER]), taken(received, BUFFER)
+    private, kept = without(private, [BUFFER]), taken(private, BUFFER)
+    buffers = {track: taken(kept, f"{track}/") for track in {name.split("/")[0] for name in kept}}
     if averaged:
         buffers["shared"] = averaged
 
@@ -83,19 +83,10 @@ def perform(task: Task, method: Method, job: Job, received: State, private: Stat
     buffers = local.trained_buffers()
     after = evaluate(message | up, new, train_pass=False) if job.after else None
     if task.training.bn_buffers == "average":
-        up = up | _named(BUFFER, buffers.pop("shared", {}))
+        up = up | prefixed(BUFFER, buffers.pop("shared", {}))
     for track, state in buffers.items():
-        new = new | _named(f"{BUFFER}{track}/", state)
+        new = new | prefixed(f"{BUFFER}{track}/", state)
     trained = local.losses.get("shared", (0.0, 0))
     changed = None if new is private else new
     return Reply(job.client, up, changed, before, after, trained, time.perf_counter() - start)
 
-
-def _take(state: State, prefix: str) -> tuple[State, State]:
-    """The entries without the prefix, and those with it, it being removed."""
-    taken = {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
-    return without(state, [prefix]), taken
-
-
-def _named(prefix: str, state: State) -> State:
-    return {prefix + name: t for name, t in state.items()}

@@ -26,7 +26,7 @@ class Config(Parameters):
     partition_seed: int = parameter(1, "seed of the partition; 1 is the published split", low=0)
     split: str | None = parameter(None, "FILE.npz with a saved partition, instead of making one")
     clients: int | None = parameter(None, "number of clients N", low=1)
-    model: str | None = parameter(None, "model; default: the one that fits the data")
+    model: str | None = parameter(None, "model, by default the one that fits the data")
     cut: str | None = parameter(None, "where the model is cut; default: before the last linear layer")
     rounds: int | None = parameter(None, "aggregations", low=0)
     patience: int | None = parameter(
@@ -53,7 +53,7 @@ class Config(Parameters):
     short_batch: str | None = parameter(None, "a client smaller than a batch", choices=("keep", "refuse"))
     engine: str = parameter("auto", "auto, serial, pool or pool:N")
     out: str | None = parameter(None, "folder of the run; default: a new one in runs/")
-    resume: bool = parameter(False, "continue the run in that folder")
+    resume: bool = parameter(False, "continue the run in --out, or the last one with this configuration")
     force: bool = parameter(False, "allow an add-on that the method refuses")
     json: bool = parameter(False, "print one JSON document")
 
@@ -62,7 +62,7 @@ def read(
     methods: Sequence[str] = (), options: Mapping[str, Any] | None = None, settings: Sequence[str] = ()
 ) -> tuple[list[str], Config]:
     """Methods and options from what was given: TOML files among `methods`, over them `settings` (key=value),
-    over them `options`. Every option is a key of the file with the same name; `method` may be a list there."""
+    over them `options`. Every option is a key of the file with the same name; `method` may be a list."""
     names: list[str] = []
     values: dict[str, Any] = {}
     for name in methods:

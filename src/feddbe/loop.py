@@ -24,7 +24,7 @@ from feddbe.evaluate.accuracy import over_clients
 from feddbe.evaluate.memory import used_mb
 from feddbe.experiment import Experiment
 from feddbe.methods import Upload
-from feddbe.state import State, nbytes, weighted_mean, without
+from feddbe.state import State, nbytes, prefixed, weighted_mean, without
 from feddbe.store import Store
 from feddbe.task import Context
 
@@ -60,7 +60,7 @@ def start(experiment: Experiment) -> State:
     """The server's state before anything happened."""
     state = experiment.method.server_init(Context(experiment.task, 0))
     if experiment.options.bn_buffers == "average":
-        state |= {BUFFER + name: b for name, b in experiment.task.model.buffers.items()}
+        state |= prefixed(BUFFER, experiment.task.model.buffers)
     return state
 
 
@@ -89,7 +89,7 @@ class Loop:
         self._sampled = -1.0
 
     def exchange(self, round: int) -> None:
-        """One round in one transaction. Round 0 is the preparation: with all clients, or with none."""
+        """One round in one transaction. Round 0 is the preparation, from theta^0: with all clients, or none."""
         start, ctx, store = time.perf_counter(), Context(self.task, round), self.store
         cohort = self._cohort(round)
         with store.transaction(round):
@@ -154,7 +154,9 @@ class Loop:
         ]
         server, buffers = _apart(self.server)
         fixed = self._constants(server) | buffers
-        if self.method.same_for_all:
+        if work == "prepare":
+            messages = Messages(task.model.parameters | buffers)
+        elif self.method.same_for_all:
             messages = Messages(self.method.down(ctx, server, -1) | fixed)
         else:
             messages = Messages(fixed, lambda client: self.method.down(ctx, server, client))
@@ -165,7 +167,7 @@ class Loop:
         return sorted(replies, key=lambda reply: reply.client)
 
     def _combined(self, ctx: Context, replies: list[Reply]) -> State:
-        """The server's state after this round; BatchNorm statistics, where sent, are averaged like the rest."""
+        """The server's state after this round; BatchNorm statistics, where sent, are averaged too."""
         server, _ = _apart(self.server)
         samples = self.task.samples
         split = [_apart(reply.up) for reply in replies]
@@ -179,6 +181,8 @@ class Loop:
         server, buffers = _apart(self.server)
         fixed, repeated = nbytes(self._constants(server)), nbytes(buffers)
         same = nbytes(self.method.down(ctx, server, -1)) if self.method.same_for_all else None
+        if ctx.round == 0:
+            same = nbytes(self.task.model.parameters)
         ups = downs = 0
         for reply in replies:
             down = nbytes(self.method.down(ctx, server, reply.client)) if same is None else same

@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-__all__ = ["State", "decode", "encode", "nbytes", "sha256", "weighted_mean", "without"]
+__all__ = ["State", "decode", "encode", "nbytes", "prefixed", "sha256", "taken", "weighted_mean", "without"]
 
 State = dict[str, Tensor]
 """Parameters carry the model's own names, other things a prefix: `prbm`, `mean`, `buffer/...`."""
@@ -46,6 +46,16 @@ def without(state: Mapping[str, Tensor], prefixes: Iterable[str]) -> State:
     """The entries whose names start with none of the prefixes."""
     skip = tuple(prefixes)
     return {name: t for name, t in state.items() if not name.startswith(skip)}
+
+
+def taken(state: Mapping[str, Tensor], prefix: str) -> State:
+    """The entries whose names start with the prefix, it being removed."""
+    return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+
+
+def prefixed(prefix: str, state: Mapping[str, Tensor]) -> State:
+    """The same entries with the prefix before their names."""
+    return {prefix + name: t for name, t in state.items()}
 
 
 def weighted_mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> State:

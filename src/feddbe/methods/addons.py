@@ -130,7 +130,8 @@ class MR(AddOn):
         weights = samples if self.mean_weights == "samples" else [1] * len(uploads)
         new = {**server, **weighted_mean([{"mean": u.state["mean"]} for u in uploads], weights)}
         if self.init_keep_model:
-            new |= weighted_mean([without(u.state, self.constant) for u in uploads], samples)
+            models = weighted_mean([without(u.state, self.constant) for u in uploads], samples)
+            new |= {name: t for name, t in models.items() if name in server}
         return new
 
     def _advance(self, batch: Batch, carry: State) -> State:
