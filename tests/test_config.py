@@ -190,7 +190,7 @@ def test_a_setting_needs_an_equals_sign(item: str) -> None:
     ("item", "option", "value"),
     [
         ("seed=5", "seed", 5), ("seed = 5", "seed", 5), ("seed=5.0", "seed", 5),
-        ("rounds=1e3", "rounds", 1000),
+        ("rounds=1e3", "rounds", 1000), ("data = digits ", "data", "digits"),
         ("lr=1e-3", "lr", 0.001), ("lr=1", "lr", 1.0), ("resume=true", "resume", True),
         ("eval-after=false", "eval_after", False), ("data=digits", "data", "digits"),
         ("data='digits'", "data", "digits"), ("data=my data.npz", "data", "my data.npz"),

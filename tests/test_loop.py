@@ -156,7 +156,7 @@ class WithBatchNorm(nn.Module):
 
 
 def with_batch_norm(folder: Path, name: str, **options: Any) -> tuple[Experiment, Outcome]:
-    chosen = Config(partition="natural", rounds=2, lr=0.1, **options)
+    chosen = Config(**{"partition": "natural", "rounds": 2, "lr": 0.1, **options})
     e = resolve(name, chosen, dataset=samples(), model=lambda shape, classes: WithBatchNorm())
     return e, outcome(e, folder)
 
@@ -178,11 +178,7 @@ def test_batch_norm_statistics_are_averaged(tmp_path: Path) -> None:
     assert {n for n in ran.server if n.startswith(BUFFER)} == {
         BUFFER + n for n in ("bn.running_mean", "bn.running_var", "bn.num_batches_tracked")
     }
-    once = outcome(
-        resolve("fedavg", Config(partition="natural", rounds=1, lr=0.1, bn_buffers="average"), dataset=samples(),
-                model=lambda shape, classes: WithBatchNorm()),
-        tmp_path / "once",
-    )  # fmt: skip
+    once = with_batch_norm(tmp_path / "once", "fedavg", bn_buffers="average", rounds=1)[1]
     wanted = torch.zeros(16)
     for client, weight in enumerate((45, 33, 21)):
         local = Local(e.task, 1, client)
@@ -200,5 +196,5 @@ def test_batch_norm_survives_the_preparation_and_every_engine(buffers: str, tmp_
     assert all(same_bits(ran.clients[c], pool.clients[c]) for c in ran.clients)
     holder = ran.server if buffers == "average" else ran.clients[0]
     count = holder[BUFFER + ("" if buffers == "average" else "shared/") + "bn.num_batches_tracked"]
-    # client 0: three epochs of 4 batches; averaged: 45 * 4 + 33 * 3 + 21 * 2 = 3.24 * 99 more each time, rounded
+    # client 0: three epochs of 4 batches; averaged: (45 * 4 + 33 * 3 + 21 * 2) / 99 = 3.24 each time, rounded
     assert count.item() == (12 if buffers == "local" else 9)

@@ -9,14 +9,13 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -82,6 +81,10 @@ class _Group(TyperGroup):
         if args[0] not in self.commands:
             raise unknown("command", args[0], self.commands)
         return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):  # click would cut what does not fit in one line
+            formatter.write_dl([(name, command.help or "") for name, command in self.commands.items()])
 
 
 def _typer(help: str) -> typer.Typer:
@@ -271,16 +274,15 @@ def _carry_out(
     given: list[str], methods: list[str], options: dict[str, Any], settings: list[str], *, single: bool
 ) -> int:
     names, chosen = config.read(methods, options, settings)
-    with _bars() as watch:
-        try:
+    watch = _Bars()
+    try:
+        with watch.bars:
             documents = api.carry_out(names, chosen, single=single, watch=watch)
-        except KeyboardInterrupt:
-            return _complain(watch.stopped(given, single=single), 130)
-        except Diverged as error:
-            where = ", ".join(error.__notes__)
-            return _complain(
-                f"{where}: {error}; see feddbe show {watch.root(single=single)}", error.exit_code
-            )
+    except KeyboardInterrupt:
+        return _complain(watch.stopped(given, single=single), 130)
+    except Diverged as error:
+        names, folder = error.__notes__, watch.root(single=single)
+        return _complain(f"{', '.join(names)}: {error}; see feddbe show {folder}", error.exit_code)
     folder = watch.root(single=single)
     if chosen.json:
         _print_json(documents[0] if single else {"runs": documents})
@@ -295,28 +297,56 @@ def _carry_out(
     return 0
 
 
-class _Bars(Watch):
-    """A bar for each run. Without a terminal nothing is shown."""
+class _Lines(Progress):
+    """Bars that leave room for the ^C which a terminal writes: it must not begin a new line."""
 
-    def __init__(self, bars: Progress) -> None:
-        self._bars = bars
+    def get_renderable(self) -> RenderableType:
+        return _Narrow(super().get_renderable())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Narrow:
+    inner: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from console.render(self.inner, options.update_width(options.max_width - 3))
+
+
+class _Bars(Watch):
+    """A bar for each run on standard error, if that is a terminal."""
+
+    def __init__(self) -> None:
+        self.bars = _Lines(
+            TextColumn("{task.description}", table_column=Column(ratio=3, no_wrap=True, overflow="ellipsis")),
+            BarColumn(bar_width=None, table_column=Column(ratio=2)),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[accuracy]}", table_column=Column(width=8, justify="right")),
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+            TextColumn("left"),
+            console=Console(stderr=True),
+            auto_refresh=False,  # no thread of its own: workers are forked from this process
+            disable=not sys.stderr.isatty(),
+            transient=True,
+            expand=True,
+        )
         self._folder: Path | None = None
         self._done = 0
 
     def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         self._folder, self._done = folder, done
-        self._rounds = self._bars.add_task(name, total=rounds, completed=done, accuracy="")
-        self._bars.refresh()
+        self._rounds = self.bars.add_task(name, total=rounds, completed=done, accuracy="")
+        self.bars.refresh()
 
     def client(self, done: int, of: int) -> None:
-        self._bars.update(self._rounds, completed=self._done + done / of)
-        self._bars.refresh()
+        self.bars.update(self._rounds, completed=self._done + done / of)
+        self.bars.refresh()
 
     def round(self, done: int, accuracy: float | None) -> None:
         self._done = done
         shown = "" if accuracy is None else f"{100 * accuracy:.2f} %"
-        self._bars.update(self._rounds, completed=done, accuracy=shown)
-        self._bars.refresh()
+        self.bars.update(self._rounds, completed=done, accuracy=shown)
+        self.bars.refresh()
 
     def root(self, *, single: bool) -> Path:
         """The folder of the run, or of the comparison that it belongs to."""
@@ -333,27 +363,6 @@ class _Bars(Watch):
         if not any(word.split("=")[0] == "--out" for word in words):
             words += ["--out", str(self.root(single=single))]
         return f"stopped {far}; continue with: {shlex.join(['feddbe', *words, '--resume'])}"
-
-
-@contextmanager
-def _bars() -> Iterator[_Bars]:
-    """Progress on standard error, if that is a terminal."""
-    bars = Progress(
-        TextColumn("{task.description}", table_column=Column(ratio=2, no_wrap=True, overflow="ellipsis")),
-        BarColumn(bar_width=None, table_column=Column(ratio=3)),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[accuracy]}", table_column=Column(width=8, justify="right", no_wrap=True)),
-        TimeElapsedColumn(table_column=Column(no_wrap=True)),
-        TimeRemainingColumn(table_column=Column(no_wrap=True)),
-        TextColumn("left"),
-        console=Console(stderr=True),
-        auto_refresh=False,  # no thread of its own: workers are forked from this process
-        disable=not sys.stderr.isatty(),
-        transient=True,
-        expand=True,
-    )
-    with bars:
-        yield _Bars(bars)
 
 
 @app.command("runs", cls=_Command)
@@ -393,7 +402,7 @@ def _row(path: Path, root: Path) -> terminal.RunRow:
         "rounds": done,
         "best": best["accuracy"]["weighted"] if best and best["accuracy"] else None,
         "last": last["accuracy"]["weighted"] if last and last["accuracy"] else None,
-        "state": "done" if finished else f"of {settings['rounds']}",
+        "state": "done" if finished else f"{settings['rounds']} wanted",
     }
 
 

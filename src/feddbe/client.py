@@ -89,4 +89,3 @@ def perform(task: Task, method: Method, job: Job, received: State, private: Stat
     trained = local.losses.get("shared", (0.0, 0))
     changed = None if new is private else new
     return Reply(job.client, up, changed, before, after, trained, time.perf_counter() - start)
-

@@ -74,6 +74,16 @@ class Local:
         """n_i."""
         return self.task.samples[self.client]
 
+    def steps(self, epochs: int | None = None) -> int:
+        """Batches in a scan."""
+        size = min(self.task.training.batch, self.samples)
+        return (epochs or self.task.training.epochs) * (self.samples // size)
+
+    def label_counts(self) -> Tensor:
+        """n_c: training samples of each class."""
+        rows = torch.from_numpy(self.task.split.train[self.client])
+        return torch.bincount(self.task.dataset.y[rows], minlength=self.task.dataset.classes)
+
     def attach(self, track: str, term: Term) -> None:
         """Add a term to every fit on this track."""
         self._terms.setdefault(track, []).append(term)
@@ -117,11 +127,13 @@ class Local:
         terms: Sequence[Term] = (),
         correction: Mapping[str, Tensor] | None = None,
         lr: float | None = None,
+        keep_statistics: bool = True,
     ) -> Fit:
         """SGD from `params` on `loss` plus `terms` plus what add-ons attached to this track.
 
         p <- p - lr (grad + correction), for the `trainable` names (default: all) and the extras. `params` are
-        not changed; the new values of the extras stay in `extras`.
+        not changed; the new values of the extras stay in `extras`. `keep_statistics=False` leaves the track's
+        BatchNorm statistics as they were.
         """
         model, rate = self.task.model, self.task.training.lr if lr is None else lr
         work = {name: model.layout(p.detach()) for name, p in params.items()}
@@ -156,7 +168,10 @@ class Local:
                         leaf.add_(shift, alpha=-eta)
             return [carry for _, carry in parts]
 
-        with model.bind(work, self.buffers(track), training=True):
+        buffers = self.buffers(track)
+        if not keep_statistics:
+            buffers = {name: b.clone() for name, b in buffers.items()}
+        with model.bind(work, buffers, training=True):
             carries = self.scan(step, [t.carry for t in every], [t.const for t in every], epochs)
         self.losses[track] = (total, seen)
         new = {name: p.detach().contiguous() for name, p in work.items()}

@@ -89,7 +89,7 @@ class Loop:
         self._sampled = -1.0
 
     def exchange(self, round: int) -> None:
-        """One round in one transaction. Round 0 is the preparation, from theta^0: with all clients, or none."""
+        """One round in one transaction. Round 0 is the preparation from theta^0: all clients, or none."""
         start, ctx, store = time.perf_counter(), Context(self.task, round), self.store
         cohort = self._cohort(round)
         with store.transaction(round):

@@ -21,9 +21,12 @@ def parameter(
     high: float = math.inf,
     above: float = -math.inf,
     choices: Sequence[str] = (),
+    search: str = "",
 ) -> Any:
-    """An option: its default, what it means, and which values it takes (low..high; `above` is exclusive)."""
+    """An option: its default, what it means, and which values it takes (low..high; `above` is exclusive).
+    `search` names values worth trying."""
     limits = {"meaning": meaning, "low": low, "high": high, "above": above, "choices": tuple(choices)}
+    limits["search"] = search
     return dataclasses.field(default=default, metadata=limits)
 
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.models.split import SplitModel
 from feddbe.state import State
 
-__all__ = ["CROSS_ENTROPY", "Batch", "Term"]
+__all__ = ["CROSS_ENTROPY", "Batch", "Term", "prox"]
 
 
 class Batch(NamedTuple):
@@ -46,3 +47,15 @@ def cross_entropy(
 
 
 CROSS_ENTROPY = Term(cross_entropy)
+
+
+def prox(weight: float, anchor: Mapping[str, Tensor]) -> Term:
+    """weight/2 sum_k (p_k - anchor_k)^2: a pull of the parameters towards `anchor`."""
+
+    def pull(
+        model: SplitModel, params: Mapping[str, Tensor], const: State, batch: Batch, key: int, carry: State
+    ) -> tuple[Tensor, State]:
+        distances = [F.mse_loss(params[name], const[name], reduction="sum") for name in const]
+        return 0.5 * weight * torch.stack(distances).sum(), carry
+
+    return Term(pull, dict(anchor))

@@ -86,26 +86,40 @@ def test_few_samples_and_few_clients(name: str, sizes: tuple[int, ...], tmp_path
     assert all(entry["accuracy"] for entry in ran.entries)
 
 
+NEEDS = {"contrast": "prbm", "mr_target": "mr"}
+"""Options that say how a method goes with an add-on: without it they are dead, and may be."""
+
+
 @every
 def test_every_hyper_parameter_changes_the_result(name: str, tmp_path: Path) -> None:
     """A dead option would pass all degeneracies. mu = 0.5, because at 1 a debiased mean is the plain one."""
-    text = f"{name}(mu=0.5)" if any(MR in name for MR in ("+mr", "+dbe")) else name
-    base = outcome(experiment(text), tmp_path / "base")
-    method, *addons = name.split("+")
-    for part in (METHODS[method], *(cls for a in addons for cls in ADDONS[a])):
+    method, _, addon = name.partition("+")
+    parts = ADDONS.get(addon, ())
+    fixed = {"mu": 0.5} if any(part.name == "mr" for part in parts) else {}
+    base = outcome(experiment(written(method, {}, addon, fixed)), tmp_path / "base")
+    for part in (METHODS[method], *parts):
         for field in dataclasses.fields(part):
-            now = hyper_parameters(parse(text))[part.name][field.name]
+            if NEEDS.get(field.name, field.name) not in [field.name, *(p.name for p in parts)]:
+                continue
+            inner = part is METHODS[method]
+            now = hyper_parameters(parse(written(method, {}, addon, fixed)))[part.name][field.name]
             for value in others(field, now):
-                given = text[:-1] + "," if text.endswith(")") else text + "("
-                if field.name == "mu":
-                    given = f"{name}("
-                changed = outcome(
-                    experiment(f"{given}{field.name}={value})"), tmp_path / f"{field.name}-{value}"
-                )
+                given = {field.name: value}
+                text = written(method, given if inner else {}, addon, fixed if inner else {**fixed, **given})
+                changed = outcome(experiment(text), tmp_path / f"{part.name}-{field.name}-{value}")
                 moved = not same_bits(base.server, changed.server) or any(
                     not same_bits(base.clients[c], changed.clients[c]) for c in base.clients
                 )
-                assert moved, f"{field.name}={value} changes nothing"
+                assert moved, f"{text}: {field.name} changes nothing"
+
+
+def written(method: str, own: dict[str, Any], addon: str, given: dict[str, Any]) -> str:
+    """method(own)+addon(given)."""
+
+    def one(name: str, options: dict[str, Any]) -> str:
+        return name + (f"({','.join(f'{k}={v}' for k, v in options.items())})" if options else "")
+
+    return one(method, own) + (f"+{one(addon, given)}" if addon else "")
 
 
 def others(field: dataclasses.Field[Any], now: Any) -> list[Any]:

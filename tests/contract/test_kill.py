@@ -38,8 +38,9 @@ sys.exit(code)
 
 def feddbe(delay: float, folder: Path, engine: str, *more: str) -> subprocess.CompletedProcess[str]:
     """The command in a process that is killed after `delay` seconds (0: never)."""
-    words = [sys.executable, "-c", CHILD, str(delay), *COMMAND, "--engine", engine, "--out", str(folder), *more]
-    return subprocess.run(words, capture_output=True, text=True, timeout=120)
+    words = [*COMMAND, "--engine", engine, "--out", str(folder), *more]
+    child = [sys.executable, "-c", CHILD, str(delay), *words]
+    return subprocess.run(child, capture_output=True, text=True, timeout=120)
 
 
 def result(folder: Path) -> dict[str, Any]:

@@ -11,7 +11,16 @@ from feddbe.errors import BadInput, unknown
 from feddbe.methods.addons import MR, PRBM, AddOn
 from feddbe.methods.base import Method, Upload, parameter
 from feddbe.methods.composed import Composed
+from feddbe.methods.ditto import Ditto
 from feddbe.methods.fedavg import FedAvg
+from feddbe.methods.fedbabu import FedBABU
+from feddbe.methods.fedper import FedPer
+from feddbe.methods.fedprox import FedProx
+from feddbe.methods.fedrep import FedRep
+from feddbe.methods.fedrod import FedRoD
+from feddbe.methods.floors import LocalOnly, Majority
+from feddbe.methods.moon import Moon
+from feddbe.methods.scaffold import Scaffold
 from feddbe.options import allowed
 
 __all__ = [
@@ -31,7 +40,10 @@ __all__ = [
     "parse",
 ]
 
-METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (FedAvg,)}
+METHODS: dict[str, type[Method]] = {
+    cls.name: cls
+    for cls in (FedAvg, Scaffold, FedProx, Moon, Ditto, FedPer, FedRep, FedRoD, FedBABU, LocalOnly, Majority)
+}
 ADDONS: dict[str, tuple[type[AddOn], ...]] = {"prbm": (PRBM,), "mr": (MR,), "dbe": (PRBM, MR)}
 
 

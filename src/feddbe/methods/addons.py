@@ -50,8 +50,8 @@ class AddOn(Parameters):
     def client_init(self, ctx: Context) -> State:
         return {}
 
-    def attach(self, local: Local, track: str, received: State, private: State) -> None:
-        """Put this add-on's terms and extra trainables on the track."""
+    def attach(self, local: Local, tracks: Sequence[str], received: State, private: State) -> None:
+        """Put this add-on's terms on these tracks, and its extra trainables on the model."""
 
     def prepare(self, ctx: Context, local: Local, received: State) -> State:
         return {}
@@ -72,7 +72,7 @@ class PRBM(AddOn):
     def client_init(self, ctx: Context) -> State:
         return {"prbm": torch.zeros(ctx.task.model.feature_shape)}
 
-    def attach(self, local: Local, track: str, received: State, private: State) -> None:
+    def attach(self, local: Local, tracks: Sequence[str], received: State, private: State) -> None:
         local.extras["prbm"] = Extra(private["prbm"], self.prbm_lr)
 
 
@@ -104,9 +104,10 @@ class MR(AddOn):
     )
     q: float = parameter(0.0, "noise on the uploaded mean: how much of it is taken away", low=0, high=1)
 
-    def attach(self, local: Local, track: str, received: State, private: State) -> None:
-        start = _start(local.task.model)
-        local.attach(track, Term(self._regularize, {"mean": received["mean"]}, start))
+    def attach(self, local: Local, tracks: Sequence[str], received: State, private: State) -> None:
+        term = Term(self._regularize, {"mean": received["mean"]}, _start(local.task.model))
+        for track in tracks:
+            local.attach(track, term)
 
     def prepare(self, ctx: Context, local: Local, received: State) -> State:
         """One plain epoch from theta^0, and the mean representation it leaves."""

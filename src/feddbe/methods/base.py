@@ -37,10 +37,13 @@ class Method(Parameters):
     """Whether `down` gives every client the same message."""
     refuses: ClassVar[Mapping[str, str]] = {}
     """Add-ons that it does not take, each with the reason."""
-    addon_track: ClassVar[str] = "shared"
-    """The track of `Local.fit` on which add-ons act."""
     deployed_track: ClassVar[str] = "shared"
     """The track whose BatchNorm statistics the deployed model uses."""
+
+    @property
+    def addon_tracks(self) -> tuple[str, ...]:
+        """The tracks of `Local.fit` on which add-ons act."""
+        return ("shared",)
 
     @property
     def prepares(self) -> bool:

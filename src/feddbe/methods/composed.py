@@ -20,7 +20,7 @@ __all__ = ["Composed"]
 @dataclass(frozen=True)
 class Composed(Method):
     """The method sees the model's parameters only: no proximal term, control variate or upload of its ever
-    touches an add-on's part. Add-ons act in the fits on the method's `addon_track`."""
+    touches an add-on's part. Add-ons act in the fits on the method's `addon_tracks`."""
 
     name: ClassVar[str] = "composed"
 
@@ -85,7 +85,7 @@ class Composed(Method):
 
     def _attach(self, local: Local, received: State, private: State) -> None:
         for addon in self.addons:
-            addon.attach(local, self.inner.addon_track, received, private)
+            addon.attach(local, self.inner.addon_tracks, received, private)
 
     def _theirs(self, state: State) -> State:
         """The entries that belong to the inner method."""

@@ -1,0 +1,46 @@
+"""FedPer (Arivazhagan et al., 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from feddbe.local import Local
+from feddbe.methods.fedavg import FedAvg
+from feddbe.methods.personal import NO_PRBM, PERSONAL
+from feddbe.state import State, prefixed, taken
+from feddbe.task import Context
+
+__all__ = ["FedPer"]
+
+
+@dataclass(frozen=True)
+class FedPer(FedAvg):
+    """The body f is averaged, the head h stays with the client; both are trained together. A cut after the
+    last layer (no head) is FedAvg.
+
+    Departures: from its paper, none; from the published experiments, none.
+    """
+
+    name: ClassVar[str] = "fedper"
+    family: ClassVar[str] = "personalized"
+    private: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    refuses = NO_PRBM
+
+    def server_init(self, ctx: Context) -> State:
+        return {name: ctx.task.model.parameters[name] for name in ctx.task.model.body}
+
+    def client_init(self, ctx: Context) -> State:
+        return {PERSONAL + name: ctx.task.model.parameters[name] for name in ctx.task.model.head}
+
+    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        model = ctx.task.model
+        new = self.update(local, received | taken(private, PERSONAL))
+        return {n: new[n] for n in model.body}, prefixed(PERSONAL, {n: new[n] for n in model.head})
+
+    def update(self, local: Local, params: State) -> State:
+        """One round's training of body and head."""
+        return local.fit(params).params
+
+    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+        return received | taken(private, PERSONAL)

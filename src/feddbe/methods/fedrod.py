@@ -1,0 +1,71 @@
+"""FedRoD (Chen and Chao, ICLR 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from feddbe.local import Local
+from feddbe.methods.fedavg import FedAvg
+from feddbe.methods.personal import NO_PRBM, PERSONAL
+from feddbe.models.split import SplitModel
+from feddbe.state import State, prefixed, taken, without
+from feddbe.task import Context
+from feddbe.terms import Batch, Term
+
+__all__ = ["FedRoD"]
+
+
+@dataclass(frozen=True)
+class FedRoD(FedAvg):
+    """Two predictors on one body: the generic head h, trained with the balanced softmax and averaged with f,
+    and a private head h_p on top of it, which sees z and h(z) but does not change them:
+
+        CE(h(z) + log n_c, y)    trains f, h          CE(stop h(z) + h_p(stop z), y)    trains h_p
+
+    with n_c the client's samples of each class. It predicts h(z) + h_p(z). With equal n_c the first loss is
+    the plain cross-entropy. h_p starts as a copy of h. +MR belongs to the first loss.
+
+    Departures: from its paper, the linear variant only (no hypernetwork); from the published experiments,
+    n_c is counted on all training samples (theirs missed a dropped batch, which could make log 0).
+    """
+
+    name: ClassVar[str] = "fedrod"
+    family: ClassVar[str] = "personalized"
+    private: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    refuses = NO_PRBM
+
+    def client_init(self, ctx: Context) -> State:
+        return {PERSONAL + name: ctx.task.model.parameters[name] for name in ctx.task.model.head}
+
+    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        # a class without samples must not win: log of a tiny number, because log 0 has no finite loss
+        prior = local.label_counts().double().clamp(min=1e-8).log().float()
+        new = local.fit(
+            received | private, loss=Term(_balanced, {"prior": prior}), terms=[Term(_personal)]
+        ).params
+        return without(new, [PERSONAL]), prefixed(PERSONAL, taken(new, PERSONAL))
+
+    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+        return received | private
+
+    def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        out = local.forward(state, x)
+        return out.logits + local.task.model.classify(taken(state, PERSONAL), out.z)
+
+
+def _balanced(
+    model: SplitModel, params: Mapping[str, Tensor], const: State, batch: Batch, key: int, carry: State
+) -> tuple[Tensor, State]:
+    return F.cross_entropy(batch.logits + const["prior"], batch.y), carry
+
+
+def _personal(
+    model: SplitModel, params: Mapping[str, Tensor], const: State, batch: Batch, key: int, carry: State
+) -> tuple[Tensor, State]:
+    own = model.classify(taken(params, PERSONAL), batch.z.detach())
+    return F.cross_entropy(batch.logits.detach() + own, batch.y), carry

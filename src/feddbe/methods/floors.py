@@ -1,0 +1,69 @@
+"""What every comparison needs below it: no exchange at all, and no learning at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from feddbe.local import Local
+from feddbe.methods.base import Method, Upload
+from feddbe.methods.personal import PERSONAL
+from feddbe.state import State, prefixed, taken
+from feddbe.task import Context
+
+__all__ = ["LocalOnly", "Majority"]
+
+_ALONE = "there is no exchange that it could improve"
+
+
+@dataclass(frozen=True)
+class LocalOnly(Method):
+    """Each client trains its own model from theta^0; nothing is sent."""
+
+    name: ClassVar[str] = "local"
+    family: ClassVar[str] = "floor"
+    private: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    refuses = {"prbm": _ALONE, "mr": _ALONE}  # noqa: RUF012
+    deployed_track: ClassVar[str] = "personal"
+
+    def server_init(self, ctx: Context) -> State:
+        return {}
+
+    def client_init(self, ctx: Context) -> State:
+        return prefixed(PERSONAL, ctx.task.model.parameters)
+
+    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        return {}, prefixed(PERSONAL, local.fit(taken(private, PERSONAL), track="personal").params)
+
+    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        return server
+
+    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+        return taken(private, PERSONAL)
+
+
+@dataclass(frozen=True)
+class Majority(Method):
+    """Each client always answers with its own most frequent training label: the floor of every table."""
+
+    name: ClassVar[str] = "majority"
+    family: ClassVar[str] = "floor"
+    refuses = {"prbm": _ALONE, "mr": _ALONE}  # noqa: RUF012
+
+    def server_init(self, ctx: Context) -> State:
+        return {}
+
+    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        return {}, private
+
+    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        return server
+
+    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+        return {"counts": local.label_counts().float()}
+
+    def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        return state["counts"].expand(len(x), -1)

@@ -1,0 +1,95 @@
+"""MOON (Li et al., CVPR 2021)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from feddbe.local import Local
+from feddbe.methods.base import parameter
+from feddbe.methods.fedavg import FedAvg
+from feddbe.models.split import SplitModel
+from feddbe.seeds import torch_seed, torch_seeded
+from feddbe.state import State, prefixed, taken
+from feddbe.task import Context
+from feddbe.terms import Batch, Term
+
+__all__ = ["Moon"]
+
+PROJECTION, PREVIOUS, GLOBAL = "projection/", "previous/", "global/"
+
+
+@dataclass(frozen=True)
+class Moon(FedAvg):
+    """FedAvg with a contrast of representations: near the received global model's (z_glob), far from the
+    client's own model of last time (z_prev, theta^0 at first), s being the cosine:
+
+        loss + mu * -log( e^{s(z, z_glob)/tau} / (e^{s(z, z_glob)/tau} + e^{s(z, z_prev)/tau}) )
+
+    mu = 0 is FedAvg. Defaults mu = 1, tau = 0.5: its paper and code. `projection` > 0 contrasts the output of
+    a shared two-layer head of that width on z (its paper: 256). `contrast` chooses f(x) or, with PRBM,
+    f(x) + p_i for the model that is trained; the other two are always f(x).
+
+    Departures: from its paper, no projection head by default (as the published experiments ran it), and
+    the two other models run in evaluation mode, so that their BatchNorm statistics stay as they are.
+    """
+
+    name: ClassVar[str] = "moon"
+
+    mu: float = parameter(1.0, "weight of the contrast", low=0, search="0.001 0.01 0.1 1 5 10")
+    tau: float = parameter(0.5, "temperature", above=0, search="0.1 0.5 1")
+    projection: int = parameter(0, "width of the projection head; 0: none", low=0, search="0 256")
+    contrast: str = parameter("z_g", "representation that is contrasted", choices=("z_g", "z"))
+
+    def server_init(self, ctx: Context) -> State:
+        return super().server_init(ctx) | self._head(ctx)
+
+    def client_init(self, ctx: Context) -> State:
+        return prefixed(PREVIOUS, ctx.task.model.parameters | self._head(ctx))
+
+    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        others = prefixed(GLOBAL, received) | prefixed(PREVIOUS, taken(private, PREVIOUS))
+        new = local.fit(received, terms=[Term(self._contrast, others)]).params
+        return new, prefixed(PREVIOUS, new)
+
+    def _contrast(
+        self,
+        model: SplitModel,
+        params: Mapping[str, Tensor],
+        const: State,
+        batch: Batch,
+        key: int,
+        carry: State,
+    ) -> tuple[Tensor, State]:
+        z = _project(batch.z if self.contrast == "z" else batch.z_g, params)
+        with torch.no_grad():
+            others = [taken(const, prefix) for prefix in (GLOBAL, PREVIOUS)]
+            contrasts = [_project(model.forward(other, batch.x).z_g, other) for other in others]
+        cosines = torch.stack([F.cosine_similarity(z, other, dim=1) for other in contrasts], 1)
+        nearest = torch.zeros(len(z), dtype=torch.long)  # the global model's is the one to be near to
+        return self.mu * F.cross_entropy(cosines / self.tau, nearest), carry
+
+    def _head(self, ctx: Context) -> State:
+        """The projection head's start, the same for all."""
+        if not self.projection:
+            return {}
+        width = math.prod(ctx.task.model.feature_shape)
+        with torch_seeded(torch_seed(ctx.task.seed, "projection")):
+            layers = torch.nn.Linear(width, width), torch.nn.Linear(width, self.projection)
+        return {
+            f"{PROJECTION}{i}.{n}": p.detach() for i, m in enumerate(layers) for n, p in m.named_parameters()
+        }
+
+
+def _project(z: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+    z = z.flatten(1)
+    if f"{PROJECTION}0.weight" not in params:
+        return z
+    hidden = F.relu(F.linear(z, params[f"{PROJECTION}0.weight"], params[f"{PROJECTION}0.bias"]))
+    return F.linear(hidden, params[f"{PROJECTION}1.weight"], params[f"{PROJECTION}1.bias"])

@@ -1,0 +1,574 @@
+"""The command line in this process: what it takes, what it prints, and one line for every kind of mistake."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pytest
+import typer
+
+import feddbe
+from feddbe import cli
+from feddbe.document import Entry
+from feddbe.loop import Watch
+from feddbe.methods import METHODS, FedAvg
+from feddbe.store import FILE, Store
+
+SMALL = "--clients 3 --partition iid --model mlp --engine serial"
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Shell:
+    """Types `feddbe ...` in a folder of its own."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, line: str) -> Result:
+        self._capsys.readouterr()
+        code = cli.main(shlex.split(line))
+        return Result(code, *self._capsys.readouterr())
+
+    def json(self, line: str) -> dict[str, Any]:
+        code, out, err = self(f"{line} --json")
+        assert (code, err) == (0, "")
+        document: dict[str, Any] = json.loads(out)
+        return document
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return Shell(capsys)
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Everything below a folder."""
+    paths = sorted(folder.rglob("*"))
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in paths}
+
+
+# Mistakes
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Good and bad files for the table below."""
+    rng = np.random.RandomState(0)
+    x = rng.randint(0, 256, (60, 8, 8)).astype(np.uint8)
+    y = np.arange(60) % 3
+    floats = rng.standard_normal((60, 5)).astype(np.float32)
+
+    def save(name: str, **arrays: Any) -> bytes:
+        np.savez(tmp_path / name, **arrays)
+        return (tmp_path / name).read_bytes()
+
+    whole = save("good.npz", x=x, y=y)
+    (tmp_path / "cut_short.npz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "flipped.npz").write_bytes(whole[:500] + bytes(byte ^ 255 for byte in whole[500:]))
+    (tmp_path / "text.npz").write_text("no archive")
+    (tmp_path / "nothing.npz").write_bytes(b"")
+    save("without_y.npz", x=x)
+    save("pickled.npz", x=np.array([{}] * 60), y=y)
+    save("too_few_labels.npz", x=x, y=y[:-1])
+    save("negative.npz", x=x, y=y - 1)
+    save("stray.npz", x=x, y=np.where(np.arange(60) == 7, 1000, y))
+    save("halves.npz", x=x, y=y + 0.5)
+    save("nan.npz", x=np.where(floats == floats[11, 2], np.nan, floats), y=y)
+    save("numbers.npz", x=np.arange(60) * np.ones((60, 1), np.int64), y=y)
+    rows = np.arange(60)
+    save("fits.npz", train_0=rows[:20], test_0=rows[20:30], train_1=rows[30:50], test_1=rows[50:])
+    save("outside.npz", train_0=rows, test_0=np.array([4000]))
+    save("twice.npz", train_0=rows[:20], test_0=rows[19:])
+    save("gap.npz", train_0=rows[:20], test_0=rows[20:30], train_2=rows[30:50], test_2=rows[50:])
+    (tmp_path / "unknown_key.toml").write_text('method = "fedavg"\nroundz = 3\n')
+    (tmp_path / "wrong_value.toml").write_text('method = "fedavg"\nrounds = "many"\n')
+    (tmp_path / "wrong_kind.toml").write_text('method = "fedavg"\nresume = 1\n')
+    (tmp_path / "syntax.toml").write_text('method = "fedavg\n')
+    (tmp_path / "latin.toml").write_bytes(b'method = "f\xe9davg"\n')
+    (tmp_path / "no_method.toml").write_text("rounds = 3\n")
+    (tmp_path / "two.toml").write_text('method = ["fedavg", "fedavg+mr"]\n')
+    (tmp_path / "a_file").write_text("")
+    return tmp_path
+
+
+MISTAKES = {
+    # methods and their options
+    "run fedagv": ["unknown method 'fedagv'", "did you mean 'fedavg'?", "allowed: "],
+    "run ''": ["unknown method ''", "fedavg"],
+    "run fedavg+dbee": ["unknown add-on 'dbee'", "did you mean 'dbe'?", "dbe, mr, prbm"],
+    "run fedavg+": ["unknown add-on ''", "dbe, mr, prbm"],
+    "run fedavg+dbe+mr": ["'fedavg+dbe+mr' has mr twice"],
+    "run fedavg+prbm+prbm": ["has prbm twice"],
+    "run 'fedavg+dbe(kapa=3)'": ["'kapa'", "did you mean 'kappa'?", "mu"],
+    "run 'fedavg(kappa=3)'": ["option of fedavg 'kappa'", "(none)"],
+    "run 'fedavg+dbe(kappa)'": ["'kappa'", "kappa=5"],
+    "run 'fedavg+dbe(kappa=3'": ["cannot read method 'fedavg+dbe(kappa=3'"],
+    "run 'fedavg+dbe(kappa=-1)'": ["kappa = -1", ">= 0"],
+    "run 'fedavg+dbe(kappa=nan)'": ["kappa = nan", ">= 0"],
+    "run 'fedavg+dbe(kappa=much)'": ["kappa = 'much'", ">= 0"],
+    "run 'fedavg+dbe(mu=1.5)'": ["mu = 1.5", ">= 0 and <= 1"],
+    "run 'fedavg+dbe(mu=-0.1)'": ["mu = -0.1", ">= 0 and <= 1"],
+    "run 'fedavg+mr(q=2)'": ["q = 2", ">= 0 and <= 1"],
+    "run 'fedavg+mr(s=-1)'": ["s = -1", ">= 0"],
+    "run 'fedavg+mr(init_epochs=0)'": ["init_epochs = 0", "a whole number >= 1"],
+    "run 'fedavg+mr(init_mean=exct)'": ["init_mean 'exct'", "did you mean 'exact'?", "debiased, "],
+    "run 'fedavg+mr(mr_half=2)'": ["mr_half = 2", "true, false"],
+    "run 'fedavg+prbm(prbm_lr=-1)'": ["prbm_lr = -1", ">= 0"],
+    "compare fedavg fedavg+dbe fedavg": ["the same method twice", "fedavg+dbe"],
+    "compare fedavg fedavg+dbf": ["unknown add-on 'dbf'", "dbe, mr, prbm"],
+    "run fedavg fedavg+mr": ["run takes one method, not 2", "compare"],
+    "run two.toml": ["run takes one method, not 2", "compare"],
+    "run": ["no method given", "feddbe methods"],
+    "compare": ["no method given", "feddbe methods"],
+    # numbers
+    "run fedavg --rounds -1": ["rounds = -1", "a whole number >= 0"],
+    "run fedavg --rounds 1.5": ["rounds = 1.5", "a whole number >= 0"],
+    "run fedavg --rounds many": ["rounds = 'many'", "a whole number >= 0"],
+    "run fedavg --patience 0": ["patience = 0", "a whole number >= 1"],
+    "run fedavg --epochs 0": ["epochs = 0", "a whole number >= 1"],
+    "run fedavg --batch 0": ["batch = 0", "a whole number >= 1"],
+    "run fedavg --batch ten": ["batch = 'ten'", "a whole number >= 1"],
+    "run fedavg --lr 0": ["lr = 0", "a number > 0"],
+    "run fedavg --lr -0.1": ["lr = -0.1", "a number > 0"],
+    "run fedavg --lr nan": ["lr = nan", "a number > 0"],
+    "run fedavg --lr inf": ["lr = inf", "a number > 0"],
+    "run fedavg --lr fast": ["lr = 'fast'", "a number > 0"],
+    "run fedavg --join 0": ["join = 0", "> 0 and <= 1"],
+    "run fedavg --join 1.01": ["join = 1.01", "> 0 and <= 1"],
+    "run fedavg --join half": ["join = 'half'", "> 0 and <= 1"],
+    "run fedavg --seed -1": ["seed = -1", ">= 0"],
+    "run fedavg --partition-seed -1": ["partition_seed = -1", ">= 0"],
+    "run fedavg --partition-seed 4294967296": ["partition seed 4294967296", "0..4294967295"],
+    "run fedavg --clients 0": ["clients = 0", "a whole number >= 1"],
+    "run fedavg --clients few": ["clients = 'few'", "a whole number >= 1"],
+    "run fedavg --clients 1798": ["clients = 1798", "1797 samples", "1..898"],
+    # names
+    "run fedavg --data dgits": ["unknown data set 'dgits'", "did you mean 'digits'?", "FILE.npz", "fmnist"],
+    "run fedavg --model cnn_smal": ["unknown model 'cnn_smal'", "did you mean 'cnn_small'?", "mlp"],
+    "run fedavg --model cnn": ["'cnn'", "16x16", "(1, 8, 8)", "cnn_small"],
+    "run fedavg --cut cnv1": ["unknown cut 'cnv1'", "did you mean 'conv1'?", "fc1"],
+    "run fedavg --engine pol": ["unknown engine 'pol'", "did you mean 'pool'?", "auto, pool, pool:N, serial"],
+    "run fedavg --engine pool:0": ["unknown engine 'pool:0'", "pool:N"],
+    "run fedavg --eval al": ["eval = 'al'", "all, cohort, sample:M"],
+    "run fedavg --eval sample:0": ["eval = 'sample:0'", "M >= 1"],
+    "run fedavg --variant papr": ["'papr'", "did you mean 'paper'?", "default, official, paper"],
+    "run fedavg --train-loss pas": ["'pas'", "did you mean 'pass'?", "pass, training"],
+    "run fedavg --bn-buffers lokal": ["'lokal'", "did you mean 'local'?", "average, local"],
+    "run fedavg --short-batch kep": ["'kep'", "did you mean 'keep'?", "keep, refuse"],
+    "run fedavg --partition idd": ["unknown partition 'idd'", "did you mean 'iid'?", "dirichlet:BETA"],
+    "run fedavg --partition iid:3": ["'iid:3'", "takes no value"],
+    "run fedavg --partition dirichlet": ["'dirichlet'", "a number above 0"],
+    "run fedavg --partition dirichlet:-1": ["'-1'", "a number above 0"],
+    "run fedavg --partition pathological:0": ["'0'", "a whole number from 1 on"],
+    "run fedavg --partition pathological:11": ["pathological:11", "1..10"],
+    "run fedavg --partition natural": ["'natural'", "client column", "iid"],
+    # the words of the command line
+    "rum fedavg": ["unknown command 'rum'", "did you mean 'run'?", "compare, data, methods, run, runs, show"],
+    "data shwo digits": ["unknown command 'shwo'", "did you mean 'show'?", "get, list, show"],
+    "run fedavg --roundz 3": ["unknown option '--roundz'", "did you mean '--rounds'?", "--partition-seed"],
+    "compare fedavg --jsn": ["unknown option '--jsn'", "did you mean '--json'?"],
+    "data show digits --rounds 3": ["unknown option '--rounds'", "--partition,"],
+    "run fedavg --rounds": ["'--rounds'", "requires an argument"],
+    "run fedavg --set rounds": ["--set rounds", "key=value"],
+    "run fedavg --set roundz=3": ["'roundz'", "did you mean 'rounds'?", "partition_seed"],
+    "run fedavg --set rounds=many": ["rounds = 'many'", "a whole number >= 0"],
+    "run fedavg --set 'rounds=[1]'": ["rounds = [1]", "a whole number >= 0"],
+    "show": ["'RUN'", "feddbe show --help"],
+    "show one two": ["two", "feddbe show --help"],
+    "show nowhere": ["'nowhere'", "runs/"],
+    "data get dgits": ["unknown data set 'dgits'", "did you mean 'digits'?", "fmnist"],
+    "data show dgits": ["unknown data set 'dgits'", "did you mean 'digits'?"],
+    "data show digits --plot bubbles.txt --save split.npz": ["'.txt'", ".pdf, .png, .svg"],
+    "data show digits --save nowhere/split.npz": ["nowhere/split.npz", "No such file or directory"],
+    # files
+    "run fedavg --data missing.npz": ["missing.npz", "no file"],
+    "run fedavg --data cut_short.npz": ["cut_short.npz", "numpy.savez"],
+    "run fedavg --data flipped.npz": ["flipped.npz", "numpy.savez"],
+    "run fedavg --data text.npz": ["text.npz", "not an .npz file"],
+    "run fedavg --data nothing.npz": ["nothing.npz", "not an .npz file"],
+    "run fedavg --data without_y.npz": ["without_y.npz", "no array 'y'", "it has: x"],
+    "run fedavg --data pickled.npz": ["pickled.npz", "pickled", "plain arrays"],
+    "run fedavg --data too_few_labels.npz": ["(59,)", "60 samples"],
+    "run fedavg --data negative.npz": ["the label -1", "from 0"],
+    "run fedavg --data stray.npz": ["the label 1000", "60 samples"],
+    "run fedavg --data halves.npz": ["the label 0.5", "whole numbers"],
+    "run fedavg --data nan.npz": ["nan.npz", "NaN", "row 11"],
+    "run fedavg --data numbers.npz": ["numbers.npz", "int64", "uint8"],
+    "run fedavg --data good.npz --clients 61 --partition iid": ["clients = 61", "60 samples", "1..30"],
+    "run fedavg --data good.npz --partition dirichlet:0.01 --clients 9": ["10000 draws", "9 clients"],
+    "run fedavg --data good.npz --split outside.npz": ["outside.npz", "index 4000", "0..59"],
+    "run fedavg --data good.npz --split twice.npz": ["twice.npz", "index 19 twice"],
+    "run fedavg --data good.npz --split gap.npz": ["gap.npz", "'train_1'", "without a gap"],
+    "run fedavg --data good.npz --split good.npz": ["good.npz", "'train_0'"],
+    "run fedavg --data good.npz --split cut_short.npz": ["cut_short.npz", "numpy.savez"],
+    "run fedavg --data good.npz --split fits.npz --clients 3": ["clients = 3", "'fits.npz' has 2"],
+    "run fedavg --data good.npz --split fits.npz --partition iid": ["--split and --partition"],
+    "run missing.toml": ["missing.toml", "No such file or directory"],
+    "run unknown_key.toml": ["unknown_key.toml", "'roundz'", "did you mean 'rounds'?", "partition_seed"],
+    "run wrong_value.toml": ["rounds = 'many'", "a whole number >= 0"],
+    "run wrong_kind.toml": ["resume = 1", "true, false"],
+    "run syntax.toml": ["syntax.toml", "TOML", "line 1"],
+    "run latin.toml": ["latin.toml", "TOML"],
+    "run no_method.toml": ["no method given", "feddbe methods"],
+    "run fedavg --out a_file": ["'a_file'", "File exists"],
+    "run fedavg --out a_file/run": ["'a_file/run'", "Not a directory"],
+    "run fedavg --resume": ["--resume", "'runs'", "without --resume"],
+    "run fedavg --resume --out new": ["--resume", "'new'", "without --resume"],
+    "compare fedavg fedavg+mr --resume": ["--resume", "'runs'", "without --resume"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_is_one_line_and_nothing_is_written(line: str, shell: Shell, files: Path) -> None:
+    before = tree(files)
+    code, out, err = shell(line)
+    assert (code, out) == (2, "")
+    assert err.startswith("feddbe: ")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    for words in MISTAKES[line]:
+        assert words in err
+    assert tree(files) == before
+
+
+def test_an_add_on_that_a_method_does_not_take(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Proud(FedAvg):
+        name: ClassVar[str] = "proud"
+        refuses: ClassVar[dict[str, str]] = {"mr": "it has no common representation"}
+
+    monkeypatch.setitem(METHODS, "proud", Proud)
+    code, out, err = shell("run proud+dbe")
+    assert (code, out) == (2, "")
+    assert err == "feddbe: proud does not take +mr: it has no common representation\n"
+    assert shell.json(f"run proud+dbe --force --rounds 0 {SMALL}")["method"] == "proud+dbe"
+
+
+def test_a_line_break_in_a_value_does_not_make_two_lines(shell: Shell) -> None:
+    code, _, err = shell("run 'fed\navg'")
+    assert code == 2
+    assert err.count("\n") == 1
+
+
+def test_another_configuration_in_the_folder_of_a_run(shell: Shell, tmp_path: Path) -> None:
+    assert shell(f"run 'fedavg+mr(kappa=2)' --rounds 1 {SMALL} --out one")[0] == 0
+    before = tree(tmp_path)
+    for line, words in {
+        f"run 'fedavg+mr(kappa=3)' {SMALL} --seed 5": ["mr kappa 2.0 there, 3.0 now", "seed 0 there, 5 now"],
+        f"run fedavg {SMALL} --partition-seed 2 --resume": [
+            "method fedavg+mr(kappa=2) there, fedavg now",
+            "partition_seed 1 there, 2 now",
+        ],
+        f"run 'fedavg+mr(kappa=2)' {SMALL}": ["holds this run already", "--resume", "--out"],
+    }.items():
+        code, out, err = shell(f"{line} --out one")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "'one' holds" in err
+        for word in words:
+            assert word in err
+    assert tree(tmp_path) == before
+
+
+def test_divergence_names_client_round_and_value(shell: Shell) -> None:
+    code, out, err = shell(
+        "run fedavg --lr 1e6 --rounds 3 --clients 3 --partition iid --engine serial --out wild"
+    )
+    assert (code, out, err.count("\n")) == (3, "", 1)
+    for word in ("fedavg", "client 0", "round 1", "nan", "feddbe show wild"):
+        assert word in err
+    assert [entry["round"] for entry in shell.json("show wild")["rounds"]] == [0]
+    assert shell("show wild")[0] == 0
+
+
+def test_a_method_that_diverges_does_not_keep_the_others_from_running(shell: Shell) -> None:
+    code, _, err = shell(f"compare 'fedavg+prbm(prbm_lr=1e20)' fedavg --rounds 2 {SMALL} --out both")
+    assert code == 3
+    assert "fedavg+prbm(prbm_lr=1e20): training diverged" in err
+    runs = {run["method"]: run for run in shell.json("show both")["runs"]}
+    assert len(runs["fedavg"]["rounds"]) == 3
+    assert runs["fedavg"]["last"]["round"] == 2
+    assert len(runs["fedavg+prbm(prbm_lr=1e20)"]["rounds"]) < 3
+
+
+# What it prints
+
+
+def test_the_table_the_pictures_and_the_folder(shell: Shell, tmp_path: Path) -> None:
+    code, out, err = shell(f"run fedavg+dbe --rounds 2 {SMALL}")
+    assert (code, err) == (0, "")
+    assert "majority class" in out
+    *_, curves, distribution, run = out.splitlines()
+    assert curves.split() == ["curves", "runs/digits-fedavg+dbe-1/curves.png"]
+    assert distribution.split() == ["data", "runs/digits-fedavg+dbe-1/data.png"]
+    assert run.split() == ["run", "runs/digits-fedavg+dbe-1"]
+    for line in (curves, distribution):
+        assert (tmp_path / line.split()[1]).read_bytes().startswith(b"\x89PNG")
+    assert shell(f"run fedavg+dbe --rounds 0 {SMALL}").out.endswith("runs/digits-fedavg+dbe-2\n")
+
+
+def test_json_of_a_comparison_is_what_show_says_later(shell: Shell) -> None:
+    document = shell.json(f"compare fedavg fedavg+dbe --rounds 1 {SMALL} --out pair")
+    assert [run["method"] for run in document["runs"]] == ["fedavg", "fedavg+dbe"]
+    assert document.keys() == {"runs"}
+    for run in document["runs"]:
+        assert run == shell.json(f"show '{run['folder']}'")
+    assert document == shell.json("show pair")
+    shown = shell("show pair").out
+    assert shown.count("fedavg+dbe:") == 1
+    assert "fedavg:" in shown
+
+
+def test_json_has_its_hashes_in_lines_of_their_own(shell: Shell) -> None:
+    """So that `diff <(... | grep sha256) <(... | grep sha256)` compares all of them."""
+    code, out, _ = shell(f"run fedavg+dbe --rounds 1 {SMALL} --json")
+    assert code == 0
+    document = json.loads(out)
+    found = "".join(line for line in out.splitlines() if "sha256" in line)
+    assert len(document["clients_sha256"]) == 3
+    for digest in (document["server_sha256"], *document["clients_sha256"].values()):
+        assert digest in found
+
+
+def test_options_of_a_file_then_set_then_the_command_line(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(
+        'method = "fedavg+mr"\nclients = 3\npartition = "iid"\nmodel = "mlp"\nengine = "serial"\n'
+        "rounds = 7\nlr = 0.2\nbatch = 9\npartition-seed = 3\n"
+    )
+    found = shell.json("run small.toml --set lr=0.3 --set 'rounds = 6' --set eval=cohort --rounds 1")
+    wanted = {"lr": 0.3, "rounds": 1, "batch": 9, "partition_seed": 3, "eval": "cohort", "clients": 3}
+    assert {key: found["config"][key] for key in wanted} == wanted
+    assert found["method"] == "fedavg+mr"
+    assert len(found["rounds"]) == 2
+    assert shell.json("run small.toml --set method=fedavg --rounds 0")["method"] == "fedavg"
+    (tmp_path / "two.toml").write_text('method = ["fedavg", "fedavg+mr"]\n')
+    runs = shell.json(f"compare two.toml --rounds 0 {SMALL}")["runs"]
+    assert [run["method"] for run in runs] == ["fedavg", "fedavg+mr"]
+
+
+@pytest.mark.parametrize("command", ["", "run", "compare", "runs", "show", "methods", "data", "data show"])
+@pytest.mark.parametrize("columns", [60, 80])
+def test_help_fits(
+    command: str, columns: int, shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, err = shell(f"{command} --help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"Usage: feddbe {command}".rstrip())
+    assert max(map(len, out.splitlines())) <= columns
+    assert "..." not in out.partition("\n")[2]  # nothing is cut
+    assert tree(tmp_path) == {}
+
+
+def test_help_names_defaults(shell: Shell) -> None:
+    words = " ".join(shell("run --help").out.split())
+    for part in (
+        "digits, fmnist [digits]", "[dirichlet:0.1]", "clients N [20]", "[100, digits 40]", "partition [0]",
+        "[cnn 0.005, cnn_small 0.1, mlp 0.1]", "default, paper, official [default]", "keep, refuse [keep]",
+        "round [1.0]", "cnn, cnn_small, mlp",
+    ):  # fmt: skip
+        assert part in words
+
+
+def test_without_a_command_it_shows_help(shell: Shell) -> None:
+    assert shell("") == shell("--help")
+    assert shell("data") == shell("data --help")
+
+
+def test_version(shell: Shell) -> None:
+    code, out, _ = shell("--version")
+    assert code == 0
+    assert out.split()[0] == "feddbe"
+    assert out.split()[1][0].isdigit()
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_methods_tells_every_parameter(columns: int, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, err = shell("methods")
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= columns
+    words = " ".join(out.split())
+    described = {one["name"]: one for one in shell.json("methods")["methods"]}
+    assert {"fedavg", "prbm", "mr", "dbe"} <= described.keys()
+    assert "dbe" in described["fedavg"]["addons"]
+    for one in described.values():
+        assert one["name"] in words
+        for parameter in one["parameters"]:
+            assert f"{parameter['name']} {parameter['meaning']} {parameter['allowed']}; default" in words
+    assert "default 50 for cnn; 1 for cnn_small, mlp, own" in words
+    assert [p["name"] for p in described["mr"]["parameters"]][:2] == ["kappa", "mu"]
+
+
+def test_data_list_and_get(shell: Shell) -> None:
+    rows = {row["name"]: row for row in shell.json("data list")["data"]}
+    assert rows["digits"]["found"] == "in scikit-learn"
+    assert rows.keys() >= {"digits", "fmnist"}
+    out = shell("data list").out
+    assert all(row["description"] in out for row in rows.values())
+    assert shell("data get digits") == (0, "digits: in scikit-learn\n", "")
+
+
+def test_data_show_saves_plots_and_reads_back(shell: Shell, tmp_path: Path) -> None:
+    code, out, err = shell("data show digits --clients 4 --partition iid --save mine.npz --plot mine.svg")
+    assert (code, err) == (0, "")
+    assert out.endswith("mine.npz\nmine.svg\n")
+    assert "<svg" in (tmp_path / "mine.svg").read_text()
+    made = shell.json("data show digits --clients 4 --partition iid")
+    assert made.keys() == {"clients", "index_sha256"}
+    assert made["index_sha256"].keys() == {"parts", "train", "test"}
+    assert [client.keys() for client in made["clients"]] == [{"train", "test", "labels"}] * 4
+    assert sum(client["train"] + client["test"] for client in made["clients"]) == 1797
+    assert sum(sum(client["labels"]) for client in made["clients"]) == 1797
+    again = shell.json("data show digits --split mine.npz")
+    assert again["clients"] == made["clients"]
+    assert again["index_sha256"] == {**made["index_sha256"], "parts": None}
+
+
+# Runs that were cut off
+
+
+class Impatient(Watch):
+    """Presses Ctrl-C after some rounds of one method."""
+
+    def __init__(self, method: str, after: int) -> None:
+        self.method, self.after, self.name = method, after, ""
+
+    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+        self.name = name
+
+    def round(self, done: int, accuracy: float | None) -> None:
+        if self.name == self.method and done == self.after:
+            raise KeyboardInterrupt
+
+
+OPTIONS: dict[str, Any] = {
+    "clients": 3, "partition": "iid", "model": "mlp", "engine": "serial", "rounds": 3,
+}  # fmt: skip
+
+
+def started(methods: Sequence[str], after: int, **more: Any) -> None:
+    """The comparison, stopped in its last method."""
+    with pytest.raises(KeyboardInterrupt):
+        feddbe.compare(methods, watch=Impatient(methods[-1], after), **OPTIONS, **more)
+
+
+def same(a: list[Entry], b: list[Entry]) -> bool:
+    """But for the time that they took."""
+    return [{**entry, "seconds": 0} for entry in a] == [{**entry, "seconds": 0} for entry in b]
+
+
+def test_a_run_whose_last_entry_was_never_evaluated(shell: Shell) -> None:
+    started(["fedavg"], after=2, out="cut")
+    document = shell.json("show cut")
+    assert [entry["accuracy"] is None for entry in document["rounds"]] == [False, False, True]
+    assert document["last"]["round"] == 1
+    assert "last @1" in shell("show cut").out
+    (row,) = shell.json("runs cut")["runs"]
+    assert (row["name"], row["rounds"], row["state"]) == ("fedavg", 2, "3 wanted")
+    assert "3 wanted" in shell("runs cut").out
+    done = shell.json(f"run fedavg --rounds 3 {SMALL} --out cut/fedavg --resume")
+    assert [entry["accuracy"] is None for entry in done["rounds"]] == [False] * 4
+    assert shell.json("runs cut")["runs"][0]["state"] == "done"
+
+
+def test_compare_resume_goes_on_where_it_stopped(shell: Shell) -> None:
+    """The finished method is not run again, the broken one goes on, the missing one starts."""
+    whole = shell.json(f"compare fedavg fedavg+mr fedavg+dbe --rounds 3 {SMALL} --out whole")["runs"]
+    started(["fedavg", "fedavg+mr"], after=1)
+    first = feddbe.load("compare-digits-1/fedavg")
+    feddbe.run("fedavg", **OPTIONS)  # the same configuration, begun later, and no part of the comparison
+    resumed = shell.json(f"compare fedavg fedavg+mr fedavg+dbe --rounds 3 {SMALL} --resume")["runs"]
+    assert [Path(run["folder"]).parent for run in resumed] == [Path("runs/compare-digits-1")] * 3
+    assert resumed[0]["rounds"] == first["rounds"]  # seconds too
+    for mine, reference in zip(resumed, whole, strict=True):
+        assert same(mine["rounds"], reference["rounds"])
+        assert mine["server_sha256"] == reference["server_sha256"]
+        assert mine["clients_sha256"] == reference["clients_sha256"]
+
+
+def test_resume_without_a_folder_takes_the_run_begun_last(shell: Shell, tmp_path: Path) -> None:
+    for _ in range(2):
+        shell(f"run fedavg --rounds 1 {SMALL}")
+    store = Store.open(tmp_path / "runs" / "digits-fedavg-1")
+    store.set_meta("begun", "2999-01-01T00:00:00+00:00")
+    store.close()
+    found = shell.json(f"run fedavg --rounds 2 {SMALL} --resume")
+    assert found["folder"] == "runs/digits-fedavg-1"
+    assert len(found["rounds"]) == 3
+    assert found["config"]["rounds"] == 2
+
+
+def test_runs_survives_folders_that_are_no_runs(shell: Shell, tmp_path: Path) -> None:
+    shell(f"run fedavg --rounds 1 {SMALL} --out runs/good")
+    for name, content in {"empty": b"", "garbage": b"no database" * 500, "half": None}.items():
+        (tmp_path / "runs" / name).mkdir()
+        if content is not None:
+            (tmp_path / "runs" / name / FILE).write_bytes(content)
+    rows = {row["name"]: row["state"] for row in shell.json("runs")["runs"]}
+    assert rows == {"good": "done", "empty": "unreadable", "garbage": "unreadable"}
+    code, out, _ = shell("runs")
+    assert code == 0
+    assert "garbage" in out
+    code, _, err = shell("show garbage")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "garbage" in err
+    assert shell.json(f"run fedavg --rounds 1 {SMALL} --resume")["folder"] == "runs/good"
+
+
+def test_runs_of_an_empty_place_and_of_one_run(shell: Shell) -> None:
+    assert shell("runs").out == "no runs in runs/; start one with: feddbe run fedavg+dbe\n"
+    shell(f"run fedavg --rounds 0 {SMALL} --out alone")
+    assert shell.json("runs alone")["runs"][0]["name"] == "alone"
+
+
+def test_a_run_that_lost_patience_is_done(shell: Shell) -> None:
+    document = shell.json(f"run fedavg --rounds 60 --patience 1 --lr 0.0001 {SMALL} --out bored")
+    assert len(document["rounds"]) < 61
+    assert shell.json("runs bored")["runs"][0]["state"] == "done"
+
+
+# The interface, frozen: whoever changes it sees it here
+
+
+DATA = ["--data-dir", "--partition", "--partition-seed", "--clients", "--split"]
+RUN = [
+    "--set", "--data", *DATA, "--model", "--cut", "--rounds", "--patience", "--epochs", "--batch", "--lr",
+    "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force", "--eval", "--eval-after",
+    "--train-loss", "--engine", "--out", "--resume", "--json",
+]  # fmt: skip
+COMMANDS = {
+    "run": RUN,
+    "compare": RUN,
+    "runs": ["--json"],
+    "show": ["--json"],
+    "methods": ["--json"],
+    "data list": ["--data-dir", "--json"],
+    "data get": ["--data-dir"],
+    "data show": ["--save", "--plot", *DATA, "--json"],
+}
+
+
+def options_by_command(group: Any, prefix: str = "") -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            found |= options_by_command(command, f"{name} ")
+        else:
+            flags = [flag for param in command.params for flag in param.opts if flag.startswith("-")]
+            found[prefix + name] = flags
+    return found
+
+
+def test_commands_and_options_are_these() -> None:
+    assert options_by_command(typer.main.get_command(cli.app)) == COMMANDS

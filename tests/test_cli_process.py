@@ -1,0 +1,243 @@
+"""The command line as a process: what it prints where, Ctrl-C, kill -9 and a full disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import feddbe
+from feddbe.document import RunDocument
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+
+FEDDBE = [sys.executable, "-m", "feddbe.cli"]
+RUN = ["run", "fedavg+dbe", "--clients", "4", "--partition", "iid", "--rounds", "8", "--epochs", "4"]
+PATIENCE = 60.0
+
+
+def start(words: Sequence[str], folder: Path, **more: Any) -> subprocess.Popen[str]:
+    """`feddbe ...` in this folder, in a process group of its own, as a shell would start it."""
+    environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+    return subprocess.Popen(
+        [*FEDDBE, *words], cwd=folder, env=environment, text=True, start_new_session=True, **pipes
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, out, err
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end, f"in vain: {what}"
+        time.sleep(0.02)
+
+
+def rounds_written(folder: Path) -> int:
+    """Finished rounds of a run that another process is writing."""
+    with contextlib.suppress(feddbe.FeddbeError):
+        return len(feddbe.load(folder)["rounds"]) - 1
+    return -1
+
+
+def workers(process: subprocess.Popen[str]) -> list[int]:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return [int(pid) for pid in children.split()]
+
+
+def alive(pid: int) -> bool:
+    """Not gone, and not a zombie that nobody waits for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("process")
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path) -> RunDocument:
+    """The run that nobody disturbs; without a terminal it prints the table, the paths, and nothing else."""
+    code, out, err = finish(start([*RUN, "--engine", "serial", "--out", "whole"], place))
+    assert (code, err) == (0, "")
+    *table, curves, distribution, folder = out.splitlines()
+    assert [line.split()[-1] for line in (curves, distribution, folder)] == [
+        "whole/curves.png", "whole/data.png", "whole",
+    ]  # fmt: skip
+    assert [line.split()[0] for line in table if line.startswith(("fedavg+dbe", "majority"))] == [
+        "fedavg+dbe", "majority",
+    ]  # fmt: skip
+    assert "\x1b" not in out
+    return feddbe.load(place / "whole")
+
+
+def same(document: RunDocument, whole: RunDocument) -> None:
+    """Equal bits, and equal numbers in every round but for the seconds."""
+    assert document["server_sha256"] == whole["server_sha256"]
+    assert document["clients_sha256"] == whole["clients_sha256"]
+    mine, theirs = ([{**entry, "seconds": 0} for entry in run["rounds"]] for run in (document, whole))
+    assert mine == theirs
+
+
+@pytest.fixture
+def in_the_middle(place: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Any, Path, list[int]]]:
+    """A run on two workers, caught after its second round: its process, its folder, its workers."""
+    folder = place / request.node.name
+    process = start([*RUN, "--engine", "pool:2", "--out", str(folder)], place)
+    try:
+        until(lambda: rounds_written(folder) >= 2, "two rounds")
+        found = workers(process)
+        assert len(found) == 2
+        yield process, folder, found
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_ctrl_c(in_the_middle: tuple[Any, Path, list[int]], place: Path, whole: RunDocument) -> None:
+    """The last finished round is kept, no worker is left, and the command that it names works."""
+    process, folder, pids = in_the_middle
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
+    code, out, err = finish(process)
+    assert (code, out, err.count("\n")) == (130, "", 1)
+    until(lambda: not any(map(alive, pids)), "the workers to end")
+    kept = feddbe.load(folder)
+    assert 3 <= len(kept["rounds"]) < 9
+    said = re.fullmatch(r"feddbe: stopped after round (\d+), which is kept; continue with: (.*)\n", err)
+    assert said is not None
+    assert int(said[1]) == kept["rounds"][-1]["round"]
+    program, *words = shlex.split(said[2])
+    assert program == "feddbe"
+    assert "--resume" in words
+    assert finish(start(words, place))[0] == 0
+    same(feddbe.load(folder), whole)
+
+
+def test_kill_9_leaves_no_workers_and_a_run_that_goes_on(
+    in_the_middle: tuple[Any, Path, list[int]], whole: RunDocument
+) -> None:
+    process, folder, pids = in_the_middle
+    process.kill()
+    assert process.wait(PATIENCE) == -signal.SIGKILL
+    until(lambda: not any(map(alive, pids)), "the workers to end by themselves")
+    kept = len(feddbe.load(folder)["rounds"])
+    assert 3 <= kept < 9
+    options: dict[str, Any] = {"clients": 4, "partition": "iid", "rounds": 8, "epochs": 4}
+    same(feddbe.run("fedavg+dbe", **options, engine="serial", out=str(folder), resume=True), whole)
+
+
+def test_a_full_disk(place: Path, whole: RunDocument) -> None:
+    """One line, and the rounds that were written before stay; with room again, the run goes on."""
+    folder = place / "full"
+
+    def little_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))
+
+    words = [*RUN, "--engine", "serial", "--out", str(folder)]
+    code, out, err = finish(start(words, place, preexec_fn=little_room))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "full" in err
+    kept = feddbe.load(folder)
+    assert 2 <= len(kept["rounds"]) < 9
+    # the last entry is measured in the round after it, which did not come
+    assert [{**e, "seconds": 0} for e in kept["rounds"][:-1]] == [
+        {**e, "seconds": 0} for e in whole["rounds"][: len(kept["rounds"]) - 1]
+    ]
+    options: dict[str, Any] = {"clients": 4, "partition": "iid", "rounds": 8, "epochs": 4}
+    same(feddbe.run("fedavg+dbe", **options, engine="serial", out=str(folder), resume=True), whole)
+
+
+ACCURACY = {"weighted": float, "mean": float, "worst_tenth": float, "std": float}
+ENTRY = {
+    "round": int, "accuracy": dict, "when": str, "adapted": type(None), "after": dict, "auc": float,
+    "train_loss": float, "seconds": float, "bytes_up": int, "bytes_down": int,
+}  # fmt: skip
+DOCUMENT = {
+    "method": str, "config": dict, "config_hash": str, "rounds": list, "best": dict, "last": dict, "floor": float,
+    "cost": dict, "server_sha256": str, "clients_sha256": dict, "peak_rss_mb": float, "folder": str,
+}  # fmt: skip
+
+
+def kinds(found: dict[str, Any]) -> dict[str, type]:
+    return {key: type(value) for key, value in found.items()}
+
+
+def test_json_goes_to_standard_output_and_progress_to_the_terminal(tmp_path: Path) -> None:
+    """Standard error is a terminal here; standard output is the document, key by key."""
+    ours, theirs = pty.openpty()
+    words = (
+        "run fedavg+dbe --rounds 2 --clients 3 --partition iid --engine pool:2 --eval-after --json --out r"
+    )
+    process = start(words.split(), tmp_path, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO: the other side has closed it
+        while more := os.read(ours, 4096):
+            shown += more
+    os.close(ours)
+    code, out, _ = finish(process)
+    assert code == 0
+
+    document = json.loads(out)
+    assert kinds(document) == DOCUMENT
+    assert [entry["round"] for entry in document["rounds"]] == [0, 1, 2]
+    assert kinds(document["rounds"][1]) == ENTRY
+    assert kinds(document["rounds"][0]) == {**ENTRY, "train_loss": type(None)}
+    assert kinds(document["rounds"][2]) == {**ENTRY, "after": type(None)}
+    for entry in document["rounds"]:
+        assert kinds(entry["accuracy"]) == ACCURACY
+        assert entry["when"] == "before"
+    assert kinds(document["rounds"][1]["after"]) == ACCURACY
+    assert document["last"] == document["rounds"][2]
+    assert document["best"] in document["rounds"]
+    assert document["config"]["rounds"] == 2
+    assert document["config"]["method_options"]["mr"]["kappa"] == 1.0
+    assert 0 < document["floor"] < 1
+    assert document["clients_sha256"].keys() == {"0", "1", "2"}
+    for digest in (
+        document["config_hash"],
+        document["server_sha256"],
+        *document["clients_sha256"].values(),
+    ):
+        assert re.fullmatch("[0-9a-f]{64}", digest)
+
+    frames = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text) for text in re.split(r"[\r\n]+", shown.decode())]
+    last = [frame for frame in frames if "2/2" in frame][-1]
+    accuracy = 100 * document["last"]["accuracy"]["weighted"]
+    pattern = r"fedavg\+dbe +\S+ 2/2 +{} % +\d+:\d\d:\d\d +\d\d:\d\d left".format(
+        re.escape(f"{accuracy:.2f}")
+    )
+    assert re.fullmatch(pattern, last.strip())
+    assert max(map(len, frames)) < 80
+
+
+def test_a_reader_that_goes_away(place: Path, whole: RunDocument) -> None:
+    """`feddbe show RUN | head`: no trace of it."""
+    for words in (["show", "whole"], ["show", "whole", "--json"]):
+        ours, theirs = os.pipe()
+        os.close(ours)
+        process = start(words, place, stdout=theirs)
+        os.close(theirs)
+        _, err = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, err) == (0, "")
