@@ -25,7 +25,7 @@ from feddbe.document import RunDocument
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 
 FEDDBE = [sys.executable, "-m", "feddbe.cli"]
-RUN = ["run", "fedavg+dbe", "--clients", "4", "--partition", "iid", "--rounds", "8", "--epochs", "2"]
+RUN = ["run", "fedavg+dbe", "--clients", "4", "--partition", "iid", "--rounds", "6", "--epochs", "2"]
 PATIENCE = 60.0
 
 
@@ -101,7 +101,7 @@ def same(document: RunDocument, whole: RunDocument) -> None:
 
 def resumed(folder: Path) -> RunDocument:
     """The same command as `RUN`, in this process."""
-    options: dict[str, Any] = {"clients": 4, "partition": "iid", "rounds": 8, "epochs": 2}
+    options: dict[str, Any] = {"clients": 4, "partition": "iid", "rounds": 6, "epochs": 2}
     return feddbe.run("fedavg+dbe", **options, engine="serial", out=str(folder), resume=True)
 
 
@@ -129,7 +129,7 @@ def test_ctrl_c(in_the_middle: tuple[Any, Path, list[int]], place: Path, whole: 
     assert (code, out, err.count("\n")) == (130, "", 1)
     until(lambda: not any(map(alive, pids)), "the workers to end")
     kept = feddbe.load(folder)
-    assert 3 <= len(kept["rounds"]) < 9
+    assert 3 <= len(kept["rounds"]) < 7
     said = re.fullmatch(r"feddbe: stopped after round (\d+), which is kept; continue with: (.*)\n", err)
     assert said is not None
     assert int(said[1]) == kept["rounds"][-1]["round"]
@@ -148,7 +148,7 @@ def test_kill_9_leaves_no_workers_and_a_run_that_goes_on(
     assert process.wait(PATIENCE) == -signal.SIGKILL
     until(lambda: not any(map(alive, pids)), "the workers to end by themselves")
     kept = len(feddbe.load(folder)["rounds"])
-    assert 3 <= kept < 9
+    assert 3 <= kept < 7
     same(resumed(folder), whole)
 
 
@@ -157,14 +157,14 @@ def test_a_full_disk(place: Path, whole: RunDocument) -> None:
     folder = place / "full"
 
     def little_room() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
 
     words = [*RUN, "--engine", "serial", "--out", str(folder)]
     code, out, err = finish(start(words, place, preexec_fn=little_room))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "full" in err
     kept = feddbe.load(folder)
-    assert 2 <= len(kept["rounds"]) < 9
+    assert 2 <= len(kept["rounds"]) < 7
     # the last entry is measured in the round after it, which did not come
     assert [{**e, "seconds": 0} for e in kept["rounds"][:-1]] == [
         {**e, "seconds": 0} for e in whole["rounds"][: len(kept["rounds"]) - 1]
@@ -179,7 +179,8 @@ ENTRY = {
 }  # fmt: skip
 DOCUMENT = {
     "method": str, "config": dict, "config_hash": str, "rounds": list, "best": dict, "last": dict,
-    "floor": float, "cost": dict, "server_sha256": str, "clients_sha256": dict, "peak_rss_mb": float, "folder": str,
+    "floor": float, "cost": dict, "server_sha256": str, "clients_sha256": dict, "peak_rss_mb": float,
+    "folder": str,
 }  # fmt: skip
 
 
@@ -238,10 +239,9 @@ def test_json_goes_to_standard_output_and_progress_to_the_terminal(tmp_path: Pat
 
 def test_a_reader_that_goes_away(place: Path, whole: RunDocument) -> None:
     """`feddbe show RUN | head`: no trace of it."""
-    for words in (["show", "whole"], ["show", "whole", "--json"]):
-        ours, theirs = os.pipe()
-        os.close(ours)
-        process = start(words, place, stdout=theirs)
-        os.close(theirs)
-        _, err = process.communicate(timeout=PATIENCE)
-        assert (process.returncode, err) == (0, "")
+    ours, theirs = os.pipe()
+    os.close(ours)
+    process = start(["show", "whole"], place, stdout=theirs)
+    os.close(theirs)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, err) == (0, "")

@@ -232,7 +232,6 @@ def test_a_saved_split_is_the_same_run_as_the_partition_that_it_holds(tmp_path: 
     assert tiny(partition=None, split=str(tmp_path / "split.npz")).config_hash != made.config_hash
 
 
-@pytest.mark.xfail(reason="bug in data/dataset.py: sha256 leaves scale and shift out")
 def test_the_scale_of_images_is_part_of_the_hash() -> None:
     """The same bytes as 8-bit images are trained with x 2/255 - 1, as digits with x 2/16 - 1."""
     digits = samples()
@@ -240,9 +239,6 @@ def test_the_scale_of_images_is_part_of_the_hash() -> None:
     assert tiny(dataset=dataclasses.replace(digits, scale=2 / 255)).config_hash != tiny().config_hash
 
 
-@pytest.mark.xfail(
-    reason="bug in experiment.py: hashes of all clients' rows run together, without their sizes"
-)
 def test_where_one_client_ends_and_the_next_begins_is_part_of_the_hash(tmp_path: Path) -> None:
     hashes = []
     for end in (30, 40):

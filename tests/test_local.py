@@ -550,7 +550,6 @@ def test_a_fit_may_leave_the_statistics_as_they_were() -> None:
     assert sha256(local.buffers("shared")) != sha256(t.model.buffers)
 
 
-@pytest.mark.xfail(reason="bug in local.py: predict makes a track's first statistics under inference_mode")
 def test_a_fit_after_a_prediction_on_the_same_track() -> None:
     t = task(normed)
     local = Local(t, 1, 0)

@@ -180,7 +180,6 @@ def test_large_counters_are_not_rounded_through_float32() -> None:
     assert weighted_mean([{"n": torch.tensor(2**24 + 1)}], [7])["n"].item() == 2**24 + 1
 
 
-@pytest.mark.xfail(reason="bug in state.py: 0 + -0 is 0, so the sum should begin with the first summand")
 def test_the_mean_of_minus_zero_is_minus_zero() -> None:
     state = {"w": torch.tensor([-0.0])}
     assert sha256(weighted_mean([state], [3])) == sha256(state)

@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return _complain(f"{error.filename or 'file'}: {error.strerror or error}", 2)
+        return _complain(f"{error.filename or 'output'}: {error.strerror or error}", 2)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from feddbe.evaluate.accuracy import Measure, measure
 from feddbe.local import Local
 from feddbe.methods.base import Method
-from feddbe.state import State, prefixed, taken, without
+from feddbe.state import State, named, prefixed, taken, without
 from feddbe.task import Context, Task
 
 __all__ = ["BUFFER", "Job", "Reply", "perform"]
@@ -77,7 +77,7 @@ def perform(task: Task, method: Method, job: Job, received: State, private: Stat
     local = Local(task, job.round, job.client, buffers)
     work = method.prepare if job.work == "prepare" else method.train
     up, new = work(ctx, local, message, private)
-    leak = next((name for name in up if name.startswith(method.private)), None) if method.private else None
+    leak = next((name for name in up if named(name, method.private)), None)
     if leak is not None:
         raise AssertionError(f"{method.name} would send '{leak}', which it declares private")
     buffers = local.trained_buffers()

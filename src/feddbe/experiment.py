@@ -101,8 +101,9 @@ def resolve(
     config = dataclasses.asdict(options) | {"method": name, "method_options": hyper_parameters(method)}
     hashed = {key: value for key, value in config.items() if key not in _NOT_IN_HASH}
     hashed |= {"data": dataset.sha256(), "split": split.index_sha256() | {"parts": None}}
+    hashed["sizes"] = [[len(rows) for rows in part] for part in (split.train, split.test)]
     if kind == "own":
-        hashed["theta0"] = sha256(built.parameters)
+        hashed |= {"module": str(built.module), "theta0": sha256(built.parameters)}
     return Experiment(
         name=name,
         options=options,

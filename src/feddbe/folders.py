@@ -28,7 +28,9 @@ def numbered(stem: str, root: Path = RUNS) -> Path:
         try:
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError:
+        except FileExistsError as error:
+            if not root.is_dir():  # a link to nowhere
+                raise StoreError(f"cannot make the folder '{folder}': '{root}' is not a folder") from error
             number += 1
         except OSError as error:
             raise StoreError(f"cannot make the folder '{folder}': {error.strerror}") from error

@@ -12,10 +12,11 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe import seeds
-from feddbe.errors import Diverged
+from feddbe.errors import BadInput, Diverged
 from feddbe.models.split import Forward
 from feddbe.state import State
 from feddbe.task import Task
@@ -102,19 +103,32 @@ class Local:
         carry: Carry,
         const: Const,
         epochs: int | None = None,
+        batches: int = 1,
     ) -> Carry:
-        """Fold `step(carry, const, batch, key)` over this round's batches.
+        """Fold `step(carry, const, batch, key)` over this round's batches, `batches` of them at a time.
 
         Each scan sees the same batches in the same order, and torch's own generator (dropout) in the same
         state, whatever was scanned before it.
         """
         seed = seeds.torch_seed(self.task.seed, "torch", self.round, self.client)
         with seeds.torch_seeded(seed):
-            for key, batch in enumerate(
-                self._batches(epochs or self.task.training.epochs), start=seed % 2**62
-            ):
+            chosen = self._batches(epochs or self.task.training.epochs, batches)
+            for key, batch in enumerate(chosen, start=seed % 2**62):
                 carry = step(carry, const, batch, key)
         return carry
+
+    def gradient(
+        self, params: Mapping[str, Tensor], samples: Samples, *, track: str = "shared"
+    ) -> tuple[State, float]:
+        """The gradient of the cross-entropy at `params`, and its value: for steps of a method's own."""
+        work = {name: p.detach().requires_grad_() for name, p in params.items()}
+        with self.task.model.bind(work, self.buffers(track), training=True):
+            loss = F.cross_entropy(self.forward(work, samples.x).logits, samples.y)
+            grads = torch.autograd.grad(loss, list(work.values()))
+        if not math.isfinite(value := loss.item()):
+            raise Diverged(self.client, self.round, "loss", value)
+        frozen = self.task.model.frozen
+        return {n: torch.zeros_like(g) if n in frozen else g for n, g in zip(work, grads, strict=True)}, value
 
     def fit(
         self,
@@ -131,14 +145,15 @@ class Local:
     ) -> Fit:
         """SGD from `params` on `loss` plus `terms` plus what add-ons attached to this track.
 
-        p <- p - lr (grad + correction), for the `trainable` names (default: all) and the extras. `params` are
+        p <- p - lr (grad + correction), for the `trainable` names (default: all), less those whose module had
+        requires_grad off, and for the extras. `params` are
         not changed; the new values of the extras stay in `extras`. `keep_statistics=False` leaves the track's
         BatchNorm statistics as they were.
         """
         model, rate = self.task.model, self.task.training.lr if lr is None else lr
         work = {name: model.layout(p.detach()) for name, p in params.items()}
         extras = {name: extra.value.detach().clone() for name, extra in self.extras.items()}
-        names = list(work if trainable is None else trainable)
+        names = [name for name in (work if trainable is None else trainable) if name not in model.frozen]
         leaves = [*(work[name] for name in names), *extras.values()]
         rates = [rate] * len(names) + [rate if e.lr is None else e.lr for e in self.extras.values()]
         corrections = [(correction or {}).get(name) for name in (*names, *extras)]
@@ -159,7 +174,8 @@ class Local:
             if not math.isfinite(plain := values[0].item()):
                 raise Diverged(self.client, self.round, "loss", plain)
             total, seen = total + plain * len(samples.y), seen + len(samples.y)
-            grads = torch.autograd.grad(sum(values[1:], values[0]), leaves, allow_unused=True)
+            loss_ = sum(values[1:], values[0])
+            grads = torch.autograd.grad(loss_, leaves, allow_unused=True) if leaves else ()
             with torch.no_grad():
                 for leaf, grad, shift, eta in zip(leaves, grads, corrections, rates, strict=True):
                     if grad is not None:
@@ -169,6 +185,10 @@ class Local:
             return [carry for _, carry in parts]
 
         buffers = self.buffers(track)
+        if buffers and self.samples == 1:
+            raise BadInput(
+                f"client {self.client} has one training sample, too few for BatchNorm; merge clients"
+            )
         if not keep_statistics:
             buffers = {name: b.clone() for name, b in buffers.items()}
         with model.bind(work, buffers, training=True):
@@ -198,16 +218,18 @@ class Local:
         model, dataset = self.task.model, self.task.dataset
         rows = torch.from_numpy(getattr(self.task.split, on)[self.client])
         work = {name: model.layout(p.detach()) for name, p in params.items()}
-        with torch.inference_mode(), model.bind(work, self.buffers(track)):
+        buffers = self.buffers(track)  # outside of inference_mode: a later fit writes into them
+        with torch.inference_mode(), model.bind(work, buffers):
             parts = [
                 function(work, model.layout(dataset.inputs(dataset.x[some])))
                 for some in torch.split(rows, PREDICT_BATCH)
             ]
         return torch.cat(parts), dataset.y[rows]
 
-    def _batches(self, epochs: int) -> Iterator[Samples]:
+    def _batches(self, epochs: int, batches: int) -> Iterator[Samples]:
         """Batches of this round: consecutive slices of a fresh permutation per epoch, gathered once."""
-        dataset, size, rng = self.task.dataset, self.task.training.batch, self.stream("batches")
+        dataset, rng = self.task.dataset, self.stream("batches")
+        size = batches * self.task.training.batch
         rows = self.task.split.train[self.client]
         size = min(size, len(rows))  # fewer samples than a batch: one short batch
         for _ in range(epochs):

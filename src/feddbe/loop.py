@@ -24,7 +24,7 @@ from feddbe.evaluate.accuracy import over_clients
 from feddbe.evaluate.memory import used_mb
 from feddbe.experiment import Experiment
 from feddbe.methods import Upload
-from feddbe.state import State, nbytes, prefixed, weighted_mean, without
+from feddbe.state import State, named, nbytes, prefixed, weighted_mean, without
 from feddbe.store import Store
 from feddbe.task import Context
 
@@ -232,7 +232,7 @@ class Loop:
         self.accuracy[entry] = accuracy["weighted"]
 
     def _constants(self, server: State) -> State:
-        return {name: t for name, t in server.items() if name.startswith(self.method.constant)}
+        return {name: t for name, t in server.items() if named(name, self.method.constant)}
 
     def _latest(self) -> float | None:
         return list(self.accuracy.values())[-1] if self.accuracy else None

@@ -9,7 +9,18 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-__all__ = ["State", "decode", "encode", "nbytes", "prefixed", "sha256", "taken", "weighted_mean", "without"]
+__all__ = [
+    "State",
+    "decode",
+    "encode",
+    "named",
+    "nbytes",
+    "prefixed",
+    "sha256",
+    "taken",
+    "weighted_mean",
+    "without",
+]
 
 State = dict[str, Tensor]
 """Parameters carry the model's own names, other things a prefix: `prbm`, `mean`, `buffer/...`."""
@@ -42,10 +53,15 @@ def sha256(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def without(state: Mapping[str, Tensor], prefixes: Iterable[str]) -> State:
-    """The entries whose names start with none of the prefixes."""
-    skip = tuple(prefixes)
-    return {name: t for name, t in state.items() if not name.startswith(skip)}
+def named(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name is one of the patterns: itself, or what begins with it if it ends with a slash."""
+    return any(name.startswith(p) if p.endswith("/") else name == p for p in patterns)
+
+
+def without(state: Mapping[str, Tensor], patterns: Iterable[str]) -> State:
+    """The entries that are `named` by none of the patterns."""
+    skip = tuple(patterns)
+    return {name: t for name, t in state.items() if not named(name, skip)}
 
 
 def taken(state: Mapping[str, Tensor], prefix: str) -> State:
@@ -67,8 +83,8 @@ def weighted_mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[floa
     mean: State = {}
     for name, first in states[0].items():
         kind = first.dtype if first.is_floating_point() else torch.float64
-        sum_ = torch.zeros(first.shape, dtype=kind)
-        for state, weight in zip(states, weights, strict=True):
+        sum_ = first.to(kind) * (weights[0] / total)  # not 0 + ..., which would lose the sign of -0
+        for state, weight in list(zip(states, weights, strict=True))[1:]:
             sum_.add_(state[name].to(kind), alpha=weight / total)
         mean[name] = sum_ if first.is_floating_point() else sum_.round().to(first.dtype)
     return mean

@@ -11,6 +11,7 @@ import torch
 
 from feddbe import seeds
 from feddbe.methods import ADDONS, METHODS, hyper_parameters, parse
+from feddbe.state import named
 from feddbe.store import Store
 from tests.federation import COMBINATIONS, Recorder, carry_out, experiment, outcome, same_bits, samples
 
@@ -51,12 +52,12 @@ def test_what_is_private_stays_private(name: str, tmp_path: Path) -> None:
 
 def leaks(recorder: Recorder, private: tuple[str, ...]) -> list[str]:
     """Private names, and private values of eight entries or more, that occur in any message."""
-    found = [n for message in recorder.messages for n in message if private and n.startswith(private)]
+    found = [n for message in recorder.messages for n in message if named(n, private)]
     secrets = {
         name: t.contiguous().numpy().tobytes()
         for state in recorder.private
         for name, t in state.items()
-        if private and name.startswith(private) and t.numel() >= 8
+        if named(name, private) and t.numel() >= 8
     }
     for message in recorder.messages:
         for sent, tensor in message.items():
@@ -88,6 +89,8 @@ def test_few_samples_and_few_clients(name: str, sizes: tuple[int, ...], tmp_path
 
 NEEDS = {"contrast": "prbm", "mr_target": "mr"}
 """Options that say how a method goes with an add-on: without it they are dead, and may be."""
+WITH = {"delta": {"hessian": "free"}}
+"""Options that only act together with another one."""
 
 
 @every
@@ -96,16 +99,23 @@ def test_every_hyper_parameter_changes_the_result(name: str, tmp_path: Path) -> 
     method, _, addon = name.partition("+")
     parts = ADDONS.get(addon, ())
     fixed = {"mu": 0.5} if any(part.name == "mr" for part in parts) else {}
-    base = outcome(experiment(written(method, {}, addon, fixed)), tmp_path / "base")
+    plain = outcome(experiment(written(method, {}, addon, fixed)), tmp_path / "base")
     for part in (METHODS[method], *parts):
         for field in dataclasses.fields(part):
             if NEEDS.get(field.name, field.name) not in [field.name, *(p.name for p in parts)]:
                 continue
-            inner = part is METHODS[method]
+            inner, base, beside = part is METHODS[method], plain, WITH.get(field.name, {})
+            if beside:
+                base = outcome(experiment(written(method, beside, addon, fixed)), tmp_path / field.name)
             now = hyper_parameters(parse(written(method, {}, addon, fixed)))[part.name][field.name]
             for value in others(field, now):
                 given = {field.name: value}
-                text = written(method, given if inner else {}, addon, fixed if inner else {**fixed, **given})
+                text = written(
+                    method,
+                    {**beside, **given} if inner else {},
+                    addon,
+                    fixed if inner else {**fixed, **given},
+                )
                 changed = outcome(experiment(text), tmp_path / f"{part.name}-{field.name}-{value}")
                 moved = not same_bits(base.server, changed.server) or any(
                     not same_bits(base.clients[c], changed.clients[c]) for c in base.clients

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 from feddbe.config import Config
 from feddbe.errors import BadInput
 from feddbe.experiment import Experiment, resolve
-from feddbe.local import Fit, Local
+from feddbe.local import Fit, Local, Samples
 from feddbe.methods import parse
 from feddbe.methods.fedrep import FedRep
 from feddbe.methods.fedrod import _balanced
@@ -168,6 +169,92 @@ def test_fedbabus_head_never_moves(tmp_path: Path) -> None:
     assert not any(torch.equal(deployed[name], model.parameters[name]) for name in model.body)
 
 
+def test_perfedavg_without_adaptation_is_fedavg_on_every_second_batch() -> None:
+    """alpha = 0: w <- w - beta g(w; D2). 45 samples: two pairs of batches."""
+    task = experiment("perfedavg").task
+    theta, local = task.model.parameters, Local(task, 1, 0)
+    up, _ = parse("perfedavg(alpha=0)").train(Context(task, 1), local, theta, {})
+    rows = torch.from_numpy(task.split.train[0][local.stream("batches").permutation(45)])
+    wanted = theta
+    for second in (rows[10:20], rows[30:40]):
+        samples = Samples(task.dataset.inputs(task.dataset.x[second]), task.dataset.y[second])
+        gradient, _ = Local(task, 1, 0).gradient(wanted, samples)
+        wanted = {name: p - 0.1 * gradient[name] for name, p in wanted.items()}
+    for name, value in up.items():
+        torch.testing.assert_close(value, wanted[name], rtol=0, atol=1e-6)
+
+
+def test_perfedavg_hessian_free_is_the_meta_gradient() -> None:
+    """With D1 = D2 = D3 in the limit: w - beta (I - alpha H) g(w'), H from autograd, on one small client."""
+    task = experiment("perfedavg", samples([2]), batch=1).task  # one training sample: each part is the whole
+    theta = task.model.parameters
+    up, _ = parse("perfedavg(hessian=free,alpha=0.05,beta=1)").train(
+        Context(task, 1), Local(task, 1, 0), theta, {}
+    )
+    x, y = task.dataset.inputs(task.dataset.x[task.split.train[0]]), task.dataset.y[task.split.train[0]]
+
+    def loss(*weights: torch.Tensor) -> torch.Tensor:
+        logits = task.model.forward(dict(zip(theta, weights, strict=True)), x).logits
+        return nn.functional.cross_entropy(logits, y)
+
+    here = tuple(p.clone() for p in theta.values())
+    g = _gradient(loss, here)
+    ahead = tuple(p - 0.05 * d for p, d in zip(here, g, strict=True))
+    u = _gradient(loss, ahead)
+    _, curved = torch.autograd.functional.hvp(loss, here, u)  # type: ignore[no-untyped-call]
+    for name, a, b in zip(theta, u, curved, strict=True):
+        torch.testing.assert_close(theta[name] - up[name], a - 0.05 * b, rtol=0.02, atol=2e-3)
+
+
+def _gradient(loss: Callable[..., torch.Tensor], at: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    leaves = [t.clone().requires_grad_() for t in at]
+    return torch.autograd.grad(loss(*leaves), leaves)
+
+
+def test_pfedme_goes_to_the_prox_point_of_a_quadratic() -> None:
+    """f(t) = (t - 3)^2 / 2, w = 1, lam = 15: the prox point is (3 + 15 w) / 16 = 1.125."""
+
+    class Quadratic(Local):
+        def gradient(self, params: Any, samples: Any, *, track: str = "shared") -> tuple[State, float]:
+            return {"t": params["t"] - 3}, 0.0
+
+    task = experiment("pfedme", batch=45).task
+    method = parse("pfedme(k=400,eta=0.0000001)")
+    _, private = method.train(Context(task, 1), Quadratic(task, 1, 0), {"t": torch.tensor(1.0)}, {})
+    assert private["personal/t"].item() == pytest.approx(1.125, abs=1e-5)
+
+
+def test_apfl_at_its_ends(tmp_path: Path) -> None:
+    """alpha = 0 deploys FedAvg's model, alpha = 1 that of local training; the shared track is FedAvg."""
+    plain = outcome(experiment("fedavg", rounds=3), tmp_path / "fedavg")
+    alone = outcome(experiment("local", rounds=3), tmp_path / "local")
+    for alpha, other in ((0, plain), (1, alone)):
+        ran = outcome(experiment(f"apfl(alpha={alpha},adaptive=false)", rounds=3), tmp_path / f"apfl{alpha}")
+        assert same_bits(ran.server, plain.server)
+        assert [e["accuracy"] for e in ran.entries] == [e["accuracy"] for e in other.entries]
+    for client, state in alone.clients.items():
+        for name, value in state.items():
+            torch.testing.assert_close(ran.clients[client][name], value, rtol=0, atol=1e-6)
+
+
+def test_apfls_gradient_of_alpha_is_the_numerical_one() -> None:
+    """d f(alpha v + (1 - alpha) w) / d alpha, from the change of alpha in one step."""
+    task = experiment("apfl", batch=45).task
+    w, rng = task.model.parameters, torch.Generator().manual_seed(1)
+    v = {n: p + 0.05 * torch.randn(p.shape, generator=rng) for n, p in w.items()}
+    private = prefixed("personal/", v) | {"alpha": torch.tensor(0.5)}
+    _, after = parse("apfl").train(Context(task, 1), Local(task, 1, 0), w, private)
+    rows = torch.from_numpy(task.split.train[0])
+    inputs, y = task.dataset.inputs(task.dataset.x[rows]), task.dataset.y[rows]
+
+    def loss(alpha: float) -> float:
+        mixture = {n: (alpha * v[n] + (1 - alpha) * w[n]).double() for n in w}
+        return nn.functional.cross_entropy(task.model.forward(mixture, inputs.double()).logits, y).item()
+
+    slope = (loss(0.5 + 1e-4) - loss(0.5 - 1e-4)) / 2e-4
+    assert (0.5 - after["alpha"].item()) / 0.1 == pytest.approx(slope, rel=1e-3)
+
+
 def test_majority_is_the_floor(tmp_path: Path) -> None:
     e = experiment("majority", rounds=1)
     ran = outcome(e, tmp_path)
@@ -183,11 +270,14 @@ def test_local_training_sends_nothing(tmp_path: Path) -> None:
 
 
 def test_what_the_paper_does_not_combine_is_refused_with_its_reason() -> None:
-    for method in ("ditto", "fedper", "fedrep", "fedrod", "fedbabu"):
+    for method in ("ditto", "fedper", "fedrep", "fedrod", "fedbabu", "apfl"):
         parse(f"{method}+mr")
         with pytest.raises(BadInput, match=f"{method} does not take \\+prbm: it personalises in its own way"):
             parse(f"{method}+dbe")
         parse(f"{method}+dbe", force=True)
+    for method in ("perfedavg", "pfedme"):
+        with pytest.raises(BadInput, match="its local scheme is not plain SGD"):
+            parse(f"{method}+mr")
     for method in ("local", "majority"):
         with pytest.raises(BadInput, match="there is no exchange"):
             parse(f"{method}+mr")

@@ -21,15 +21,18 @@ PLAIN: dict[str, Callable[[Setting], Result]] = {
     "scaffold": oracle.scaffold,
     "fedprox": oracle.fedprox,
     "moon": oracle.moon,
+    "perfedavg": oracle.perfedavg,
+    "pfedme": oracle.pfedme,
     "ditto": oracle.ditto,
     "fedper": oracle.fedper,
     "fedrep": lambda s: oracle.fedper(s, head_epochs=10),
     "fedrod": oracle.fedrod,
     "fedbabu": oracle.fedbabu,
+    "apfl": oracle.apfl,
     "local": oracle.local,
 }
 DBE = ("fedavg", "scaffold", "fedprox", "moon")
-MR = ("ditto", "fedper", "fedrep", "fedrod", "fedbabu")
+MR = ("ditto", "fedper", "fedrep", "fedrod", "fedbabu", "apfl")
 
 
 def test_every_method_has_an_oracle() -> None:

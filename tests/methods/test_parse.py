@@ -28,7 +28,7 @@ def test_what_is_in_brackets_wins_over_defaults() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("fedvag", "unknown method 'fedvag'; did you mean 'fedavg'? allowed: fedavg"),
+        ("fedvag", "unknown method 'fedvag'; did you mean 'fedavg'? allowed: apfl, ditto, fedavg"),
         ("", "unknown method ''"),
         ("fedavg+dbee", "unknown add-on 'dbee'; did you mean 'dbe'? allowed: dbe, mr, prbm"),
         ("fedavg+", "unknown add-on ''"),

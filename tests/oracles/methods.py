@@ -22,6 +22,7 @@ from feddbe import seeds
 __all__ = [
     "Result",
     "Setting",
+    "apfl",
     "ditto",
     "fedavg",
     "fedbabu",
@@ -30,6 +31,8 @@ __all__ = [
     "fedrod",
     "local",
     "moon",
+    "perfedavg",
+    "pfedme",
     "scaffold",
 ]
 
@@ -285,3 +288,68 @@ def local(s: Setting) -> Result:
         for i in s.cohort(t):
             own[i], _ = s.fit(own[i], i, t)
     return Result([], {i: values(v) for i, v in own.items()})
+
+
+def _gradient(net: Net, x: Tensor, y: Tensor) -> list[Tensor]:
+    weights = [w for m in net for w in m.parameters()]
+    return list(torch.autograd.grad(cross_entropy(net[1](net[0](x)), y), weights))
+
+
+def perfedavg(s: Setting) -> Result:
+    """First-order, alpha = beta = lr; a pair of batches per step."""
+    net = s.net
+    for t in range(1, s.rounds + 1):
+        cohort, new = s.cohort(t), []
+        for i in cohort:
+            rng, rows, w = seeds.stream(s.seed, "batches", t, i), s.train[i], net
+            for _ in range(s.epochs):
+                order = torch.from_numpy(rows[rng.permutation(len(rows))])
+                size = min(2 * s.batch, len(rows))
+                for at in range(0, len(rows) // size * size, size):
+                    one, two = order[at : at + size // 2], order[at + size // 2 : at + size // 2 * 2]
+                    g = _gradient(w, s.x[one], s.y[one])
+                    ahead = filled(w, [a - s.lr * b for a, b in zip(values(w), g, strict=True)])
+                    g = _gradient(ahead, s.x[two], s.y[two])
+                    w = filled(w, [a - s.lr * b for a, b in zip(values(w), g, strict=True)])
+            new.append(values(w))
+        net = filled(net, mean(new, s.shares(cohort)))
+    return Result(values(net), {})
+
+
+def pfedme(s: Setting, lam: float = 15.0, k: int = 5, lr_p: float = 0.01, eta: float = 0.005) -> Result:
+    net, own = s.net, {i: values(s.net) for i in range(len(s.train))}
+    for t in range(1, s.rounds + 1):
+        cohort, new = s.cohort(t), []
+        for i in cohort:
+            theta, w = net, values(net)
+            for rows in s.batches(i, t, s.epochs):
+                for _ in range(k):
+                    g = _gradient(theta, s.x[rows], s.y[rows])
+                    steps = zip(values(theta), g, w, strict=True)
+                    theta = filled(theta, [a - lr_p * (b + lam * (a - c)) for a, b, c in steps])
+                w = [a - eta * lam * (a - b) for a, b in zip(w, values(theta), strict=True)]
+            own[i] = values(theta)
+            new.append(w)
+        net = filled(net, mean(new, [1 / len(cohort)] * len(cohort)))
+    return Result(values(net), own)
+
+
+def apfl(s: Setting, start: float = 0.5) -> Result:
+    """The personal step is taken first, with w as it was before the batch; then w's own."""
+    net, alphas = s.net, dict.fromkeys(range(len(s.train)), start)
+    own = {i: values(s.net) for i in range(len(s.train))}
+    for t in range(1, s.rounds + 1):
+        cohort, new = s.cohort(t), []
+        for i in cohort:
+
+            def personal(w: Net, z: Tensor, x: Tensor, y: Tensor, i: int = i) -> Tensor:
+                a, pairs = alphas[i], list(zip(own[i], values(w), strict=True))
+                g = _gradient(filled(w, [a * v + (1 - a) * u for v, u in pairs]), x, y)
+                slope = sum(float(((v - u) * d).sum()) for (v, u), d in zip(pairs, g, strict=True))
+                own[i] = [v - s.lr * a * d for (v, _), d in zip(pairs, g, strict=True)]
+                alphas[i] = min(1.0, max(0.0, a - s.lr * slope))
+                return torch.zeros(())
+
+            new.append(values(s.fit(net, i, t, extra=personal)[0]))
+        net = filled(net, mean(new, s.shares(cohort)))
+    return Result(values(net), {i: [torch.tensor(alphas[i]), *own[i]] for i in own})

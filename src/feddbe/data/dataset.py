@@ -40,7 +40,8 @@ class Dataset:
 
     def sha256(self) -> str:
         """Fingerprint of the content: a run's hash follows the data, not the file's path."""
-        digest = hashlib.sha256(f"{self.x.dtype}{tuple(self.x.shape)}{self.classes}".encode())
+        about = f"{self.x.dtype}{tuple(self.x.shape)}{self.classes} {self.scale} {self.shift}"
+        digest = hashlib.sha256(about.encode())
         digest.update(self.x.contiguous().numpy().data)
         digest.update(self.y.contiguous().numpy().data)
         if self.client is not None:

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from feddbe.errors import BadInput, unknown
 from feddbe.methods.addons import MR, PRBM, AddOn
+from feddbe.methods.apfl import APFL
 from feddbe.methods.base import Method, Upload, parameter
 from feddbe.methods.composed import Composed
 from feddbe.methods.ditto import Ditto
@@ -20,6 +21,8 @@ from feddbe.methods.fedrep import FedRep
 from feddbe.methods.fedrod import FedRoD
 from feddbe.methods.floors import LocalOnly, Majority
 from feddbe.methods.moon import Moon
+from feddbe.methods.perfedavg import PerFedAvg
+from feddbe.methods.pfedme import PFedMe
 from feddbe.methods.scaffold import Scaffold
 from feddbe.options import allowed
 
@@ -42,8 +45,12 @@ __all__ = [
 
 METHODS: dict[str, type[Method]] = {
     cls.name: cls
-    for cls in (FedAvg, Scaffold, FedProx, Moon, Ditto, FedPer, FedRep, FedRoD, FedBABU, LocalOnly, Majority)
-}
+    for cls in (
+        FedAvg, Scaffold, FedProx, Moon,
+        PerFedAvg, PFedMe, Ditto, FedPer, FedRep, FedRoD, FedBABU, APFL,
+        LocalOnly, Majority,
+    )
+}  # fmt: skip
 ADDONS: dict[str, tuple[type[AddOn], ...]] = {"prbm": (PRBM,), "mr": (MR,), "dbe": (PRBM, MR)}
 
 

@@ -30,9 +30,9 @@ class Method(Parameters):
 
     family: ClassVar[str] = "traditional"
     private: ClassVar[tuple[str, ...]] = ()
-    """Prefixes of the names that never leave a client."""
+    """What never leaves a client: names, or prefixes that end with a slash."""
     constant: ClassVar[tuple[str, ...]] = ()
-    """Prefixes of server entries fixed by `prepared`: sent to a client once, at its first round."""
+    """Server entries fixed by `prepared` (named likewise): sent to a client once, at its first round."""
     same_for_all: ClassVar[bool] = True
     """Whether `down` gives every client the same message."""
     refuses: ClassVar[Mapping[str, str]] = {}

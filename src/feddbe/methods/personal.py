@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["NO_PRBM", "PERSONAL"]
+__all__ = ["NO_MR", "NO_PRBM", "PERSONAL"]
 
 PERSONAL = "personal/"
 """Prefix of a client's own parameters."""
@@ -10,3 +10,4 @@ PERSONAL = "personal/"
 NO_PRBM = {
     "prbm": "it personalises in its own way, a second private part goes against it (--force allows it)"
 }
+NO_MR = {"mr": "its local scheme is not plain SGD, so the client mean would need another definition"}

@@ -22,6 +22,10 @@ MODELS: dict[str, tuple[Builder, int]] = {"cnn": (cnn, 16), "cnn_small": (cnn_sm
 """Name -> builder and the smallest image side it takes (0: anything)."""
 
 
+RESERVED = {"alpha", "mean", "prbm"}
+"""Names in states that are not a model's parameters; all others have a slash in them."""
+
+
 def fitting(shape: tuple[int, ...]) -> str:
     """The model for inputs of this shape, when none is named."""
     side = min(shape[1:]) if len(shape) == 3 else 0
@@ -42,6 +46,10 @@ def build(source: ModelSource, sample: Tensor, classes: int, cut: str | None, se
     except Exception as error:  # a layer may answer a wrong shape with any kind of error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BadInput(f"the model does not take inputs of shape {shape}: {reason}") from error
+    if clash := RESERVED & model.parameters.keys():
+        raise BadInput(
+            f"the model has a parameter '{clash.pop()}', a name that feddbe uses itself; rename it"
+        )
     if model.classes != classes:
         raise BadInput(f"the model gives {model.classes} logits, the data has {classes} classes")
     return model

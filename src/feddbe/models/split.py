@@ -72,13 +72,16 @@ class SplitModel:
         self._bound: Mapping[str, Tensor] | None = None
         self._training = False
 
+        self.frozen = frozenset(name for name, p in module.named_parameters() if not p.requires_grad)
         self.parameters: State = {name: p.detach().clone() for name, p in module.named_parameters()}
         kept = module.state_dict().keys()
         self.buffers: State = {name: b.detach().clone() for name, b in module.named_buffers() if name in kept}
         f, h = self._halves[False]
         with torch.no_grad():
             z = f(sample)
+            before = z._version
             self.classes = int(h(z).shape[-1])
+            self._in_place = z._version != before
         self.feature_shape = tuple(z.shape[1:])
         in_head = {id(p) for p in h.parameters()}
         self.head = tuple(name for name, p in module.named_parameters() if id(p) in in_head)
@@ -119,7 +122,7 @@ class SplitModel:
         f, h = self._halves[self._training]
         z_g = f(x)
         z = z_g if prbm is None else z_g + prbm
-        return Forward(z_g, z, h(z))
+        return Forward(z_g, z, h(z.clone() if self._in_place else z))
 
     def classify(self, params: Mapping[str, Tensor], z: Tensor) -> Tensor:
         """h alone, on representations that did not come from f."""

@@ -1,0 +1,65 @@
+"""pFedMe (Dinh et al., NeurIPS 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from feddbe.local import Local, Samples
+from feddbe.methods.base import Method, Upload, parameter
+from feddbe.methods.personal import NO_MR, NO_PRBM, PERSONAL
+from feddbe.state import State, prefixed, taken, weighted_mean
+from feddbe.task import Context
+
+__all__ = ["PFedMe"]
+
+
+@dataclass(frozen=True)
+class PFedMe(Method):
+    """A personal model theta near the global w, K steps per batch towards the prox point of w:
+
+        theta <- theta - lr_p (g(theta) + lam (theta - w))    K times on the same batch
+        w <- w - eta lam (w - theta)                           after each batch
+
+    theta starts at the received w in each round. The server mixes plain means: w <- (1 - beta) w + beta mean.
+    The client deploys theta as its last round left it.
+
+    Defaults lam = 15, K = 5, lr_p = 0.01, eta = 0.005, beta = 1: its paper and code.
+
+    Departures: from its code, no hidden weight decay; from the published experiments, whose default beta = 0
+    freezes the server, and which evaluated w_i instead of theta_i (`evaluate=w`).
+    """
+
+    name: ClassVar[str] = "pfedme"
+    family: ClassVar[str] = "personalized"
+    private: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    refuses = NO_PRBM | NO_MR
+
+    lam: float = parameter(15.0, "pull of theta to w", low=0, search="1 15 30")
+    k: int = parameter(5, "K, inner steps per batch", low=1, search="1 5 7")
+    lr_p: float = parameter(0.01, "inner learning rate", above=0, search="0.01 0.05 0.1")
+    eta: float = parameter(0.005, "learning rate of w", above=0, search="0.005 0.01")
+    beta: float = parameter(1.0, "server mixing", above=0, search="1 2")
+    evaluate: str = parameter("theta", "what is deployed", choices=("theta", "w"))
+
+    def client_init(self, ctx: Context) -> State:
+        return prefixed(PERSONAL, ctx.task.model.parameters)
+
+    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        def step(carry: tuple[State, State], const: None, samples: Samples, key: int) -> tuple[State, State]:
+            theta, w = carry
+            for _ in range(self.k):
+                g, _value = local.gradient(theta, samples)
+                theta = {n: t - self.lr_p * (g[n] + self.lam * (t - w[n])) for n, t in theta.items()}
+            return theta, {n: p - self.eta * self.lam * (p - theta[n]) for n, p in w.items()}
+
+        theta, w = local.scan(step, (received, received), None)
+        return w, prefixed(PERSONAL, theta if self.evaluate == "theta" else w)
+
+    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        mean = weighted_mean([u.state for u in uploads], [1] * len(uploads))
+        return {name: (1 - self.beta) * w + self.beta * mean[name] for name, w in server.items()}
+
+    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+        return taken(private, PERSONAL)

@@ -1,0 +1,90 @@
+"""What the README shows works: its Python is executed, its commands are read, and the quick ones executed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from feddbe import cli, config
+from feddbe.experiment import resolve
+from feddbe.methods import parse
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+SNIPPETS = [text for language, text in BLOCKS if language == "python"]
+COMMANDS = [
+    line.strip()
+    for language, text in BLOCKS
+    if language in ("sh", "bash", "console", "shell")
+    for line in text.replace("\\\n", " ").splitlines()
+    if line.strip().removeprefix("$ ").startswith("feddbe ")
+]
+
+
+def test_there_is_something_to_test() -> None:
+    assert SNIPPETS
+    assert COMMANDS
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
+def test_python(snippet: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", snippet],
+        cwd=tmp_path,
+        env={**os.environ, "MPLBACKEND": "agg"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout, "a snippet should show something"
+
+
+def words_of(line: str) -> list[str]:
+    return shlex.split(line.removeprefix("$ "), comments=True)[1:]
+
+
+def parsed(words: list[str]) -> tuple[str, dict[str, Any]]:
+    """The command's name and its values, as typer reads them; what it does not know raises."""
+    command, name = typer.main.get_command(cli.app), ""
+    while commands := getattr(command, "commands", None):
+        assert words[0] in commands
+        name, words = f"{name} {words[0]}".strip(), words[1:]
+        command = commands[name.split()[-1]]
+    return name, dict(command.make_context(name, list(words)).params)
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_command(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options, methods and values are right; on digits the command is executed, small."""
+    monkeypatch.chdir(tmp_path)
+    words = words_of(line)
+    name, values = parsed(words)
+    if name in ("run", "compare"):
+        methods, settings = values.pop("methods") or [], values.pop("settings") or []
+        if any(method.endswith(".toml") for method in methods):
+            return  # the file is the reader's own
+        names, chosen = config.read(methods, values, settings)
+        for method in names:
+            parse(method)
+        if chosen.data != "digits" or chosen.resume:
+            return
+        for method in names:
+            resolve(method, chosen)
+        words += ["--rounds", "1", "--clients", "4", "--partition", "iid", "--engine", "serial"]
+    elif name == "data get" or (name == "data show" and values["name"] != "digits") or name == "show":
+        return  # needs what a test does not have: the network, other data, a run
+    code = cli.main(words)
+    assert (code, capsys.readouterr().err) == (0, "")
