@@ -77,18 +77,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(place: Path) -> RunDocument:
-    """The run that nobody disturbs; without a terminal it prints the table, the paths, and nothing else."""
-    code, out, err = finish(start([*RUN, "--engine", "serial", "--out", "whole"], place))
-    assert (code, err) == (0, "")
-    *table, curves, distribution, folder = out.splitlines()
-    assert [line.split()[-1] for line in (curves, distribution, folder)] == [
-        "whole/curves.png", "whole/data.png", "whole",
-    ]  # fmt: skip
-    assert [line.split()[0] for line in table if line.startswith(("fedavg+dbe", "majority"))] == [
-        "fedavg+dbe", "majority",
-    ]  # fmt: skip
-    assert "\x1b" not in out
-    return feddbe.load(place / "whole")
+    """The run that nobody disturbs."""
+    return in_this_process(place / "whole")
+
+
+def in_this_process(folder: Path, *, resume: bool = False) -> RunDocument:
+    """The same command as `RUN`."""
+    options: dict[str, Any] = {"clients": 4, "partition": "iid", "rounds": 6, "epochs": 2}
+    return feddbe.run("fedavg+dbe", **options, engine="serial", out=str(folder), resume=resume)
 
 
 def same(document: RunDocument, whole: RunDocument) -> None:
@@ -99,17 +95,12 @@ def same(document: RunDocument, whole: RunDocument) -> None:
     assert mine == theirs
 
 
-def resumed(folder: Path) -> RunDocument:
-    """The same command as `RUN`, in this process."""
-    options: dict[str, Any] = {"clients": 4, "partition": "iid", "rounds": 6, "epochs": 2}
-    return feddbe.run("fedavg+dbe", **options, engine="serial", out=str(folder), resume=True)
-
-
 @pytest.fixture
 def in_the_middle(place: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Any, Path, list[int]]]:
     """A run on two workers, caught after its second round: its process, its folder, its workers."""
-    folder = place / request.node.name
-    process = start([*RUN, "--engine", "pool:2", "--out", str(folder)], place)
+    here = place / request.node.name
+    here.mkdir()
+    process, folder = start([*RUN, "--engine", "pool:2"], here), here / "runs" / "digits-fedavg+dbe-1"
     try:
         until(lambda: rounds_written(folder) >= 2, "two rounds")
         found = workers(process)
@@ -121,8 +112,8 @@ def in_the_middle(place: Path, request: pytest.FixtureRequest) -> Iterator[tuple
         process.communicate()
 
 
-def test_ctrl_c(in_the_middle: tuple[Any, Path, list[int]], place: Path, whole: RunDocument) -> None:
-    """The last finished round is kept, no worker is left, and the command that it names works."""
+def test_ctrl_c(in_the_middle: tuple[Any, Path, list[int]], whole: RunDocument) -> None:
+    """The last finished round is kept, no worker is left, and the very command that it names goes on."""
     process, folder, pids = in_the_middle
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
     code, out, err = finish(process)
@@ -136,8 +127,19 @@ def test_ctrl_c(in_the_middle: tuple[Any, Path, list[int]], place: Path, whole: 
     program, *words = shlex.split(said[2])
     assert program == "feddbe"
     assert "--resume" in words
-    assert finish(start(words, place))[0] == 0
+    code, out, err = finish(start(words, folder.parents[1]))
+    assert (code, err) == (0, "")
     same(feddbe.load(folder), whole)
+    # without a terminal there is the table, the paths, and nothing else
+    *table, curves, distribution, run = out.splitlines()
+    name = "runs/digits-fedavg+dbe-1"
+    assert [curves.split(), distribution.split(), run.split()] == [
+        ["curves", f"{name}/curves.png"], ["data", f"{name}/data.png"], ["run", name],
+    ]  # fmt: skip
+    rows = [line.split()[0] for line in table if line.startswith(("fedavg+dbe", "majority"))]
+    assert rows == ["fedavg+dbe", "majority"]
+    assert "\x1b" not in out
+    assert not any(line.endswith(" ") for line in table)
 
 
 def test_kill_9_leaves_no_workers_and_a_run_that_goes_on(
@@ -149,7 +151,7 @@ def test_kill_9_leaves_no_workers_and_a_run_that_goes_on(
     until(lambda: not any(map(alive, pids)), "the workers to end by themselves")
     kept = len(feddbe.load(folder)["rounds"])
     assert 3 <= kept < 7
-    same(resumed(folder), whole)
+    same(in_this_process(folder, resume=True), whole)
 
 
 def test_a_full_disk(place: Path, whole: RunDocument) -> None:
@@ -169,7 +171,7 @@ def test_a_full_disk(place: Path, whole: RunDocument) -> None:
     assert [{**e, "seconds": 0} for e in kept["rounds"][:-1]] == [
         {**e, "seconds": 0} for e in whole["rounds"][: len(kept["rounds"]) - 1]
     ]
-    same(resumed(folder), whole)
+    same(in_this_process(folder, resume=True), whole)
 
 
 ACCURACY = {"weighted": float, "mean": float, "worst_tenth": float, "std": float}

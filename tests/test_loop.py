@@ -44,6 +44,19 @@ def test_entry_t_is_what_clients_deploy_after_t_aggregations(tmp_path: Path) -> 
     assert [entry["when"] for entry in ran.entries] == ["before", "before"]
 
 
+def test_the_number_of_threads_outside_does_not_matter(tmp_path: Path) -> None:
+    """A run is on one thread whatever torch is set to, and leaves that as it was."""
+    e = experiment("fedavg", samples([400, 300]), batch=200, rounds=2)
+    one = outcome(e, tmp_path / "one")
+    torch.set_num_threads(2)
+    try:
+        two = outcome(e, tmp_path / "two")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert same_bits(one.server, two.server)
+
+
 def test_accuracy_weighs_by_test_samples(tmp_path: Path) -> None:
     e = experiment("fedavg", rounds=0)
     (entry,) = outcome(e, tmp_path).entries

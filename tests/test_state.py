@@ -137,11 +137,11 @@ def test_bytes_of_a_message() -> None:
 
 
 def test_without() -> None:
-    state = {name: torch.zeros(1) for name in ("prbm", "prbm/old", "fc.prbm", "mean", "w")}
-    assert list(without(state, ["prbm"])) == ["fc.prbm", "mean", "w"]
-    assert list(without(state, ["prbm", "mean"])) == ["fc.prbm", "w"]
-    assert list(without(state, [])) == list(state)
-    assert without(state, iter(["w"])) == {name: t for name, t in state.items() if name != "w"}
+    """A pattern is a name, or a prefix if it ends with a slash: a layer called prbm_net is not PRBM's."""
+    state = {name: torch.zeros(1) for name in ("prbm", "prbm_net.weight", "fc.prbm", "mean", "buffer/a", "w")}
+    assert list(without(state, ["prbm"])) == ["prbm_net.weight", "fc.prbm", "mean", "buffer/a", "w"]
+    assert list(without(state, ("prbm", "mean", "buffer/"))) == ["prbm_net.weight", "fc.prbm", "w"]
+    assert without(state, []) == state
 
 
 def test_prefixes_come_and_go() -> None:

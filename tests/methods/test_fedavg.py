@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,15 +90,6 @@ def test_against_the_plain_loop(
     assert measured == pytest.approx(wanted["accuracy"], abs=3 / sum(len(rows) for rows in e.task.split.test))
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_one_client_is_centralised_sgd(tmp_path: Path) -> None:
     """The average of one is that one: the bits of torch.optim.SGD over its data."""
     e = experiment("fedavg", samples([60]), epochs=2)
