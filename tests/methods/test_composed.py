@@ -1,0 +1,44 @@
+"""A method with add-ons on it."""
+
+from __future__ import annotations
+
+import torch
+
+from feddbe.local import Local
+from feddbe.methods import MR, PRBM, Composed, FedAvg, Upload
+from feddbe.methods.scaffold import Scaffold
+from feddbe.task import Context
+from tests.federation import experiment
+
+
+def test_the_method_never_sees_what_belongs_to_an_add_on() -> None:
+    """Neither in what it receives nor in its private state nor in the server's."""
+    seen: list[set[str]] = []
+
+    class Watching(Scaffold):
+        def train(self, ctx, local, received, private):  # type: ignore[no-untyped-def]
+            seen.extend([set(received), set(private)])
+            return super().train(ctx, local, received, private)
+
+        def combine(self, ctx, server, uploads):  # type: ignore[no-untyped-def]
+            seen.append(set(server))
+            return super().combine(ctx, server, uploads)
+
+    task = experiment("scaffold+dbe").task
+    method, ctx = Composed(Watching(), (PRBM(), MR())), Context(task, 1)
+    server = method.server_init(ctx) | {"mean": torch.zeros(64)}
+    up, private = method.train(ctx, Local(task, 1, 0), server, method.client_init(ctx))
+    new = method.combine(ctx, server, [Upload(0, 45, up)])
+    assert len(seen) == 3
+    assert not any({"mean", "prbm"} & names for names in seen)
+    assert "prbm" in private
+    assert "prbm" not in up
+    assert torch.equal(new["mean"], server["mean"])
+    assert "mean" not in method.down(ctx, server, 0)
+
+
+def test_it_shows_what_its_parts_declare() -> None:
+    both = Composed(FedAvg(), (PRBM(), MR()))
+    assert (both.private, both.constant, both.prepares) == (("prbm",), ("mean",), True)
+    one = Composed(FedAvg(), (PRBM(),))
+    assert (one.private, one.constant, one.prepares) == (("prbm",), (), False)

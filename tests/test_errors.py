@@ -1,0 +1,24 @@
+"""What errors say."""
+
+from __future__ import annotations
+
+import pickle
+
+from feddbe.errors import BadInput, Diverged, FeddbeError, StoreError, unknown
+
+
+def test_an_unknown_name_comes_with_the_nearest_and_all_allowed_ones() -> None:
+    assert str(unknown("method", "fedvag", ["fedprox", "fedavg"])) == (
+        "unknown method 'fedvag'; did you mean 'fedavg'? allowed: fedavg, fedprox"
+    )
+    assert str(unknown("method", "zzz", ["fedavg"])) == "unknown method 'zzz'; allowed: fedavg"
+
+
+def test_a_divergence_survives_the_way_from_a_worker() -> None:
+    error = pickle.loads(pickle.dumps(Diverged(3, 7, "loss", float("inf"))))
+    assert (error.client, error.round, error.what, error.value) == (3, 7, "loss", float("inf"))
+    assert "loss = inf at client 3 in round 7" in str(error)
+
+
+def test_exit_codes() -> None:
+    assert [e.exit_code for e in (FeddbeError, BadInput, StoreError, Diverged)] == [2, 2, 2, 3]
