@@ -6,7 +6,6 @@ that dies is replaced and its client done again.
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import signal
 import sys
@@ -49,10 +48,8 @@ class Pool:
     def __init__(self, task: Task, method: Method, workers: int) -> None:
         self.task, self.method = task, method
         self._workers: list[_Worker] = []
-        gc.freeze()  # else the first collection in a worker writes to, and so copies, every page it shares
         for _ in range(workers):
             self._workers.append(self._start())
-        gc.unfreeze()
 
     @property
     def pids(self) -> list[int]:
