@@ -104,3 +104,12 @@ def test_hashes_tell_states_apart(tmp_path: Path) -> None:
     assert store.hashes()[0] == before[0]
     assert store.hashes()[1].keys() == {"1"}
     store.close()
+
+
+def test_a_run_that_cannot_begin_leaves_no_file(tmp_path: Path) -> None:
+    """What fails, or is killed, while the file is made never gets the run's name."""
+    with pytest.raises(TypeError):
+        Store.create(tmp_path / "run", {"not": object()}, {"w": torch.zeros(2)})
+    assert list((tmp_path / "run").iterdir()) == []
+    new(tmp_path / "run").close()
+    assert Store.is_run(tmp_path / "run")

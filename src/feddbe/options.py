@@ -71,7 +71,7 @@ def _checked(what: str, value: Any, field: dataclasses.Field[Any]) -> Any:
         return value
     if kind.startswith("str"):
         return str(value)
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e308
     if kind.startswith("bool"):
         fits = isinstance(value, bool)
     else:

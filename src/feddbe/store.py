@@ -4,6 +4,7 @@ at most the round in flight. States are safetensors blobs; nothing pickled is ev
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -46,15 +47,27 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"cannot make the folder '{folder}': {error.strerror}") from error
-        with _clear(folder):
-            store = cls(folder, _connect(folder / FILE))
-            with store.transaction(-1):
-                for statement in _SCHEMA.split(";"):
-                    store._db.execute(statement)
-                for key, value in {"format": _FORMAT, **meta}.items():
-                    store.set_meta(key, value)
-                store.write_server("last", server)
-        return store
+        new = folder / f".{FILE}"  # gets its name when it is whole: a kill or a full disk leaves no half run
+        try:
+            _remove(new)
+            with _clear(folder):
+                store = cls(folder, _connect(new))
+                try:
+                    with store.transaction(-1):
+                        for statement in _SCHEMA.split(";"):
+                            store._db.execute(statement)
+                        for key, value in {"format": _FORMAT, **meta}.items():
+                            store.set_meta(key, value)
+                        store.write_server("last", server)
+                finally:
+                    store.close()
+            new.rename(folder / FILE)
+        except BaseException as error:
+            _remove(new)
+            if isinstance(error, OSError):
+                raise StoreError(f"cannot make '{folder / FILE}': {error.strerror}") from error
+            raise
+        return cls.open(folder)
 
     @classmethod
     def open(cls, folder: Path) -> Store:
@@ -209,7 +222,17 @@ class Store:
         return sha256(self.server()), {str(client): sha256(state) for client, state in self.clients()}
 
 
+def _remove(path: Path) -> None:
+    """A database with the files that SQLite keeps beside it."""
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
 def _connect(path: Path) -> sqlite3.Connection:
+    if not os.access(path.parent, os.W_OK):  # another's run, or a read-only medium: it can still be read
+        how = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
+        address = f"{path.resolve().as_uri()}?{how}"
+        return sqlite3.connect(address, uri=True, isolation_level=None)
     connection = sqlite3.connect(path, timeout=5, isolation_level=None)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")

@@ -55,6 +55,8 @@ class Split:
         """Write all clients' train_k and test_k to an npz file of exactly this name, whole or not at all."""
         arrays: dict[str, Any] = {f"train_{k}": rows for k, rows in enumerate(self.train)}
         arrays |= {f"test_{k}": rows for k, rows in enumerate(self.test)}
+        if not path.name:
+            raise BadInput(f"cannot write the split to '{path}'; name a file, as in split.npz")
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             try:
@@ -256,7 +258,8 @@ def _dirichlet_draw(
     for members in classes:
         rows = members.copy()
         rng.shuffle(rows)
-        p = rng.dirichlet([beta] * clients) * (sizes < n / clients)
+        with np.errstate(invalid="ignore"):  # with a tiny beta there can be inf, and inf times 0
+            p = rng.dirichlet([beta] * clients) * (sizes < n / clients)
         total = p.sum()
         if not total > 0:  # also NaN: with a tiny beta every gamma variate can underflow
             return None
