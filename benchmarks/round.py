@@ -1,6 +1,6 @@
 """Seconds of one FedAvg round on Fashion-MNIST (published split, 20 clients, CNN): plain loop, serial, pool.
 
-    python benchmarks/round.py [--repeats 5] [--json FILE]
+    python benchmarks/round.py [--repeats 5] [--without-serial] [--json FILE]
 
 (a) is a straightforward PyTorch loop in the style of the popular libraries: a DataLoader over a list of
 samples, batches of ten, a model object per client, two torch threads; each round trains, tests, and passes
@@ -165,13 +165,12 @@ def memory(which: str) -> float:
     return peak
 
 
-def compare(repeats: int) -> dict[str, dict[str, float]]:
+def compare(repeats: int, ours: tuple[str, ...]) -> dict[str, dict[str, float]]:
     """Medians of each phase for each variant, which take turns."""
     experiment = federation()
     with tempfile.TemporaryDirectory() as folder:
         variants: dict[str, Ours | Plain] = {
-            name: Ours(experiment, name.split()[-1], Path(folder) / name)
-            for name in ("(c) pool", "(b) serial")
+            name: Ours(experiment, name.split()[-1], Path(folder) / name) for name in ours
         }
         variants = {"(a) plain loop": Plain(experiment), **dict(reversed(variants.items()))}
         times: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
@@ -201,17 +200,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--without-serial", action="store_true", help="(a) and (c) only")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--memory", choices=["plain", "serial", "pool"], help="print one variant's peak only")
     arguments = parser.parse_args()
     if arguments.memory:
         print(memory(arguments.memory))
         return
+    ours = ("(c) pool",) if arguments.without_serial else ("(c) pool", "(b) serial")
     peaks = {
         which: float(subprocess.check_output([sys.executable, __file__, "--memory", which]))
-        for which in ("plain", "serial", "pool")
+        for which in ("plain", *(name.split()[-1] for name in reversed(ours)))
     }
-    seconds = compare(arguments.repeats)
+    seconds = compare(arguments.repeats, ours)
     base, pool = seconds["(a) plain loop"], seconds["(c) pool"]
     heads = ("training", "evaluation", "round", "a/x train", "a/x round", "MB")
     print(f"{'seconds (median)':18}" + "".join(f"{head:>12}" for head in heads))

@@ -33,6 +33,7 @@ from feddbe.errors import Diverged, FeddbeError, StoreError, unknown
 from feddbe.experiment import label_counts, load_data
 from feddbe.loop import Watch
 from feddbe.methods import describe
+from feddbe.options import number_or_text
 
 __all__ = ["app", "main"]
 
@@ -170,16 +171,6 @@ def _data(context: typer.Context) -> None:
 # The options of a run
 
 
-def _number(text: str) -> Any:
-    """A number if it is one; else the text, so that `Config` can say what is allowed."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
 def _option(field: dataclasses.Field[Any], section: str) -> inspect.Parameter:
     """An option of `Config` as typer wants it; None where the user gave none."""
     kind = str(field.type).split(" ")[0]
@@ -192,7 +183,7 @@ def _option(field: dataclasses.Field[Any], section: str) -> inspect.Parameter:
         show_default=False,
         rich_help_panel=section,
         metavar=None if kind == "bool" else value,
-        parser=_number if kind in ("int", "float") else None,
+        parser=number_or_text if kind in ("int", "float") else None,
     )
     return inspect.Parameter(
         field.name,

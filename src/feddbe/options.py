@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from feddbe.errors import BadInput, unknown
 
-__all__ = ["Parameters", "allowed", "parameter"]
+__all__ = ["Parameters", "allowed", "number_or_text", "parameter"]
 
 
 def parameter(
@@ -80,3 +80,13 @@ def _checked(what: str, value: Any, field: dataclasses.Field[Any]) -> Any:
         shown = f"'{value}'" if isinstance(value, str) else value
         raise BadInput(f"{what} = {shown}; allowed: {allowed(field)}")
     return {"b": bool, "i": int, "f": float}[kind[0]](value)
+
+
+def number_or_text(text: str) -> Any:
+    """A number if it is one; else the text, so that a check of the option can say what is allowed."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

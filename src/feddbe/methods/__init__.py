@@ -24,7 +24,7 @@ from feddbe.methods.moon import Moon
 from feddbe.methods.perfedavg import PerFedAvg
 from feddbe.methods.pfedme import PFedMe
 from feddbe.methods.scaffold import Scaffold
-from feddbe.options import allowed
+from feddbe.options import allowed, number_or_text
 
 __all__ = [
     "ADDONS",
@@ -141,14 +141,7 @@ def _head(text: str) -> tuple[str, dict[str, Any], list[tuple[str, dict[str, Any
 def _value(text: str) -> Any:
     """true, false, none, a number, or else a word."""
     words: dict[str, Any] = {"true": True, "false": False, "none": None}
-    if text in words:
-        return words[text]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    return words[text] if text in words else number_or_text(text)
 
 
 def _make(classes: tuple[type[Any], ...], given: dict[str, Any], defaults: Defaults) -> list[Any]:

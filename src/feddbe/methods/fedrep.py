@@ -22,7 +22,7 @@ class FedRep(FedPer):
 
     Departures: from its paper, plain SGD without momentum, and BatchNorm statistics do not move in the head
     phase (in public code they do); from the published experiments, which ran one head epoch
-    (`--variant official`).
+    (`head_epochs=1`).
     """
 
     name: ClassVar[str] = "fedrep"
