@@ -32,10 +32,13 @@ class MeanEmbedding(nn.Module):
             self.weight[0] = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        used = x != 0  # four of five positions are padding: cheaper to leave out than to look up
-        lengths = used.sum(1)
-        sums = F.embedding_bag(x[used], self.weight, lengths.cumsum(0) - lengths, mode="sum", sparse=True)
-        return sums / x.shape[1]
+        if not torch.is_grad_enabled():
+            return F.embedding(x, self.weight).mean(1)
+        # Each word of the batch once, times its share of each text: fewer rows than positions, and the gradients
+        # of a word's places are summed before they are added to its vector, as the dense gradient would be.
+        words, place = torch.unique(x, return_inverse=True)
+        shares = self.weight.new_zeros(len(x), len(words)).scatter_add_(1, place, (x != 0) / x.shape[1])
+        return shares @ F.embedding(words, self.weight, sparse=True)
 
 
 def fasttext(words: int, classes: int, representation: str = "linear") -> nn.Sequential:

@@ -134,10 +134,12 @@ class SplitModel:
         logits: Tensor = self._halves[self._training][1](z)
         return logits
 
-    def layout(self, tensor: Tensor) -> Tensor:
-        """A copy in the memory layout in which this model is fast."""
+    def layout(self, tensor: Tensor, *, copy: bool = True) -> Tensor:
+        """A copy in the memory layout in which this model is fast; with `copy=False` perhaps the tensor itself."""
         # `contiguous` would leave one-channel tensors as they are, and all that follows in the slow layout
         channels_last = self.onednn and tensor.dim() == 4
+        if not copy and not channels_last:
+            return tensor.contiguous()
         format = torch.channels_last if channels_last else torch.contiguous_format
         return torch.empty_like(tensor, memory_format=format).copy_(tensor)
 
