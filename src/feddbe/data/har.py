@@ -9,13 +9,12 @@ The published code lays a window out wrongly: it transposes (9, 128) to (128, 9)
 
 from __future__ import annotations
 
-import tarfile
 import warnings
-import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,7 @@ import torch
 from feddbe.data.cache import New, cached
 from feddbe.data.dataset import Dataset
 from feddbe.data.download import Progress, cache_folder, download, find_first, missing
-from feddbe.data.extract import DAMAGE
+from feddbe.data.extract import DAMAGE, members
 from feddbe.errors import BadInput
 
 __all__ = ["find", "get", "load", "scrambled"]
@@ -92,8 +91,8 @@ def scrambled(dataset: Dataset) -> Dataset:
 def _decode(place: Path, new: New) -> None:
     tables: Table = {}
     try:
-        for name, stream in _streams(place):
-            tables[name] = _numbers(name, stream, place)
+        for name, text in _files(place):
+            tables[name] = _numbers(name, text, place)
     except DAMAGE as error:
         raise BadInput(f"cannot read {place}: {error}; fetch it again") from None
     if lacking := [name for name in NAMES if name not in tables]:
@@ -110,8 +109,8 @@ def _decode(place: Path, new: New) -> None:
         for channel, name in enumerate(signals):
             if tables[name].shape != (size, STEPS):
                 raise BadInput(
-                    f"'{name}' in {place} has {tables[name].shape[0]} rows of {tables[name].shape[1]} numbers, "
-                    f"expected {size} of {STEPS}; fetch it again"
+                    f"'{name}' in {place} has a table of {tables[name].shape}, expected {(size, STEPS)}; "
+                    "fetch it again"
                 )
             x[rows, channel, 0] = tables.pop(name)
     if y.max() > CLASSES - 1:
@@ -119,42 +118,24 @@ def _decode(place: Path, new: New) -> None:
     client[:] = np.unique(client, return_inverse=True)[1]
 
 
-def _streams(place: Path) -> Iterator[tuple[str, IO[bytes]]]:
+def _files(place: Path) -> Iterator[tuple[str, bytes]]:
     """The files that are needed, by name, in the order of the archive: it is read only once."""
     if place.is_dir():
-        for name in NAMES:
-            if (path := place / name).is_file():
-                with path.open("rb") as file:
-                    yield name, file
-    elif zipfile.is_zipfile(place):
-        with zipfile.ZipFile(place) as opened:
-            for info in opened.infolist():
-                if name := _wanted(info.filename, info.file_size, place):
-                    with opened.open(info) as content:
-                        yield name, content
-    else:
-        with tarfile.open(place) as tar:
-            for member in tar:
-                if (name := _wanted(member.name, member.size, place)) and member.isfile():
-                    content = tar.extractfile(member)
-                    assert content is not None
-                    yield name, content
+        yield from ((name, path.read_bytes()) for name in NAMES if (path := place / name).is_file())
+        return
+    for path_in, content in members(place):
+        name = path_in.rpartition(f"{FOLDER}/")[2]
+        if name in NAMES:
+            text = content.read(_LIMIT + 1)
+            if len(text) > _LIMIT:
+                raise BadInput(f"'{name}' in {place} has more than {_LIMIT} bytes; fetch it again")
+            yield name, text
 
 
-def _wanted(path: str, size: int, place: Path) -> str | None:
-    """The name below the data set's folder, if it is one of ours."""
-    name = path.rpartition(f"{FOLDER}/")[2]
-    if name not in NAMES:
-        return None
-    if size > _LIMIT:
-        raise BadInput(f"'{name}' in {place} unpacks to {size} bytes, expected about 15 MB; fetch it again")
-    return name
-
-
-def _numbers(name: str, stream: IO[bytes], place: Path) -> Array:
+def _numbers(name: str, text: bytes, place: Path) -> Array:
     try:
         with warnings.catch_warnings(action="error", category=UserWarning):  # an empty file
-            table: Array = np.loadtxt(stream, dtype=np.float32, ndmin=2)
+            table: Array = np.loadtxt(BytesIO(text), dtype=np.float32, ndmin=2)
     except (ValueError, UserWarning) as error:
         raise BadInput(f"'{name}' in {place} is not a table of numbers: {error}; fetch it again") from None
     if not np.isfinite(table).all():
