@@ -568,8 +568,8 @@ def test_a_run_that_lost_patience_is_done(shell: Shell) -> None:
 DATA = ["--data-dir", "--partition", "--partition-seed", "--clients", "--split"]
 RUN = [
     "--set", "--data", *DATA, "--har-layout", "--model", "--cut", "--rounds", "--patience", "--epochs",
-    "--batch", "--lr", "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force", "--eval", "--eval-after",
-    "--train-loss", "--engine", "--out", "--resume", "--json",
+    "--batch", "--lr", "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
+    "--eval", "--eval-after", "--train-loss", "--engine", "--out", "--resume", "--json",
 ]  # fmt: skip
 COMMANDS = {
     "run": RUN,

@@ -185,9 +185,10 @@ class Local:
             return [carry for _, carry in parts]
 
         buffers = self.buffers(track)
-        if buffers and self.samples == 1:
+        if buffers and min(self.samples, self.task.training.batch) == 1:
             raise BadInput(
-                f"client {self.client} has one training sample, too few for BatchNorm; merge clients"
+                f"client {self.client} trains on one sample at a time, too few for BatchNorm; "
+                "merge clients, or choose a larger batch"
             )
         if not keep_statistics:
             buffers = {name: b.clone() for name, b in buffers.items()}
