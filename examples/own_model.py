@@ -60,6 +60,6 @@ def halves(shape: tuple[int, ...], classes: int) -> tuple[nn.Module, nn.Module]:
 
 if __name__ == "__main__":
     for function in ("build", "halves"):
-        run = feddbe.run("fedavg+dbe", model=f"{__file__}:{function}", lr=0.1, rounds=2)
+        run = feddbe.run("fedavg+dbe", model=f"{__file__}:{function}", clients=5, lr=0.1, rounds=2)
         assert run["last"] is not None
         print(function, "accuracy", run["last"]["accuracy"])
