@@ -439,9 +439,10 @@ def _data_list(data_dir: DataDir = None, json: Json = False) -> int:
     if json:
         _print_json({"data": rows})
         return 0
+    width = max(len(name) for name in data.SOURCES)
     for row in rows:
         place = row["found"] or f"feddbe data get {row['name']}"
-        print(f"{row['name']:<8} {row['description']:<30} {place}")
+        print(f"{row['name']:<{width}} {row['description']:<30} {place}")
     return 0
 
 

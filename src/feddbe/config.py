@@ -29,7 +29,7 @@ class Config(Parameters):
     har_layout: str | None = parameter(
         None, "HAR's windows: one signal per channel, or as published", choices=("channels", "scrambled")
     )
-    model: str | None = parameter(None, "model, by default the one that fits the data")
+    model: str | None = parameter(None, "model, or FILE.py:FUNCTION; by default the one that fits the data")
     cut: str | None = parameter(None, "where the model is cut; default: before the last linear layer")
     fasttext_rep: str | None = parameter(
         None,

@@ -26,10 +26,14 @@ PER_MODEL: dict[str, dict[str, Any]] = {
     "resnet18": {"lr": 0.1, "mr": {"kappa": 1.0, "mu": 0.1}},
     "own": {"lr": 0.01, "mr": {"kappa": 1.0, "mu": 1.0}},
 }
-"""Published are cnn's, resnet18's and fasttext's kappa and mu, and cnn's lr; for har_cnn nothing is. `own` is a module of
-the user's. kappa elsewhere by the paper's criterion: MR's loss of the size of the task loss."""
+"""Published are cnn's, resnet18's and fasttext's kappa and mu, and cnn's lr; for har_cnn nothing is. `own` is
+a module of the user's. kappa elsewhere by the paper's criterion: MR's loss of the size of the task loss."""
 
-PER_DATA: dict[str, dict[str, Any]] = {"digits": {"rounds": 40}, "har": {"partition": "natural"}, "ag_news": {"partition": "dirichlet:1"}}
+PER_DATA: dict[str, dict[str, Any]] = {
+    "digits": {"rounds": 40},
+    "har": {"partition": "natural"},
+    "ag_news": {"partition": "dirichlet:1"},
+}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -200,9 +200,10 @@ class Local:
             return [carry for _, carry in parts]
 
         buffers = self.buffers(track)
-        if buffers and self.samples == 1:
+        if buffers and min(self.samples, self.task.training.batch) == 1:
             raise BadInput(
-                f"client {self.client} has one training sample, too few for BatchNorm; merge clients"
+                f"client {self.client} trains on one sample at a time, too few for BatchNorm; "
+                "merge clients, or choose a larger batch"
             )
         if not keep_statistics:
             buffers = {name: b.clone() for name, b in buffers.items()}
@@ -249,6 +250,6 @@ class Local:
         size = min(size, len(rows))  # fewer samples than a batch: one short batch
         for _ in range(epochs):
             order = torch.from_numpy(rows[rng.permutation(len(rows))][: len(rows) // size * size])
-            parts = zip(dataset.x[order].split(size), dataset.y[order].split(size), strict=True)
-            for x, y in parts:
+            x_, y_ = dataset.x[order], dataset.y[order]
+            for x, y in zip(torch.split(x_, size), torch.split(y_, size), strict=True):
                 yield Samples(self.task.model.layout(dataset.inputs(x), copy=False), y)

@@ -6,18 +6,24 @@ torchvision is not needed: what its state has is written down here from the arch
 from __future__ import annotations
 
 from math import sqrt
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from feddbe.config import Config
+from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput
+from feddbe.experiment import resolve
 from feddbe.models import build
 from feddbe.models.resnet import CUTS, ResNet18, resnet18
 from feddbe.models.split import SplitModel
 from feddbe.seeds import torch_seeded
 from feddbe.state import State
+from tests.federation import outcome
 
 
 def well_known(classes: int) -> dict[str, tuple[int, ...]]:
@@ -179,3 +185,21 @@ def test_every_place_that_one_tensor_crosses_is_a_cut() -> None:
 def test_an_unknown_cut_is_told_with_both_kinds_of_names() -> None:
     with pytest.raises(BadInput, match=r"^unknown cut 'b5'; allowed: .* b1, .* layer1, .* pool, "):
         build("resnet18", torch.zeros(1, 3, 32, 32), 5, "b5", 0)
+
+
+def test_a_round_with_the_published_defaults(tmp_path: Path) -> None:
+    """kappa 1 and mu 0.1 are published, the learning rate is not."""
+    rng = np.random.RandomState(0)
+    x = torch.from_numpy(rng.randint(256, size=(24, 3, 16, 16)).astype(np.uint8))
+    data = Dataset("images", x, torch.arange(24) % 2, 2, 2 / 255, -1.0, np.arange(24) // 12)
+    chosen = Config(partition="natural", model="resnet18", rounds=1, batch=4)
+    experiment = resolve("fedavg+dbe", chosen, dataset=data)
+    found = experiment.config["method_options"]["mr"]
+    assert (found["kappa"], found["mu"], experiment.config["lr"]) == (1, 0.1, 0.1)
+    ran = outcome(experiment, tmp_path)
+    assert ran.server["mean"].shape == (512,)
+    assert all(state["prbm"].any() for state in ran.clients.values())
+    counters = {
+        int(t) for c in ran.clients.values() for name, t in c.items() if name.endswith("num_batches_tracked")
+    }
+    assert counters == {2 * 2}, "two batches before round 1 and two in it"

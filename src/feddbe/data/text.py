@@ -41,8 +41,7 @@ def tokenize(texts: Iterable[str], length: int = LENGTH) -> tuple[npt.NDArray[np
         lengths.append(len(row))
     flat, sizes = np.asarray(numbers), np.asarray(lengths)
     counts = np.bincount(flat, minlength=len(first_seen))
-    known = sorted((word for word in first_seen if word != UNKNOWN), key=lambda w: (-counts[first_seen[w]], w))
-    vocabulary = [UNKNOWN, *known]
+    vocabulary = sorted(first_seen, key=lambda w: (w != UNKNOWN, -counts[first_seen[w]], w))
     number = np.empty(len(vocabulary), np.int32)
     number[[first_seen[word] for word in vocabulary]] = np.arange(len(vocabulary), dtype=np.int32)
 

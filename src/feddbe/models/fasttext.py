@@ -1,7 +1,7 @@
 """fastText for classification: the mean of a text's word vectors, and two linear layers.
 
-A step of ten texts touches a few hundred of some hundred thousand word vectors. So the gradient of the vectors
-is sparse: the rows that were used, and nothing of the others. `Local.fit` adds it to those rows.
+A step of ten texts touches a few hundred of some hundred thousand word vectors. So the gradient of the
+vectors is sparse: the rows that were used, and nothing of the others. `Local.fit` adds it to those rows.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["REPRESENTATIONS", "MeanEmbedding", "fasttext"]
+__all__ = ["MeanEmbedding", "fasttext"]
 
 SIZE = 32
-REPRESENTATIONS = ("linear", "logsoftmax")
 
 
 class MeanEmbedding(nn.Module):
@@ -34,8 +33,8 @@ class MeanEmbedding(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             return F.embedding(x, self.weight).mean(1)
-        # Each word of the batch once, times its share of each text: fewer rows than positions, and the gradients
-        # of a word's places are summed before they are added to its vector, as the dense gradient would be.
+        # Each word of the batch once, times its share of each text. Fewer rows than positions; and a word's
+        # gradients are summed before they are added to its vector, as in the dense gradient.
         words, place = torch.unique(x, return_inverse=True)
         shares = self.weight.new_zeros(len(x), len(words)).scatter_add_(1, place, (x != 0) / x.shape[1])
         return shares @ F.embedding(words, self.weight, sparse=True)

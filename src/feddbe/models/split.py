@@ -135,7 +135,7 @@ class SplitModel:
         return logits
 
     def layout(self, tensor: Tensor, *, copy: bool = True) -> Tensor:
-        """A copy in the memory layout in which this model is fast; with `copy=False` perhaps the tensor itself."""
+        """A copy in the memory layout in which this model is fast; `copy=False`: or the tensor itself."""
         # `contiguous` would leave one-channel tensors as they are, and all that follows in the slow layout
         channels_last = self.onednn and tensor.dim() == 4
         if not copy and not channels_last:

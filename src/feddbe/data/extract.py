@@ -1,0 +1,105 @@
+"""Unpack a tar or zip archive: no member leaves the folder, the size is bounded, all or nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from lzma import LZMAError
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from feddbe.errors import BadInput
+
+__all__ = ["DAMAGE", "extract", "members"]
+
+DAMAGE = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    LZMAError,
+    EOFError,
+    OSError,
+    NotImplementedError,  # a zip's unknown compression
+    RuntimeError,  # a zip with a password
+)
+"""What reading a damaged archive can raise."""
+
+_CHUNK = 1 << 20
+
+
+def extract(archive: Path, folder: Path, limit: int) -> Path:
+    """Put the archive's files below `folder`, which gets its name when all of them are there.
+
+    What has the name already is taken for whole and kept. More than `limit` bytes, a link, a device or a
+    name that leads out of the folder refuse the archive.
+    """
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        left = limit
+        for name, content in members(archive):
+            left -= _copy(content, temporary / _inside(name, archive), left)
+            if left < 0:
+                raise BadInput(
+                    f"{archive} unpacks to more than the {limit} bytes that were expected; fetch it again"
+                )
+        temporary.chmod(0o755)  # mkdtemp's is for its owner alone
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was faster, and its files are as good
+                raise
+    except DAMAGE as error:
+        raise BadInput(f"cannot unpack {archive} to {folder}: {error}; fetch the archive again") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """Name and content of each file in the archive; folders follow from the names."""
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as opened:
+            for info in opened.infolist():
+                if (info.external_attr >> 16) & 0o170000 == 0o120000:
+                    raise BadInput(f"{archive} has a link, '{info.filename}'; only plain files are unpacked")
+                if not info.is_dir():
+                    with opened.open(info) as content:
+                        yield info.filename, content
+        return
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            if member.isdir():
+                continue
+            found = tar.extractfile(member) if member.isfile() else None
+            if found is None:
+                raise BadInput(
+                    f"{archive} has a link or device, '{member.name}'; only plain files are unpacked"
+                )
+            yield member.name, found
+
+
+def _inside(name: str, archive: Path) -> PurePosixPath:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in name or ":" in path.parts[0]:
+        raise BadInput(f"{archive} has a member '{name}' that leads out of its folder; nothing was unpacked")
+    return path
+
+
+def _copy(content: IO[bytes], target: Path, limit: int) -> int:
+    """Bytes written, which are more than `limit` if there would be more to write."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    size = 0
+    with target.open("xb") as file:
+        while size <= limit and (chunk := content.read(_CHUNK)):
+            size += file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())  # so that the folder's new name never outlives a power cut with less in it
+    return size
