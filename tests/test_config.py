@@ -30,7 +30,8 @@ def test_the_options_and_their_defaults() -> None:
     """All of the command line's; what is None follows from data and model."""
     assert vars(Config()) == {
         "method": "", "data": "digits", "data_dir": None, "partition": None, "partition_seed": 1,
-        "split": None, "clients": None, "har_layout": None, "model": None, "cut": None, "rounds": None,
+        "split": None, "clients": None, "har_layout": None, "model": None, "cut": None, "fasttext_rep": None,
+        "rounds": None,
         "patience": None,
         "epochs": 1, "batch": 10, "lr": None, "join": 1.0, "seed": 0, "variant": "default", "eval": "all",
         "eval_after": False, "train_loss": "training", "bn_buffers": "local", "short_batch": None,

@@ -1,4 +1,4 @@
-"""A sparse gradient is the dense one: every way of training fastText against the same with dense gradients."""
+"""A sparse gradient is the dense one: every way of training fastText, and the same with dense gradients."""
 
 from __future__ import annotations
 
@@ -68,10 +68,11 @@ def test_every_method_ends_with_the_same_numbers(tmp_path: Path, method: str) ->
         for name, tensor in expected.items():
             assert not found[name].is_sparse
             torch.testing.assert_close(found[name], tensor, atol=1e-6, rtol=1e-6)
-    moved = sparse.server["embedding.weight"] != pair(method)[0].task.model.parameters["embedding.weight"]
-    assert not moved[0].any(), "padding stays where it is"
-    if method not in ("local", "majority"):
-        assert moved[1:40].any()
+    if "embedding.weight" in sparse.server:  # local and majority have no server
+        start = pair(method)[0].task.model.parameters["embedding.weight"]
+        moved = (sparse.server["embedding.weight"] != start).any(1)
+        assert not moved[0], "padding stays where it is"
+        assert moved[1:4].all()
 
 
 def test_the_gradient_for_steps_of_a_methods_own_is_dense() -> None:
@@ -99,9 +100,10 @@ def test_frozen_vectors_stay() -> None:
 def test_torchs_own_sparse_layer_trains_too() -> None:
     """`nn.EmbeddingBag(sparse=True)` of a user's: its gradient has a row for each place of a word."""
     torch.manual_seed(0)
+    head = nn.Linear(8, 3)
     bag = nn.EmbeddingBag(WORDS, 8, mode="sum", sparse=True, padding_idx=0)
-    ours = nn.Sequential(OrderedDict(bag=bag, head=nn.Linear(8, 3)))
-    theirs = nn.Sequential(OrderedDict(bag=_Sum(bag.weight), head=ours.head))
+    ours = nn.Sequential(OrderedDict(bag=bag, head=head))
+    theirs = nn.Sequential(OrderedDict(bag=_Sum(bag.weight), head=head))
     config = Config(partition="iid", clients=2, lr=0.5)
     tasks = [resolve("fedavg", config, dataset=texts(), model=m).task for m in (ours, theirs)]
     found, expected = (Local(task, 1, 0).fit(task.model.parameters).params for task in tasks)

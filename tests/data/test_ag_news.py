@@ -7,7 +7,7 @@ import gzip
 import hashlib
 import lzma
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -34,9 +34,9 @@ def as_csv(rows: Sequence[tuple[str, ...]]) -> bytes:
 
 def write(folder: Path, ending: str = "", train: bytes = as_csv(TRAIN), test: bytes = as_csv(TEST)) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    pack = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[ending]
+    packers: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
     for name, content in (("train.csv", train), ("test.csv", test)):
-        (folder / f"{name}{ending}").write_bytes(pack(content))
+        (folder / f"{name}{ending}").write_bytes(packers[ending](content))
     return folder
 
 
@@ -56,7 +56,21 @@ def test_title_and_description_are_one_text(tmp_path: Path, nowhere: Path, endin
     assert (data.name, data.classes, data.y.tolist()) == ("ag_news", 4, [2, 0, 3])
     assert (data.x.dtype, data.x.shape) == (torch.int32, (3, 200))
     # by frequency: no 3; oil 2; then one each: ( ) , . a ap change disk it new news oil\down said up
-    words = "<unk> no oil ( ) , . a ap change disk it new news oil\\down said up".split()
+    words = [
+        "<unk>",
+        "no",
+        "oil",
+        *"(),.a",
+        "ap",
+        "change",
+        "disk",
+        "it",
+        "new",
+        "news",
+        "oil\\down",
+        "said",
+        "up",
+    ]
     assert data.tokens == len(words)
     texts = ["oil up it said no , ( ap ) .", "oil\\down no news no change", "a new disk oil"]
     for row, text in zip(data.x.tolist(), texts, strict=True):
@@ -175,13 +189,13 @@ class serving:
 
 
 @pytest.fixture(scope="module")
-def real() -> Iterator[list[list[list[str]]]]:
+def real() -> list[list[list[str]]]:
     """The rows of the real files, read with nothing of ours but the opening."""
     parts = []
     for path in ag_news.find(None):
         with ag_news._open(path) as file:
             parts.append(list(csv.reader(file)))
-    yield parts
+    return parts
 
 
 @needs_ag_news

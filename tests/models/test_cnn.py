@@ -165,15 +165,17 @@ def test_the_model_that_fits_the_data() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_start_follows_the_seed_and_nothing_else(name: str) -> None:
-    sample = torch.zeros(1, 1, 1, 28) if name == "har_cnn" else torch.zeros(1, 1, 16, 16)
-    other = "b1" if name == "resnet18" else "fc1.0"
+    samples = {"har_cnn": torch.zeros(1, 1, 1, 28), "fasttext": torch.zeros(1, 6, dtype=torch.long)}
+    sample = samples.get(name, torch.zeros(1, 1, 16, 16))
+    other = {"resnet18": "b1", "fasttext": "embedding"}.get(name, "fc1.0")
+    words = 9 if name == "fasttext" else 0
     state = torch.get_rng_state()
-    first = sha256(build(name, sample, 3, None, 5).parameters)
+    first = sha256(build(name, sample, 3, None, 5, words=words).parameters)
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(3)
-    assert sha256(build(name, sample, 3, None, 5).parameters) == first
-    assert sha256(build(name, sample, 3, other, 5).parameters) == first
-    assert sha256(build(name, sample, 3, None, 6).parameters) != first
+    assert sha256(build(name, sample, 3, None, 5, words=words).parameters) == first
+    assert sha256(build(name, sample, 3, other, 5, words=words).parameters) == first
+    assert sha256(build(name, sample, 3, None, 6, words=words).parameters) != first
 
 
 def test_a_function_is_called_under_the_seed() -> None:

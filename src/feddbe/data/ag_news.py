@@ -53,7 +53,7 @@ def found(data_dir: Path | None) -> str | None:
     if not files:
         return None
     try:
-        note = _note(*(sum(1 for _ in _open(path)) for path in files))  # a row is a line: no need to parse it
+        note = _note(*map(_lines, files))
     except _UNREADABLE:
         note = "damaged"
     return f"{files[0].parent} ({note})" if note else str(files[0].parent)
@@ -105,6 +105,12 @@ def _open(path: Path) -> TextIO:
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8", newline="")
     return path.open(encoding="utf-8", newline="")
+
+
+def _lines(path: Path) -> int:
+    """Rows without parsing them: the publisher writes one to a line."""
+    with _open(path) as file:
+        return sum(1 for _ in file)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, str]]:
