@@ -99,7 +99,7 @@ def test_few_samples_and_few_clients(name: str, sizes: tuple[int, ...], tmp_path
 
 NEEDS = {"contrast": "prbm", "mr_target": "mr", "level": "prbm"}
 """Options that say how a method goes with an add-on: without it they are dead, and may be."""
-WITH = {
+WITH: dict[str, dict[str, Any]] = {
     "delta": {"hessian": "free"}, "rounds_l": {"eta2": 0.5},
     "epsilon": {"m": 2}, "epsilon_decay": {"m": 2, "epsilon": 1},
 }  # fmt: skip

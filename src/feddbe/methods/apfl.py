@@ -15,7 +15,7 @@ from feddbe.methods.base import parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, PERSONAL
 from feddbe.models.split import SplitModel
-from feddbe.state import State, prefixed, taken
+from feddbe.state import State, prefixed, summed, taken
 from feddbe.task import Context
 from feddbe.terms import Batch, Term
 
@@ -78,7 +78,7 @@ class APFL(FedAvg):
         grads = dict(zip(mixture, torch.autograd.grad(loss, list(mixture.values())), strict=True))
         moved = {name: p - lr * alpha * grads[name] for name, p in v.items()}
         if self.adaptive:
-            slope = torch.stack([((v[n] - w[n]) * grads[n]).sum() for n in v]).sum()
+            slope = summed({n: ((v[n] - w[n]) * grads[n]).sum() for n in v})
             alpha = (alpha - lr * slope).clamp(0, 1)
         return None, prefixed(PERSONAL, moved) | {ALPHA: alpha}
 

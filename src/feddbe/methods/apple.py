@@ -14,7 +14,7 @@ from feddbe.local import Local, Samples
 from feddbe.methods.base import Method, Upload, parameter
 from feddbe.methods.personal import NO_MR, NO_PRBM
 from feddbe.seeds import torch_seed
-from feddbe.state import State, prefixed, taken
+from feddbe.state import State, prefixed, summed, taken
 from feddbe.task import Context
 
 __all__ = ["APPLE"]
@@ -90,7 +90,7 @@ class APPLE(Method):
         def step(now: _Mixing, const: Tensor, samples: Samples, key: int) -> _Mixing:
             cores, p = now
             g, _ = local.gradient(_mixture(now), samples)
-            slopes = torch.stack([torch.tensordot(c, g[n], g[n].dim()) for n, c in cores.items()]).sum(0)
+            slopes = summed({n: torch.tensordot(c, g[n], g[n].dim()) for n, c in cores.items()})
             for name, c in cores.items():  # in place: this stack of all cores is ours, and large
                 c[own] -= eta1 * p[own] * g[name]
             return _Mixing(cores, p - self.eta2 * (slopes + pull * (p - const)))

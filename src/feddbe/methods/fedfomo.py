@@ -13,7 +13,7 @@ from feddbe import seeds
 from feddbe.local import Local
 from feddbe.methods.base import Method, Upload, parameter
 from feddbe.methods.personal import NO_PRBM
-from feddbe.state import State, prefixed, taken, weighted_mean
+from feddbe.state import State, prefixed, summed, taken, weighted_mean
 from feddbe.task import Context
 
 __all__ = ["FedFomo"]
@@ -110,5 +110,4 @@ def _loss(local: Local, params: State) -> float:
 
 
 def _distance(a: State, b: State) -> float:
-    # the differences are new tensors: a sum over decoded ones can depend on where they lie in memory
-    return float(torch.stack([(a[n] - b[n]).square().sum() for n in b]).sum().sqrt())
+    return float(summed({n: F.mse_loss(a[n], b[n], reduction="sum") for n in b}).sqrt())
