@@ -104,7 +104,7 @@ WITH: dict[str, dict[str, Any]] = {
     "epsilon": {"m": 2}, "epsilon_decay": {"m": 2, "epsilon": 1},
 }  # fmt: skip
 """Options that only act together with another one, or hardly without."""
-OTHERS = {"m": [2], "epsilon": [1.0], "epsilon_decay": [1.0]}
+OTHERS: dict[str, list[Any]] = {"m": [2], "epsilon": [1.0], "epsilon_decay": [1.0]}
 """Values that three clients can tell from the default in six rounds."""
 NO_SERVER_MODEL = {"fedfomo": "init_keep_model"}
 """Of a method whose server has no model, the average before round 1 is not kept."""
