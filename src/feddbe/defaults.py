@@ -24,7 +24,15 @@ PER_DATA: dict[str, dict[str, Any]] = {"digits": {"rounds": 40}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "paper": {"mr": {"init_mean": "exact"}},
-    "official": {"short_batch": "refuse", "mr": {"init_mean": "momentum", "init_epochs": "epochs"}},
-}
+    "official": {
+        "short_batch": "refuse",
+        "mr": {"init_mean": "momentum", "init_epochs": "epochs"},
+        "fedgen": {"lite": True, "alpha": 1.0, "noise": 512, "hidden": 512, "steps": 1000, "gen_batch": 10,
+                   "gen_lr": 0.005},
+        "fedrep": {"head_epochs": 1},
+        "pfedme": {"evaluate": "w"},
+    },
+}  # fmt: skip
 """`default`: recommended. `paper`: its text, and the default where it is silent. `official`: the published
-code, whose preparation has as many epochs as a round, and which fails on a client smaller than a batch."""
+code, whose preparation has as many epochs as a round, and which fails on a client smaller than a batch; of
+other methods' faults in it, those that are an option here."""

@@ -96,10 +96,12 @@ def resolve(
         cut=built.cut,
     )
     _check_short(options, split)
-    mr = {key: value for layer in layers for key, value in layer.get("mr", {}).items()}
-    if mr.get("init_epochs") == "epochs":
-        mr["init_epochs"] = options.epochs
-    method = parse(name, {"mr": mr}, force=options.force)
+    parts: dict[str, dict[str, Any]] = {}
+    for part, values in (item for layer in layers for item in layer.items() if isinstance(item[1], dict)):
+        parts.setdefault(part, {}).update(values)
+    if parts["mr"].get("init_epochs") == "epochs":
+        parts["mr"]["init_epochs"] = options.epochs
+    method = parse(name, parts, force=options.force)
     _check_members(method, options, split)
 
     training = Training(lr, options.batch, options.epochs, options.bn_buffers)

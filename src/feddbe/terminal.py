@@ -20,7 +20,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from feddbe.document import Entry, RunDocument, labels, moment, points
+from feddbe.document import Accuracy, Entry, RunDocument, labels, moment, points
 
 __all__ = ["RunRow", "curve", "results_table", "runs_table", "split_table"]
 

@@ -162,5 +162,5 @@ def others(field: dataclasses.Field[Any], now: Any) -> list[Any]:
     if isinstance(now, bool):
         return [str(not now).lower()]
     if now is None:
-        return [0.01]
+        return [2] if "int" in str(field.type) else [0.01]
     return [now + 1] if isinstance(now, int) else [now / 2 if now else 0.25]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.local import Local
-from feddbe.methods.base import parameter
+from feddbe.methods.base import Facts, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, PERSONAL
 from feddbe.models.split import SplitModel
@@ -42,6 +42,7 @@ class APFL(FedAvg):
 
     name: ClassVar[str] = "apfl"
     family: ClassVar[str] = "personalized"
+    facts: ClassVar[Facts] = Facts(private="1 + 1 number", evaluated="the mixture of v_i and the new w")
     private: ClassVar[tuple[str, ...]] = (PERSONAL, ALPHA)
     refuses = NO_PRBM
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from feddbe import seeds
 from feddbe.local import Local
-from feddbe.methods.base import Method, Upload, parameter
+from feddbe.methods.base import Facts, Method, Upload, parameter
 from feddbe.methods.personal import NO_PRBM
 from feddbe.state import State, prefixed, summed, taken, weighted_mean
 from feddbe.task import Context
@@ -41,6 +41,9 @@ class FedFomo(Method):
 
     name: ClassVar[str] = "fedfomo"
     family: ClassVar[str] = "personalized"
+    facts: ClassVar[Facts] = Facts(
+        "m - 1", "1 + N numbers", private="2", evaluated="the model as last trained"
+    )
     same_for_all: ClassVar[bool] = False
     keeps_uploads: ClassVar[bool] = True
     refuses = NO_PRBM
