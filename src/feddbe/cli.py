@@ -29,6 +29,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from feddbe import api, config, data, defaults, folders, listing, models, pictures, terminal
 from feddbe.config import Config
+from feddbe.document import at
 from feddbe.errors import Diverged, FeddbeError, StoreError, unknown
 from feddbe.experiment import label_counts, load_data
 from feddbe.loop import Watch
@@ -402,10 +403,17 @@ def _show(
     run: Annotated[
         str, typer.Argument(help="folder of a run or a comparison, or its name in runs/", show_default=False)
     ],
+    when: Annotated[
+        str, typer.Option(help="moment: published, before, adapted or after", show_default=False)
+    ] = "published",
     json: Json = False,
 ) -> int:
     """Show a run or a comparison: table and learning curves."""
+    if when not in (moments := ("published", "before", "adapted", "after")):
+        raise unknown("moment", when, moments)
     documents = [api.load(folder, hashes=json) for folder in folders.find_all(run)]
+    if when != "published":
+        documents = [at(document, when) for document in documents]
     if json:
         _print_json(documents[0] if len(documents) == 1 else {"runs": documents})
     else:
