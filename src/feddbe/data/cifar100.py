@@ -19,7 +19,7 @@ from feddbe.data import unpickle
 from feddbe.data.cache import New, cached
 from feddbe.data.dataset import Dataset
 from feddbe.data.download import Progress, cache_folder, download, find_first, missing
-from feddbe.data.extract import DAMAGE
+from feddbe.data.extract import DAMAGE, damaged
 from feddbe.errors import BadInput
 
 __all__ = ["find", "get", "load"]
@@ -97,7 +97,7 @@ def _decode(place: Path, new: New) -> None:
             x[rows], y[rows] = images.reshape(-1, 3, 32, 32), labels
             found.add(part)
     except DAMAGE as error:
-        raise BadInput(f"cannot read {place}: {error}; fetch it again") from None
+        raise damaged(place, error) from None
     if found != set(SIZES):
         raise BadInput(f"{place} has no {' and no '.join(set(SIZES) - found)} set; fetch it again")
 
