@@ -502,6 +502,18 @@ data_app.command("show", cls=_Command)(
 )
 
 
+@data_app.command("plots", cls=_Command)
+def _data_plots(
+    folder: Annotated[Path, typer.Argument(help="where the pictures go", show_default=False)],
+    data_dir: DataDir = None,
+) -> int:
+    """Draw who holds what in the paper's settings, for all data sets that are here."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, path in api.draw_paper_splits(folder, data_dir):
+        print(path or f"{name} is not here: feddbe data get {name}")
+    return 0
+
+
 # Output
 
 
