@@ -375,7 +375,8 @@ def test_help_fits(
 def test_help_names_defaults(shell: Shell) -> None:
     words = " ".join(shell("run --help").out.split())
     for part in (
-        "digits, fmnist, cifar100", "[digits]", "[dirichlet:0.1]", "clients N [20]", "[100, digits 40]", "partition [0]",
+        "digits, fmnist, cifar100", "[digits]", "[dirichlet:0.1]", "clients N [20]", "[100, digits 40]",
+        "partition [0]",
         "[cnn 0.005, cnn_small 0.1, mlp 0.1]", "default, paper, official [default]", "keep, refuse [keep]",
         "round [1.0]", "cnn, cnn_small, mlp",
     ):  # fmt: skip
