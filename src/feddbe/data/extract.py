@@ -1,4 +1,4 @@
-"""Unpack a tar or zip archive: no member leaves the folder, the size is bounded, all or nothing."""
+"""Tar and zip archives: read member by member, or unpacked so that none leaves the folder, all or nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import IO
 
 from feddbe.errors import BadInput
 
-__all__ = ["DAMAGE", "damaged", "extract"]
+__all__ = ["DAMAGE", "damaged", "extract", "members"]
 
 DAMAGE = (
     tarfile.TarError,
@@ -52,7 +52,7 @@ def extract(archive: Path, folder: Path, limit: int) -> Path:
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         left = limit
-        for name, content in _members(archive):
+        for name, content in members(archive):
             left -= _copy(content, temporary / _inside(name, archive), left)
             if left < 0:
                 raise BadInput(
@@ -83,7 +83,7 @@ def _writing(target: Path) -> Iterator[None]:
         ) from None
 
 
-def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+def members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
     """Name and content of each file in the archive; folders follow from the names."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as opened:
