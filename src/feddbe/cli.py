@@ -447,9 +447,10 @@ def _data_list(data_dir: DataDir = None, json: Json = False) -> int:
     if json:
         _print_json({"data": rows})
         return 0
+    width = max(len(name) for name in data.SOURCES)
     for row in rows:
         place = row["found"] or f"feddbe data get {row['name']}"
-        print(f"{row['name']:<8} {row['description']:<30} {place}")
+        print(f"{row['name']:<{width}} {row['description']:<30} {place}")
     return 0
 
 
@@ -507,6 +508,18 @@ def _data_show(
 data_app.command("show", cls=_Command)(
     _with_options(_data_show, "data_dir", "partition", "partition_seed", "split", "clients", "json")
 )
+
+
+@data_app.command("plots", cls=_Command)
+def _data_plots(
+    folder: Annotated[Path, typer.Argument(help="where the pictures go", show_default=False)],
+    data_dir: DataDir = None,
+) -> int:
+    """Draw who holds what in the paper's settings, for all data sets that are here."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, path in api.draw_paper_splits(folder, data_dir):
+        print(path or f"{name} is not here: feddbe data get {name}")
+    return 0
 
 
 # Output

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["GENERAL", "PER_DATA", "PER_MODEL", "VARIANTS"]
+__all__ = ["GENERAL", "PAPER_SPLITS", "PER_DATA", "PER_MODEL", "VARIANTS"]
 
 GENERAL: dict[str, Any] = {"partition": "dirichlet:0.1", "clients": 20, "rounds": 100, "short_batch": "keep"}
 
@@ -20,6 +20,15 @@ PER_MODEL: dict[str, dict[str, Any]] = {
 """`own` is a module of the user's. kappa by the paper's criterion: MR's loss of the size of the task loss."""
 
 PER_DATA: dict[str, dict[str, Any]] = {"digits": {"rounds": 40}}
+
+PAPER_SPLITS: dict[str, tuple[str, ...]] = {
+    "fmnist": ("pathological:2", "dirichlet:0.1"),
+    "cifar100": ("pathological:10", "dirichlet:0.1"),
+    "tiny_imagenet": ("pathological:20", "dirichlet:0.1"),
+    "ag_news": ("dirichlet:1",),
+    "har": ("natural",),
+}
+"""The partitions that the paper's last appendix shows."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddbe.data import digits, fmnist
+from feddbe.data import cifar100, digits, fmnist, tiny_imagenet
 from feddbe.data.dataset import Dataset
 from feddbe.data.download import Progress
 from feddbe.data.own import load_npz
@@ -38,6 +38,14 @@ SOURCES: dict[str, Source] = {
     for source in (
         Source("digits", "1,797 grey digits of 8x8", lambda _: digits.load(), lambda _: "in scikit-learn"),
         Source("fmnist", "70,000 grey clothes of 28x28", fmnist.load, fmnist.find, fmnist.get),
+        Source("cifar100", "60,000 colour images of 32x32", cifar100.load, cifar100.find, cifar100.get),
+        Source(
+            "tiny_imagenet",
+            "100,000 colour images of 64x64",
+            tiny_imagenet.load,
+            tiny_imagenet.find,
+            tiny_imagenet.get,
+        ),
     )
 }
 
