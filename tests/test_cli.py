@@ -13,7 +13,7 @@ import pytest
 import typer
 
 import feddbe
-from feddbe import cli, defaults
+from feddbe import cli, data, defaults, models
 from feddbe.document import Entry
 from feddbe.loop import Watch
 from feddbe.methods import METHODS, FedAvg
@@ -375,10 +375,10 @@ def test_help_fits(
 def test_help_names_defaults(shell: Shell) -> None:
     words = " ".join(shell("run --help").out.split())
     for part in (
-        "digits, fmnist, cifar100", "[digits]", "[dirichlet:0.1]", "clients N [20]", "[100, digits 40]",
-        "partition [0]",
-        "[cnn 0.005, cnn_small 0.1, mlp 0.1]", "default, paper, official [default]", "keep, refuse [keep]",
-        "round [1.0]", "cnn, cnn_small, mlp",
+        f"{', '.join(data.SOURCES)} [digits]", "[dirichlet:0.1, har natural]", "clients N [20]",
+        "[100, digits 40]", "partition [0]", "[cnn 0.005, cnn_small 0.1, har_cnn 0.01, mlp 0.1, resnet18 0.1",
+        "default, paper, official [default]", "keep, refuse [keep]", "round [1.0]", ", ".join(models.MODELS),
+        "channels, scrambled [channels]",
     ):  # fmt: skip
         assert part in words
 
@@ -409,7 +409,7 @@ def test_methods_tells_every_parameter(columns: int, shell: Shell, monkeypatch: 
         assert one["name"] in words
         for parameter in one["parameters"]:
             assert f"{parameter['name']} {parameter['meaning']} {parameter['allowed']}; default" in words
-    assert "default 50 for cnn; 1 for cnn_small, mlp, own" in words
+    assert "default 50 for cnn; 1 for cnn_small, har_cnn, mlp, resnet18, own" in words
     assert [p["name"] for p in described["mr"]["parameters"]][:2] == ["kappa", "mu"]
 
 
@@ -584,9 +584,9 @@ def test_a_run_that_lost_patience_is_done(shell: Shell) -> None:
 
 DATA = ["--data-dir", "--partition", "--partition-seed", "--clients", "--split"]
 RUN = [
-    "--set", "--data", *DATA, "--model", "--cut", "--rounds", "--patience", "--epochs", "--batch", "--lr",
-    "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force", "--eval", "--eval-after",
-    "--train-loss", "--engine", "--out", "--resume", "--json",
+    "--set", "--data", *DATA, "--har-layout", "--model", "--cut", "--rounds", "--patience", "--epochs",
+    "--batch", "--lr", "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
+    "--eval", "--eval-after", "--train-loss", "--engine", "--out", "--resume", "--json",
 ]  # fmt: skip
 COMMANDS = {
     "run": RUN,

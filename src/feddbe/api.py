@@ -215,6 +215,7 @@ def _meta(experiment: Experiment) -> dict[str, Any]:
         "config": experiment.config,
         "config_hash": experiment.config_hash,
         "floor": experiment.floor,
+        "bn_buffers": experiment.options.bn_buffers if task.model.buffers else None,
         "labels": label_counts(task.dataset, task.split).tolist() if small else None,
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {name: version(name) for name in packages} | {"python": platform.python_version()},
@@ -254,6 +255,7 @@ def _document(store: Store, *, hashes: bool = True) -> RunDocument:
         "last": known[-1] if known else None,
         "floor": store.meta("floor"),
         "newcomers": store.meta("newcomers"),
+        "bn_buffers": store.meta("bn_buffers"),
         "cost": {
             "up": sum(e["bytes_up"] for e in rounds) / calls,
             "down": sum(e["bytes_down"] for e in rounds) / calls,

@@ -26,8 +26,16 @@ class Config(Parameters):
     partition_seed: int = parameter(1, "seed of the partition; 1 is the published split", low=0)
     split: str | None = parameter(None, "FILE.npz with a saved partition, instead of making one")
     clients: int | None = parameter(None, "number of clients N", low=1)
-    model: str | None = parameter(None, "model, by default the one that fits the data")
+    har_layout: str | None = parameter(
+        None, "HAR's windows: one signal per channel, or as published", choices=("channels", "scrambled")
+    )
+    model: str | None = parameter(None, "model, or FILE.py:FUNCTION; by default the one that fits the data")
     cut: str | None = parameter(None, "where the model is cut; default: before the last linear layer")
+    fasttext_rep: str | None = parameter(
+        None,
+        "fastText's representation: the hidden layer, or as published its log-softmax",
+        choices=("linear", "logsoftmax"),
+    )
     rounds: int | None = parameter(None, "aggregations", low=0)
     patience: int | None = parameter(
         None, "stop when the best accuracy is more than this many rounds old", low=1

@@ -87,6 +87,8 @@ class RunDocument(TypedDict):
     floor: float
     """Weighted accuracy if each client always answers its own most frequent training label."""
     newcomers: Newcomers | None
+    bn_buffers: str | None
+    """Where BatchNorm statistics are kept: `local` or `average`; None: the model has none."""
     cost: Cost
     server_sha256: str
     clients_sha256: dict[str, str]

@@ -188,6 +188,7 @@ class _Results:
             "weighted by samples, mean of clients, mean of the worst tenth of clients. "
             f"{_choice(self.documents)} Majority class: each client's own."
             + _endings(self.documents)
+            + _statistics(self.documents, runs)
             + (" Bytes up and down are per client and round." if costs else "")
         )
         yield table
@@ -244,13 +245,32 @@ def _floors(documents: Sequence[RunDocument]) -> dict[float, str]:
 
 def _moments(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
     """When the accuracies were measured; with the names of the runs if that differs between them."""
+    pairs = zip(documents, names, strict=True)
+    found = [(moment(d["last"]["when"]), name) for d, name in pairs if d["last"] is not None]
+    if len({when for when, _ in found}) > 1:
+        return f"({_grouped(found)})"
+    return found[0][0] if found else moment("before")
+
+
+_STATISTICS = {"local": "local, each client's own", "average": "averaged over clients"}
+
+
+def _statistics(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
+    """Where BatchNorm statistics are, if a model has any; with the names of the runs if that differs."""
+    pairs = zip(documents, names, strict=True)
+    found = [(_STATISTICS.get(d["bn_buffers"] or "", "none"), name) for d, name in pairs]
+    kinds = {kind for kind, _ in found}
+    if kinds <= {"none"}:
+        return ""
+    return f" BatchNorm statistics: {_grouped(found) if len(kinds) > 1 else kinds.pop()}."
+
+
+def _grouped(pairs: Sequence[tuple[str, str]]) -> str:
+    """Each word with the names that it belongs to."""
     found: dict[str, list[str]] = {}
-    for document, name in zip(documents, names, strict=True):
-        if document["last"] is not None:
-            found.setdefault(moment(document["last"]["when"]), []).append(name)
-    if len(found) > 1:
-        return "(" + "; ".join(f"{when}: {', '.join(those)}" for when, those in found.items()) + ")"
-    return "".join(found) or moment("before")
+    for word, name in pairs:
+        found.setdefault(word, []).append(name)
+    return "; ".join(f"{word}: {', '.join(those)}" for word, those in found.items())
 
 
 # The learning curve

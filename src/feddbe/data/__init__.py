@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddbe.data import cifar100, digits, fmnist, tiny_imagenet
+from feddbe.data import ag_news, cifar100, digits, fmnist, har, tiny_imagenet
 from feddbe.data.dataset import Dataset
 from feddbe.data.download import Progress
 from feddbe.data.own import load_npz
@@ -46,6 +46,8 @@ SOURCES: dict[str, Source] = {
             tiny_imagenet.find,
             tiny_imagenet.get,
         ),
+        Source("har", "10,299 sensor windows, 30 users", har.load, har.find, har.get),
+        Source("ag_news", "127,600 news in 4 classes", ag_news.load, ag_news.found, ag_news.get),
     )
 }
 
