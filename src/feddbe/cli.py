@@ -38,7 +38,7 @@ from feddbe.options import number_or_text
 __all__ = ["app", "main"]
 
 _SECTIONS = {
-    "Data": ("data", "data_dir", "partition", "partition_seed", "clients", "split"),
+    "Data": ("data", "data_dir", "partition", "partition_seed", "clients", "split", "har_layout"),
     "Model": ("model", "cut"),
     "Training": (
         "rounds", "patience", "epochs", "batch", "lr", "join", "seed", "variant", "short_batch", "bn_buffers",

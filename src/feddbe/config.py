@@ -26,6 +26,9 @@ class Config(Parameters):
     partition_seed: int = parameter(1, "seed of the partition; 1 is the published split", low=0)
     split: str | None = parameter(None, "FILE.npz with a saved partition, instead of making one")
     clients: int | None = parameter(None, "number of clients N", low=1)
+    har_layout: str | None = parameter(
+        None, "HAR's windows: one signal per channel, or as published", choices=("channels", "scrambled")
+    )
     model: str | None = parameter(None, "model, by default the one that fits the data")
     cut: str | None = parameter(None, "where the model is cut; default: before the last linear layer")
     rounds: int | None = parameter(None, "aggregations", low=0)

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 
 from feddbe.errors import BadInput
 
-__all__ = ["Progress", "cache_folder", "download", "folders"]
+__all__ = ["Progress", "cache_folder", "cache_folders", "download", "folders"]
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes of this file that are here and, if the server says so, the bytes in all."""
@@ -26,7 +26,8 @@ _PAUSE = 0.25
 
 def _roots(data_dir: Path | None) -> list[Path]:
     named = [Path(place) for place in (data_dir, os.environ.get("FEDDBE_DATA")) if place]
-    return [root.expanduser() for root in (*named, Path("~/.cache/feddbe"))]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "feddbe"
+    return [root.expanduser() for root in (*named, home)]
 
 
 def folders(name: str, data_dir: Path | None) -> list[Path]:
@@ -34,9 +35,14 @@ def folders(name: str, data_dir: Path | None) -> list[Path]:
     return [folder for root in _roots(data_dir) for folder in (root, root / name)]
 
 
+def cache_folders(name: str, data_dir: Path | None) -> list[Path]:
+    """Where a data set's files can be written, the place to try first first."""
+    return [root / name for root in _roots(data_dir)]
+
+
 def cache_folder(name: str, data_dir: Path | None) -> Path:
     """Where a data set's files are downloaded to."""
-    return _roots(data_dir)[0] / name
+    return cache_folders(name, data_dir)[0]
 
 
 class _Interrupted(Exception):
