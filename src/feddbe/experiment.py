@@ -50,13 +50,15 @@ def load_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset, 
     directory = Path(config.data_dir).expanduser() if config.data_dir else None
     dataset = dataset or data.load(config.data, directory)
     chosen = {**defaults.GENERAL, **defaults.PER_DATA.get(dataset.name, {})}
+    given = dataset.split if config.partition is None else None
     if config.split is not None:
-        split = load_split(Path(config.split).expanduser(), len(dataset))
+        given = load_split(Path(config.split).expanduser(), len(dataset))
         if config.partition is not None:
             raise BadInput("--split and --partition exclude each other: the file is the partition")
-        if config.clients not in (None, split.clients):
-            raise BadInput(f"clients = {config.clients}; '{config.split}' has {split.clients}")
-        return dataset, split, dataclasses.replace(config, clients=split.clients)
+    if given is not None:
+        if config.clients not in (None, given.clients):
+            raise BadInput(f"clients = {config.clients}; '{config.split or config.data}' has {given.clients}")
+        return dataset, given, dataclasses.replace(config, clients=given.clients)
     spec = config.partition or chosen["partition"]
     clients = config.clients
     if clients is None and spec != "natural":
