@@ -43,23 +43,26 @@ def load_pfllib(folder: Path) -> Dataset:
     if not tokens:
         x = samples_of(x, f"x in {folder}")
     y, found = labels_of(y, len(x), f"y in {folder}")
-    if found > classes:
+    if found > (classes or found):
         raise BadInput(f"{folder} has the label {found - 1}, but config.json says num_classes = {classes}")
     ends = np.cumsum([len(labels) for _, labels in parts])[:-1]
     rows = tuple(np.split(np.arange(len(x)), ends))
     split = Split(rows[:clients], rows[clients:], parts=None)
-    return made(folder.resolve().name, x, y, classes, tokens=tokens, split=split)
+    return made(folder.resolve().name, x, y, classes or found, tokens=tokens, split=split)
 
 
 def _config(path: Path) -> tuple[int, int]:
+    """Clients and classes; newer versions do not write the latter, then they are 0."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        numbers = config["num_clients"], config["num_classes"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        clients, classes = config["num_clients"], config.get("num_classes", 0)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise BadInput(f"cannot use {path}: {type(error).__name__} {one_line(error)}") from None
-    if any(type(number) is not int or number < 1 for number in numbers):
-        raise BadInput(f"{path} has num_clients and num_classes {numbers}; both must be whole numbers from 1")
-    return numbers
+    if type(clients) is not int or type(classes) is not int or clients < 1 or classes < 0:
+        raise BadInput(
+            f"{path} has num_clients = {clients!r} and num_classes = {classes!r}; both must be whole numbers"
+        )
+    return clients, classes
 
 
 def _part(path: Path) -> tuple[Array, Array]:
