@@ -39,7 +39,7 @@ __all__ = ["app", "main"]
 
 _SECTIONS = {
     "Data": ("data", "data_dir", "partition", "partition_seed", "clients", "split", "har_layout"),
-    "Model": ("model", "cut"),
+    "Model": ("model", "cut", "fasttext_rep"),
     "Training": (
         "rounds", "patience", "epochs", "batch", "lr", "join", "seed", "variant", "short_batch", "bn_buffers",
         "force",
@@ -488,8 +488,10 @@ def _data_show(
             {"train": len(train), "test": len(test), "labels": counts.tolist()}
             for train, test, counts in zip(split.train, split.test, labels, strict=True)
         ]
-        _print_json({"clients": rows, "index_sha256": split.index_sha256()})
+        _print_json({"clients": rows, "index_sha256": split.index_sha256(), "note": dataset.note})
         return 0
+    if dataset.note:
+        print(f"{dataset.name}: {dataset.note}")
     _print(terminal.split_table([*map(len, split.train)], [*map(len, split.test)], labels))
     for path in filter(None, (save, plot)):
         print(path)

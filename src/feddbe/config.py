@@ -31,6 +31,11 @@ class Config(Parameters):
     )
     model: str | None = parameter(None, "model, by default the one that fits the data")
     cut: str | None = parameter(None, "where the model is cut; default: before the last linear layer")
+    fasttext_rep: str | None = parameter(
+        None,
+        "fastText's representation: the hidden layer, or as published its log-softmax",
+        choices=("linear", "logsoftmax"),
+    )
     rounds: int | None = parameter(None, "aggregations", low=0)
     patience: int | None = parameter(
         None, "stop when the best accuracy is more than this many rounds old", low=1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ def load_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset, 
         if config.clients not in (None, given.clients):
             raise BadInput(f"clients = {config.clients}; '{config.split or config.data}' has {given.clients}")
         return dataset, given, dataclasses.replace(config, clients=given.clients)
+    if dataset.client is not None:
+        chosen["partition"] = "natural"
     spec = config.partition or chosen["partition"]
     clients = config.clients
     if clients is None and spec != "natural":
@@ -73,9 +76,8 @@ def resolve(
     """Fill in every default, load the data, build the model and the method."""
     parse(name, force=options.force)  # a wrong name should not have to wait for the data
     dataset, split, options = load_data(options, dataset)
-    source = model or options.model or models.fitting(tuple(dataset.x.shape[1:]))
+    source = model or options.model or models.fitting(tuple(dataset.x.shape[1:]), dataset.tokens)
     kind = source if isinstance(source, str) else "own"
-    built = models.build(source, dataset.inputs(dataset.x[:1]), dataset.classes, options.cut, options.seed)
     layers = [
         defaults.GENERAL,
         defaults.PER_MODEL[kind],
@@ -83,6 +85,16 @@ def resolve(
         defaults.VARIANTS[options.variant],
     ]
     chosen = {key: value for layer in layers for key, value in layer.items()}
+    representation = _representation(options, kind, chosen)
+    built = models.build(
+        source,
+        dataset.inputs(dataset.x[:1]),
+        dataset.classes,
+        options.cut,
+        options.seed,
+        words=dataset.tokens,
+        representation=representation or "linear",
+    )
     lr = chosen["lr"] if options.lr is None else options.lr
     rounds = chosen["rounds"] if options.rounds is None else options.rounds
     options = dataclasses.replace(
@@ -92,6 +104,7 @@ def resolve(
         short_batch=options.short_batch or chosen["short_batch"],
         model=kind,
         cut=built.cut,
+        fasttext_rep=representation,
     )
     _check_short(options, split)
     mr = {key: value for layer in layers for key, value in layer.get("mr", {}).items()}
@@ -115,6 +128,15 @@ def resolve(
         config_hash=hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest(),
         floor=majority_floor(dataset, split),
     )
+
+
+def _representation(options: Config, kind: str, chosen: Mapping[str, Any]) -> str | None:
+    """fastText's choice; for other models there is none."""
+    if kind == "fasttext":
+        return options.fasttext_rep or str(chosen["fasttext_rep"])
+    if options.fasttext_rep is not None:
+        raise BadInput(f"fasttext_rep = {options.fasttext_rep}; the model is '{kind}', not fasttext")
+    return None
 
 
 def label_counts(dataset: Dataset, split: Split) -> npt.NDArray[np.int64]:

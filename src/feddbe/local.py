@@ -128,7 +128,8 @@ class Local:
         if not math.isfinite(value := loss.item()):
             raise Diverged(self.client, self.round, "loss", value)
         frozen = self.task.model.frozen
-        return {n: torch.zeros_like(g) if n in frozen else g for n, g in zip(work, grads, strict=True)}, value
+        dense = {n: g.to_dense() for n, g in zip(work, grads, strict=True)}
+        return {n: torch.zeros_like(g) if n in frozen else g for n, g in dense.items()}, value
 
     def fit(
         self,

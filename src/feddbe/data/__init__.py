@@ -6,18 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddbe.data import digits, fmnist
-from feddbe.data.arrow import load_parquet
+from feddbe.data import ag_news, digits, fmnist
 from feddbe.data.dataset import Dataset
 from feddbe.data.download import Progress
-from feddbe.data.folder import load_folder
-from feddbe.data.hub import is_saved, load_named, load_saved
-from feddbe.data.own import load_npz
-from feddbe.data.pfllib import is_pfllib, load_pfllib
-from feddbe.data.table import Choice, chosen, load_csv
-from feddbe.errors import BadInput, unknown
+from feddbe.data.forms import FORMS, load_own
+from feddbe.errors import unknown
 
-__all__ = ["FORMS", "SOURCES", "Dataset", "Source", "load"]
+__all__ = ["SOURCES", "Dataset", "Source", "load"]
 
 
 @dataclass(frozen=True)
@@ -43,33 +38,17 @@ SOURCES: dict[str, Source] = {
     for source in (
         Source("digits", "1,797 grey digits of 8x8", lambda _: digits.load(), lambda _: "in scikit-learn"),
         Source("fmnist", "70,000 grey clothes of 28x28", fmnist.load, fmnist.find, fmnist.get),
+        Source("ag_news", "127,600 news in 4 classes", ag_news.load, ag_news.found, ag_news.get),
     )
 }
 
 
-FORMS = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER", "hf:NAME")
-"""What a user's own data can be; docs/reference.md says more."""
-
-
 def load(name_or_path: str | Path, data_dir: Path | None = None) -> Dataset:
-    """The data set of this name, or the user's own in this place; `?label=...` after it names columns."""
+    """The data set of this name, or the user's own in this place."""
     wanted = str(name_or_path)
     if wanted in SOURCES:
         return SOURCES[wanted].load(data_dir)
-    place, _, query = wanted.partition("?")
-    choice, path = chosen(query), Path(place).expanduser()
-    if place.startswith("hf:"):
-        return load_named(place.removeprefix("hf:"), choice)
-    if path.suffix in (".csv", ".tsv"):
-        return load_csv(path, choice)
-    if path.suffix == ".parquet":
-        return load_parquet(path, choice)
-    if path.is_dir() and is_saved(path):
-        return load_saved(path, choice)
-    if choice != Choice():
-        raise BadInput(f"'?{query}' names columns, which '{place}' does not have; leave it out")
-    if path.suffix == ".npz":
-        return load_npz(path)
-    if path.is_dir():
-        return load_pfllib(path) if is_pfllib(path) else load_folder(path)
-    raise unknown("data set", wanted, [*SOURCES, *FORMS])
+    own = load_own(wanted)
+    if own is None:
+        raise unknown("data set", wanted, [*SOURCES, *FORMS])
+    return own

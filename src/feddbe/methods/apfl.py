@@ -75,7 +75,8 @@ class APFL(FedAvg):
         w = {name: params[name].detach() for name in v}
         mixture = {name: m.requires_grad_() for name, m in _mixture(carry, w).items()}
         loss = F.cross_entropy(model.forward(mixture, batch.x).logits, batch.y)
-        grads = dict(zip(mixture, torch.autograd.grad(loss, list(mixture.values())), strict=True))
+        every = torch.autograd.grad(loss, list(mixture.values()))
+        grads = {name: g.to_dense() for name, g in zip(mixture, every, strict=True)}
         moved = {name: p - lr * alpha * grads[name] for name, p in v.items()}
         if self.adaptive:
             slope = torch.stack([((v[n] - w[n]) * grads[n]).sum() for n in v]).sum()

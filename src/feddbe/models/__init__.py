@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from feddbe.errors import BadInput, one_line, unknown
 from feddbe.models.cnn import cnn, cnn_small, mlp
+from feddbe.models.fasttext import fasttext
 from feddbe.models.har_cnn import har_cnn
 from feddbe.models.resnet import CUTS, resnet18
 from feddbe.models.split import Forward, Halves, SplitModel
@@ -28,12 +29,15 @@ makes either for (shape of one input, classes), called under the run's seed."""
 class Known:
     """A model that is known by name."""
 
-    build: Builder
+    build: Callable[..., nn.Module | Halves]
+    """A `Builder`; of a model for texts, a function of (words, classes, representation)."""
     takes: str
     """The inputs that it takes, in words."""
     fits: Callable[[Shape], bool]
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of its cuts."""
+    texts: bool = False
+    """Whether it takes word numbers; the others take none."""
 
 
 def _images(builder: Builder, least: int, aliases: Mapping[str, str] | None = None) -> Known:
@@ -51,6 +55,7 @@ MODELS: dict[str, Known] = {
     ),
     "mlp": Known(mlp, "inputs of any shape", lambda s: True),
     "resnet18": _images(resnet18, 16, CUTS),
+    "fasttext": Known(fasttext, "texts as word numbers", lambda s: len(s) == 1, texts=True),
 }
 """In the order in which they are tried on data for which no model was named."""
 
@@ -59,16 +64,28 @@ RESERVED = {"alpha", "mean", "prbm"}
 """Names in states that are not a model's parameters; all others have a slash in them."""
 
 
-def fitting(shape: Shape) -> str:
-    """The model for inputs of this shape, when none is named."""
-    return next(name for name, known in MODELS.items() if known.fits(shape))
+def fitting(shape: Shape, words: int = 0) -> str:
+    """The model for inputs of this shape, when none is named; `words` if they are word numbers."""
+    return next(name for name, k in MODELS.items() if k.texts == bool(words) and k.fits(shape))
 
 
-def build(source: ModelSource, sample: Tensor, classes: int, cut: str | None, seed: int) -> SplitModel:
-    """The model at theta^0 for inputs like `sample` (with a batch axis), cut at `cut`."""
+def build(
+    source: ModelSource,
+    sample: Tensor,
+    classes: int,
+    cut: str | None,
+    seed: int,
+    *,
+    words: int = 0,
+    representation: str = "linear",
+) -> SplitModel:
+    """The model at theta^0 for inputs like `sample` (with a batch axis), cut at `cut`.
+
+    `words`: the size of the vocabulary if inputs are word numbers. `representation`: see `fasttext`.
+    """
     shape = tuple(sample.shape[1:])
     with torch_seeded(torch_seed(seed, "model")):
-        module = _module(source, shape, classes)
+        module = _module(source, shape, classes, words, representation)
     # oneDNN and channels-last pay off from about 16x16 on, and for long signals
     onednn = len(shape) == 3 and (min(shape[1:]) >= 16 or max(shape[1:]) >= 128)
     aliases = MODELS[source].aliases if isinstance(source, str) else {}
@@ -89,7 +106,9 @@ def build(source: ModelSource, sample: Tensor, classes: int, cut: str | None, se
     return model
 
 
-def _module(source: ModelSource, shape: Shape, classes: int) -> nn.Module | Halves:
+def _module(
+    source: ModelSource, shape: Shape, classes: int, words: int, representation: str
+) -> nn.Module | Halves:
     if isinstance(source, nn.Module | tuple):
         return source
     if callable(source):
@@ -97,12 +116,13 @@ def _module(source: ModelSource, shape: Shape, classes: int) -> nn.Module | Halv
     if source not in MODELS:
         raise unknown("model", source, [*MODELS, "FILE.py:FUNCTION"])
     known = MODELS[source]
-    if not known.fits(shape):
+    if known.texts != bool(words) or not known.fits(shape):
+        kind = "texts as word numbers" if words else "inputs"
         raise BadInput(
-            f"model '{source}' takes {known.takes}, the data has inputs of shape {shape}; "
-            f"fitting: {fitting(shape)}"
+            f"model '{source}' takes {known.takes}, the data has {kind} of shape {shape}; "
+            f"fitting: {fitting(shape, words)}"
         )
-    return known.build(shape, classes)
+    return known.build(words, classes, representation) if known.texts else known.build(shape, classes)
 
 
 def _misfit(module: nn.Module | Halves, sample: Tensor) -> str:
