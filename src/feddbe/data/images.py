@@ -32,7 +32,7 @@ def decode(files: Sequence[Path | bytes], names: Sequence[str]) -> npt.NDArray[n
         for (other, mode), name in zip(heads, names, strict=True):
             if other != size:
                 raise BadInput(
-                    f"{name} is {other[0]}x{other[1]}, but {names[0]} is {size[0]}x{size[1]} ; "
+                    f"{name} is {other[0]}x{other[1]}, but {names[0]} is {size[0]}x{size[1]}; "
                     "all images must have the same size: resize them"
                 )
             if mode.startswith(_DEEP):
