@@ -31,7 +31,7 @@ def pets(folder: Path) -> Path:
 def test_classes_and_files_in_the_order_of_their_names(tmp_path: Path) -> None:
     (pets(tmp_path / "pets") / "dog" / ".hidden").write_text("not an image")
     data = load(tmp_path / "pets")
-    assert (data.name, data.classes, data.y.tolist()) == ("pets", 2, [0, 1, 1])
+    assert (data.name, data.classes, data.y.tolist()) == ("pets/", 2, [0, 1, 1])
     assert (data.x.shape, data.x.dtype, data.client) == ((3, 3, 4, 5), torch.uint8, None)
     assert data.x[:, :, 0, 0].tolist() == [[7, 8, 9], [4, 5, 6], [1, 2, 3]]
     assert data.inputs(data.x[:1])[0, 0, 0, 0].item() == pytest.approx(7 * 2 / 255 - 1)

@@ -48,7 +48,7 @@ def png(value: int) -> dict[str, Any]:
 def test_one_split_of_several_files(tmp_path: Path) -> None:
     put(tmp_path / "set", {"text": ["a b", "b"], "label": [0, 1]}, {"text": ["b c"], "label": [1]})
     data = load(tmp_path / "set")
-    assert (data.name, data.tokens, data.classes) == ("set", 4, 2)
+    assert (data.name, data.tokens, data.classes) == ("set/", 4, 2)
     assert data.x.tolist() == [[2, 1], [1, 0], [1, 3]]
 
 

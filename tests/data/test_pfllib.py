@@ -38,7 +38,7 @@ def write(folder: Path, **config: Any) -> Path:
 
 def test_data_and_split(tmp_path: Path) -> None:
     data = load(write(tmp_path / "mnist"))
-    assert (data.name, data.classes, data.x.dtype) == ("mnist", 4, torch.float32)
+    assert (data.name, data.classes, data.x.dtype) == ("mnist/", 4, torch.float32)
     assert data.x[:, 0, 0, 0].tolist() == [*range(11)]
     assert data.y.tolist() == [0, 1, 2, 0, 1, 0, 1, 2, 0, 1, 0]
     assert data.split is not None

@@ -43,7 +43,7 @@ def load_folder(folder: Path) -> Dataset:
         raise BadInput(f"the class '{classes[min(empty)]}' in {folder} has no images; add some or remove it")
     paths = [file for file, _ in files]
     y = np.array([label for _, label in files], np.int64)
-    return made(folder.resolve().name, decode(paths, [*map(str, paths)]), y, len(classes))
+    return made(f"{folder.resolve().name}/", decode(paths, [*map(str, paths)]), y, len(classes))
 
 
 def _visible(folder: Path) -> list[Path]:

@@ -36,7 +36,7 @@ def load_saved(folder: Path, choice: Choice) -> Dataset:
         splits = {name: _saved(folder / name, pa) for name in names}
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise BadInput(f"cannot read the data set in {folder}: {one_line(error)}") from None
-    return _merged(splits, choice, str(folder), folder.resolve().name)
+    return _merged(splits, choice, str(folder), f"{folder.resolve().name}/")
 
 
 def _saved(folder: Path, pa: Any) -> Any:
@@ -61,7 +61,7 @@ def load_named(name: str, choice: Choice) -> Dataset:
         splits = {split: rows.with_format("arrow")[:] for split, rows in found.items()}
     except Exception as error:  # network, names, files: the library raises all kinds
         raise BadInput(f"cannot load hf:{name}: {one_line(error)}") from None
-    return _merged(splits, choice, f"hf:{name}", Path(name).name)
+    return _merged(splits, choice, f"hf:{name}", f"hf:{name}")
 
 
 def _merged(splits: Mapping[str, Any], choice: Choice, where: str, name: str) -> Dataset:

@@ -20,7 +20,10 @@ Array = npt.NDArray[Any]
 
 
 def made(name: str, x: Array, y: Array, classes: int, client: Array | None = None, **more: Any) -> Dataset:
-    """Arrays as a data set; uint8 is taken for pixels, which a model gets as -1..1."""
+    """Arrays as a data set; uint8 is taken for pixels, which a model gets as -1..1.
+
+    `name` keeps its suffix, slash or prefix: a folder `har` must not get the defaults of the known set.
+    """
     pixels = x.dtype == np.uint8
     return Dataset(
         name=name,

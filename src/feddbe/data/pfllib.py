@@ -48,7 +48,7 @@ def load_pfllib(folder: Path) -> Dataset:
     ends = np.cumsum([len(labels) for _, labels in parts])[:-1]
     rows = tuple(np.split(np.arange(len(x)), ends))
     split = Split(rows[:clients], rows[clients:], parts=None)
-    return made(folder.resolve().name, x, y, classes or found, tokens=tokens, split=split)
+    return made(f"{folder.resolve().name}/", x, y, classes or found, tokens=tokens, split=split)
 
 
 def _config(path: Path) -> tuple[int, int]:
