@@ -147,7 +147,7 @@ def _places(
     experiments: Sequence[Experiment], slugs: Sequence[str], options: Config, *, single: bool
 ) -> list[Path]:
     """The folder of each run; checked before any of them begins."""
-    data = Path(options.data).stem
+    data = Path(experiments[0].task.dataset.name).stem
     if options.out:
         root = Path(options.out).expanduser()
     elif options.resume:

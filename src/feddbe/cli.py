@@ -472,7 +472,7 @@ def _data_get(
 
 
 def _data_show(
-    name: Annotated[str, typer.Argument(help="data set, or FILE.npz", show_default=False)],
+    name: Annotated[str, typer.Argument(help="data set, or your own file or folder", show_default=False)],
     options: dict[str, Any],
     save: Annotated[
         Path | None,
@@ -487,7 +487,7 @@ def _data_show(
     _, chosen = config.read(["data show"], {**options, "data": name})
     dataset, split, chosen = load_data(chosen)
     labels = label_counts(dataset, split)
-    title = f"{Path(name).name}, {chosen.partition or chosen.split}, {split.clients} clients"
+    title = f"{Path(name).name}, {chosen.partition or chosen.split or 'as given'}, {split.clients} clients"
     if plot is not None:
         pictures.bubbles(plot, labels, title)
     if save is not None:

@@ -20,7 +20,7 @@ class Config(Parameters):
     """What a run is asked to be; None means the default for the data and the model."""
 
     method: str = parameter("", "name, as in fedavg+dbe(kappa=5,mu=0.1)")
-    data: str = parameter("digits", "data set, or FILE.npz with x, y and perhaps client")
+    data: str = parameter("digits", "data set, or your own: FILE.npz, .csv, .parquet, FOLDER, hf:NAME")
     data_dir: str | None = parameter(None, "where data files are looked for first")
     partition: str | None = parameter(None, "iid, dirichlet:BETA, pathological:C or natural")
     partition_seed: int = parameter(1, "seed of the partition; 1 is the published split", low=0)

@@ -59,13 +59,17 @@ def load_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset, 
         **defaults.VARIANTS[config.variant],
     }
     dataset, config = _laid_out(dataset, config, chosen["har_layout"])
+    given = dataset.split if config.partition is None else None
     if config.split is not None:
-        split = load_split(Path(config.split).expanduser(), len(dataset))
+        given = load_split(Path(config.split).expanduser(), len(dataset))
         if config.partition is not None:
             raise BadInput("--split and --partition exclude each other: the file is the partition")
-        if config.clients not in (None, split.clients):
-            raise BadInput(f"clients = {config.clients}; '{config.split}' has {split.clients}")
-        return dataset, _held_out(split, config), dataclasses.replace(config, clients=split.clients)
+    if given is not None:
+        if config.clients not in (None, given.clients):
+            raise BadInput(f"clients = {config.clients}; '{config.split or config.data}' has {given.clients}")
+        return dataset, _held_out(given, config), dataclasses.replace(config, clients=given.clients)
+    if dataset.client is not None:
+        chosen["partition"] = "natural"
     spec = config.partition or chosen["partition"]
     clients = config.clients
     if clients is None and spec != "natural":

@@ -55,3 +55,8 @@ def test_unknown_name() -> None:
         load("digit")
     assert str(caught.value).startswith("unknown data set 'digit'; did you mean 'digits'? allowed: ")
     assert "FILE.npz" in str(caught.value)
+
+
+def test_missing_path() -> None:
+    with pytest.raises(BadInput, match=r"there is no file or folder nowhere/mine; accepted are FILE.npz, "):
+        load("nowhere/mine")
