@@ -18,7 +18,7 @@ from feddbe.config import Config
 from feddbe.data import har
 from feddbe.data.dataset import Dataset
 from feddbe.data.partition import Split, load_split, partition
-from feddbe.errors import BadInput
+from feddbe.errors import BadInput, unknown
 from feddbe.evaluate.accuracy import majority_floor
 from feddbe.methods import Method, hyper_parameters, parse
 from feddbe.models import ModelSource
@@ -92,6 +92,8 @@ def resolve(
     if isinstance(source, str) and names_file(source):
         source = from_file(source)
     kind = source if isinstance(source, str) else "own"
+    if kind not in defaults.PER_MODEL:
+        raise unknown("model", kind, [*models.MODELS, "FILE.py:FUNCTION"])
     layers = [
         defaults.GENERAL,
         defaults.PER_MODEL[kind],
