@@ -178,8 +178,9 @@ def _option(field: dataclasses.Field[Any], section: str) -> inspect.Parameter:
     names = field.metadata["choices"] or _NAMES.get(field.name, ())
     choices = f": {', '.join(names)}" if names else ""
     value = {"int": "N", "float": "X"}.get(kind) or _VALUES.get(field.name, "NAME")
+    name = field.name.replace("_", "-")
     option = typer.Option(
-        f"--{field.name.replace('_', '-')}",
+        f"--{name}/--no-{name}" if field.default is True else f"--{name}",
         help=field.metadata["meaning"] + choices + _default(field),
         show_default=False,
         rich_help_panel=section,
@@ -196,7 +197,7 @@ def _option(field: dataclasses.Field[Any], section: str) -> inspect.Parameter:
 
 def _default(field: dataclasses.Field[Any]) -> str:
     """An option's default, with what data sets and models have instead."""
-    if field.default is False:
+    if isinstance(field.default, bool):
         return ""
     general = defaults.GENERAL.get(field.name) if field.default is None else field.default
     layers = {**defaults.PER_DATA, **{k: v for k, v in defaults.PER_MODEL.items() if k != "own"}}

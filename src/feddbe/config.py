@@ -49,7 +49,7 @@ class Config(Parameters):
         "default", "where paper and published code differ", choices=("default", "paper", "official")
     )
     eval: str = parameter("all", "who is evaluated each round: all, cohort or sample:M")
-    eval_after: bool = parameter(True, "evaluate after local training too")
+    eval_after: bool = parameter(True, "evaluate after local training too, which is the default")
     validation: float = parameter(
         0.0, "share of the training data that is held out to choose the best round by", low=0, high=0.9
     )
