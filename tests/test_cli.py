@@ -13,7 +13,7 @@ import pytest
 import typer
 
 import feddbe
-from feddbe import cli, data, models
+from feddbe import cli, data, defaults, models
 from feddbe.document import Entry
 from feddbe.loop import Watch
 from feddbe.methods import METHODS, FedAvg
@@ -176,7 +176,7 @@ MISTAKES = {
     "run fedavg --partition natural": ["'natural'", "client column", "iid"],
     # the words of the command line
     "rum fedavg": ["unknown command 'rum'", "did you mean 'run'?", "compare, data, methods, run, runs, show"],
-    "data shwo digits": ["unknown command 'shwo'", "did you mean 'show'?", "get, list, show"],
+    "data shwo digits": ["unknown command 'shwo'", "did you mean 'show'?", "get, list, plots, show"],
     "run fedavg --roundz 3": ["unknown option '--roundz'", "did you mean '--rounds'?", "--partition-seed"],
     "compare fedavg --jsn": ["unknown option '--jsn'", "did you mean '--json'?"],
     "data show digits --rounds 3": ["unknown option '--rounds'", "--partition,"],
@@ -438,6 +438,23 @@ def test_data_show_saves_plots_and_reads_back(shell: Shell, tmp_path: Path) -> N
     assert again["index_sha256"] == {**made["index_sha256"], "parts": None}
 
 
+def test_data_plots_draws_what_is_here(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FEDDBE_DATA", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    here = {"digits": ("iid", "pathological:2"), "cifar100": ("iid", "dirichlet:0.1")}
+    monkeypatch.setattr(defaults, "PAPER_SPLITS", here)
+    code, out, err = shell("data plots all/pictures")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "all/pictures/digits-iid.png",
+        "all/pictures/digits-pathological-2.png",
+        "cifar100 is not here: feddbe data get cifar100",
+    ]
+    for path in out.splitlines()[:2]:
+        assert (tmp_path / path).read_bytes().startswith(b"\x89PNG")
+
+
 # Runs that were cut off
 
 
@@ -580,6 +597,7 @@ COMMANDS = {
     "data list": ["--data-dir", "--json"],
     "data get": ["--data-dir"],
     "data show": ["--save", "--plot", *DATA, "--json"],
+    "data plots": ["--data-dir"],
 }
 
 

@@ -20,7 +20,7 @@ class Config(Parameters):
     """What a run is asked to be; None means the default for the data and the model."""
 
     method: str = parameter("", "name, as in fedavg+dbe(kappa=5,mu=0.1)")
-    data: str = parameter("digits", "data set, or FILE.npz with x, y and perhaps client")
+    data: str = parameter("digits", "data set, or your own: FILE.npz, .csv, .parquet, FOLDER, hf:NAME")
     data_dir: str | None = parameter(None, "where data files are looked for first")
     partition: str | None = parameter(None, "iid, dirichlet:BETA, pathological:C or natural")
     partition_seed: int = parameter(1, "seed of the partition; 1 is the published split", low=0)
@@ -49,7 +49,12 @@ class Config(Parameters):
         "default", "where paper and published code differ", choices=("default", "paper", "official")
     )
     eval: str = parameter("all", "who is evaluated each round: all, cohort or sample:M")
-    eval_after: bool = parameter(False, "evaluate after local training too")
+    eval_after: bool = parameter(True, "evaluate after local training too, which is the default")
+    validation: float = parameter(
+        0.0, "share of the training data that is held out to choose the best round by", low=0, high=0.9
+    )
+    newcomers: int = parameter(0, "the last so many clients join when training is over, and adapt", low=0)
+    adapt_epochs: int = parameter(10, "epochs of fine-tuning at the end (+ft, fedbabu, newcomers)", low=1)
     train_loss: str = parameter(
         "training",
         "loss of the batches trained on, or of a pass over the training data",

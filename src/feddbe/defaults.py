@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["CUTS", "GENERAL", "PER_DATA", "PER_MODEL", "VARIANTS"]
+__all__ = ["CUTS", "GENERAL", "PAPER_SPLITS", "PER_DATA", "PER_MODEL", "VARIANTS"]
 
 GENERAL: dict[str, Any] = {
     "partition": "dirichlet:0.1",
@@ -35,6 +35,15 @@ PER_DATA: dict[str, dict[str, Any]] = {
     "ag_news": {"partition": "dirichlet:1"},
 }
 
+PAPER_SPLITS: dict[str, tuple[str, ...]] = {
+    "fmnist": ("pathological:2", "dirichlet:0.1"),
+    "cifar100": ("pathological:10", "dirichlet:0.1"),
+    "tiny_imagenet": ("pathological:20", "dirichlet:0.1"),
+    "ag_news": ("dirichlet:1",),
+    "har": ("natural",),
+}
+"""The partitions that the paper's last appendix shows."""
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "paper": {"mr": {"init_mean": "exact"}},
@@ -43,10 +52,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "har_layout": "scrambled",
         "fasttext_rep": "logsoftmax",
         "mr": {"init_mean": "momentum", "init_epochs": "epochs"},
+        "fedgen": {"lite": True, "alpha": 1.0, "noise": 512, "hidden": 512, "steps": 1000, "gen_batch": 10,
+                   "gen_lr": 0.005},
+        "fedrep": {"head_epochs": 1},
+        "pfedme": {"evaluate": "w"},
     },
-}
+}  # fmt: skip
 """`default`: recommended. `paper`: its text, and the default where it is silent. `official`: the published
-code, whose preparation has as many epochs as a round, and which fails on a client smaller than a batch."""
+code, whose preparation has as many epochs as a round, and which fails on a client smaller than a batch; of
+other methods' faults in it, those that are an option here."""
 
 CUTS: dict[str, dict[str, str]] = {"official": {"har_cnn": "conv2"}}
 """Variant -> model -> cut, where it is not before the last linear layer."""

@@ -18,7 +18,7 @@ from feddbe.config import Config
 from feddbe.data import har
 from feddbe.data.dataset import Dataset
 from feddbe.data.partition import Split, load_split, partition
-from feddbe.errors import BadInput
+from feddbe.errors import BadInput, unknown
 from feddbe.evaluate.accuracy import majority_floor
 from feddbe.methods import Method, hyper_parameters, parse
 from feddbe.models import ModelSource
@@ -59,19 +59,27 @@ def load_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset, 
         **defaults.VARIANTS[config.variant],
     }
     dataset, config = _laid_out(dataset, config, chosen["har_layout"])
+    given = dataset.split if config.partition is None else None
     if config.split is not None:
-        split = load_split(Path(config.split).expanduser(), len(dataset))
+        given = load_split(Path(config.split).expanduser(), len(dataset))
         if config.partition is not None:
             raise BadInput("--split and --partition exclude each other: the file is the partition")
-        if config.clients not in (None, split.clients):
-            raise BadInput(f"clients = {config.clients}; '{config.split}' has {split.clients}")
-        return dataset, split, dataclasses.replace(config, clients=split.clients)
+    if given is not None:
+        if config.clients not in (None, given.clients):
+            raise BadInput(f"clients = {config.clients}; '{config.split or config.data}' has {given.clients}")
+        return dataset, _held_out(given, config), dataclasses.replace(config, clients=given.clients)
+    if dataset.client is not None:
+        chosen["partition"] = "natural"
     spec = config.partition or chosen["partition"]
     clients = config.clients
     if clients is None and spec != "natural":
         clients = chosen["clients"]
     split = partition(dataset.y.numpy(), spec, clients, config.partition_seed, dataset.client)
-    return dataset, split, dataclasses.replace(config, partition=spec, clients=split.clients)
+    return (
+        dataset,
+        _held_out(split, config),
+        dataclasses.replace(config, partition=spec, clients=split.clients),
+    )
 
 
 def resolve(
@@ -84,6 +92,8 @@ def resolve(
     if isinstance(source, str) and names_file(source):
         source = from_file(source)
     kind = source if isinstance(source, str) else "own"
+    if kind not in defaults.PER_MODEL:
+        raise unknown("model", kind, [*models.MODELS, "FILE.py:FUNCTION"])
     layers = [
         defaults.GENERAL,
         defaults.PER_MODEL[kind],
@@ -113,10 +123,13 @@ def resolve(
         fasttext_rep=representation,
     )
     _check_short(options, split)
-    mr = {key: value for layer in layers for key, value in layer.get("mr", {}).items()}
-    if mr.get("init_epochs") == "epochs":
-        mr["init_epochs"] = options.epochs
-    method = parse(name, {"mr": mr}, force=options.force)
+    parts: dict[str, dict[str, Any]] = {}
+    for part, values in (item for layer in layers for item in layer.items() if isinstance(item[1], dict)):
+        parts.setdefault(part, {}).update(values)
+    if parts["mr"].get("init_epochs") == "epochs":
+        parts["mr"]["init_epochs"] = options.epochs
+    method = parse(name, parts, force=options.force)
+    _check_members(method, options, split)
 
     training = Training(lr, options.batch, options.epochs, options.bn_buffers)
     config = dataclasses.asdict(options) | {"method": name, "method_options": hyper_parameters(method)}
@@ -167,6 +180,18 @@ def label_counts(dataset: Dataset, split: Split) -> npt.NDArray[np.int64]:
         for train, test in zip(split.train, split.test, strict=True)
     ]
     return np.stack(rows).astype(np.int64)
+
+
+def _held_out(split: Split, config: Config) -> Split:
+    return split.held_out(config.validation) if config.validation else split
+
+
+def _check_members(method: Method, config: Config, split: Split) -> None:
+    """Whether enough clients take part."""
+    if config.newcomers >= split.clients:
+        raise BadInput(f"newcomers = {config.newcomers}; of {split.clients} clients at least one must train")
+    if method.needs_all and (config.join < 1 or config.newcomers):
+        raise BadInput(f"{config.method or method.name} needs join = 1 and no newcomers: {method.needs_all}")
 
 
 def _check_short(config: Config, split: Split) -> None:

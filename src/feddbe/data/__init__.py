@@ -1,4 +1,4 @@
-"""Data sets by name, or from a user's file."""
+"""Data sets by name, or a user's own in one of several forms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from feddbe.data import ag_news, cifar100, digits, fmnist, har, tiny_imagenet
 from feddbe.data.dataset import Dataset
 from feddbe.data.download import Progress
-from feddbe.data.own import load_npz
+from feddbe.data.forms import FORMS, load_own
 from feddbe.errors import unknown
 
 __all__ = ["SOURCES", "Dataset", "Source", "load"]
@@ -53,10 +53,11 @@ SOURCES: dict[str, Source] = {
 
 
 def load(name_or_path: str | Path, data_dir: Path | None = None) -> Dataset:
-    """The data set of this name, or the one in this .npz file."""
+    """The data set of this name, or the user's own in this place."""
     wanted = str(name_or_path)
-    if wanted.endswith(".npz"):
-        return load_npz(Path(wanted).expanduser())
-    if wanted not in SOURCES:
-        raise unknown("data set", wanted, [*SOURCES, "FILE.npz"])
-    return SOURCES[wanted].load(data_dir)
+    if wanted in SOURCES:
+        return SOURCES[wanted].load(data_dir)
+    own = load_own(wanted)
+    if own is None:
+        raise unknown("data set", wanted, [*SOURCES, *FORMS])
+    return own

@@ -6,7 +6,6 @@ Labels are the fine ones. Decoded once into a cache.
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +18,7 @@ from feddbe.data import unpickle
 from feddbe.data.cache import New, cached
 from feddbe.data.dataset import Dataset
 from feddbe.data.download import Progress, cache_folder, download, find_first, missing
-from feddbe.data.extract import DAMAGE
+from feddbe.data.extract import DAMAGE, damaged, members
 from feddbe.errors import BadInput
 
 __all__ = ["find", "get", "load"]
@@ -97,7 +96,7 @@ def _decode(place: Path, new: New) -> None:
             x[rows], y[rows] = images.reshape(-1, 3, 32, 32), labels
             found.add(part)
     except DAMAGE as error:
-        raise BadInput(f"cannot read {place}: {error}; fetch it again") from None
+        raise damaged(place, error) from None
     if found != set(SIZES):
         raise BadInput(f"{place} has no {' and no '.join(set(SIZES) - found)} set; fetch it again")
 
@@ -114,18 +113,17 @@ def _files(place: Path) -> Iterator[tuple[str, IO[bytes]]]:
             with path.open("rb") as file:
                 yield str(path), file
         return
-    with tarfile.open(place) as tar:
-        for member in tar:
-            if _part(member.name) in SIZES and member.isfile() and (content := tar.extractfile(member)):
-                yield f"{place}:{member.name}", content
+    for name, content in members(place):
+        if _part(name) in SIZES:
+            yield f"{place}:{name}", content
 
 
 def _binary(stream: IO[bytes], name: str) -> Images:
-    content = np.frombuffer(stream.read(), np.uint8)
-    if content.size % 3074:
-        raise BadInput(
-            f"{name} has {content.size} bytes, no whole number of images of 3,074; fetch the archive again"
-        )
+    expected = 3074 * SIZES[_part(name)]
+    content = np.frombuffer(stream.read(expected + 1), np.uint8)  # no more: the archive may lie
+    if content.size != expected:
+        found = "more" if content.size > expected else f"only {content.size}"
+        raise BadInput(f"{name} has {found} bytes, expected {expected}; fetch the archive again")
     rows = content.reshape(-1, 3074)  # coarse label, fine label, pixels
     return rows[:, 2:], rows[:, 1]
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from feddbe.data.partition import Split
 
 __all__ = ["Dataset"]
 
@@ -30,6 +34,8 @@ class Dataset:
     """uint8 images: inputs = x * scale + shift."""
     client: npt.NDArray[np.int64] | None = None
     """(n,) the natural client of each sample, if there is one."""
+    split: Split | None = None
+    """Who holds which rows, if the data came divided."""
     tokens: int = 0
     """Size of the vocabulary if `x` holds the numbers of words; 0: it does not."""
     note: str = ""

@@ -1,4 +1,4 @@
-"""Unpack a tar or zip archive: no member leaves the folder, the size is bounded, all or nothing."""
+"""Tar and zip archives: read member by member, or unpacked so that none leaves the folder, all or nothing."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from feddbe.errors import BadInput
 
-__all__ = ["DAMAGE", "extract", "members"]
+__all__ = ["DAMAGE", "damaged", "extract", "members"]
 
 DAMAGE = (
     tarfile.TarError,
@@ -32,6 +33,12 @@ DAMAGE = (
 _CHUNK = 1 << 20
 
 
+def damaged(archive: Path, error: BaseException) -> BadInput:
+    """The line for an archive that cannot be read."""
+    reason = str(error).partition("\n")[0].rstrip(":") or type(error).__name__
+    return BadInput(f"cannot read {archive}: {reason}; fetch it again")
+
+
 def extract(archive: Path, folder: Path, limit: int) -> Path:
     """Put the archive's files below `folder`, which gets its name when all of them are there.
 
@@ -40,8 +47,9 @@ def extract(archive: Path, folder: Path, limit: int) -> Path:
     """
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    with _writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         left = limit
         for name, content in members(archive):
@@ -50,17 +58,29 @@ def extract(archive: Path, folder: Path, limit: int) -> Path:
                 raise BadInput(
                     f"{archive} unpacks to more than the {limit} bytes that were expected; fetch it again"
                 )
-        temporary.chmod(0o755)  # mkdtemp's is for its owner alone
-        try:
-            temporary.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was faster, and its files are as good
-                raise
+        with _writing(folder):
+            temporary.chmod(0o755)  # mkdtemp's is for its owner alone
+            try:
+                temporary.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # else another process was faster, and its files are as good
+                    raise
     except DAMAGE as error:
-        raise BadInput(f"cannot unpack {archive} to {folder}: {error}; fetch the archive again") from None
+        raise damaged(archive, error) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """Tell a full disk from a damaged archive: both raise OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(
+            f"cannot write {target}: {error.strerror or error}; choose another --data-dir"
+        ) from None
 
 
 def members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
@@ -95,11 +115,15 @@ def _inside(name: str, archive: Path) -> PurePosixPath:
 
 def _copy(content: IO[bytes], target: Path, limit: int) -> int:
     """Bytes written, which are more than `limit` if there would be more to write."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     size = 0
-    with target.open("xb") as file:
+    with _writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file = target.open("xb")
+    with file:
         while size <= limit and (chunk := content.read(_CHUNK)):
-            size += file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())  # so that the folder's new name never outlives a power cut with less in it
+            with _writing(target):
+                size += file.write(chunk)
+        with _writing(target):
+            file.flush()
+            os.fsync(file.fileno())  # the folder's new name must not outlive a power cut without its content
     return size

@@ -22,7 +22,7 @@ import torch
 from feddbe.data.cache import New, cached
 from feddbe.data.dataset import Dataset
 from feddbe.data.download import Progress, cache_folder, download, find_first, missing
-from feddbe.data.extract import DAMAGE
+from feddbe.data.extract import DAMAGE, damaged
 from feddbe.errors import BadInput
 
 __all__ = ["find", "get", "load"]
@@ -89,7 +89,7 @@ def _decode(place: Path, new: New) -> None:
                 names = [name for name in archive.namelist() if "/train/" in name]
                 _fill(_by_class(names, place), archive.read, new)
     except DAMAGE as error:
-        raise BadInput(f"cannot read {place}: {error}; fetch it again") from None
+        raise damaged(place, error) from None
 
 
 def _by_class(names: Sequence[str], place: Path) -> list[list[str]]:

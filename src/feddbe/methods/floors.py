@@ -9,14 +9,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from feddbe.local import Local
-from feddbe.methods.base import Method, Upload
+from feddbe.methods.base import Facts, Method, Upload
 from feddbe.methods.personal import PERSONAL
 from feddbe.state import State, prefixed, taken
 from feddbe.task import Context
 
 __all__ = ["LocalOnly", "Majority"]
 
-_ALONE = "there is no exchange that it could improve"
+_ALONE = dict.fromkeys(("prbm", "mr", "ft"), "there is no exchange that it could improve")
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,9 @@ class LocalOnly(Method):
 
     name: ClassVar[str] = "local"
     family: ClassVar[str] = "floor"
+    facts: ClassVar[Facts] = Facts("0", "0", private="1", evaluated="the client's own model")
     private: ClassVar[tuple[str, ...]] = (PERSONAL,)
-    refuses = {"prbm": _ALONE, "mr": _ALONE}  # noqa: RUF012
+    cannot = _ALONE
     deployed_track: ClassVar[str] = "personal"
 
     def server_init(self, ctx: Context) -> State:
@@ -51,7 +52,8 @@ class Majority(Method):
 
     name: ClassVar[str] = "majority"
     family: ClassVar[str] = "floor"
-    refuses = {"prbm": _ALONE, "mr": _ALONE}  # noqa: RUF012
+    facts: ClassVar[Facts] = Facts("0", "0", evaluated="each client's most frequent label")
+    cannot = _ALONE
 
     def server_init(self, ctx: Context) -> State:
         return {}
