@@ -23,8 +23,8 @@ import torch
 from feddbe.data.cache import New, cached
 from feddbe.data.dataset import Dataset
 from feddbe.data.download import Progress, cache_folder, download, find_first, missing
-from feddbe.data.extract import DAMAGE, members
-from feddbe.errors import BadInput, one_line
+from feddbe.data.extract import DAMAGE, damaged, members
+from feddbe.errors import BadInput
 
 __all__ = ["find", "get", "load", "scrambled"]
 
@@ -94,7 +94,7 @@ def _decode(place: Path, new: New) -> None:
         for name, text in _files(place):
             tables[name] = _numbers(name, text, place)
     except DAMAGE as error:
-        raise BadInput(f"cannot read {place}: {one_line(error)}; fetch it again") from None
+        raise damaged(place, error) from None
     if lacking := [name for name in NAMES if name not in tables]:
         raise BadInput(f"{place} has no '{lacking[0]}'; fetch it again")
     sizes = [len(tables[f"{part}/y_{part}.txt"]) for part in PARTS]
