@@ -107,8 +107,8 @@ MISTAKES = {
     # methods and their options
     "run fedagv": ["unknown method 'fedagv'", "did you mean 'fedavg'?", "allowed: "],
     "run ''": ["unknown method ''", "fedavg"],
-    "run fedavg+dbee": ["unknown add-on 'dbee'", "did you mean 'dbe'?", "dbe, mr, prbm"],
-    "run fedavg+": ["unknown add-on ''", "dbe, mr, prbm"],
+    "run fedavg+dbee": ["unknown add-on 'dbee'", "did you mean 'dbe'?", "dbe, ft, mr, prbm"],
+    "run fedavg+": ["unknown add-on ''", "dbe, ft, mr, prbm"],
     "run fedavg+dbe+mr": ["'fedavg+dbe+mr' has mr twice"],
     "run fedavg+prbm+prbm": ["has prbm twice"],
     "run 'fedavg+dbe(kapa=3)'": ["'kapa'", "did you mean 'kappa'?", "mu"],
@@ -127,7 +127,7 @@ MISTAKES = {
     "run 'fedavg+mr(mr_half=2)'": ["mr_half = 2", "true, false"],
     "run 'fedavg+prbm(prbm_lr=-1)'": ["prbm_lr = -1", ">= 0"],
     "compare fedavg fedavg+dbe fedavg": ["the same method twice", "fedavg+dbe"],
-    "compare fedavg fedavg+dbf": ["unknown add-on 'dbf'", "dbe, mr, prbm"],
+    "compare fedavg fedavg+dbf": ["unknown add-on 'dbf'", "dbe, ft, mr, prbm"],
     "run fedavg fedavg+mr": ["run takes one method, not 2", "compare"],
     "run two.toml": ["run takes one method, not 2", "compare"],
     "run": ["no method given", "feddbe methods"],
@@ -375,7 +375,8 @@ def test_help_fits(
 def test_help_names_defaults(shell: Shell) -> None:
     words = " ".join(shell("run --help").out.split())
     for part in (
-        f"{', '.join(data.SOURCES)} [digits]", "[dirichlet:0.1, har natural]", "clients N [20]",
+        f"{', '.join(data.SOURCES)} [digits]", "clients N [20]",
+        "[dirichlet:0.1, har natural, ag_news dirichlet:1]",
         "[100, digits 40]", "partition [0]", "[cnn 0.005, cnn_small 0.1, har_cnn 0.01, mlp 0.1, resnet18 0.1",
         "default, paper, official [default]", "keep, refuse [keep]", "round [1.0]", ", ".join(models.MODELS),
         "channels, scrambled [channels]",
@@ -586,13 +587,14 @@ DATA = ["--data-dir", "--partition", "--partition-seed", "--clients", "--split"]
 RUN = [
     "--set", "--data", *DATA, "--har-layout", "--model", "--cut", "--rounds", "--patience", "--epochs",
     "--batch", "--lr", "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
-    "--eval", "--eval-after", "--train-loss", "--engine", "--out", "--resume", "--json",
+    "--eval", "--eval-after", "--train-loss", "--validation",
+    "--newcomers", "--adapt-epochs", "--engine", "--out", "--resume", "--json",
 ]  # fmt: skip
 COMMANDS = {
     "run": RUN,
     "compare": RUN,
     "runs": ["--json"],
-    "show": ["--json"],
+    "show": ["--when", "--json"],
     "methods": ["--json"],
     "data list": ["--data-dir", "--json"],
     "data get": ["--data-dir"],

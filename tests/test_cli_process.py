@@ -176,12 +176,14 @@ def test_a_full_disk(place: Path, whole: RunDocument) -> None:
 
 ACCURACY = {"weighted": float, "mean": float, "worst_tenth": float, "std": float}
 ENTRY = {
-    "round": int, "accuracy": dict, "when": str, "adapted": type(None), "after": dict, "auc": float,
+    "round": int, "accuracy": dict, "when": str, "before": dict, "adapted": type(None), "after": dict,
+    "validation": type(None), "auc": float,
     "train_loss": float, "seconds": float, "bytes_up": int, "bytes_down": int,
 }  # fmt: skip
 DOCUMENT = {
     "method": str, "config": dict, "config_hash": str, "rounds": list, "best": dict, "last": dict,
-    "floor": float, "bn_buffers": type(None), "cost": dict, "server_sha256": str, "clients_sha256": dict,
+    "floor": float, "newcomers": type(None), "bn_buffers": type(None),
+    "cost": dict, "server_sha256": str, "clients_sha256": dict,
     "peak_rss_mb": float, "folder": str,
 }  # fmt: skip
 

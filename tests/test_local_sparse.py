@@ -51,7 +51,8 @@ def pair(method: str, **options: object) -> tuple[Experiment, Experiment]:
     """The same experiment with the sparse layer and with the dense one."""
     torch.manual_seed(0)
     model = fasttext(WORDS, 3)
-    config = Config(partition="iid", clients=2, rounds=2, lr=0.5, **options)  # type: ignore[arg-type]
+    lr = 0.05 if method.startswith("fedgen") else 0.5  # whose terms have the weight 10
+    config = Config(partition="iid", clients=2, rounds=2, lr=lr, **options)  # type: ignore[arg-type]
     first, second = (resolve(method, config, dataset=texts(), model=m) for m in (model, dense(model)))
     return first, second
 
@@ -67,7 +68,7 @@ def test_every_method_ends_with_the_same_numbers(tmp_path: Path, method: str) ->
     ]:
         for name, tensor in expected.items():
             assert not found[name].is_sparse
-            torch.testing.assert_close(found[name], tensor, atol=1e-6, rtol=1e-6)
+            torch.testing.assert_close(found[name], tensor, atol=2e-6, rtol=1e-5)
     if "embedding.weight" in sparse.server:  # local and majority have no server
         start = pair(method)[0].task.model.parameters["embedding.weight"]
         moved = (sparse.server["embedding.weight"] != start).any(1)
@@ -108,7 +109,7 @@ def test_torchs_own_sparse_layer_trains_too() -> None:
     tasks = [resolve("fedavg", config, dataset=texts(), model=m).task for m in (ours, theirs)]
     found, expected = (Local(task, 1, 0).fit(task.model.parameters).params for task in tasks)
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(found[name], tensor, atol=2e-6, rtol=1e-5)
 
 
 class _Sum(DenseMean):

@@ -126,7 +126,7 @@ def resolve(
     parts: dict[str, dict[str, Any]] = {}
     for part, values in (item for layer in layers for item in layer.items() if isinstance(item[1], dict)):
         parts.setdefault(part, {}).update(values)
-    if parts["mr"].get("init_epochs") == "epochs":
+    if parts.get("mr", {}).get("init_epochs") == "epochs":
         parts["mr"]["init_epochs"] = options.epochs
     method = parse(name, parts, force=options.force)
     _check_members(method, options, split)
