@@ -61,7 +61,8 @@ def fedgen(
     counts = torch.stack([torch.bincount(s.y[torch.from_numpy(r)], minlength=classes) for r in s.train])
     prior = counts.sum(0) / counts.sum()
     with seeds.torch_seeded(seeds.torch_seed(s.seed, "generator")):
-        first, norm = nn.Linear(noise + classes, hidden), nn.BatchNorm1d(hidden)
+        # no bias: the normalisation takes it out again, so Adam would follow the rounding of a zero gradient
+        first, norm = nn.Linear(noise + classes, hidden, bias=False), nn.BatchNorm1d(hidden)
         g = nn.Sequential(first, norm, nn.ReLU(), nn.Linear(hidden, math.prod(shape)))
     adam = torch.optim.Adam(g.parameters(), lr=gen_lr)
 
