@@ -178,19 +178,25 @@ def test_apple_with_its_own_core_only_is_local_training() -> None:
         assert torch.equal(p, alone)
 
 
-def test_apple_slope_of_p_is_the_numerical_one_plus_the_penalty() -> None:
+def test_apple_goes_down_the_loss_of_the_mixture_in_its_core_and_in_p() -> None:
+    """Numerically in p, plus the penalty; by autograd in the core, with the net written out."""
     s = doubled(setting([10, 10, 10], join=1.0))
     cores = [exchanging.fresh(s, i) for i in range(3)]
     p, p0 = torch.tensor([0.2, 0.5, 0.4]).double(), torch.full((3,), 1 / 3).double()
+    x, y = s.x[s.train[1]].flatten(1), s.y[s.train[1]]
 
-    def loss(p: Tensor) -> float:
-        f, h = filled(s.net, methods.mean(cores, p.tolist()))
-        rows = s.train[1]
-        return cross_entropy(h(f(s.x[rows])), s.y[rows]).item()
+    def loss(p: Tensor, own: Sequence[Tensor]) -> Tensor:
+        w, b, head, bias = (
+            p[0] * c[0] + p[1] * o + p[2] * c[2] for o, c in zip(own, zip(*cores, strict=True), strict=True)
+        )
+        return cross_entropy((x @ w.T + b) @ head.T + bias, y)
 
-    slope = torch.tensor([(loss(p + d) - loss(p - d)) / 2e-6 for d in 1e-6 * torch.eye(3).double()])
-    _, moved = exchanging.apple_client(s, 1, 1, cores, p, p0, 0.1, 1.0, 0.7)
-    torch.testing.assert_close(p - moved, slope.double() + 0.7 * (p - p0), rtol=0, atol=1e-6)
+    core, moved = exchanging.apple_client(s, 1, 1, cores, p, p0, 0.1, 1.0, 0.7)
+    rises = [loss(p + d, cores[1]) - loss(p - d, cores[1]) for d in 1e-6 * torch.eye(3).double()]
+    torch.testing.assert_close(p - moved, torch.stack(rises) / 2e-6 + 0.7 * (p - p0), rtol=0, atol=1e-6)
+    leaves = [c.clone().requires_grad_() for c in cores[1]]
+    for old, new, g in zip(cores[1], core, torch.autograd.grad(loss(p, leaves), leaves), strict=True):
+        torch.testing.assert_close(old - new, 0.1 * g)
 
 
 def test_apple_uses_the_cores_of_the_round_before() -> None:
