@@ -35,7 +35,7 @@ __all__ = [
 COMBINATIONS = [
     *METHODS,
     *(f"{name}+{a}" for name, m in METHODS.items() for a, parts in ADDONS.items()
-      if not {p.name for p in parts} & set(m.refuses)),
+      if not {p.name for p in parts} & {*m.refuses, *m.cannot}),
 ]  # fmt: skip
 """Every method, alone and with each add-on that it takes."""
 

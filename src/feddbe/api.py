@@ -16,7 +16,7 @@ import numpy as np
 from feddbe import config, engines, folders, loop, pictures
 from feddbe.config import Config
 from feddbe.data.dataset import Dataset
-from feddbe.document import RunDocument
+from feddbe.document import RunDocument, score
 from feddbe.errors import BadInput, Diverged
 from feddbe.experiment import Experiment, label_counts, resolve
 from feddbe.loop import Watch
@@ -234,9 +234,10 @@ def _document(store: Store, *, hashes: bool = True) -> RunDocument:
         "config": dict(settings),
         "config_hash": store.meta("config_hash"),
         "rounds": entries,
-        "best": max(known, key=lambda e: e["accuracy"]["weighted"] if e["accuracy"] else 0.0, default=None),
+        "best": max(known, key=score, default=None),
         "last": known[-1] if known else None,
         "floor": store.meta("floor"),
+        "newcomers": store.meta("newcomers"),
         "cost": {
             "up": sum(e["bytes_up"] for e in rounds) / calls,
             "down": sum(e["bytes_down"] for e in rounds) / calls,

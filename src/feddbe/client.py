@@ -20,72 +20,89 @@ BUFFER = "buffer/"
 
 @dataclass(frozen=True)
 class Job:
-    """What a client is asked in one call: evaluate what it deploys now, then prepare or train."""
+    """What a client is asked in one call: evaluate what it deploys now, adapt, then prepare or train."""
 
     client: int
     round: int
     work: Literal["prepare", "train", "none"] = "none"
     evaluate: bool = False
+    adapt: int | None = None
+    """Evaluate after adapting for so many epochs too; 0: as the method does at each evaluation."""
     after: bool = False
     """Evaluate once more after local training."""
     train_pass: bool = False
     """With the evaluation, measure the deployed model's loss on the training data too."""
+    newcomer: bool = False
+    """It joins now, after the last round."""
 
 
 class Reply(NamedTuple):
     """What a client answers, and the private state that stays with it (None: it is unchanged)."""
 
     client: int
-    up: State
-    private: State | None
-    before: Measure | None
-    after: Measure | None
-    trained: tuple[float, int]
+    up: State = {}  # noqa: RUF012  (never written to)
+    private: State | None = None
+    before: Measure | None = None
+    adapted: Measure | None = None
+    after: Measure | None = None
+    validation: Measure | None = None
+    """On the share of the training data that was held out, at the moment that the method is judged by."""
+    trained: tuple[float, int] = (0.0, 0)
     """Sum of the loss over the samples trained on, and their number."""
-    seconds: float
+    seconds: float = 0.0
 
 
 def perform(task: Task, method: Method, job: Job, received: State, private: State | None) -> Reply:
     """Do the job. `private` is None at first contact."""
     start = time.perf_counter()
     ctx = Context(task, job.round)
-    if private is None:
-        private = method.client_init(ctx)
     message, averaged = without(received, [BUFFER]), taken(received, BUFFER)
+    if private is None:
+        private = method.newcomer(ctx, message) if job.newcomer else method.client_init(ctx)
     private, kept = without(private, [BUFFER]), taken(private, BUFFER)
     buffers = {track: taken(kept, f"{track}/") for track in {name.split("/")[0] for name in kept}}
     if averaged:
         buffers["shared"] = averaged
 
-    def evaluate(message: State, private: State, *, train_pass: bool) -> Measure:
+    def measured(local: Local, state: State, on: str = "test") -> Measure:
+        logits, y = local.predict(
+            state, lambda p, x: method.logits(local, p, x), on=on, track=method.deployed_track
+        )
+        return measure(logits, y)
+
+    def deployed(message: State, private: State) -> tuple[Local, State]:
         local = Local(task, job.round, job.client, buffers)
-        deployed = method.deployed(ctx, local, message, private)
+        return local, method.deployed(ctx, local, message, private)
 
-        def predict(on: Literal["train", "test"]) -> Measure:
-            logits, y = local.predict(
-                deployed, lambda p, x: method.logits(local, p, x), on=on, track=method.deployed_track
-            )
-            return measure(logits, y)
-
-        measured = predict("test")
-        return measured._replace(train_loss=predict("train").loss) if train_pass else measured
-
-    before = evaluate(message, private, train_pass=job.train_pass) if job.evaluate else None
-    if job.work == "none":
-        return Reply(job.client, {}, None, before, None, (0.0, 0), time.perf_counter() - start)
-
-    local = Local(task, job.round, job.client, buffers)
-    work = method.prepare if job.work == "prepare" else method.train
-    up, new = work(ctx, local, message, private)
-    leak = next((name for name in up if named(name, method.private)), None)
-    if leak is not None:
-        raise AssertionError(f"{method.name} would send '{leak}', which it declares private")
-    buffers = local.trained_buffers()
-    after = evaluate(message | up, new, train_pass=False) if job.after else None
-    if task.training.bn_buffers == "average":
-        up = up | prefixed(BUFFER, buffers.pop("shared", {}))
-    for track, state in buffers.items():
-        new = new | prefixed(f"{BUFFER}{track}/", state)
-    trained = local.losses.get("shared", (0.0, 0))
-    changed = None if new is private else new
-    return Reply(job.client, up, changed, before, after, trained, time.perf_counter() - start)
+    reply = Reply(job.client)
+    if job.evaluate:
+        judged = deployed(message, private)
+        before = measured(*judged)
+        if job.train_pass:
+            before = before._replace(train_loss=measured(*judged, on="train").loss)
+        reply = reply._replace(before=before)
+        if job.adapt is not None:
+            tuned = task.with_epochs(job.adapt or task.training.epochs)
+            local = Local(tuned, job.round, job.client, buffers)
+            state = method.adapt(Context(tuned, job.round), local, message, private, job.adapt)
+            reply = reply._replace(adapted=measured(local, state))
+            if method.adapts == "each":
+                judged = local, state
+        if task.split.validation:
+            reply = reply._replace(validation=measured(*judged, on="validation"))
+    if job.work != "none":
+        local = Local(task, job.round, job.client, buffers)
+        work = method.prepare if job.work == "prepare" else method.train
+        up, new = work(ctx, local, message, private)
+        leak = next((name for name in up if named(name, method.private)), None)
+        if leak is not None:
+            raise AssertionError(f"{method.name} would send '{leak}', which it declares private")
+        buffers = local.trained_buffers()
+        after = measured(*deployed(message | up, new)) if job.after else None
+        if task.training.bn_buffers == "average":
+            up = up | prefixed(BUFFER, buffers.pop("shared", {}))
+        for track, state in buffers.items():
+            new = new | prefixed(f"{BUFFER}{track}/", state)
+        trained = local.losses.get("shared", (0.0, 0))
+        reply = reply._replace(up=up, private=None if new is private else new, after=after, trained=trained)
+    return reply._replace(seconds=time.perf_counter() - start)

@@ -41,7 +41,12 @@ class Config(Parameters):
         "default", "where paper and published code differ", choices=("default", "paper", "official")
     )
     eval: str = parameter("all", "who is evaluated each round: all, cohort or sample:M")
-    eval_after: bool = parameter(False, "evaluate after local training too")
+    eval_after: bool = parameter(True, "evaluate after local training too")
+    validation: float = parameter(
+        0.0, "share of the training data that is held out to choose the best round by", low=0, high=0.9
+    )
+    newcomers: int = parameter(0, "the last so many clients join when training is over, and adapt", low=0)
+    adapt_epochs: int = parameter(10, "epochs of fine-tuning at the end (+ft, fedbabu, newcomers)", low=1)
     train_loss: str = parameter(
         "training",
         "loss of the batches trained on, or of a pass over the training data",

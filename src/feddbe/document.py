@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, TypedDict
 
-__all__ = ["Accuracy", "Cost", "Entry", "RunDocument", "labels", "moment", "points"]
+__all__ = ["Accuracy", "Cost", "Entry", "Newcomers", "RunDocument", "labels", "moment", "points", "score"]
 
 
 class Accuracy(TypedDict):
@@ -28,14 +28,30 @@ class Entry(TypedDict):
     accuracy: Accuracy | None
     """At the moment that `when` names; None where nothing was evaluated."""
     when: str
+    before: Accuracy | None
+    """Of the model as it was received, before the client trains."""
     adapted: Accuracy | None
+    """After adapting it to the client, where the method does that."""
     after: Accuracy | None
+    """After local training, of those who took part."""
+    validation: Accuracy | None
+    """On training data that was held out, at the moment that `when` names."""
     auc: float | None
     train_loss: float | None
     seconds: float
     bytes_up: int
     """Total over the clients that took part, like `bytes_down`."""
     bytes_down: int
+
+
+class Newcomers(TypedDict):
+    """Clients that joined after `round`: their accuracy with what they received, and after `epochs`."""
+
+    round: int
+    clients: int
+    epochs: int
+    before: Accuracy | None
+    adapted: Accuracy | None
 
 
 class Cost(TypedDict):
@@ -54,10 +70,12 @@ class RunDocument(TypedDict):
     config_hash: str
     rounds: list[Entry]
     best: Entry | None
-    """The entry with the highest weighted accuracy: chosen on test data, so it flatters."""
+    """The entry with the highest weighted accuracy: on validation data if there is some, otherwise on test
+    data, which flatters."""
     last: Entry | None
     floor: float
     """Weighted accuracy if each client always answers its own most frequent training label."""
+    newcomers: Newcomers | None
     cost: Cost
     server_sha256: str
     clients_sha256: dict[str, str]
@@ -75,6 +93,12 @@ _MOMENTS = {
 def moment(when: str) -> str:
     """An entry's `when` in words; one that is not known stands for itself."""
     return _MOMENTS.get(when, when)
+
+
+def score(entry: Entry) -> float:
+    """What the best round is chosen by; below all others where nothing was evaluated."""
+    found = entry["validation"] or entry["accuracy"]
+    return found["weighted"] if found else -1.0
 
 
 def points(document: RunDocument) -> list[tuple[int, float]]:

@@ -56,13 +56,17 @@ def load_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset, 
             raise BadInput("--split and --partition exclude each other: the file is the partition")
         if config.clients not in (None, split.clients):
             raise BadInput(f"clients = {config.clients}; '{config.split}' has {split.clients}")
-        return dataset, split, dataclasses.replace(config, clients=split.clients)
+        return dataset, _held_out(split, config), dataclasses.replace(config, clients=split.clients)
     spec = config.partition or chosen["partition"]
     clients = config.clients
     if clients is None and spec != "natural":
         clients = chosen["clients"]
     split = partition(dataset.y.numpy(), spec, clients, config.partition_seed, dataset.client)
-    return dataset, split, dataclasses.replace(config, partition=spec, clients=split.clients)
+    return (
+        dataset,
+        _held_out(split, config),
+        dataclasses.replace(config, partition=spec, clients=split.clients),
+    )
 
 
 def resolve(
@@ -96,6 +100,7 @@ def resolve(
     if mr.get("init_epochs") == "epochs":
         mr["init_epochs"] = options.epochs
     method = parse(name, {"mr": mr}, force=options.force)
+    _check_members(method, options, split)
 
     training = Training(lr, options.batch, options.epochs, options.bn_buffers)
     config = dataclasses.asdict(options) | {"method": name, "method_options": hyper_parameters(method)}
@@ -123,6 +128,18 @@ def label_counts(dataset: Dataset, split: Split) -> npt.NDArray[np.int64]:
         for train, test in zip(split.train, split.test, strict=True)
     ]
     return np.stack(rows).astype(np.int64)
+
+
+def _held_out(split: Split, config: Config) -> Split:
+    return split.held_out(config.validation) if config.validation else split
+
+
+def _check_members(method: Method, config: Config, split: Split) -> None:
+    """Whether enough clients take part."""
+    if config.newcomers >= split.clients:
+        raise BadInput(f"newcomers = {config.newcomers}; of {split.clients} clients at least one must train")
+    if method.needs_all and (config.join < 1 or config.newcomers):
+        raise BadInput(f"{config.method or method.name} needs join = 1 and no newcomers: {method.needs_all}")
 
 
 def _check_short(config: Config, split: Split) -> None:

@@ -62,6 +62,10 @@ class Local:
         self.extras: dict[str, Extra] = {}
         self.losses: dict[str, tuple[float, int]] = {}
         """Per track: sum of the first term over the samples trained on, and their number."""
+        split = task.split
+        self.rows = {"train": split.train[client], "test": split.test[client]}
+        if split.validation:
+            self.rows["validation"] = split.validation[client]
         self._terms: dict[str, list[Term]] = {}
         # copies: training writes into them
         self._buffers = {t: {n: b.clone() for n, b in state.items()} for t, state in (buffers or {}).items()}
@@ -73,7 +77,14 @@ class Local:
     @property
     def samples(self) -> int:
         """n_i."""
-        return self.task.samples[self.client]
+        return len(self.rows["train"])
+
+    def hold_out(self, share: float) -> None:
+        """From now on train without the last `share` of the training data: at least one sample stays out, and
+        one in. They are there as `held_out`."""
+        rows = self.rows["train"]
+        held = max(1, int(share * len(rows)))
+        self.rows |= {"train": rows[:-held] if len(rows) > held else rows, "held_out": rows[-held:]}
 
     def steps(self, epochs: int | None = None) -> int:
         """Batches in a scan."""
@@ -82,7 +93,7 @@ class Local:
 
     def label_counts(self) -> Tensor:
         """n_c: training samples of each class."""
-        rows = torch.from_numpy(self.task.split.train[self.client])
+        rows = torch.from_numpy(self.rows["train"])
         return torch.bincount(self.task.dataset.y[rows], minlength=self.task.dataset.classes)
 
     def attach(self, track: str, term: Term) -> None:
@@ -214,9 +225,10 @@ class Local:
         on: str = "test",
         track: str = "shared",
     ) -> tuple[Tensor, Tensor]:
-        """`function(params, x)` in evaluation mode over the client's `test` or `train` data; the labels."""
+        """`function(params, x)` in evaluation mode over the client's `test`, `train` or other rows; the
+        labels."""
         model, dataset = self.task.model, self.task.dataset
-        rows = torch.from_numpy(getattr(self.task.split, on)[self.client])
+        rows = torch.from_numpy(self.rows[on])
         work = {name: model.layout(p.detach()) for name, p in params.items()}
         buffers = self.buffers(track)  # outside of inference_mode: a later fit writes into them
         with torch.inference_mode(), model.bind(work, buffers):
@@ -230,7 +242,7 @@ class Local:
         """Batches of this round: consecutive slices of a fresh permutation per epoch, gathered once."""
         dataset, rng = self.task.dataset, self.stream("batches")
         size = batches * self.task.training.batch
-        rows = self.task.split.train[self.client]
+        rows = self.rows["train"]
         size = min(size, len(rows))  # fewer samples than a batch: one short batch
         for _ in range(epochs):
             order = torch.from_numpy(rows[rng.permutation(len(rows))][: len(rows) // size * size])

@@ -18,6 +18,7 @@ import torch
 
 from feddbe import seeds
 from feddbe.client import BUFFER, Job, Reply
+from feddbe.document import Accuracy, score
 from feddbe.engines import Engine, Messages
 from feddbe.errors import BadInput
 from feddbe.evaluate.accuracy import over_clients
@@ -29,6 +30,9 @@ from feddbe.store import Store
 from feddbe.task import Context
 
 __all__ = ["Loop", "Watch", "evaluated", "run", "start"]
+
+MOMENTS = ("before", "adapted", "after", "validation")
+"""When accuracy is measured; `validation` is on held-out data instead of test data."""
 
 
 class Watch:
@@ -83,14 +87,16 @@ class Loop:
     def __init__(self, experiment: Experiment, store: Store, engine: Engine, watch: Watch) -> None:
         self.options, self.store, self.engine, self.watch = experiment.options, store, engine, watch
         self.task, self.method = experiment.task, experiment.method
+        self.members = self.task.split.clients - experiment.options.newcomers
         self.server = store.server()
         self.contacted = store.contacted()
-        self.accuracy = {e["round"]: e["accuracy"]["weighted"] for e in store.entries() if e["accuracy"]}
+        self.accuracy = {e["round"]: score(e) for e in store.entries() if e["accuracy"]}
+        """What the best round is chosen by."""
         self._sampled = -1.0
 
     def exchange(self, round: int) -> None:
         """One round in one transaction. Round 0 is the preparation from theta^0: all clients, or none."""
-        start, ctx, store = time.perf_counter(), Context(self.task, round), self.store
+        start, ctx, store = time.perf_counter(), self._context(round), self.store
         cohort = self._cohort(round)
         with store.transaction(round):
             replies = self._call(ctx, cohort, "train" if round else "prepare")
@@ -99,6 +105,8 @@ class Loop:
             replies = [reply for reply in replies if reply.client in set(cohort)]
             up, down = self._write_traffic(ctx, replies)
             new = self._combined(ctx, replies) if replies else self.server
+            for reply in replies if self.method.keeps_uploads else ():
+                store.keep_upload(reply.client, _apart(reply.up)[0])
             seen = sum(reply.trained[1] for reply in replies)
             loss = sum(reply.trained[0] for reply in replies) / seen if seen else None
             store.write_server("last", new)
@@ -109,12 +117,14 @@ class Loop:
         self.watch.round(round, self._latest())
 
     def evaluate_last(self) -> None:
-        """The evaluation that the next round would do, unless it was done already."""
+        """The evaluation that the next round would do, unless it was done already; and what comes after the
+        last round: fine-tuning where the method has it, and newcomers."""
         round = self.store.last_round()
         if round not in self.accuracy:
             with self.store.transaction(round):
-                replies = self._call(Context(self.task, round + 1), self._cohort(round + 1), "none")
-                self._write_evaluation(round, replies)
+                ctx = self._context(round + 1)
+                self._write_evaluation(round, self._call(ctx, self._cohort(round + 1), "none"))
+                self._write_newcomers(ctx)
         self.watch.round(round, self._latest())
 
     def impatient(self) -> bool:
@@ -125,21 +135,22 @@ class Loop:
         return bool(seen) and len(seen) - 1 - seen.index(max(seen)) > self.options.patience
 
     def _cohort(self, round: int) -> list[int]:
-        clients = self.task.split.clients
         if round == 0:
-            return list(range(clients)) if self.method.prepares else []
-        return seeds.cohort(self.task.seed, round, clients, self.options.join)
+            return list(range(self.members)) if self.method.prepares else []
+        return seeds.cohort(self.task.seed, round, self.members, self.options.join)
+
+    def _context(self, round: int) -> Context:
+        return Context(self.task, round, self.store.upload if self.method.keeps_uploads else None)
 
     def _call(
         self, ctx: Context, cohort: list[int], work: Literal["prepare", "train", "none"]
     ) -> list[Reply]:
-        """One job for each client that takes part or evaluates; the replies in client order."""
+        """One job for each client that takes part or evaluates."""
         task, options = self.task, self.options
         asked = (
-            ()
-            if work == "prepare"
-            else evaluated(options.eval, task.seed, ctx.round, task.split.clients, cohort)
+            () if work == "prepare" else evaluated(options.eval, task.seed, ctx.round, self.members, cohort)
         )
+        adapt = {"each": 0, "last": options.adapt_epochs if work == "none" else None}.get(self.method.adapts)
         evaluating, working = set(asked), set(cohort if work != "none" else ())
         jobs = [
             Job(
@@ -147,15 +158,20 @@ class Loop:
                 ctx.round,
                 work if client in working else "none",
                 evaluate=client in evaluating,
+                adapt=adapt,
                 after=options.eval_after and work == "train" and client in working & evaluating,
                 train_pass=options.train_loss == "pass" and client in evaluating,
             )
             for client in sorted(evaluating | working)
         ]
+        return self._ask(ctx, jobs, prepare=work == "prepare")
+
+    def _ask(self, ctx: Context, jobs: Sequence[Job], *, prepare: bool = False) -> list[Reply]:
+        """Send these jobs out with this round's messages; the replies in client order."""
         server, buffers = _apart(self.server)
         fixed = self._constants(server) | buffers
-        if work == "prepare":
-            messages = Messages(task.model.parameters | buffers)
+        if prepare:
+            messages = Messages(self.task.model.parameters | buffers)
         elif self.method.same_for_all:
             messages = Messages(self.method.down(ctx, server, -1) | fixed)
         else:
@@ -180,9 +196,11 @@ class Loop:
         """Bytes up and down of those that took part; what is constant is sent to a client once."""
         server, buffers = _apart(self.server)
         fixed, repeated = nbytes(self._constants(server)), nbytes(buffers)
-        same = nbytes(self.method.down(ctx, server, -1)) if self.method.same_for_all else None
+        same = None
         if ctx.round == 0:
             same = nbytes(self.task.model.parameters)
+        elif self.method.same_for_all:
+            same = nbytes(self.method.down(ctx, server, -1))
         ups = downs = 0
         for reply in replies:
             down = nbytes(self.method.down(ctx, server, reply.client)) if same is None else same
@@ -202,34 +220,45 @@ class Loop:
 
     def _write_evaluation(self, entry: int, replies: list[Reply]) -> None:
         """What clients measured of this entry, each and over all; the best entry's server state is kept."""
-        measured = [(reply.client, reply.before, reply.after) for reply in replies if reply.before]
-        for client, before, after in measured:
+        when = "adapted" if self.method.adapts == "each" else "before"
+        ranked, passed = [], []
+        for reply in replies:
+            if not reply.before:
+                continue
+            shown = (reply.adapted if when == "adapted" else None) or reply.before
             self.store.write_client(
                 entry,
-                client,
-                test_samples=before.samples,
-                correct=before.correct,
-                auc=before.auc,
-                test_loss=before.loss,
-                correct_after=after.correct if after else None,
+                reply.client,
+                test_samples=shown.samples,
+                correct=reply.before.correct,
+                auc=shown.auc,
+                test_loss=shown.loss,
+                correct_adapted=reply.adapted.correct if reply.adapted else None,
+                correct_after=reply.after.correct if reply.after else None,
             )
-        befores = [before for _, before, _ in measured]
-        accuracy = over_clients([m.samples for m in befores], [m.correct for m in befores])
-        afters = [after for _, _, after in measured if after]
-        ranked = [m for m in befores if m.auc is not None]
-        passed = [(self.task.samples[c], m.train_loss) for c, m, _ in measured if m.train_loss is not None]
-        self.store.write_evaluation(
-            entry,
-            accuracy,
-            over_clients([m.samples for m in afters], [m.correct for m in afters]),
-            _mean([(m.samples, m.auc) for m in ranked if m.auc is not None]),
-            _mean(passed),
-        )
-        if accuracy is None:
-            return
-        if accuracy["weighted"] > max(self.accuracy.values(), default=-1.0):
-            self.store.write_server("best", self.server, entry)
-        self.accuracy[entry] = accuracy["weighted"]
+            if shown.auc is not None:
+                ranked.append((shown.samples, shown.auc))
+            if reply.before.train_loss is not None:
+                passed.append((self.task.samples[reply.client], reply.before.train_loss))
+        measured = {moment: _over(replies, moment) for moment in MOMENTS}
+        self.store.write_evaluation(entry, when, measured, _mean(ranked), _mean(passed))
+        if accuracy := measured["validation"] or measured[when]:
+            if accuracy["weighted"] > max(self.accuracy.values(), default=-1.0):
+                self.store.write_server("best", self.server, entry)
+            self.accuracy[entry] = accuracy["weighted"]
+
+    def _write_newcomers(self, ctx: Context) -> None:
+        """Those who join now receive what the last round left, and adapt."""
+        epochs = self.options.adapt_epochs
+        jobs = [
+            Job(client, ctx.round, evaluate=True, adapt=epochs, newcomer=True)
+            for client in range(self.members, self.task.split.clients)
+        ]
+        if jobs:
+            replies = self._ask(ctx, jobs)
+            measured = {moment: _over(replies, moment) for moment in ("before", "adapted")}
+            found = {"round": ctx.round - 1, "clients": len(jobs), "epochs": epochs, **measured}
+            self.store.set_meta("newcomers", found)
 
     def _constants(self, server: State) -> State:
         return {name: t for name, t in server.items() if named(name, self.method.constant)}
@@ -247,6 +276,12 @@ class Loop:
 def _apart(state: State) -> tuple[State, State]:
     """What a method sees, and the averaged BatchNorm statistics, which it does not."""
     return without(state, [BUFFER]), {name: t for name, t in state.items() if name.startswith(BUFFER)}
+
+
+def _over(replies: Sequence[Reply], moment: str) -> Accuracy | None:
+    """Accuracy over the clients that measured it at this moment."""
+    measures = [m for m in (getattr(reply, moment) for reply in replies) if m is not None]
+    return over_clients([m.samples for m in measures], [m.correct for m in measures])
 
 
 def _mean(weighted: Sequence[tuple[int, float]]) -> float | None:

@@ -18,18 +18,21 @@ from feddbe.state import State, decode, encode, sha256
 __all__ = ["FILE", "Store"]
 
 FILE = "run.sqlite"
-_FORMAT = 1
+_FORMAT = 2
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE rounds (
-    round INTEGER PRIMARY KEY, accuracy TEXT, adapted TEXT, after TEXT, auc REAL, train_loss REAL,
+    round INTEGER PRIMARY KEY, moment TEXT, before TEXT, adapted TEXT, after TEXT, validation TEXT,
+    auc REAL, train_loss REAL,
     seconds REAL NOT NULL, bytes_up INTEGER NOT NULL, bytes_down INTEGER NOT NULL);
 CREATE TABLE client_rounds (
     round INTEGER, client INTEGER, test_samples INTEGER, correct INTEGER, auc REAL, test_loss REAL,
-    correct_after INTEGER, train_loss REAL, bytes_up INTEGER, bytes_down INTEGER, seconds REAL,
+    correct_adapted INTEGER, correct_after INTEGER, train_loss REAL, bytes_up INTEGER,
+    bytes_down INTEGER, seconds REAL,
     PRIMARY KEY (round, client)) WITHOUT ROWID;
 CREATE TABLE server (which TEXT PRIMARY KEY, round INTEGER NOT NULL, state BLOB NOT NULL);
 CREATE TABLE clients (client INTEGER PRIMARY KEY, round INTEGER NOT NULL, state BLOB NOT NULL);
+CREATE TABLE uploads (client INTEGER PRIMARY KEY, round INTEGER NOT NULL, state BLOB NOT NULL);
 """
 
 
@@ -123,23 +126,25 @@ class Store:
     def entries(self) -> list[Entry]:
         """All rounds in order."""
         rows = self._db.execute(
-            "SELECT round, accuracy, adapted, after, auc, train_loss, seconds, bytes_up, bytes_down "
-            "FROM rounds ORDER BY round"
+            "SELECT round, moment, before, adapted, after, validation, auc, train_loss, seconds, bytes_up, "
+            "bytes_down FROM rounds ORDER BY round"
         )
         return [
             Entry(
                 round=r,
-                accuracy=_load(accuracy),
-                when="before",
+                accuracy=_load(adapted if when == "adapted" else before),
+                when=when or "before",
+                before=_load(before),
                 adapted=_load(adapted),
                 after=_load(after),
+                validation=_load(validation),
                 auc=auc,
                 train_loss=loss,
                 seconds=seconds,
                 bytes_up=up,
                 bytes_down=down,
             )
-            for r, accuracy, adapted, after, auc, loss, seconds, up, down in rows
+            for r, when, before, adapted, after, validation, auc, loss, seconds, up, down in rows
         ]
 
     def write_exchange(self, seconds: float, up: int, down: int, train_loss: float | None) -> None:
@@ -152,16 +157,19 @@ class Store:
     def write_evaluation(
         self,
         round: int,
-        accuracy: Accuracy | None,
-        after: Accuracy | None,
+        when: str,
+        measured: Mapping[str, Accuracy | None],
         auc: float | None,
         loss: float | None,
     ) -> None:
-        """What the clients measured of entry `round`; `loss`, if given, replaces the one from training."""
+        """What the clients `measured` of entry `round` at each moment; `when` is the one that counts. `loss`,
+        if given, replaces the one from training."""
+        moments = {name: _dump(accuracy) for name, accuracy in measured.items()}
+        columns = "".join(f"{name} = ?, " for name in moments)
         self._db.execute(
-            "UPDATE rounds SET accuracy = ?, after = ?, auc = ?, train_loss = coalesce(?, train_loss) "
+            f"UPDATE rounds SET {columns}moment = ?, auc = ?, train_loss = coalesce(?, train_loss) "
             "WHERE round = ?",
-            (_dump(accuracy), _dump(after), auc, loss, round),
+            (*moments.values(), when, auc, loss, round),
         )
 
     def write_client(self, round: int, client: int, **columns: float | None) -> None:
@@ -211,6 +219,18 @@ class Store:
 
     def stage(self, client: int, state: bytes) -> None:
         self._db.execute("INSERT OR REPLACE INTO clients VALUES (?, ?, ?)", (client, self._round, state))
+
+    def upload(self, client: int) -> State:
+        """A client's last upload, of methods that keep them."""
+        row = self._db.execute("SELECT state FROM uploads WHERE client = ?", (client,)).fetchone()
+        if row is None:
+            raise StoreError(f"'{self.folder}' has no upload of client {client}")
+        return decode(row[0])
+
+    def keep_upload(self, client: int, state: State) -> None:
+        self._db.execute(
+            "INSERT OR REPLACE INTO uploads VALUES (?, ?, ?)", (client, self._round, encode(state))
+        )
 
     def clients(self) -> Iterator[tuple[int, State]]:
         """The private states, one at a time."""

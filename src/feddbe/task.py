@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +12,7 @@ from feddbe import seeds
 from feddbe.data.dataset import Dataset
 from feddbe.data.partition import Split
 from feddbe.models.split import SplitModel
+from feddbe.state import State
 
 __all__ = ["Context", "Task", "Training"]
 
@@ -42,6 +44,10 @@ class Task:
         """n_i: training samples of each client."""
         return tuple(len(rows) for rows in self.split.train)
 
+    def with_epochs(self, epochs: int) -> Task:
+        """The same task with another number of local epochs."""
+        return replace(self, training=replace(self.training, epochs=epochs))
+
 
 @dataclass(frozen=True)
 class Context:
@@ -49,6 +55,8 @@ class Context:
 
     task: Task
     round: int
+    uploads: Callable[[int], State] | None = None
+    """On the server of a method that `keeps_uploads`: the last upload of each client."""
 
     def stream(self, purpose: str) -> np.random.RandomState:
         """The server's own randomness in this round."""

@@ -87,7 +87,7 @@ def test_few_samples_and_few_clients(name: str, sizes: tuple[int, ...], tmp_path
     assert all(entry["accuracy"] for entry in ran.entries)
 
 
-NEEDS = {"contrast": "prbm", "mr_target": "mr"}
+NEEDS = {"contrast": "prbm", "mr_target": "mr", "level": "prbm"}
 """Options that say how a method goes with an add-on: without it they are dead, and may be."""
 WITH = {"delta": {"hessian": "free"}}
 """Options that only act together with another one."""

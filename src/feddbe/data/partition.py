@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, isfinite
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,23 @@ class Split:
     test: tuple[Indices, ...]
     parts: tuple[Indices, ...] | None
     """What a client held before its 75/25 split, in the partition's order; unknown for a loaded file."""
+    validation: tuple[Indices, ...] = ()
+    """What is held out of the training data to choose a round or a setting by; often nothing."""
 
     @property
     def clients(self) -> int:
         """The number of clients."""
         return len(self.train)
+
+    def held_out(self, share: float) -> Split:
+        """The last `share` of every client's training data becomes validation data; one sample stays."""
+        held = [max(1, int(share * len(rows))) if len(rows) > 1 else 0 for rows in self.train]
+        ends = [len(rows) - h for rows, h in zip(self.train, held, strict=True)]
+        return replace(
+            self,
+            train=tuple(rows[:end] for rows, end in zip(self.train, ends, strict=True)),
+            validation=tuple(rows[end:] for rows, end in zip(self.train, ends, strict=True)),
+        )
 
     def index_sha256(self) -> dict[str, str | None]:
         """Fingerprints to compare with published ones: little-endian int64, clients one after the other."""

@@ -8,13 +8,16 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from feddbe.errors import BadInput, unknown
-from feddbe.methods.addons import MR, PRBM, AddOn
+from feddbe.methods.addons import FT, MR, PRBM, AddOn
 from feddbe.methods.apfl import APFL
+from feddbe.methods.apple import APPLE
 from feddbe.methods.base import Method, Upload, parameter
 from feddbe.methods.composed import Composed
 from feddbe.methods.ditto import Ditto
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.fedbabu import FedBABU
+from feddbe.methods.fedfomo import FedFomo
+from feddbe.methods.fedgen import FedGen
 from feddbe.methods.fedper import FedPer
 from feddbe.methods.fedprox import FedProx
 from feddbe.methods.fedrep import FedRep
@@ -46,12 +49,12 @@ __all__ = [
 METHODS: dict[str, type[Method]] = {
     cls.name: cls
     for cls in (
-        FedAvg, Scaffold, FedProx, Moon,
-        PerFedAvg, PFedMe, Ditto, FedPer, FedRep, FedRoD, FedBABU, APFL,
+        FedAvg, Scaffold, FedProx, Moon, FedGen,
+        PerFedAvg, PFedMe, Ditto, FedPer, FedRep, FedRoD, FedBABU, APFL, FedFomo, APPLE,
         LocalOnly, Majority,
     )
 }  # fmt: skip
-ADDONS: dict[str, tuple[type[AddOn], ...]] = {"prbm": (PRBM,), "mr": (MR,), "dbe": (PRBM, MR)}
+ADDONS: dict[str, tuple[type[AddOn], ...]] = {"prbm": (PRBM,), "mr": (MR,), "dbe": (PRBM, MR), "ft": (FT,)}
 
 
 class Description(TypedDict):
@@ -81,8 +84,8 @@ def parse(text: str, defaults: Defaults | None = None, *, force: bool = False) -
         for part in _make(ADDONS[addon], given, defaults or {}):
             if any(part.name == a.name for a in addons):
                 raise BadInput(f"'{text}' has {part.name} twice (dbe = prbm + mr)")
-            reason = method.refuses.get(part.name)
-            if reason and not force:
+            reason = method.cannot.get(part.name) or ("" if force else method.refuses.get(part.name))
+            if reason:
                 raise BadInput(f"{name} does not take +{part.name}: {reason}")
             addons.append(part)
     return Composed(method, tuple(addons)) if addons else method
@@ -117,7 +120,8 @@ def describe() -> list[Description]:
 
 
 def _taken(method: type[Method]) -> list[str]:
-    return [name for name, parts in ADDONS.items() if not {p.name for p in parts} & set(method.refuses)]
+    refused = method.refuses.keys() | method.cannot.keys()
+    return [name for name, parts in ADDONS.items() if not {p.name for p in parts} & refused]
 
 
 def _head(text: str) -> tuple[str, dict[str, Any], list[tuple[str, dict[str, Any]]]]:

@@ -13,7 +13,7 @@ so a sample's feature receives the gradient kappa mu / (K B) (r - zbar). The glo
 once: before round 1 every client trains theta^0 for one plain epoch and uploads its mean; the models trained
 there are discarded.
 
-kappa = 0 or mu = 0 is no MR; PRBM with prbm_lr = 0 is no PRBM.
+kappa = 0 or mu = 0 is no MR; PRBM with prbm_lr = 0 is no PRBM. FT, the fine-tuned ceiling, is no part of DBE.
 
 Departures from the paper: its client mean is taken "over their data" (`init_mean=exact`); the default is the
 published code's running mean (`momentum`; at mu = 1 that of the last batch only). The factor 1/2, the start
@@ -36,7 +36,7 @@ from feddbe.state import State, weighted_mean, without
 from feddbe.task import Context
 from feddbe.terms import Batch, Term
 
-__all__ = ["MR", "PRBM", "AddOn"]
+__all__ = ["FT", "MR", "PRBM", "AddOn"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class AddOn(Parameters):
     private: ClassVar[tuple[str, ...]] = ()
     constant: ClassVar[tuple[str, ...]] = ()
     prepares: ClassVar[bool] = False
+    adapts: ClassVar[str] = ""
 
     def client_init(self, ctx: Context) -> State:
         return {}
@@ -168,6 +169,15 @@ class MR(AddOn):
         r = self._corrected(new) if self.mr_bias_correct else new["r"]
         factor = self.kappa * (0.5 if self.mr_half else 1.0)
         return factor * torch.nn.functional.mse_loss(r, const["mean"]), _stop(new)
+
+
+@dataclass(frozen=True)
+class FT(AddOn):
+    """Fine-tuning: at the end each client trains the final global model on its own data (`adapt_epochs`),
+    and its accuracy then is recorded too. The rounds stay as they are."""
+
+    name: ClassVar[str] = "ft"
+    adapts: ClassVar[str] = "last"
 
 
 def _start(model: SplitModel) -> State:

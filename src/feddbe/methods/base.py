@@ -13,7 +13,10 @@ from feddbe.options import Parameters, parameter
 from feddbe.state import State
 from feddbe.task import Context
 
-__all__ = ["Method", "Parameters", "Upload", "parameter"]
+__all__ = ["PERSONAL", "Method", "Parameters", "Upload", "parameter"]
+
+PERSONAL = "personal/"
+"""Prefix of a client's own parameters."""
 
 
 class Upload(NamedTuple):
@@ -36,9 +39,17 @@ class Method(Parameters):
     same_for_all: ClassVar[bool] = True
     """Whether `down` gives every client the same message."""
     refuses: ClassVar[Mapping[str, str]] = {}
-    """Add-ons that it does not take, each with the reason."""
+    """Add-ons that it does not take, each with the reason; `--force` allows them."""
+    cannot: ClassVar[Mapping[str, str]] = {}
+    """Add-ons that would do nothing on it, each with the reason."""
     deployed_track: ClassVar[str] = "shared"
     """The track whose BatchNorm statistics the deployed model uses."""
+    keeps_uploads: ClassVar[bool] = False
+    """Whether the store keeps each client's last upload, for `down` to send to others (`ctx.uploads`)."""
+    needs_all: ClassVar[str] = ""
+    """Why all clients must take part in every round, if they must."""
+    adapts: ClassVar[str] = ""
+    """Whether adapting to a client is part of the method: `each` time it is evaluated, or at the `last`."""
 
     @property
     def addon_tracks(self) -> tuple[str, ...]:
@@ -81,6 +92,20 @@ class Method(Parameters):
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
         """What the client predicts with after it received this message, before it trains."""
         return received
+
+    def adapt(self, ctx: Context, local: Local, received: State, private: State, epochs: int) -> State:
+        """What the client predicts with after it trained on its own from what it received: fine-tuning at the
+        end, and new participants. `ctx` and `local` have so many epochs; 0 is one evaluation's adaptation."""
+        up, new = self.train(ctx, local, received, private)
+        return self.deployed(ctx, local, received | up, new)
+
+    def newcomer(self, ctx: Context, received: State) -> State:
+        """The private state of a client that joins when training is over: of its personal parameters those
+        that the server has begin there, the others at theta^0."""
+        return {
+            name: received.get(name.removeprefix(PERSONAL), value) if name.startswith(PERSONAL) else value
+            for name, value in self.client_init(ctx).items()
+        }
 
     def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Predictions of a deployed state."""

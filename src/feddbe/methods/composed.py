@@ -35,6 +35,9 @@ class Composed(Method):
             "family": inner.family,
             "same_for_all": inner.same_for_all,
             "deployed_track": inner.deployed_track,
+            "keeps_uploads": inner.keeps_uploads,
+            "needs_all": inner.needs_all,
+            "adapts": inner.adapts or next((a.adapts for a in self.addons if a.adapts), ""),
         }
         for name, value in shown.items():
             object.__setattr__(self, name, value)
@@ -68,7 +71,7 @@ class Composed(Method):
         return self.inner.down(ctx, self._theirs(server), client)
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        self._attach(local, received, private)
+        self._attach(local, self.inner.addon_tracks, received, private)
         up, new = self.inner.train(ctx, local, self._theirs(received), self._theirs(private))
         return up, new | {name: extra.value for name, extra in local.extras.items()}
 
@@ -77,15 +80,27 @@ class Composed(Method):
         return self.inner.combine(ctx, self._theirs(server), uploads) | mine
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        self._attach(local, received, private)
+        self._attach(local, self.inner.addon_tracks, received, private)
         return self.inner.deployed(ctx, local, self._theirs(received), self._theirs(private))
+
+    def adapt(self, ctx: Context, local: Local, received: State, private: State, epochs: int) -> State:
+        # a fine-tuning of the method's own is not a round: no term of an add-on belongs to it
+        rounds = type(self.inner).adapt is Method.adapt
+        self._attach(local, self.inner.addon_tracks if rounds else (), received, private)
+        return self.inner.adapt(ctx, local, self._theirs(received), self._theirs(private), epochs)
+
+    def newcomer(self, ctx: Context, received: State) -> State:
+        private = self.inner.newcomer(ctx, received)
+        for addon in self.addons:
+            private |= addon.client_init(ctx)
+        return private
 
     def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
         return self.inner.logits(local, state, x)
 
-    def _attach(self, local: Local, received: State, private: State) -> None:
+    def _attach(self, local: Local, tracks: Sequence[str], received: State, private: State) -> None:
         for addon in self.addons:
-            addon.attach(local, self.inner.addon_tracks, received, private)
+            addon.attach(local, tracks, received, private)
 
     def _theirs(self, state: State) -> State:
         """The entries that belong to the inner method."""

@@ -16,14 +16,16 @@ __all__ = ["FedBABU"]
 
 @dataclass(frozen=True)
 class FedBABU(FedAvg):
-    """The body is trained and averaged, the head stays at theta^0 for all.
+    """The body is trained and averaged, the head stays at theta^0 for all. At the end each client fine-tunes
+    both, from the final global body (`adapt_epochs`), without MR.
 
-    Departures: from its paper, the fine-tuning at the end is not part of a round; from the published
-    experiments, whose fine-tuning starts from each client's last local model instead of the global one.
+    Departures: from its paper, 10 epochs of fine-tuning without momentum (its code: 5, with); from the
+    published experiments, whose fine-tuning starts from each client's last local model, not from the global.
     """
 
     name: ClassVar[str] = "fedbabu"
     family: ClassVar[str] = "personalized"
+    adapts: ClassVar[str] = "last"
     refuses = NO_PRBM
 
     def server_init(self, ctx: Context) -> State:
@@ -36,6 +38,9 @@ class FedBABU(FedAvg):
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
         return self._whole(ctx, received)
+
+    def adapt(self, ctx: Context, local: Local, received: State, private: State, epochs: int) -> State:
+        return local.fit(self._whole(ctx, received)).params
 
     def _whole(self, ctx: Context, body: State) -> State:
         return {**ctx.task.model.parameters, **body}

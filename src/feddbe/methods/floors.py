@@ -16,7 +16,7 @@ from feddbe.task import Context
 
 __all__ = ["LocalOnly", "Majority"]
 
-_ALONE = "there is no exchange that it could improve"
+_ALONE = dict.fromkeys(("prbm", "mr", "ft"), "there is no exchange that it could improve")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class LocalOnly(Method):
     name: ClassVar[str] = "local"
     family: ClassVar[str] = "floor"
     private: ClassVar[tuple[str, ...]] = (PERSONAL,)
-    refuses = {"prbm": _ALONE, "mr": _ALONE}  # noqa: RUF012
+    cannot = _ALONE
     deployed_track: ClassVar[str] = "personal"
 
     def server_init(self, ctx: Context) -> State:
@@ -51,7 +51,7 @@ class Majority(Method):
 
     name: ClassVar[str] = "majority"
     family: ClassVar[str] = "floor"
-    refuses = {"prbm": _ALONE, "mr": _ALONE}  # noqa: RUF012
+    cannot = _ALONE
 
     def server_init(self, ctx: Context) -> State:
         return {}

@@ -23,7 +23,8 @@ class PerFedAvg(FedAvg):
         Hessian-free    w <- w - beta (u - alpha d),  u = g(w'; D2),
                         d = (g(w + delta u; D3) - g(w - delta u; D3)) / (2 delta)
 
-    A client deploys the global model after one step alpha on one batch. alpha = 0 is FedAvg on every second
+    At each evaluation a client adapts the global model by one step alpha on one batch, and that is what
+    counts; at the end and for newcomers it is fine-tuned by plain SGD. alpha = 0 is FedAvg on every second
     batch.
 
     Default alpha = beta = the learning rate: as the published experiments ran it.
@@ -34,7 +35,9 @@ class PerFedAvg(FedAvg):
 
     name: ClassVar[str] = "perfedavg"
     family: ClassVar[str] = "personalized"
-    refuses = NO_PRBM | NO_MR
+    adapts: ClassVar[str] = "each"
+    refuses = NO_PRBM
+    cannot = NO_MR
 
     alpha: float | None = parameter(None, "step of the adaptation; none: lr", low=0, search="0.005 0.01 0.03")
     beta: float | None = parameter(None, "step of the global model; none: lr", above=0, search="0.001 0.003")
@@ -59,7 +62,9 @@ class PerFedAvg(FedAvg):
 
         return local.scan(step, received, None, batches=parts), private
 
-    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+    def adapt(self, ctx: Context, local: Local, received: State, private: State, epochs: int) -> State:
+        if epochs:
+            return local.fit(received).params
         alpha = ctx.task.training.lr if self.alpha is None else self.alpha
 
         def once(adapted: State | None, const: None, samples: Samples, key: int) -> State | None:

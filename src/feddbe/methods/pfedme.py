@@ -34,7 +34,8 @@ class PFedMe(Method):
     name: ClassVar[str] = "pfedme"
     family: ClassVar[str] = "personalized"
     private: ClassVar[tuple[str, ...]] = (PERSONAL,)
-    refuses = NO_PRBM | NO_MR
+    refuses = NO_PRBM
+    cannot = NO_MR
 
     lam: float = parameter(15.0, "pull of theta to w", low=0, search="1 15 30")
     k: int = parameter(5, "K, inner steps per batch", low=1, search="1 5 7")

@@ -8,6 +8,7 @@ names, the cut only divides them into those of f and those of h.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from feddbe.errors import BadInput, unknown
+from feddbe.seeds import torch_seeded
 from feddbe.state import State
 
 __all__ = ["Forward", "SplitModel"]
@@ -131,6 +133,14 @@ class SplitModel:
                 return self.classify(params, z)
         logits: Tensor = self._halves[self._training][1](z)
         return logits
+
+    def fresh(self, seed: int) -> State:
+        """Parameters of another initialisation: each layer's own (`reset_parameters`), children first. A
+        parameter that no layer resets stays at theta^0."""
+        module = copy.deepcopy(self.module)
+        with torch_seeded(seed):
+            module.apply(lambda layer: getattr(layer, "reset_parameters", lambda: None)())
+        return {name: p.detach() for name, p in module.named_parameters()}
 
     def layout(self, tensor: Tensor) -> Tensor:
         """A copy in the memory layout in which this model is fast."""

@@ -1,0 +1,122 @@
+"""APPLE (Luo and Wu, IJCAI 2022)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from feddbe.local import Local, Samples
+from feddbe.methods.base import Method, Upload, parameter
+from feddbe.methods.personal import NO_MR, NO_PRBM
+from feddbe.seeds import torch_seed
+from feddbe.state import State, prefixed, taken
+from feddbe.task import Context
+
+__all__ = ["APPLE"]
+
+CORE, RELATIONS = "core/", "relations/p"
+
+
+class _Mixing(NamedTuple):
+    cores: State
+    """Every parameter of all clients' cores, stacked."""
+    p: Tensor
+
+
+@dataclass(frozen=True)
+class APPLE(Method):
+    """Each client has a core model c_i, which it sends, and private weights p_i, with which it mixes all
+    cores into its own model. It trains p_i and its own core through the mixture:
+
+        w = sum_j p_ij c_j          g = grad f(w)
+        c_i <- c_i - eta1 p_ii g    p_ij <- p_ij - eta2 (<g, c_j> + lambda mu (p_ij - p0_j))
+
+    p_i starts at p0_j = n_j/n, the cores each at an initialisation of its own; lambda falls from 1 along half
+    a cosine to 0 at round `rounds_l`. The others' cores are those of the last round. p_i = e_i with eta2 = 0
+    is local training.
+
+    Defaults mu = 0.1, eta2 = 0.001: its code; eta1 is the learning rate.
+
+    Departures: from its code, no momentum, and `rounds_l` is a number of rounds (its 10 % would change what a
+    run was when it is extended); a client's own core is sent to it with the others. From the published
+    experiments, which never learnt p_i (eta2 = 0), let clients see cores of the same round, and replaced
+    the cores by the mixtures.
+    """
+
+    name: ClassVar[str] = "apple"
+    family: ClassVar[str] = "personalized"
+    private: ClassVar[tuple[str, ...]] = (RELATIONS,)
+    keeps_uploads: ClassVar[bool] = True
+    needs_all: ClassVar[str] = "every model is a mixture of the cores of all clients"
+    refuses = NO_PRBM
+    cannot = NO_MR
+
+    mu: float = parameter(0.1, "pull of p_i to the sample shares", low=0, search="0.01 0.1 1")
+    eta1: float | None = parameter(None, "learning rate of the core; none: lr", above=0, search="0.01")
+    eta2: float = parameter(0.001, "learning rate of p_i", low=0, search="0.001 0.01")
+    rounds_l: int = parameter(10, "rounds until the pull is gone", low=1, search="10 % of the rounds")
+
+    @property
+    def prepares(self) -> bool:
+        return True
+
+    def server_init(self, ctx: Context) -> State:
+        return {}
+
+    def client_init(self, ctx: Context) -> State:
+        return {RELATIONS: _shares(ctx)}
+
+    def prepare(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        return ctx.task.model.fresh(torch_seed(ctx.task.seed, "core", 0, local.client)), private
+
+    def down(self, ctx: Context, server: State, client: int) -> State:
+        assert ctx.uploads is not None
+        message: State = {}
+        for other in range(ctx.task.split.clients):
+            message |= prefixed(f"{CORE}{other}/", ctx.uploads(other))
+        return message
+
+    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        own, p0 = local.client, _shares(ctx)
+        eta1 = ctx.task.training.lr if self.eta1 is None else self.eta1
+        past = (ctx.round - 1) / self.rounds_l
+        pull = self.mu * (math.cos(math.pi * past) + 1) / 2 if past < 1 else 0.0
+
+        def step(now: _Mixing, const: Tensor, samples: Samples, key: int) -> _Mixing:
+            cores, p = now
+            g, _ = local.gradient(_mixture(now), samples)
+            slopes = torch.stack([torch.tensordot(c, g[n], g[n].dim()) for n, c in cores.items()]).sum(0)
+            for name, c in cores.items():  # in place: this stack of all cores is ours, and large
+                c[own] -= eta1 * p[own] * g[name]
+            return _Mixing(cores, p - self.eta2 * (slopes + pull * (p - const)))
+
+        end = local.scan(step, _Mixing(_stacked(ctx, received), private[RELATIONS]), p0)
+        return {name: c[own].clone() for name, c in end.cores.items()}, {RELATIONS: end.p}
+
+    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        return server
+
+    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+        # after training `received` also has the client's new core, under the plain names
+        new = {n: t for n, t in received.items() if not n.startswith(CORE)}
+        received = received | prefixed(f"{CORE}{local.client}/", new)
+        return _mixture(_Mixing(_stacked(ctx, received), private[RELATIONS]))
+
+
+def _shares(ctx: Context) -> Tensor:
+    samples = torch.tensor(ctx.task.samples, dtype=torch.float32)
+    return samples / samples.sum()
+
+
+def _stacked(ctx: Context, received: State) -> State:
+    cores = [taken(received, f"{CORE}{j}/") for j in range(ctx.task.split.clients)]
+    return {name: torch.stack([core[name] for core in cores]) for name in cores[0]}
+
+
+def _mixture(now: _Mixing) -> State:
+    return {name: torch.tensordot(now.p, c, 1) for name, c in now.cores.items()}
