@@ -32,7 +32,8 @@ def test_the_options_and_their_defaults() -> None:
         "method": "", "data": "digits", "data_dir": None, "partition": None, "partition_seed": 1,
         "split": None, "clients": None, "model": None, "cut": None, "rounds": None, "patience": None,
         "epochs": 1, "batch": 10, "lr": None, "join": 1.0, "seed": 0, "variant": "default", "eval": "all",
-        "eval_after": False, "train_loss": "training", "bn_buffers": "local", "short_batch": None,
+        "eval_after": True, "train_loss": "training",
+        "validation": 0.0, "newcomers": 0, "adapt_epochs": 10, "bn_buffers": "local", "short_batch": None,
         "engine": "auto", "out": None, "resume": False, "force": False, "json": False,
     }  # fmt: skip
 

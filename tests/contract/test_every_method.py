@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from feddbe import seeds
+from feddbe.errors import BadInput
 from feddbe.methods import ADDONS, METHODS, hyper_parameters, parse
 from feddbe.state import named
 from feddbe.store import Store
@@ -18,10 +19,15 @@ from tests.federation import COMBINATIONS, Recorder, carry_out, experiment, outc
 every = pytest.mark.parametrize("name", COMBINATIONS)
 
 
+def share(name: str) -> float:
+    """Two of three clients take part, where a method can do with less than all."""
+    return 1.0 if parse(name).needs_all else 0.67
+
+
 @every
 def test_engines_give_the_same_bits(name: str, tmp_path: Path) -> None:
     """Two workers, whoever is first: the same server, clients and accuracies as one after the other."""
-    e = experiment(name, join=0.67, eval_after=True)
+    e = experiment(name, join=share(name))
     serial, pool = outcome(e, tmp_path / "serial"), outcome(e, tmp_path / "pool", "pool:2")
     assert same_bits(serial.server, pool.server)
     assert serial.clients.keys() == pool.clients.keys()
@@ -33,9 +39,9 @@ def test_engines_give_the_same_bits(name: str, tmp_path: Path) -> None:
 @every
 def test_a_run_continued_after_each_round_is_the_same_run(name: str, tmp_path: Path) -> None:
     """Nothing is carried in memory from round to round that is not in the file."""
-    whole = outcome(experiment(name, rounds=3, join=0.67), tmp_path / "whole")
+    whole = outcome(experiment(name, rounds=3, join=share(name)), tmp_path / "whole")
     for rounds in range(4):
-        parts = outcome(experiment(name, rounds=rounds, join=0.67), tmp_path / "parts")
+        parts = outcome(experiment(name, rounds=rounds, join=share(name)), tmp_path / "parts")
     assert same_bits(whole.server, parts.server)
     assert all(same_bits(whole.clients[c], parts.clients[c]) for c in whole.clients)
     for a, b in zip(whole.entries, parts.entries, strict=True):
@@ -69,6 +75,10 @@ def leaks(recorder: Recorder, private: tuple[str, ...]) -> list[str]:
 @every
 def test_part_of_the_clients(name: str, tmp_path: Path) -> None:
     """One of ten per round; eight clients never take part and are evaluated all the same."""
+    if parse(name).needs_all:
+        with pytest.raises(BadInput, match=f"{name} needs join = 1 and no newcomers: every model is"):
+            experiment(name, samples([24] * 10), join=0.1)
+        return
     e = experiment(name, samples([24] * 10), join=0.1)
     ran = outcome(e, tmp_path)
     joined = {c for t in (1, 2) for c in seeds.cohort(0, t, 10, 0.1)}
@@ -89,8 +99,15 @@ def test_few_samples_and_few_clients(name: str, sizes: tuple[int, ...], tmp_path
 
 NEEDS = {"contrast": "prbm", "mr_target": "mr", "level": "prbm"}
 """Options that say how a method goes with an add-on: without it they are dead, and may be."""
-WITH = {"delta": {"hessian": "free"}}
-"""Options that only act together with another one."""
+WITH = {
+    "delta": {"hessian": "free"}, "rounds_l": {"eta2": 0.5},
+    "epsilon": {"m": 2}, "epsilon_decay": {"m": 2, "epsilon": 1},
+}  # fmt: skip
+"""Options that only act together with another one, or hardly without."""
+OTHERS = {"m": [2], "epsilon": [1.0], "epsilon_decay": [1.0]}
+"""Values that three clients can tell from the default in six rounds."""
+NO_SERVER_MODEL = {"fedfomo": "init_keep_model"}
+"""Of a method whose server has no model, the average before round 1 is not kept."""
 
 
 @every
@@ -104,11 +121,15 @@ def test_every_hyper_parameter_changes_the_result(name: str, tmp_path: Path) -> 
         for field in dataclasses.fields(part):
             if NEEDS.get(field.name, field.name) not in [field.name, *(p.name for p in parts)]:
                 continue
+            if NO_SERVER_MODEL.get(method) == field.name:
+                continue
             inner, base, beside = part is METHODS[method], plain, WITH.get(field.name, {})
+            rounds = 6 if beside else 2
             if beside:
-                base = outcome(experiment(written(method, beside, addon, fixed)), tmp_path / field.name)
+                text = written(method, beside, addon, fixed)
+                base = outcome(experiment(text, rounds=rounds), tmp_path / field.name)
             now = hyper_parameters(parse(written(method, {}, addon, fixed)))[part.name][field.name]
-            for value in others(field, now):
+            for value in OTHERS.get(field.name) or others(field, now):
                 given = {field.name: value}
                 text = written(
                     method,
@@ -116,7 +137,9 @@ def test_every_hyper_parameter_changes_the_result(name: str, tmp_path: Path) -> 
                     addon,
                     fixed if inner else {**fixed, **given},
                 )
-                changed = outcome(experiment(text), tmp_path / f"{part.name}-{field.name}-{value}")
+                changed = outcome(
+                    experiment(text, rounds=rounds), tmp_path / f"{part.name}-{field.name}-{value}"
+                )
                 moved = not same_bits(base.server, changed.server) or any(
                     not same_bits(base.clients[c], changed.clients[c]) for c in base.clients
                 )

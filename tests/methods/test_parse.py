@@ -28,9 +28,9 @@ def test_what_is_in_brackets_wins_over_defaults() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("fedvag", "unknown method 'fedvag'; did you mean 'fedavg'? allowed: apfl, ditto, fedavg"),
+        ("fedvag", "unknown method 'fedvag'; did you mean 'fedavg'? allowed: apfl, apple, ditto"),
         ("", "unknown method ''"),
-        ("fedavg+dbee", "unknown add-on 'dbee'; did you mean 'dbe'? allowed: dbe, mr, prbm"),
+        ("fedavg+dbee", "unknown add-on 'dbee'; did you mean 'dbe'? allowed: dbe, ft, mr, prbm"),
         ("fedavg+", "unknown add-on ''"),
         ("fedavg+dbe(kapa=5)", "unknown option of prbm+mr 'kapa'; did you mean 'kappa'?"),
         ("fedavg(kappa=5)", "unknown option of fedavg 'kappa'"),
@@ -70,6 +70,6 @@ def test_an_add_on_that_a_method_does_not_take(monkeypatch: pytest.MonkeyPatch) 
 def test_descriptions_are_complete() -> None:
     found = {d["name"]: d for d in describe()}
     assert set(found) == {*METHODS, *ADDONS}
-    assert found["fedavg"]["addons"] == ["prbm", "mr", "dbe"]
+    assert found["fedavg"]["addons"] == ["prbm", "mr", "dbe", "ft"]
     assert [p["name"] for p in found["dbe"]["parameters"]][:3] == ["prbm_lr", "kappa", "mu"]
     assert all(p["meaning"] and p["allowed"] for d in describe() for p in d["parameters"])

@@ -32,7 +32,7 @@ from torch import Tensor
 from feddbe.local import Extra, Local
 from feddbe.methods.base import Parameters, Upload, parameter
 from feddbe.models.split import SplitModel
-from feddbe.state import State, weighted_mean, without
+from feddbe.state import State, weighted_mean
 from feddbe.task import Context
 from feddbe.terms import Batch, Term
 
@@ -132,8 +132,8 @@ class MR(AddOn):
         weights = samples if self.mean_weights == "samples" else [1] * len(uploads)
         new = {**server, **weighted_mean([{"mean": u.state["mean"]} for u in uploads], weights)}
         if self.init_keep_model:
-            models = weighted_mean([without(u.state, self.constant) for u in uploads], samples)
-            new |= {name: t for name, t in models.items() if name in server}
+            names = [name for name in ctx.task.model.parameters if name in server]
+            new |= weighted_mean([{name: u.state[name] for name in names} for u in uploads], samples)
         return new
 
     def _advance(self, batch: Batch, carry: State) -> State:
