@@ -47,15 +47,15 @@ def setting(e: Experiment, addons: str = "") -> Setting:
     """The same task for an oracle."""
     with seeds.torch_seeded(seeds.torch_seed(0, "model")):
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU()), nn.Linear(64, 10)
-    options, dataset = e.options, e.task.dataset
+    dataset = e.task.dataset
     return Setting(
         net,
-        (dataset.x.float() / 16 - 0.5) / 0.5,
+        dataset.x if dataset.x.is_floating_point() else (dataset.x.float() / 16 - 0.5) / 0.5,
         dataset.y,
         e.task.split.train,
-        rounds=options.rounds,
+        rounds=e.task.rounds,
         lr=0.1,
-        join=options.join,
+        join=e.options.join,
         kappa=1.0 if addons in ("mr", "dbe") else None,
         prbm=addons in ("prbm", "dbe"),
     )

@@ -24,15 +24,15 @@ __all__ = ["apple", "apple_client", "diversity", "fedfomo", "fedgen", "fomo_weig
 
 def generated(g: nn.Module, eps: Tensor, y: Tensor, classes: int, shape: torch.Size) -> Tensor:
     """Features of the labels y from this noise."""
-    made: Tensor = g(torch.cat([eps, one_hot(y, classes).float()], 1))
+    made: Tensor = g(torch.cat([eps, one_hot(y, classes).to(eps)], 1))
     return made.reshape(len(y), *shape)
 
 
 def diversity(eps: Tensor, z: Tensor) -> Tensor:
-    """exp(-mean over all pairs of the noise's distance times the features'): small where G spreads."""
-    apart = ((eps[:, None] - eps[None]) ** 2).mean(2)
+    """exp(-mean over all n^2 pairs of the noise's distance times the features'): small where G spreads."""
     z = z.flatten(1)
-    return (-(apart * (z[:, None] - z[None]).abs().mean(2)).mean()).exp()
+    half = (torch.pdist(eps) ** 2 / eps.shape[1] * torch.pdist(z, 1) / z.shape[1]).sum()  # j < k
+    return (-2 * half / len(z) ** 2).exp()
 
 
 def fedgen(
