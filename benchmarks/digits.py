@@ -1,9 +1,10 @@
-"""FedAvg+DBE against FedAvg on digits (20 clients, Dirichlet 0.1, published split), over seeds.
+"""Every method and combination on digits (20 clients, Dirichlet 0.1, published split), over seeds.
 
-    python benchmarks/digits.py [--seeds 3] [--out runs/benchmark-digits]
+    python benchmarks/digits.py [METHOD ...] [--seeds 3] [--out runs/benchmark-digits]
 
-Prints the table of docs/results.md: mean over seeds with the 95 % interval of Student's t, and that of the
-paired difference to FedAvg. Runs that are in --out already are not run again.
+Prints the table of docs/results.md: means over seeds with the 95 % interval of Student's t; for a method with
+an add-on also that of the paired difference to the plain one. Runs that are in --out already are not run
+again.
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ from statistics import mean, stdev
 
 from scipy.stats import t as student
 
-import feddbe
-from feddbe import api, config
-from feddbe.document import RunDocument
+from feddbe import api, config, methods
+from feddbe.document import Accuracy, RunDocument
 
-METHODS = ("fedavg", "fedavg+prbm", "fedavg+mr", "fedavg+dbe")
+
+def combinations() -> list[str]:
+    """Every method, and it with each add-on; fine-tuning on FedAvg only."""
+    found = []
+    for one in methods.describe():
+        if one["family"] != "add-on":
+            found += [one["name"], *(f"{one['name']}+{a}" for a in one["addons"] if a != "ft")]
+    return ["majority", "local", "fedavg+ft", *(name for name in found if name not in ("majority", "local"))]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -40,35 +47,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("methods", nargs="*", default=combinations())
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/benchmark-digits"))
     arguments = parser.parse_args()
-    runs = {m: [once(m, seed, arguments.out) for seed in range(arguments.seeds)] for m in METHODS}
-    feddbe.draw(arguments.out, [run for several in runs.values() for run in several])
 
-    print("| method | best round % | last round % | last - fedavg's last | s per round |")
-    print("|---|---|---|---|---|")
-    last = {m: [100 * accuracy(run, "last") for run in several] for m, several in runs.items()}
-    for method, several in runs.items():
-        best = interval([100 * accuracy(run, "best") for run in several])
-        end = interval(last[method])
-        gain = interval([a - b for a, b in zip(last[method], last["fedavg"], strict=True)])
-        gained = "" if method == "fedavg" else _plus_minus(gain, "+")
-        seconds = mean(run["cost"]["seconds"] for run in several)
-        cells = (method, _plus_minus(best), _plus_minus(end), gained, f"{seconds:.2f}")
-        print(f"| {' | '.join(cells)} |")
-    print(f"| majority class (floor) | {100 * runs['fedavg'][0]['floor']:.2f} | | | |")
+    print("| method | best round % | last round % | last - plain's last | after local training % | tuned % |")
+    print("|---|---|---|---|---|---|")
+    last: dict[str, list[float]] = {}
+    for method in arguments.methods:
+        runs = [once(method, seed, arguments.out) for seed in range(arguments.seeds)]
+        ends = [entry for run in runs if (entry := run["last"])]
+        last[method] = _percent([entry["accuracy"] for entry in ends])
+        plain = last.get(method.split("+")[0], [])
+        gains = [a - b for a, b in zip(last[method], plain, strict=True)] if "+" in method and plain else []
+        cells = [
+            method,
+            _shown(_percent([run["best"]["accuracy"] for run in runs if run["best"]])),
+            _shown(last[method]),
+            _shown(gains, "+"),
+            _shown(_percent([run["rounds"][-2]["after"] for run in runs])),
+            _shown(_percent([entry["adapted"] for entry in ends])),
+        ]
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def _plus_minus(value: tuple[float, float], sign: str = "") -> str:
-    return f"{value[0]:{sign}.2f} ± {value[1]:.2f}"
+def _percent(found: Sequence[Accuracy | None]) -> list[float]:
+    return [100 * accuracy["weighted"] for accuracy in found if accuracy]
 
 
-def accuracy(run: RunDocument, which: str) -> float:
-    entry = run["best"] if which == "best" else run["last"]
-    assert entry is not None
-    assert entry["accuracy"] is not None
-    return entry["accuracy"]["weighted"]
+def _shown(values: Sequence[float], sign: str = "") -> str:
+    if not values:
+        return ""
+    middle, half = interval(values)
+    return f"{middle:{sign}.2f} ± {half:.2f}"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,13 @@ def _accuracy(weighted: float) -> Accuracy:
 
 
 def document(
-    method: str, curve: Sequence[float | None], *, floor: float = 0.2, when: str = "before", **config: Any
+    method: str,
+    curve: Sequence[float | None],
+    *,
+    floor: float = 0.2,
+    when: str = "before",
+    bn_buffers: str | None = None,
+    **config: Any,
 ) -> RunDocument:
     """A run whose entry t has the weighted accuracy curve[t]; round t took t + 0.25 seconds, the start 99."""
     rounds: list[Entry] = [
@@ -46,6 +52,7 @@ def document(
         "last": shown[-1][1] if shown else None,
         "floor": floor,
         "newcomers": None,
+        "bn_buffers": bn_buffers,
         "cost": {"up": 61_000.0, "down": 2_330_000.0, "seconds": 1.0},
         "server_sha256": "",
         "clients_sha256": {},

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 import feddbe
-from feddbe import cli
+from feddbe import cli, data, defaults, models
 from feddbe.document import Entry
 from feddbe.loop import Watch
 from feddbe.methods import METHODS, FedAvg
@@ -176,7 +176,7 @@ MISTAKES = {
     "run fedavg --partition natural": ["'natural'", "client column", "iid"],
     # the words of the command line
     "rum fedavg": ["unknown command 'rum'", "did you mean 'run'?", "compare, data, methods, run, runs, show"],
-    "data shwo digits": ["unknown command 'shwo'", "did you mean 'show'?", "get, list, show"],
+    "data shwo digits": ["unknown command 'shwo'", "did you mean 'show'?", "get, list, plots, show"],
     "run fedavg --roundz 3": ["unknown option '--roundz'", "did you mean '--rounds'?", "--partition-seed"],
     "compare fedavg --jsn": ["unknown option '--jsn'", "did you mean '--json'?"],
     "data show digits --rounds 3": ["unknown option '--rounds'", "--partition,"],
@@ -375,9 +375,10 @@ def test_help_fits(
 def test_help_names_defaults(shell: Shell) -> None:
     words = " ".join(shell("run --help").out.split())
     for part in (
-        "digits, fmnist [digits]", "[dirichlet:0.1]", "clients N [20]", "[100, digits 40]", "partition [0]",
-        "[cnn 0.005, cnn_small 0.1, mlp 0.1]", "default, paper, official [default]", "keep, refuse [keep]",
-        "round [1.0]", "cnn, cnn_small, mlp",
+        f"{', '.join(data.SOURCES)} [digits]", "[dirichlet:0.1, har natural]", "clients N [20]",
+        "[100, digits 40]", "partition [0]", "[cnn 0.005, cnn_small 0.1, har_cnn 0.01, mlp 0.1, resnet18 0.1",
+        "default, paper, official [default]", "keep, refuse [keep]", "round [1.0]", ", ".join(models.MODELS),
+        "channels, scrambled [channels]",
     ):  # fmt: skip
         assert part in words
 
@@ -408,7 +409,7 @@ def test_methods_tells_every_parameter(columns: int, shell: Shell, monkeypatch: 
         assert one["name"] in words
         for parameter in one["parameters"]:
             assert f"{parameter['name']} {parameter['meaning']} {parameter['allowed']}; default" in words
-    assert "default 50 for cnn; 1 for cnn_small, mlp, own" in words
+    assert "default 50 for cnn; 1 for cnn_small, har_cnn, mlp, resnet18, own" in words
     assert [p["name"] for p in described["mr"]["parameters"]][:2] == ["kappa", "mu"]
 
 
@@ -435,6 +436,23 @@ def test_data_show_saves_plots_and_reads_back(shell: Shell, tmp_path: Path) -> N
     again = shell.json("data show digits --split mine.npz")
     assert again["clients"] == made["clients"]
     assert again["index_sha256"] == {**made["index_sha256"], "parts": None}
+
+
+def test_data_plots_draws_what_is_here(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FEDDBE_DATA", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    here = {"digits": ("iid", "pathological:2"), "cifar100": ("iid", "dirichlet:0.1")}
+    monkeypatch.setattr(defaults, "PAPER_SPLITS", here)
+    code, out, err = shell("data plots all/pictures")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "all/pictures/digits-iid.png",
+        "all/pictures/digits-pathological-2.png",
+        "cifar100 is not here: feddbe data get cifar100",
+    ]
+    for path in out.splitlines()[:2]:
+        assert (tmp_path / path).read_bytes().startswith(b"\x89PNG")
 
 
 # Runs that were cut off
@@ -566,9 +584,9 @@ def test_a_run_that_lost_patience_is_done(shell: Shell) -> None:
 
 DATA = ["--data-dir", "--partition", "--partition-seed", "--clients", "--split"]
 RUN = [
-    "--set", "--data", *DATA, "--model", "--cut", "--rounds", "--patience", "--epochs", "--batch", "--lr",
-    "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force", "--eval", "--eval-after",
-    "--train-loss", "--engine", "--out", "--resume", "--json",
+    "--set", "--data", *DATA, "--har-layout", "--model", "--cut", "--rounds", "--patience", "--epochs",
+    "--batch", "--lr", "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
+    "--eval", "--eval-after", "--train-loss", "--engine", "--out", "--resume", "--json",
 ]  # fmt: skip
 COMMANDS = {
     "run": RUN,
@@ -579,6 +597,7 @@ COMMANDS = {
     "data list": ["--data-dir", "--json"],
     "data get": ["--data-dir"],
     "data show": ["--save", "--plot", *DATA, "--json"],
+    "data plots": ["--data-dir"],
 }
 
 

@@ -181,8 +181,8 @@ ENTRY = {
 }  # fmt: skip
 DOCUMENT = {
     "method": str, "config": dict, "config_hash": str, "rounds": list, "best": dict, "last": dict,
-    "floor": float, "cost": dict, "server_sha256": str, "clients_sha256": dict, "peak_rss_mb": float,
-    "folder": str,
+    "floor": float, "bn_buffers": type(None), "cost": dict, "server_sha256": str, "clients_sha256": dict,
+    "peak_rss_mb": float, "folder": str,
 }  # fmt: skip
 
 

@@ -30,7 +30,9 @@ def test_the_options_and_their_defaults() -> None:
     """All of the command line's; what is None follows from data and model."""
     assert vars(Config()) == {
         "method": "", "data": "digits", "data_dir": None, "partition": None, "partition_seed": 1,
-        "split": None, "clients": None, "model": None, "cut": None, "rounds": None, "patience": None,
+        "split": None, "clients": None, "har_layout": None, "model": None, "cut": None, "fasttext_rep": None,
+        "rounds": None,
+        "patience": None,
         "epochs": 1, "batch": 10, "lr": None, "join": 1.0, "seed": 0, "variant": "default", "eval": "all",
         "eval_after": True, "train_loss": "training",
         "validation": 0.0, "newcomers": 0, "adapt_epochs": 10, "bn_buffers": "local", "short_batch": None,

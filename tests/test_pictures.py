@@ -138,20 +138,22 @@ def bubbles_of(labels: NDArray[np.int64]) -> tuple[Figure, PathCollection, list[
 def test_bubbles_stand_at_client_and_label_with_areas_in_proportion() -> None:
     labels = np.array([[0, 10, 0], [40, 0, 5]])
     figure, grid, key = bubbles_of(labels)
-    assert np.asarray(grid.get_offsets()).tolist() == [[0, 1], [1, 0], [1, 2]]
+    assert np.asarray(grid.get_offsets()).tolist() == [[1, 0], [0, 1], [1, 2]], "small ones last, on top"
     areas = grid.get_sizes()
-    assert areas / areas[0] == pytest.approx(np.array([1, 4, 0.5]))
+    assert areas / areas[0] == pytest.approx(np.array([1, 1 / 4, 1 / 8]))
     axes, side = figure.axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("client", "label")
     shown = {text.get_text(): one.get_sizes()[0] for text, one in zip(side.texts[1:], key, strict=True)}
     assert shown == {
-        "20": pytest.approx(2 * areas[0]),
+        "20": pytest.approx(areas[0] / 2),
         "5": pytest.approx(areas[2]),
-        "1": pytest.approx(areas[0] / 10),
+        "1": pytest.approx(areas[0] / 40),
     }
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (2, 2), (20, 10), (100, 10), (20, 100), (100, 100), (1000, 2)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (2, 2), (20, 10), (100, 10), (20, 100), (20, 200), (100, 100), (1000, 2)]
+)
 def test_an_even_split_does_not_run_together(shape: tuple[int, int]) -> None:
     """The diameter (the root of scatter's area) stays below the distance of neighbours, in points."""
     figure, grid, _ = bubbles_of(np.full(shape, 7))
@@ -160,7 +162,22 @@ def test_an_even_split_does_not_run_together(shape: tuple[int, int]) -> None:
     across = 72 * width * box.width / shape[0], 72 * height * box.height / shape[1]
     assert np.sqrt(grid.get_sizes().max()) < min(across)
     assert width <= 10
-    assert height <= 8
+    assert height <= (8 if shape[1] <= 100 else 14)
+
+
+@pytest.mark.parametrize("shape", [(20, 100), (20, 200)])
+def test_many_labels_can_be_told_apart(shape: tuple[int, int]) -> None:
+    """A label in a client is more than a speck, neighbours keep 4 points, and none is on the frame."""
+    labels = np.zeros(shape, np.int64)
+    labels[np.arange(shape[1]) * shape[0] // shape[1], np.arange(shape[1])] = 500
+    figure, grid, _ = bubbles_of(labels)
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    points = axes.transData.transform(np.array([[0, 0], [0, 1]])) * 72 / figure.dpi
+    assert points[1, 1] - points[0, 1] > 4
+    diameter = float(np.sqrt(grid.get_sizes().max()))
+    assert diameter > 8
+    assert points[0, 1] - diameter / 2 > axes.bbox.y0 * 72 / figure.dpi
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 2), (20, 10), (100, 100)])

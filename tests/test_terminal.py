@@ -117,6 +117,19 @@ def test_results_say_what_the_numbers_are() -> None:
     assert "(before local training: fedavg; after local training: moon)" in mixed
 
 
+def test_results_say_where_batch_norm_statistics_are() -> None:
+    plain, local = document("fedavg", RISING), document("moon", RISING, bn_buffers="local")
+    average = document("ditto", RISING, bn_buffers="average")
+    assert "BatchNorm" not in words(terminal.results_table([plain]))
+    assert "own. BatchNorm statistics: local, each client's own. Bytes" in words(
+        terminal.results_table([local])
+    )
+    assert "BatchNorm statistics: averaged over clients." in words(terminal.results_table([average] * 2))
+    assert "statistics: none: fedavg; local, each client's own: moon; averaged over clients: ditto." in words(
+        terminal.results_table([plain, local, average])
+    )
+
+
 def test_results_tell_runs_of_one_method_apart() -> None:
     same = [document("fedavg", RISING, seed=seed, out=f"runs/{seed}") for seed in (0, 1)]
     found = words(terminal.results_table([*same, document("moon", RISING, seed=2)]))

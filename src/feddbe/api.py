@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -13,17 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from feddbe import config, engines, folders, loop, pictures
+from feddbe import config, defaults, engines, folders, loop, pictures
 from feddbe.config import Config
+from feddbe.data import SOURCES
 from feddbe.data.dataset import Dataset
 from feddbe.document import RunDocument, score
 from feddbe.errors import BadInput, Diverged
-from feddbe.experiment import Experiment, label_counts, resolve
+from feddbe.experiment import Experiment, label_counts, load_data, resolve
 from feddbe.loop import Watch
 from feddbe.models import ModelSource
 from feddbe.store import Store
 
-__all__ = ["carry_out", "compare", "draw", "load", "run"]
+__all__ = ["carry_out", "compare", "draw", "draw_paper_splits", "load", "run"]
 
 _LABELS_AT_MOST = 100_000
 """Label counts of larger federations are not stored: nobody can look at them."""
@@ -127,11 +128,26 @@ def draw(folder: str | Path, documents: Sequence[RunDocument]) -> list[Path]:
     return paths
 
 
+def draw_paper_splits(folder: Path, data_dir: Path | None = None) -> Iterator[tuple[str, Path | None]]:
+    """Who holds what in the paper's settings: (data set, picture in `folder`), or None if it is not here."""
+    for source in SOURCES.values():
+        for spec in defaults.PAPER_SPLITS.get(source.name, ()):
+            if source.found(data_dir) is None:
+                yield source.name, None
+                break
+            options = Config(data=source.name, data_dir=str(data_dir) if data_dir else None, partition=spec)
+            dataset, split, _ = load_data(options)
+            path = folder / f"{source.name}-{spec.replace(':', '-')}.png"
+            title = f"{source.name}, {spec}, {split.clients} clients"
+            pictures.bubbles(path, label_counts(dataset, split), title)
+            yield source.name, path
+
+
 def _places(
     experiments: Sequence[Experiment], slugs: Sequence[str], options: Config, *, single: bool
 ) -> list[Path]:
     """The folder of each run; checked before any of them begins."""
-    data = Path(options.data).stem
+    data = Path(experiments[0].task.dataset.name).stem
     if options.out:
         root = Path(options.out).expanduser()
     elif options.resume:
@@ -199,6 +215,7 @@ def _meta(experiment: Experiment) -> dict[str, Any]:
         "config": experiment.config,
         "config_hash": experiment.config_hash,
         "floor": experiment.floor,
+        "bn_buffers": experiment.options.bn_buffers if task.model.buffers else None,
         "labels": label_counts(task.dataset, task.split).tolist() if small else None,
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {name: version(name) for name in packages} | {"python": platform.python_version()},
@@ -238,6 +255,7 @@ def _document(store: Store, *, hashes: bool = True) -> RunDocument:
         "last": known[-1] if known else None,
         "floor": store.meta("floor"),
         "newcomers": store.meta("newcomers"),
+        "bn_buffers": store.meta("bn_buffers"),
         "cost": {
             "up": sum(e["bytes_up"] for e in rounds) / calls,
             "down": sum(e["bytes_down"] for e in rounds) / calls,

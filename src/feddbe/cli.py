@@ -29,6 +29,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from feddbe import api, config, data, defaults, folders, listing, models, pictures, terminal
 from feddbe.config import Config
+from feddbe.document import at
 from feddbe.errors import Diverged, FeddbeError, StoreError, unknown
 from feddbe.experiment import label_counts, load_data
 from feddbe.loop import Watch
@@ -38,8 +39,8 @@ from feddbe.options import number_or_text
 __all__ = ["app", "main"]
 
 _SECTIONS = {
-    "Data": ("data", "data_dir", "partition", "partition_seed", "clients", "split"),
-    "Model": ("model", "cut"),
+    "Data": ("data", "data_dir", "partition", "partition_seed", "clients", "split", "har_layout"),
+    "Model": ("model", "cut", "fasttext_rep"),
     "Training": (
         "rounds", "patience", "epochs", "batch", "lr", "join", "seed", "variant", "short_batch", "bn_buffers",
         "force",
@@ -177,8 +178,9 @@ def _option(field: dataclasses.Field[Any], section: str) -> inspect.Parameter:
     names = field.metadata["choices"] or _NAMES.get(field.name, ())
     choices = f": {', '.join(names)}" if names else ""
     value = {"int": "N", "float": "X"}.get(kind) or _VALUES.get(field.name, "NAME")
+    name = field.name.replace("_", "-")
     option = typer.Option(
-        f"--{field.name.replace('_', '-')}",
+        f"--{name}/--no-{name}" if field.default is True else f"--{name}",
         help=field.metadata["meaning"] + choices + _default(field),
         show_default=False,
         rich_help_panel=section,
@@ -195,7 +197,7 @@ def _option(field: dataclasses.Field[Any], section: str) -> inspect.Parameter:
 
 def _default(field: dataclasses.Field[Any]) -> str:
     """An option's default, with what data sets and models have instead."""
-    if field.default is False:
+    if isinstance(field.default, bool):
         return ""
     general = defaults.GENERAL.get(field.name) if field.default is None else field.default
     layers = {**defaults.PER_DATA, **{k: v for k, v in defaults.PER_MODEL.items() if k != "own"}}
@@ -402,10 +404,17 @@ def _show(
     run: Annotated[
         str, typer.Argument(help="folder of a run or a comparison, or its name in runs/", show_default=False)
     ],
+    when: Annotated[
+        str, typer.Option(help="moment: published, before, adapted or after", show_default=False)
+    ] = "published",
     json: Json = False,
 ) -> int:
     """Show a run or a comparison: table and learning curves."""
+    if when not in (moments := ("published", "before", "adapted", "after")):
+        raise unknown("moment", when, moments)
     documents = [api.load(folder, hashes=json) for folder in folders.find_all(run)]
+    if when != "published":
+        documents = [at(document, when) for document in documents]
     if json:
         _print_json(documents[0] if len(documents) == 1 else {"runs": documents})
     else:
@@ -439,9 +448,10 @@ def _data_list(data_dir: DataDir = None, json: Json = False) -> int:
     if json:
         _print_json({"data": rows})
         return 0
+    width = max(len(name) for name in data.SOURCES)
     for row in rows:
         place = row["found"] or f"feddbe data get {row['name']}"
-        print(f"{row['name']:<8} {row['description']:<30} {place}")
+        print(f"{row['name']:<{width}} {row['description']:<30} {place}")
     return 0
 
 
@@ -463,7 +473,7 @@ def _data_get(
 
 
 def _data_show(
-    name: Annotated[str, typer.Argument(help="data set, or FILE.npz", show_default=False)],
+    name: Annotated[str, typer.Argument(help="data set, or your own file or folder", show_default=False)],
     options: dict[str, Any],
     save: Annotated[
         Path | None,
@@ -478,7 +488,7 @@ def _data_show(
     _, chosen = config.read(["data show"], {**options, "data": name})
     dataset, split, chosen = load_data(chosen)
     labels = label_counts(dataset, split)
-    title = f"{Path(name).name}, {chosen.partition or chosen.split}, {split.clients} clients"
+    title = f"{Path(name).name}, {chosen.partition or chosen.split or 'as given'}, {split.clients} clients"
     if plot is not None:
         pictures.bubbles(plot, labels, title)
     if save is not None:
@@ -488,8 +498,10 @@ def _data_show(
             {"train": len(train), "test": len(test), "labels": counts.tolist()}
             for train, test, counts in zip(split.train, split.test, labels, strict=True)
         ]
-        _print_json({"clients": rows, "index_sha256": split.index_sha256()})
+        _print_json({"clients": rows, "index_sha256": split.index_sha256(), "note": dataset.note})
         return 0
+    if dataset.note:
+        print(f"{dataset.name}: {dataset.note}")
     _print(terminal.split_table([*map(len, split.train)], [*map(len, split.test)], labels))
     for path in filter(None, (save, plot)):
         print(path)
@@ -499,6 +511,18 @@ def _data_show(
 data_app.command("show", cls=_Command)(
     _with_options(_data_show, "data_dir", "partition", "partition_seed", "split", "clients", "json")
 )
+
+
+@data_app.command("plots", cls=_Command)
+def _data_plots(
+    folder: Annotated[Path, typer.Argument(help="where the pictures go", show_default=False)],
+    data_dir: DataDir = None,
+) -> int:
+    """Draw who holds what in the paper's settings, for all data sets that are here."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, path in api.draw_paper_splits(folder, data_dir):
+        print(path or f"{name} is not here: feddbe data get {name}")
+    return 0
 
 
 # Output

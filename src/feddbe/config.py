@@ -20,14 +20,22 @@ class Config(Parameters):
     """What a run is asked to be; None means the default for the data and the model."""
 
     method: str = parameter("", "name, as in fedavg+dbe(kappa=5,mu=0.1)")
-    data: str = parameter("digits", "data set, or FILE.npz with x, y and perhaps client")
+    data: str = parameter("digits", "data set, or your own: FILE.npz, .csv, .parquet, FOLDER, hf:NAME")
     data_dir: str | None = parameter(None, "where data files are looked for first")
     partition: str | None = parameter(None, "iid, dirichlet:BETA, pathological:C or natural")
     partition_seed: int = parameter(1, "seed of the partition; 1 is the published split", low=0)
     split: str | None = parameter(None, "FILE.npz with a saved partition, instead of making one")
     clients: int | None = parameter(None, "number of clients N", low=1)
-    model: str | None = parameter(None, "model, by default the one that fits the data")
+    har_layout: str | None = parameter(
+        None, "HAR's windows: one signal per channel, or as published", choices=("channels", "scrambled")
+    )
+    model: str | None = parameter(None, "model, or FILE.py:FUNCTION; by default the one that fits the data")
     cut: str | None = parameter(None, "where the model is cut; default: before the last linear layer")
+    fasttext_rep: str | None = parameter(
+        None,
+        "fastText's representation: the hidden layer, or as published its log-softmax",
+        choices=("linear", "logsoftmax"),
+    )
     rounds: int | None = parameter(None, "aggregations", low=0)
     patience: int | None = parameter(
         None, "stop when the best accuracy is more than this many rounds old", low=1
@@ -41,7 +49,7 @@ class Config(Parameters):
         "default", "where paper and published code differ", choices=("default", "paper", "official")
     )
     eval: str = parameter("all", "who is evaluated each round: all, cohort or sample:M")
-    eval_after: bool = parameter(True, "evaluate after local training too")
+    eval_after: bool = parameter(True, "evaluate after local training too, which is the default")
     validation: float = parameter(
         0.0, "share of the training data that is held out to choose the best round by", low=0, high=0.9
     )

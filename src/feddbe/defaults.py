@@ -7,24 +7,60 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["GENERAL", "PER_DATA", "PER_MODEL", "VARIANTS"]
+__all__ = ["CUTS", "GENERAL", "PAPER_SPLITS", "PER_DATA", "PER_MODEL", "VARIANTS"]
 
-GENERAL: dict[str, Any] = {"partition": "dirichlet:0.1", "clients": 20, "rounds": 100, "short_batch": "keep"}
+GENERAL: dict[str, Any] = {
+    "partition": "dirichlet:0.1",
+    "clients": 20,
+    "rounds": 100,
+    "short_batch": "keep",
+    "har_layout": "channels",
+}
 
 PER_MODEL: dict[str, dict[str, Any]] = {
     "cnn": {"lr": 0.005, "mr": {"kappa": 50.0, "mu": 1.0}},
     "cnn_small": {"lr": 0.1, "mr": {"kappa": 1.0, "mu": 1.0}},
+    "fasttext": {"lr": 0.1, "fasttext_rep": "linear", "mr": {"kappa": 0.1, "mu": 1.0}},
+    "har_cnn": {"lr": 0.01, "mr": {"kappa": 1.0, "mu": 1.0}},
     "mlp": {"lr": 0.1, "mr": {"kappa": 1.0, "mu": 1.0}},
+    "resnet18": {"lr": 0.1, "mr": {"kappa": 1.0, "mu": 0.1}},
     "own": {"lr": 0.01, "mr": {"kappa": 1.0, "mu": 1.0}},
 }
-"""`own` is a module of the user's. kappa by the paper's criterion: MR's loss of the size of the task loss."""
+"""Published are cnn's, resnet18's and fasttext's kappa and mu, and cnn's lr; for har_cnn nothing is. `own` is
+a module of the user's. kappa elsewhere by the paper's criterion: MR's loss of the size of the task loss."""
 
-PER_DATA: dict[str, dict[str, Any]] = {"digits": {"rounds": 40}}
+PER_DATA: dict[str, dict[str, Any]] = {
+    "digits": {"rounds": 40},
+    "har": {"partition": "natural"},
+    "ag_news": {"partition": "dirichlet:1"},
+}
+
+PAPER_SPLITS: dict[str, tuple[str, ...]] = {
+    "fmnist": ("pathological:2", "dirichlet:0.1"),
+    "cifar100": ("pathological:10", "dirichlet:0.1"),
+    "tiny_imagenet": ("pathological:20", "dirichlet:0.1"),
+    "ag_news": ("dirichlet:1",),
+    "har": ("natural",),
+}
+"""The partitions that the paper's last appendix shows."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "paper": {"mr": {"init_mean": "exact"}},
-    "official": {"short_batch": "refuse", "mr": {"init_mean": "momentum", "init_epochs": "epochs"}},
-}
+    "official": {
+        "short_batch": "refuse",
+        "har_layout": "scrambled",
+        "fasttext_rep": "logsoftmax",
+        "mr": {"init_mean": "momentum", "init_epochs": "epochs"},
+        "fedgen": {"lite": True, "alpha": 1.0, "noise": 512, "hidden": 512, "steps": 1000, "gen_batch": 10,
+                   "gen_lr": 0.005},
+        "fedrep": {"head_epochs": 1},
+        "pfedme": {"evaluate": "w"},
+    },
+}  # fmt: skip
 """`default`: recommended. `paper`: its text, and the default where it is silent. `official`: the published
-code, whose preparation has as many epochs as a round, and which fails on a client smaller than a batch."""
+code, whose preparation has as many epochs as a round, and which fails on a client smaller than a batch; of
+other methods' faults in it, those that are an option here."""
+
+CUTS: dict[str, dict[str, str]] = {"official": {"har_cnn": "conv2"}}
+"""Variant -> model -> cut, where it is not before the last linear layer."""

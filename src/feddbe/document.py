@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, TypedDict
 
-__all__ = ["Accuracy", "Cost", "Entry", "Newcomers", "RunDocument", "labels", "moment", "points", "score"]
+__all__ = [
+    "Accuracy",
+    "Cost",
+    "Entry",
+    "Newcomers",
+    "RunDocument",
+    "at",
+    "labels",
+    "moment",
+    "points",
+    "score",
+]
 
 
 class Accuracy(TypedDict):
@@ -76,6 +87,8 @@ class RunDocument(TypedDict):
     floor: float
     """Weighted accuracy if each client always answers its own most frequent training label."""
     newcomers: Newcomers | None
+    bn_buffers: str | None
+    """Where BatchNorm statistics are kept: `local` or `average`; None: the model has none."""
     cost: Cost
     server_sha256: str
     clients_sha256: dict[str, str]
@@ -93,6 +106,16 @@ _MOMENTS = {
 def moment(when: str) -> str:
     """An entry's `when` in words; one that is not known stands for itself."""
     return _MOMENTS.get(when, when)
+
+
+def at(document: RunDocument, when: str) -> RunDocument:
+    """The same run, read at another moment: `before`, `adapted` or `after`."""
+    rounds: Any = [
+        {**e, "accuracy": e.get(when), "when": when, "validation": None} for e in document["rounds"]
+    ]
+    known = [entry for entry in rounds if entry["accuracy"]]
+    best, last = max(known, key=score, default=None), known[-1] if known else None
+    return {**document, "rounds": rounds, "best": best, "last": last}
 
 
 def score(entry: Entry) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["BadInput", "Diverged", "FeddbeError", "StoreError", "unknown"]
+__all__ = ["BadInput", "Diverged", "FeddbeError", "StoreError", "one_line", "unknown"]
 
 
 class FeddbeError(Exception):
@@ -44,3 +44,8 @@ def unknown(kind: str, value: str, allowed: Iterable[str]) -> BadInput:
     near = get_close_matches(value, names, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
     return BadInput(f"unknown {kind} '{value}'; {hint}allowed: {', '.join(names)}")
+
+
+def one_line(error: Exception) -> str:
+    """What somebody else's error says first; its kind if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

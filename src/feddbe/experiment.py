@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,20 +15,23 @@ import numpy.typing as npt
 
 from feddbe import data, defaults, models
 from feddbe.config import Config
+from feddbe.data import har
 from feddbe.data.dataset import Dataset
 from feddbe.data.partition import Split, load_split, partition
-from feddbe.errors import BadInput
+from feddbe.errors import BadInput, unknown
 from feddbe.evaluate.accuracy import majority_floor
 from feddbe.methods import Method, hyper_parameters, parse
 from feddbe.models import ModelSource
+from feddbe.models.own import FromFile, from_file, names_file
 from feddbe.state import sha256
 from feddbe.task import Task, Training
 
 __all__ = ["Experiment", "label_counts", "load_data", "resolve"]
 
 _NOT_IN_HASH = {"rounds", "patience", "engine", "out", "resume", "force", "json"}
-_NOT_IN_HASH |= {"method", "data", "data_dir", "split", "partition", "partition_seed"}
-"""A run can be extended, moved, and done elsewhere; the method is hashed by its parts, data by content."""
+_NOT_IN_HASH |= {"method", "data", "data_dir", "split", "partition", "partition_seed", "har_layout", "model"}
+"""A run can be extended, moved, and done elsewhere; the method is hashed by its parts, data by content, a
+model by its kind, and a user's own by content too."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,23 @@ def load_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset, 
     """The data, who holds which rows, and the options with partition and number of clients filled in."""
     directory = Path(config.data_dir).expanduser() if config.data_dir else None
     dataset = dataset or data.load(config.data, directory)
-    chosen = {**defaults.GENERAL, **defaults.PER_DATA.get(dataset.name, {})}
+    chosen = {
+        **defaults.GENERAL,
+        **defaults.PER_DATA.get(dataset.name, {}),
+        **defaults.VARIANTS[config.variant],
+    }
+    dataset, config = _laid_out(dataset, config, chosen["har_layout"])
+    given = dataset.split if config.partition is None else None
     if config.split is not None:
-        split = load_split(Path(config.split).expanduser(), len(dataset))
+        given = load_split(Path(config.split).expanduser(), len(dataset))
         if config.partition is not None:
             raise BadInput("--split and --partition exclude each other: the file is the partition")
-        if config.clients not in (None, split.clients):
-            raise BadInput(f"clients = {config.clients}; '{config.split}' has {split.clients}")
-        return dataset, _held_out(split, config), dataclasses.replace(config, clients=split.clients)
+    if given is not None:
+        if config.clients not in (None, given.clients):
+            raise BadInput(f"clients = {config.clients}; '{config.split or config.data}' has {given.clients}")
+        return dataset, _held_out(given, config), dataclasses.replace(config, clients=given.clients)
+    if dataset.client is not None:
+        chosen["partition"] = "natural"
     spec = config.partition or chosen["partition"]
     clients = config.clients
     if clients is None and spec != "natural":
@@ -75,9 +88,12 @@ def resolve(
     """Fill in every default, load the data, build the model and the method."""
     parse(name, force=options.force)  # a wrong name should not have to wait for the data
     dataset, split, options = load_data(options, dataset)
-    source = model or options.model or models.fitting(tuple(dataset.x.shape[1:]))
+    source = model or options.model or models.fitting(tuple(dataset.x.shape[1:]), dataset.tokens)
+    if isinstance(source, str) and names_file(source):
+        source = from_file(source)
     kind = source if isinstance(source, str) else "own"
-    built = models.build(source, dataset.inputs(dataset.x[:1]), dataset.classes, options.cut, options.seed)
+    if kind not in defaults.PER_MODEL:
+        raise unknown("model", kind, [*models.MODELS, "FILE.py:FUNCTION"])
     layers = [
         defaults.GENERAL,
         defaults.PER_MODEL[kind],
@@ -85,6 +101,16 @@ def resolve(
         defaults.VARIANTS[options.variant],
     ]
     chosen = {key: value for layer in layers for key, value in layer.items()}
+    representation = _representation(options, kind, chosen)
+    built = models.build(
+        source,
+        dataset.inputs(dataset.x[:1]),
+        dataset.classes,
+        options.cut or defaults.CUTS.get(options.variant, {}).get(kind),
+        options.seed,
+        words=dataset.tokens,
+        representation=representation or "linear",
+    )
     lr = chosen["lr"] if options.lr is None else options.lr
     rounds = chosen["rounds"] if options.rounds is None else options.rounds
     options = dataclasses.replace(
@@ -92,14 +118,17 @@ def resolve(
         lr=lr,
         rounds=rounds,
         short_batch=options.short_batch or chosen["short_batch"],
-        model=kind,
+        model=options.model if isinstance(source, FromFile) else kind,
         cut=built.cut,
+        fasttext_rep=representation,
     )
     _check_short(options, split)
-    mr = {key: value for layer in layers for key, value in layer.get("mr", {}).items()}
-    if mr.get("init_epochs") == "epochs":
-        mr["init_epochs"] = options.epochs
-    method = parse(name, {"mr": mr}, force=options.force)
+    parts: dict[str, dict[str, Any]] = {}
+    for part, values in (item for layer in layers for item in layer.items() if isinstance(item[1], dict)):
+        parts.setdefault(part, {}).update(values)
+    if parts["mr"].get("init_epochs") == "epochs":
+        parts["mr"]["init_epochs"] = options.epochs
+    method = parse(name, parts, force=options.force)
     _check_members(method, options, split)
 
     training = Training(lr, options.batch, options.epochs, options.bn_buffers)
@@ -107,8 +136,11 @@ def resolve(
     hashed = {key: value for key, value in config.items() if key not in _NOT_IN_HASH}
     hashed |= {"data": dataset.sha256(), "split": split.index_sha256() | {"parts": None}}
     hashed["sizes"] = [[len(rows) for rows in part] for part in (split.train, split.test)]
+    hashed["model"] = kind
     if kind == "own":
         hashed |= {"module": str(built.module), "theta0": sha256(built.parameters)}
+    if isinstance(source, FromFile):
+        hashed["file"] = source.sha256
     return Experiment(
         name=name,
         options=options,
@@ -118,6 +150,26 @@ def resolve(
         config_hash=hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest(),
         floor=majority_floor(dataset, split),
     )
+
+
+def _representation(options: Config, kind: str, chosen: Mapping[str, Any]) -> str | None:
+    """fastText's choice; for other models there is none."""
+    if kind == "fasttext":
+        return options.fasttext_rep or str(chosen["fasttext_rep"])
+    if options.fasttext_rep is not None:
+        raise BadInput(f"fasttext_rep = {options.fasttext_rep}; the model is '{kind}', not fasttext")
+    return None
+
+
+def _laid_out(dataset: Dataset, config: Config, default: str) -> tuple[Dataset, Config]:
+    """HAR's windows as `har_layout` says; for other data there is no such choice."""
+    if dataset.name != "har":
+        if config.har_layout is not None:
+            raise BadInput(f"har_layout = {config.har_layout}; the data is '{dataset.name}', not har")
+        return dataset, config
+    layout = config.har_layout or default
+    laid_out = har.scrambled(dataset) if layout == "scrambled" else dataset
+    return laid_out, dataclasses.replace(config, har_layout=layout)
 
 
 def label_counts(dataset: Dataset, split: Split) -> npt.NDArray[np.int64]:

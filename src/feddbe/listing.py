@@ -34,7 +34,11 @@ class _Methods:
                     yield Text()
                     yield from self._one(one)
             yield Text()
-        yield Text("Write them as fedavg+dbe(kappa=5,mu=0.1).", style="dim")
+        yield Text(
+            "Write them as fedavg+dbe(kappa=5,mu=0.1). Down and up are the messages of a round, private what "
+            "a client keeps to itself, in models; f and h are the model's parts, N is the number of clients.",
+            style="dim",
+        )
 
     def _one(self, one: Description) -> Iterator[RenderableType]:
         parts, addon = self._parts(one), one["family"] == "add-on"
@@ -42,6 +46,9 @@ class _Methods:
         yield Text.assemble((f"+{one['name']}" if addon else one["name"], "bold"), about.rstrip())
         if one["addons"]:
             yield Text(f"  takes {', '.join('+' + name for name in one['addons'])}")
+        if facts := one["facts"]:
+            sent = f"down {facts['down']}, up {facts['up']}, private {facts['private']}"
+            yield Text(f"  {sent}; evaluated: {facts['evaluated']}")
         if parts or not one["parameters"]:
             yield Text(f"  {'the parameters of both' if parts else 'no parameters of its own'}", style="dim")
             return
@@ -50,7 +57,10 @@ class _Methods:
         table.add_column(overflow="fold")
         for parameter in one["parameters"]:
             words = Text(parameter["meaning"])
-            words.append(f"\n{parameter['allowed']}; default {_default(parameter)}", style="dim")
+            about = f"\n{parameter['allowed']}; default {_default(parameter)}"
+            if parameter["search"]:
+                about += f"; try {parameter['search']}"
+            words.append(about, style="dim")
             table.add_row(parameter["name"], words)
         yield Padding(table, (0, 0, 0, 2))
 
@@ -70,9 +80,9 @@ def _default(parameter: dict[str, Any]) -> str:
     """The default, and where models have others, theirs."""
     name, chosen = parameter["name"], dict[str, list[str]]()
     for model, layer in defaults.PER_MODEL.items():
-        for part in layer.values():
-            if isinstance(part, dict) and name in part:
-                chosen.setdefault(_shown(part[name]), []).append(model)
+        theirs = layer.get(parameter["part"], {})
+        if name in theirs:
+            chosen.setdefault(_shown(theirs[name]), []).append(model)
     if not chosen:
         return _shown(parameter["default"])
     if len(chosen) == 1:

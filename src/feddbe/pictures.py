@@ -179,7 +179,8 @@ def _bubbles_figure(labels: NDArray[np.int64], title: str) -> Figure:
             f"bubbles need sample counts of clients x classes, not an array of shape {labels.shape}"
         )
     (clients, classes), most = labels.shape, max(1, int(labels.max()))
-    wide, high = _cell(clients, 7.4), _cell(classes, 6.4)
+    # With more than a hundred labels the picture grows to twice its height: two hundred can be told apart.
+    wide, high = _cell(clients, 7.4), _cell(classes, min(12.8, max(6.4, 0.064 * classes)))
     # In a fine grid of sparse data bubbles may overlap their neighbours, else all would be specks; the
     # fuller the grid, the smaller they are, so that an even split does not run into one blot.
     cell, fullness = 72 * min(wide, high), float(labels.sum()) / most / labels.size
@@ -193,9 +194,17 @@ def _bubbles_figure(labels: NDArray[np.int64], title: str) -> Figure:
     figure = Figure(figsize=(width, height))
     axes = figure.add_axes((left / width, bottom / height, grid_width / width, grid_height / height))
     client, label = np.nonzero(labels)
+    order = np.argsort(-labels[client, label], kind="stable")  # a small one is seen on top of a large one
+    client, label = client[order], label[order]
     area = largest**2 * labels[client, label] / most
-    axes.scatter(client, label, s=area, color=_COLOURS[0], alpha=0.85, linewidth=0, clip_on=False, zorder=2)
-    axes.set(xlim=(-0.5, clients - 0.5), ylim=(-0.5, classes - 0.5), xlabel="client", ylabel="label")
+    edge = np.where(area > 9, 0.4, 0.0)  # tells neighbours that overlap apart; a speck would vanish in it
+    axes.scatter(
+        client, label, s=area, c=_COLOURS[0], alpha=0.85, linewidths=edge.tolist(), edgecolors="white",
+        clip_on=False, zorder=2,
+    )  # fmt: skip
+    across, up = (max(0.5, 0.55 * largest / (72 * side)) for side in (wide, high))  # no bubble on the frame
+    axes.set(xlim=(-across, clients - 1 + across), ylim=(-up, classes - 1 + up))
+    axes.set(xlabel="client", ylabel="label")
     axes.set_xticks(range(0, clients, _step(wide)))
     axes.set_yticks(range(0, classes, _step(high)))
     axes.tick_params(length=0, labelsize=8)

@@ -17,6 +17,7 @@ __all__ = [
     "nbytes",
     "prefixed",
     "sha256",
+    "summed",
     "taken",
     "weighted_mean",
     "without",
@@ -33,9 +34,8 @@ def encode(state: Mapping[str, Tensor]) -> bytes:
 
 
 def decode(data: bytes) -> State:
-    """The state in safetensors bytes."""
-    state: State = safetensors.torch.load(data)
-    return state
+    """The state in safetensors bytes, in the order of its names (the library has none of its own)."""
+    return dict(sorted(safetensors.torch.load(data).items()))
 
 
 def nbytes(state: Mapping[str, Tensor]) -> int:
@@ -72,6 +72,12 @@ def taken(state: Mapping[str, Tensor], prefix: str) -> State:
 def prefixed(prefix: str, state: Mapping[str, Tensor]) -> State:
     """The same entries with the prefix before their names."""
     return {prefix + name: t for name, t in state.items()}
+
+
+def summed(parts: Mapping[str, Tensor]) -> Tensor:
+    """The sum of what was computed per name, in the order of the names: a dictionary's own order depends on
+    where it came from, and the last bits of a sum on its order."""
+    return torch.stack([parts[name] for name in sorted(parts)]).sum(0)
 
 
 def weighted_mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> State:

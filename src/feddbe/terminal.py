@@ -20,7 +20,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from feddbe.document import Entry, RunDocument, labels, moment, points
+from feddbe.document import Accuracy, Entry, RunDocument, labels, moment, points
 
 __all__ = ["RunRow", "curve", "results_table", "runs_table", "split_table"]
 
@@ -175,17 +175,20 @@ class _Results:
             table.add_column(name, justify="right", no_wrap=True)
         runs = labels(self.documents, ignore=("out",))
         for document, run in zip(self.documents, runs, strict=True):
-            # Two lines in one row, so that a long name has the room of both.
-            best = _entry("best", document["best"]) + (_cost(document) if costs else [])
-            last = _entry("last", document["last"]) + ([""] * 3 if costs else [])
-            table.add_row(_Name(run, "bold"), *("\n".join(pair) for pair in zip(best, last, strict=True)))
+            # All lines in one row, so that a long name has the room of all.
+            lines = [_entry("best", document["best"]), _entry("last", document["last"]), *_adapted(document)]
+            if costs:
+                lines = [lines[0] + _cost(document), *(line + [""] * 3 for line in lines[1:])]
+            table.add_row(_Name(run, "bold"), *("\n".join(column) for column in zip(*lines, strict=True)))
         table.add_section()
         for floor, data in _floors(self.documents).items():
             table.add_row(_Name(f"majority class{data}"), "", _percent(floor), style="dim")
         table.caption = _caption(
             f"Test accuracy in % of the deployed model {_moments(self.documents, runs)}: "
             "weighted by samples, mean of clients, mean of the worst tenth of clients. "
-            "The best round is chosen on test accuracy. Majority class: each client's own."
+            f"{_choice(self.documents)} Majority class: each client's own."
+            + _endings(self.documents)
+            + _statistics(self.documents, runs)
             + (" Bytes up and down are per client and round." if costs else "")
         )
         yield table
@@ -194,9 +197,37 @@ class _Results:
 def _entry(which: str, entry: Entry | None) -> list[str]:
     if entry is None or entry["accuracy"] is None:
         return [which, "-", "-", "-"]
-    found = entry["accuracy"]
-    numbers = (found["weighted"], found["mean"], found["worst_tenth"])
-    return [f"{which} @{entry['round']}", *map(_percent, numbers)]
+    return _numbers(f"{which} @{entry['round']}", entry["accuracy"])
+
+
+def _numbers(which: str, found: Accuracy | None) -> list[str]:
+    numbers = (found["weighted"], found["mean"], found["worst_tenth"]) if found else (None,) * 3
+    return [which, *map(_percent, numbers)]
+
+
+def _adapted(document: RunDocument) -> list[list[str]]:
+    """What came after the last round: fine-tuned clients, and newcomers before and after they adapted."""
+    lines, last, newcomers = [], document["last"], document["newcomers"]
+    if last and last["adapted"] and last["when"] != "adapted":
+        lines.append(_numbers("tuned", last["adapted"]))
+    if newcomers:
+        lines += [_numbers("new", newcomers["before"]), _numbers("new, tuned", newcomers["adapted"])]
+    return lines
+
+
+def _endings(documents: Sequence[RunDocument]) -> str:
+    """What the lines of `_adapted` mean, if there are any."""
+    epochs = {str(d["config"].get("adapt_epochs")) for d in documents if _adapted(d)}
+    if not epochs:
+        return ""
+    new = " New: clients that took no part in the training." if any(d["newcomers"] for d in documents) else ""
+    return f" Tuned: after {', '.join(sorted(epochs))} epochs of each client's own from the last model.{new}"
+
+
+def _choice(documents: Sequence[RunDocument]) -> str:
+    shares = {d["config"].get("validation") or 0.0 for d in documents}
+    on = {f"on {share:g} of the training data, held out" if share else "on test accuracy" for share in shares}
+    return f"The best round is chosen {' or '.join(sorted(on))}."
 
 
 def _cost(document: RunDocument) -> list[str]:
@@ -214,13 +245,32 @@ def _floors(documents: Sequence[RunDocument]) -> dict[float, str]:
 
 def _moments(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
     """When the accuracies were measured; with the names of the runs if that differs between them."""
+    pairs = zip(documents, names, strict=True)
+    found = [(moment(d["last"]["when"]), name) for d, name in pairs if d["last"] is not None]
+    if len({when for when, _ in found}) > 1:
+        return f"({_grouped(found)})"
+    return found[0][0] if found else moment("before")
+
+
+_STATISTICS = {"local": "local, each client's own", "average": "averaged over clients"}
+
+
+def _statistics(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
+    """Where BatchNorm statistics are, if a model has any; with the names of the runs if that differs."""
+    pairs = zip(documents, names, strict=True)
+    found = [(_STATISTICS.get(d["bn_buffers"] or "", "none"), name) for d, name in pairs]
+    kinds = {kind for kind, _ in found}
+    if kinds <= {"none"}:
+        return ""
+    return f" BatchNorm statistics: {_grouped(found) if len(kinds) > 1 else kinds.pop()}."
+
+
+def _grouped(pairs: Sequence[tuple[str, str]]) -> str:
+    """Each word with the names that it belongs to."""
     found: dict[str, list[str]] = {}
-    for document, name in zip(documents, names, strict=True):
-        if document["last"] is not None:
-            found.setdefault(moment(document["last"]["when"]), []).append(name)
-    if len(found) > 1:
-        return "(" + "; ".join(f"{when}: {', '.join(those)}" for when, those in found.items()) + ")"
-    return "".join(found) or moment("before")
+    for word, name in pairs:
+        found.setdefault(word, []).append(name)
+    return "; ".join(f"{word}: {', '.join(those)}" for word, those in found.items())
 
 
 # The learning curve

@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.models.split import SplitModel
-from feddbe.state import State
+from feddbe.state import State, summed
 
 __all__ = ["CROSS_ENTROPY", "Batch", "Term", "prox"]
 
@@ -55,7 +54,7 @@ def prox(weight: float, anchor: Mapping[str, Tensor]) -> Term:
     def pull(
         model: SplitModel, params: Mapping[str, Tensor], const: State, batch: Batch, key: int, carry: State
     ) -> tuple[Tensor, State]:
-        distances = [F.mse_loss(params[name], const[name], reduction="sum") for name in const]
-        return 0.5 * weight * torch.stack(distances).sum(), carry
+        distances = {name: F.mse_loss(params[name], const[name], reduction="sum") for name in const}
+        return 0.5 * weight * summed(distances), carry
 
     return Term(pull, dict(anchor))

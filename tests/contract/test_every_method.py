@@ -99,12 +99,12 @@ def test_few_samples_and_few_clients(name: str, sizes: tuple[int, ...], tmp_path
 
 NEEDS = {"contrast": "prbm", "mr_target": "mr", "level": "prbm"}
 """Options that say how a method goes with an add-on: without it they are dead, and may be."""
-WITH = {
+WITH: dict[str, dict[str, Any]] = {
     "delta": {"hessian": "free"}, "rounds_l": {"eta2": 0.5},
     "epsilon": {"m": 2}, "epsilon_decay": {"m": 2, "epsilon": 1},
 }  # fmt: skip
 """Options that only act together with another one, or hardly without."""
-OTHERS = {"m": [2], "epsilon": [1.0], "epsilon_decay": [1.0]}
+OTHERS: dict[str, list[Any]] = {"m": [2], "epsilon": [1.0], "epsilon_decay": [1.0]}
 """Values that three clients can tell from the default in six rounds."""
 NO_SERVER_MODEL = {"fedfomo": "init_keep_model"}
 """Of a method whose server has no model, the average before round 1 is not kept."""
@@ -162,5 +162,5 @@ def others(field: dataclasses.Field[Any], now: Any) -> list[Any]:
     if isinstance(now, bool):
         return [str(not now).lower()]
     if now is None:
-        return [0.01]
+        return [2] if "int" in str(field.type) else [0.01]
     return [now + 1] if isinstance(now, int) else [now / 2 if now else 0.25]

@@ -103,6 +103,20 @@ def test_whole(server: Server, target: Path, checksum: str | None) -> None:
     check(target)
 
 
+def test_without_a_published_sum_it_is_said(
+    server: Server, target: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    download(server.url, target, f"md5:{MD5}")
+    assert not caplog.records
+    target.unlink()
+    download(server.url, target)
+    (record,) = caplog.records
+    assert (
+        f"file.bin is not verified, its publisher gives no checksum; its SHA-256 {SHA256}"
+        in record.getMessage()
+    )
+
+
 def test_progress(server: Server, target: Path) -> None:
     seen: list[tuple[int, int | None]] = []
     download(server.url, target, progress=lambda done, total: seen.append((done, total)))
@@ -263,6 +277,7 @@ def test_no_place_to_write(server: Server, tmp_path: Path) -> None:
 def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FEDDBE_DATA", "")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     cache = tmp_path / ".cache" / "feddbe"
     assert folders("set", None) == [cache, cache / "set"]
     assert cache_folder("set", None) == cache / "set"
@@ -274,3 +289,5 @@ def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert cache_folder("set", None) == tmp_path / "env" / "set"
     assert cache_folder("set", Path("~/a")) == tmp_path / "a" / "set"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert folders("set", None)[-1] == tmp_path / "xdg" / "feddbe" / "set"

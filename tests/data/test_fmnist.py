@@ -50,6 +50,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.delenv("FEDDBE_DATA", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(fmnist, "DEBIAN", tmp_path / "debian")
     return tmp_path / "home"
 

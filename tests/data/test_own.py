@@ -58,6 +58,30 @@ def test_labels_of_any_number_type(tmp_path: Path, dtype: str) -> None:
     assert (data.y.tolist(), data.y.dtype) == (LABELS.tolist(), torch.int64)
 
 
+@pytest.mark.parametrize("kind", [str, "S"])
+def test_text_labels_are_numbered_in_sorted_order(tmp_path: Path, kind: Any) -> None:
+    data = load_npz(
+        save(tmp_path, x=IMAGES, y=np.array(["dog", "cat", "ant", "dog", "ant", "cat"]).astype(kind))
+    )
+    assert (data.y.tolist(), data.classes) == ([2, 1, 0, 2, 0, 1], 3)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_uint8_images_with_channels_last(tmp_path: Path, channels: int) -> None:
+    x = np.arange(6 * 4 * 5 * channels, dtype=np.uint16).reshape(6, 4, 5, channels).astype(np.uint8)
+    data = load_npz(save(tmp_path, x=x, y=LABELS))
+    assert data.x.shape == (6, channels, 4, 5)
+    assert data.x.is_contiguous()
+    assert np.array_equal(data.x.numpy(), np.moveaxis(x, 3, 1))
+    assert "channels last" in data.note
+
+
+@pytest.mark.parametrize("shape", [(6, 3, 5, 3), (6, 1, 5, 3), (6, 4, 5, 2)])
+def test_other_images_stay(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    data = load_npz(save(tmp_path, x=np.zeros(shape, np.uint8), y=LABELS))
+    assert (data.x.shape, data.note) == (shape, "")
+
+
 def test_classes_is_the_largest_label_plus_one(tmp_path: Path) -> None:
     assert load_npz(save(tmp_path, x=IMAGES, y=np.array([1, 1, 1, 5, 5, 1]))).classes == 6
 
@@ -107,7 +131,8 @@ NAN_IN_ROW_4 = np.where(np.arange(6) == 4, np.nan, 1.0)[:, None]
         ({"y": LABELS + 0.5}, "y in .* has the label 0.5; labels must be whole numbers"),
         ({"y": np.array([0, 1, np.nan, 0, 0, 0])}, "y in .* has the label nan; labels must be whole"),
         ({"y": np.array([0, 1, np.inf, 0, 0, 0])}, "y in .* has the label inf; labels must be whole"),
-        ({"y": np.array(list("abcabc"))}, "y in .* is <U1; it must hold whole numbers"),
+        ({"y": np.array(["a"] * 6)}, "y in .* has only the label 'a'; at least 2 classes are needed"),
+        ({"y": LABELS > 0}, "y in .* is bool; it must hold whole numbers 0, 1, 2, ... or text"),
         ({"y": LABELS * 0 + 1}, "y in .* has only the label 1; at least 2 classes are needed"),
         (
             {"y": LABELS + 1001},

@@ -128,6 +128,43 @@ def test_cifar100_with_100_clients() -> None:
     assert (min(held), max(held), sum(held)) == (275, 817, 60_000)
 
 
+COUNTS = {"fmnist": (10, 7000), "cifar100": (100, 600), "tiny_imagenet": (200, 500), "ag_news": (4, 31900)}
+"""Classes, and samples of each."""
+
+
+@pytest.mark.parametrize(("name", "labels"), [("fmnist", 2), ("cifar100", 10), ("tiny_imagenet", 20)])
+def test_pathological_settings_of_the_paper(name: str, labels: int) -> None:
+    """Clients come in blocks that share their labels; nobody else has them."""
+    classes, each = COUNTS[name]
+    split = partition(y := np.repeat(np.arange(classes), each), f"pathological:{labels}", 20)
+    assert split.parts is not None
+    assert np.array_equal(np.sort(np.concatenate(split.parts)), np.arange(classes * each))
+    held = [tuple(np.unique(y[rows]).tolist()) for rows in split.parts]
+    assert {len(one) for one in held} == {labels}
+    assert len(set(held)) == classes // labels
+    assert [len(train) for train in split.train] == [3 * n // 4 for n in sizes(split)]
+
+
+@pytest.mark.parametrize("clients", [20, 100])
+@pytest.mark.parametrize("name", ["cifar100", "tiny_imagenet"])
+def test_dirichlet_settings_of_the_paper(name: str, clients: int) -> None:
+    """From beta 0.01 to 5: all samples are given out, and clients become ever more alike."""
+    classes, each = COUNTS[name]
+    y = np.repeat(np.arange(classes), each)
+    skew = []
+    for beta in ("0.01", "0.1", "0.5", "1", "5"):
+        split = partition(y, f"dirichlet:{beta}", clients)
+        assert split.parts is not None
+        assert np.array_equal(np.sort(np.concatenate(split.parts)), np.arange(len(y)))
+        assert min(sizes(split)) >= 40
+        assert [len(train) for train in split.train] == [3 * n // 4 for n in sizes(split)]
+        counts = np.stack([np.bincount(y[rows], minlength=classes) for rows in split.parts])
+        skew.append(float((counts > 0).mean()))
+    assert skew == sorted(skew)
+    assert skew[0] < 0.15
+    assert skew[-1] > 0.95
+
+
 # --- properties ------------------------------------------------------------------------------------
 
 quick = settings(deadline=None, max_examples=40)

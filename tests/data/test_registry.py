@@ -12,7 +12,7 @@ from feddbe.errors import BadInput
 
 
 def test_every_source_says_what_it_is() -> None:
-    assert {"digits", "fmnist"} <= set(SOURCES)
+    assert {"digits", "fmnist", "cifar100", "tiny_imagenet"} <= set(SOURCES)
     for name, source in SOURCES.items():
         assert source.name == name
         assert source.description
@@ -29,6 +29,7 @@ def test_digits_by_name() -> None:
 def test_fmnist_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("FEDDBE_DATA", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(fmnist, "DEBIAN", tmp_path / "debian")
     assert SOURCES["fmnist"].get is not None
     assert SOURCES["fmnist"].found(tmp_path) is None
@@ -54,3 +55,8 @@ def test_unknown_name() -> None:
         load("digit")
     assert str(caught.value).startswith("unknown data set 'digit'; did you mean 'digits'? allowed: ")
     assert "FILE.npz" in str(caught.value)
+
+
+def test_missing_path() -> None:
+    with pytest.raises(BadInput, match=r"there is no file or folder nowhere/mine; accepted are FILE.npz, "):
+        load("nowhere/mine")

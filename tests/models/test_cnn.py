@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddbe.errors import BadInput
-from feddbe.models import MODELS, Builder, build, fitting
+from feddbe.models import MODELS, build, fitting
 from feddbe.models.cnn import cnn, cnn_small, mlp
 from feddbe.models.split import SplitModel
 from feddbe.seeds import torch_seeded
@@ -126,7 +126,9 @@ def test_pooling_before_relu_is_relu_before_pooling(kinds: int, layout: torch.me
 
 
 @pytest.mark.parametrize(("make", "side", "padding"), [(cnn, 16, 0), (cnn_small, 8, 1)])
-def test_the_layers_do_what_they_do_in_the_published_order(make: Builder, side: int, padding: int) -> None:
+def test_the_layers_do_what_they_do_in_the_published_order(
+    make: Callable[[tuple[int, ...], int], nn.Module], side: int, padding: int
+) -> None:
     """The same weights in conv, ReLU, pool: equal logits and gradients, though rounded weights give ties."""
     ours = make((1, side, side), 10)
     for p in ours.parameters():
@@ -153,7 +155,8 @@ def test_the_layers_do_what_they_do_in_the_published_order(make: Builder, side: 
 def test_the_model_that_fits_the_data() -> None:
     shapes: dict[tuple[int, ...], str] = {
         (1, 28, 28): "cnn", (3, 16, 99): "cnn", (3, 15, 99): "cnn_small", (1, 4, 4): "cnn_small",
-        (1, 3, 9): "mlp", (561,): "mlp", (9, 1, 128): "mlp", (2, 3): "mlp", (2, 20, 20, 20): "mlp",
+        (1, 3, 9): "mlp", (561,): "mlp", (9, 1, 128): "har_cnn", (3, 1, 28): "har_cnn", (3, 1, 27): "mlp",
+        (2, 3): "mlp", (2, 20, 20, 20): "mlp",
     }  # fmt: skip
     assert {shape: fitting(shape) for shape in shapes} == shapes
     for shape, name in shapes.items():
@@ -162,14 +165,17 @@ def test_the_model_that_fits_the_data() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_start_follows_the_seed_and_nothing_else(name: str) -> None:
-    sample = torch.zeros(1, 1, 16, 16)
+    samples = {"har_cnn": torch.zeros(1, 1, 1, 28), "fasttext": torch.zeros(1, 6, dtype=torch.long)}
+    sample = samples.get(name, torch.zeros(1, 1, 16, 16))
+    other = {"resnet18": "b1", "fasttext": "embedding"}.get(name, "fc1.0")
+    words = 9 if name == "fasttext" else 0
     state = torch.get_rng_state()
-    first = sha256(build(name, sample, 3, None, 5).parameters)
+    first = sha256(build(name, sample, 3, None, 5, words=words).parameters)
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(3)
-    assert sha256(build(name, sample, 3, None, 5).parameters) == first
-    assert sha256(build(name, sample, 3, "fc1.0", 5).parameters) == first
-    assert sha256(build(name, sample, 3, None, 6).parameters) != first
+    assert sha256(build(name, sample, 3, None, 5, words=words).parameters) == first
+    assert sha256(build(name, sample, 3, other, 5, words=words).parameters) == first
+    assert sha256(build(name, sample, 3, None, 6, words=words).parameters) != first
 
 
 def test_a_function_is_called_under_the_seed() -> None:
@@ -196,9 +202,12 @@ def test_the_weights_of_a_module_or_a_pair_are_the_start() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "fast"), [((1, 16, 16), True), ((3, 15, 64), False), ((64,), False), ((20, 20), False)]
+    ("shape", "fast"),
+    [((1, 16, 16), True), ((3, 15, 64), False), ((9, 1, 128), True), ((64,), False), ((20, 20), False)],
 )
-def test_only_images_from_16_on_get_the_fast_layout(shape: tuple[int, ...], fast: bool) -> None:
+def test_only_images_from_16_on_and_long_signals_get_the_fast_layout(
+    shape: tuple[int, ...], fast: bool
+) -> None:
     assert build("mlp", torch.zeros(1, *shape), 3, None, 0).onednn == fast
 
 
@@ -220,7 +229,8 @@ def test_a_model_that_does_not_fit(name: str, shape: tuple[int, ...], least: int
 
 
 def test_a_model_that_does_not_exist() -> None:
-    message = "unknown model 'cnn_smal'; did you mean 'cnn_small'? allowed: cnn, cnn_small, mlp"
+    allowed = ", ".join(sorted(["FILE.py:FUNCTION", *MODELS]))
+    message = f"unknown model 'cnn_smal'; did you mean 'cnn_small'? allowed: {allowed}"
     with pytest.raises(BadInput, match=f"^{re.escape(message)}$"):
         build("cnn_smal", torch.zeros(1, 1, 8, 8), 10, None, 0)
 

@@ -1,4 +1,4 @@
-"""Data sets by name, or from a user's file."""
+"""Data sets by name, or a user's own in one of several forms."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddbe.data import digits, fmnist
+from feddbe.data import ag_news, cifar100, digits, fmnist, har, tiny_imagenet
 from feddbe.data.dataset import Dataset
 from feddbe.data.download import Progress
-from feddbe.data.own import load_npz
+from feddbe.data.forms import FORMS, load_own
 from feddbe.errors import unknown
 
 __all__ = ["SOURCES", "Dataset", "Source", "load"]
@@ -38,15 +38,26 @@ SOURCES: dict[str, Source] = {
     for source in (
         Source("digits", "1,797 grey digits of 8x8", lambda _: digits.load(), lambda _: "in scikit-learn"),
         Source("fmnist", "70,000 grey clothes of 28x28", fmnist.load, fmnist.find, fmnist.get),
+        Source("cifar100", "60,000 colour images of 32x32", cifar100.load, cifar100.find, cifar100.get),
+        Source(
+            "tiny_imagenet",
+            "100,000 colour images of 64x64",
+            tiny_imagenet.load,
+            tiny_imagenet.find,
+            tiny_imagenet.get,
+        ),
+        Source("har", "10,299 sensor windows, 30 users", har.load, har.find, har.get),
+        Source("ag_news", "127,600 news in 4 classes", ag_news.load, ag_news.found, ag_news.get),
     )
 }
 
 
 def load(name_or_path: str | Path, data_dir: Path | None = None) -> Dataset:
-    """The data set of this name, or the one in this .npz file."""
+    """The data set of this name, or the user's own in this place."""
     wanted = str(name_or_path)
-    if wanted.endswith(".npz"):
-        return load_npz(Path(wanted).expanduser())
-    if wanted not in SOURCES:
-        raise unknown("data set", wanted, [*SOURCES, "FILE.npz"])
-    return SOURCES[wanted].load(data_dir)
+    if wanted in SOURCES:
+        return SOURCES[wanted].load(data_dir)
+    own = load_own(wanted)
+    if own is None:
+        raise unknown("data set", wanted, [*SOURCES, *FORMS])
+    return own

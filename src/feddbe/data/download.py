@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError
@@ -13,11 +14,12 @@ from urllib.request import Request, urlopen
 
 from feddbe.errors import BadInput
 
-__all__ = ["Progress", "cache_folder", "download", "folders"]
+__all__ = ["Progress", "cache_folder", "cache_folders", "download", "find_first", "folders", "missing"]
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes of this file that are here and, if the server says so, the bytes in all."""
 
+_log = logging.getLogger("feddbe")
 _CHUNK = 1 << 18
 _TIMEOUT = 30.0
 _TRIES = 3  # in a row without a new byte
@@ -26,7 +28,8 @@ _PAUSE = 0.25
 
 def _roots(data_dir: Path | None) -> list[Path]:
     named = [Path(place) for place in (data_dir, os.environ.get("FEDDBE_DATA")) if place]
-    return [root.expanduser() for root in (*named, Path("~/.cache/feddbe"))]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "feddbe"
+    return [root.expanduser() for root in (*named, home)]
 
 
 def folders(name: str, data_dir: Path | None) -> list[Path]:
@@ -34,9 +37,27 @@ def folders(name: str, data_dir: Path | None) -> list[Path]:
     return [folder for root in _roots(data_dir) for folder in (root, root / name)]
 
 
+def cache_folders(name: str, data_dir: Path | None) -> list[Path]:
+    """Where a data set's files can be written, the place to try first first."""
+    return [root / name for root in _roots(data_dir)]
+
+
 def cache_folder(name: str, data_dir: Path | None) -> Path:
     """Where a data set's files are downloaded to."""
-    return _roots(data_dir)[0] / name
+    return cache_folders(name, data_dir)[0]
+
+
+def find_first(name: str, data_dir: Path | None, candidates: Sequence[str]) -> Path | None:
+    """The first of these files or folders that is in one of the data set's places."""
+    places = [folder / candidate for folder in folders(name, data_dir) for candidate in candidates]
+    return next((place for place in places if place.exists()), None)
+
+
+def missing(title: str, name: str, data_dir: Path | None, files: str, *also: str) -> BadInput:
+    """The error for a data set that is nowhere: where it was looked for, and what to put where."""
+    looked = ", ".join(map(str, folders(name, data_dir)))
+    ways = [f"run 'feddbe data get {name}'", *also, f"or put {files} into {cache_folder(name, data_dir)}"]
+    return BadInput(f"{title} is in none of {looked}; {', '.join(ways)}")
 
 
 class _Interrupted(Exception):
@@ -65,7 +86,13 @@ def download(url: str, target: Path, checksum: str | None = None, progress: Prog
                 "removed, try again later or fetch the file from elsewhere"
             )
         part.replace(target)
-        return _recorded(target, record)
+        sha256 = _recorded(target, record)
+        if checksum is None:
+            _log.warning(
+                "feddbe: %s is not verified, its publisher gives no checksum; its SHA-256 %s is kept in %s",
+                target, sha256, record.name,
+            )  # fmt: skip
+        return sha256
     except OSError as error:
         raise BadInput(
             f"cannot write {target}: {error.strerror or error}; choose another --data-dir"

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from feddbe.data.dataset import Dataset
-from feddbe.data.download import Progress, cache_folder, download, folders
+from feddbe.data.download import Progress, cache_folder, download, folders, missing
 from feddbe.data.idx import read_idx
 from feddbe.errors import BadInput
 
@@ -44,12 +44,9 @@ def load(data_dir: Path | None) -> Dataset:
     """Train set then test set, in file order."""
     folder = find(data_dir)
     if folder is None:
-        raise BadInput(
-            f"Fashion-MNIST is in none of {', '.join(map(str, _places(data_dir)))}; "
-            "run 'feddbe data get fmnist', install the Debian package dataset-fashion-mnist, "
-            f"or put the four files ({', '.join(f'{name}.gz' for name in MD5)}) "
-            f"into {cache_folder('fmnist', data_dir)}"
-        )
+        debian = f"install the Debian package dataset-fashion-mnist (it goes to {DEBIAN})"
+        files = f"the four files ({', '.join(f'{name}.gz' for name in MD5)})"
+        raise missing("Fashion-MNIST", "fmnist", data_dir, files, debian)
     parts = [_pair(folder, part) for part in ("train", "t10k")]
     return Dataset(
         name="fmnist",

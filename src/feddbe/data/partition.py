@@ -238,7 +238,7 @@ def _natural(client: Indices | None, clients: int | None) -> list[Indices]:
     if clients is not None and clients != len(parts):
         raise BadInput(
             f"clients = {clients}, but the data's client column has {len(parts)}; "
-            f"leave the number out or give {len(parts)}"
+            f"leave the number out, give {len(parts)}, or choose another partition"
         )
     return parts
 

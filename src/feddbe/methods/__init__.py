@@ -64,6 +64,8 @@ class Description(TypedDict):
     family: str
     addons: list[str]
     parameters: list[dict[str, Any]]
+    facts: dict[str, str]
+    """Messages and private state in models, and what is evaluated."""
 
 
 Defaults = Mapping[str, Mapping[str, Any]]
@@ -107,13 +109,16 @@ def describe() -> list[Description]:
             parameters=[
                 {
                     "name": field.name,
+                    "part": part.name,
                     "default": field.default,
                     "allowed": allowed(field),
+                    "search": field.metadata["search"],
                     "meaning": field.metadata["meaning"],
                 }
                 for part in parts
                 for field in dataclasses.fields(part)
             ],
+            facts=parts[0].facts._asdict() if issubclass(parts[0], Method) else {},
         )
         for name, parts in ({name: (cls,) for name, cls in METHODS.items()} | ADDONS).items()
     ]

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.local import Local
-from feddbe.methods.base import parameter
+from feddbe.methods.base import Facts, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, PERSONAL
 from feddbe.models.split import SplitModel
-from feddbe.state import State, prefixed, taken
+from feddbe.state import State, prefixed, summed, taken
 from feddbe.task import Context
 from feddbe.terms import Batch, Term
 
@@ -42,6 +42,7 @@ class APFL(FedAvg):
 
     name: ClassVar[str] = "apfl"
     family: ClassVar[str] = "personalized"
+    facts: ClassVar[Facts] = Facts(private="1 + 1 number", evaluated="the mixture of v_i and the new w")
     private: ClassVar[tuple[str, ...]] = (PERSONAL, ALPHA)
     refuses = NO_PRBM
 
@@ -75,10 +76,11 @@ class APFL(FedAvg):
         w = {name: params[name].detach() for name in v}
         mixture = {name: m.requires_grad_() for name, m in _mixture(carry, w).items()}
         loss = F.cross_entropy(model.forward(mixture, batch.x).logits, batch.y)
-        grads = dict(zip(mixture, torch.autograd.grad(loss, list(mixture.values())), strict=True))
+        every = torch.autograd.grad(loss, list(mixture.values()))
+        grads = {name: g.to_dense() for name, g in zip(mixture, every, strict=True)}
         moved = {name: p - lr * alpha * grads[name] for name, p in v.items()}
         if self.adaptive:
-            slope = torch.stack([((v[n] - w[n]) * grads[n]).sum() for n in v]).sum()
+            slope = summed({n: ((v[n] - w[n]) * grads[n]).sum() for n in v})
             alpha = (alpha - lr * slope).clamp(0, 1)
         return None, prefixed(PERSONAL, moved) | {ALPHA: alpha}
 

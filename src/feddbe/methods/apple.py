@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from feddbe.local import Local, Samples
-from feddbe.methods.base import Method, Upload, parameter
+from feddbe.methods.base import Facts, Method, Upload, parameter
 from feddbe.methods.personal import NO_MR, NO_PRBM
 from feddbe.seeds import torch_seed
-from feddbe.state import State, prefixed, taken
+from feddbe.state import State, prefixed, summed, taken
 from feddbe.task import Context
 
 __all__ = ["APPLE"]
@@ -50,6 +50,7 @@ class APPLE(Method):
 
     name: ClassVar[str] = "apple"
     family: ClassVar[str] = "personalized"
+    facts: ClassVar[Facts] = Facts("N", private="N numbers", evaluated="the mixture of the new cores")
     private: ClassVar[tuple[str, ...]] = (RELATIONS,)
     keeps_uploads: ClassVar[bool] = True
     needs_all: ClassVar[str] = "every model is a mixture of the cores of all clients"
@@ -90,7 +91,7 @@ class APPLE(Method):
         def step(now: _Mixing, const: Tensor, samples: Samples, key: int) -> _Mixing:
             cores, p = now
             g, _ = local.gradient(_mixture(now), samples)
-            slopes = torch.stack([torch.tensordot(c, g[n], g[n].dim()) for n, c in cores.items()]).sum(0)
+            slopes = summed({n: torch.tensordot(c, g[n], g[n].dim()) for n, c in cores.items()})
             for name, c in cores.items():  # in place: this stack of all cores is ours, and large
                 c[own] -= eta1 * p[own] * g[name]
             return _Mixing(cores, p - self.eta2 * (slopes + pull * (p - const)))

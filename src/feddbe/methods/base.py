@@ -13,7 +13,7 @@ from feddbe.options import Parameters, parameter
 from feddbe.state import State
 from feddbe.task import Context
 
-__all__ = ["PERSONAL", "Method", "Parameters", "Upload", "parameter"]
+__all__ = ["PERSONAL", "Facts", "Method", "Parameters", "Upload", "parameter"]
 
 PERSONAL = "personal/"
 """Prefix of a client's own parameters."""
@@ -27,11 +27,22 @@ class Upload(NamedTuple):
     state: State
 
 
+class Facts(NamedTuple):
+    """What `feddbe methods` tells of a method. Messages of a round and private state are in models, f and h
+    being its parts, N the clients; `numbers` are single ones."""
+
+    down: str = "1"
+    up: str = "1"
+    private: str = "0"
+    evaluated: str = "the global model"
+
+
 @dataclass(frozen=True)
 class Method(Parameters):
     """What a method is. Functions are pure; `received` is the message of this round plus the constants."""
 
     family: ClassVar[str] = "traditional"
+    facts: ClassVar[Facts] = Facts()
     private: ClassVar[tuple[str, ...]] = ()
     """What never leaves a client: names, or prefixes that end with a slash."""
     constant: ClassVar[tuple[str, ...]] = ()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from feddbe.local import Local
-from feddbe.methods.base import parameter
+from feddbe.methods.base import Facts, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, PERSONAL
 from feddbe.state import State, prefixed, taken
@@ -33,12 +33,15 @@ class Ditto(FedAvg):
 
     name: ClassVar[str] = "ditto"
     family: ClassVar[str] = "personalized"
+    facts: ClassVar[Facts] = Facts(private="1", evaluated="v_i")
     private: ClassVar[tuple[str, ...]] = (PERSONAL,)
     refuses = NO_PRBM
     deployed_track: ClassVar[str] = "personal"
 
     lam: float = parameter(1.0, "pull of the personal model to the global one", low=0, search="0.1 1 2")
-    personal_epochs: int = parameter(1, "epochs of the personal model", low=1, search="1 2 5")
+    personal_epochs: int | None = parameter(
+        None, "epochs of the personal model; none: as many as a round has", low=1, search="1 2 5"
+    )
     mr_target: str = parameter("global", "tracks on which MR acts", choices=("global", "both"))
 
     @property

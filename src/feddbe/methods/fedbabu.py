@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from feddbe.local import Local
+from feddbe.methods.base import Facts
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM
 from feddbe.state import State
@@ -25,6 +26,7 @@ class FedBABU(FedAvg):
 
     name: ClassVar[str] = "fedbabu"
     family: ClassVar[str] = "personalized"
+    facts: ClassVar[Facts] = Facts("f", "f", evaluated="the new f with the first h; at the end fine-tuned")
     adapts: ClassVar[str] = "last"
     refuses = NO_PRBM
 

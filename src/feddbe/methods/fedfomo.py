@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 from feddbe import seeds
 from feddbe.local import Local
-from feddbe.methods.base import Method, Upload, parameter
+from feddbe.methods.base import Facts, Method, Upload, parameter
 from feddbe.methods.personal import NO_PRBM
-from feddbe.state import State, prefixed, taken, weighted_mean
+from feddbe.state import State, prefixed, summed, taken, weighted_mean
 from feddbe.task import Context
 
 __all__ = ["FedFomo"]
@@ -41,6 +41,9 @@ class FedFomo(Method):
 
     name: ClassVar[str] = "fedfomo"
     family: ClassVar[str] = "personalized"
+    facts: ClassVar[Facts] = Facts(
+        "m - 1", "1 + N numbers", private="2", evaluated="the model as last trained"
+    )
     same_for_all: ClassVar[bool] = False
     keeps_uploads: ClassVar[bool] = True
     refuses = NO_PRBM
@@ -110,4 +113,4 @@ def _loss(local: Local, params: State) -> float:
 
 
 def _distance(a: State, b: State) -> float:
-    return float(torch.stack([F.mse_loss(a[n], b[n], reduction="sum") for n in b]).sum().sqrt())
+    return float(summed({n: F.mse_loss(a[n], b[n], reduction="sum") for n in b}).sqrt())

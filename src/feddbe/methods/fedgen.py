@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.local import Local
-from feddbe.methods.base import Upload, parameter
+from feddbe.methods.base import Facts, Upload, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.generator import ADAM, generate, sameness, start, trained
 from feddbe.models.split import SplitModel
@@ -47,6 +47,7 @@ class FedGen(FedAvg):
     """
 
     name: ClassVar[str] = "fedgen"
+    facts: ClassVar[Facts] = Facts(down="1 + generator")
     constant: ClassVar[tuple[str, ...]] = (PRIOR,)
 
     alpha: float = parameter(10.0, "weight of generated samples", low=0, search="0.1 1 10")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from feddbe.local import Local
+from feddbe.methods.base import Facts
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, PERSONAL
 from feddbe.state import State, prefixed, taken
@@ -24,6 +25,7 @@ class FedPer(FedAvg):
 
     name: ClassVar[str] = "fedper"
     family: ClassVar[str] = "personalized"
+    facts: ClassVar[Facts] = Facts("f", "f", private="h", evaluated="the new f with the client's h")
     private: ClassVar[tuple[str, ...]] = (PERSONAL,)
     refuses = NO_PRBM
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.local import Local
+from feddbe.methods.base import Facts
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, PERSONAL
 from feddbe.models.split import SplitModel
@@ -36,6 +37,7 @@ class FedRoD(FedAvg):
 
     name: ClassVar[str] = "fedrod"
     family: ClassVar[str] = "personalized"
+    facts: ClassVar[Facts] = Facts(private="h", evaluated="the global model plus the client's h_p")
     private: ClassVar[tuple[str, ...]] = (PERSONAL,)
     refuses = NO_PRBM
 

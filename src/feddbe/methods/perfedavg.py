@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from feddbe.local import Local, Samples
-from feddbe.methods.base import parameter
+from feddbe.methods.base import Facts, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_MR, NO_PRBM
 from feddbe.state import State
@@ -35,6 +35,7 @@ class PerFedAvg(FedAvg):
 
     name: ClassVar[str] = "perfedavg"
     family: ClassVar[str] = "personalized"
+    facts: ClassVar[Facts] = Facts(evaluated="the global model after one step")
     adapts: ClassVar[str] = "each"
     refuses = NO_PRBM
     cannot = NO_MR

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from feddbe.local import Local, Samples
-from feddbe.methods.base import Method, Upload, parameter
+from feddbe.methods.base import Facts, Method, Upload, parameter
 from feddbe.methods.personal import NO_MR, NO_PRBM, PERSONAL
 from feddbe.state import State, prefixed, taken, weighted_mean
 from feddbe.task import Context
@@ -33,6 +33,7 @@ class PFedMe(Method):
 
     name: ClassVar[str] = "pfedme"
     family: ClassVar[str] = "personalized"
+    facts: ClassVar[Facts] = Facts(private="1", evaluated="theta_i")
     private: ClassVar[tuple[str, ...]] = (PERSONAL,)
     refuses = NO_PRBM
     cannot = NO_MR

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from feddbe.local import Local
-from feddbe.methods.base import Method, Upload, parameter
+from feddbe.methods.base import Facts, Method, Upload, parameter
 from feddbe.state import State, prefixed, taken, weighted_mean, without
 from feddbe.task import Context
 
@@ -31,6 +31,7 @@ class Scaffold(Method):
     """
 
     name: ClassVar[str] = "scaffold"
+    facts: ClassVar[Facts] = Facts("2", "2", private="1")
 
     eta_g: float = parameter(1.0, "server learning rate", above=0, search="0.5 1")
 

@@ -2,50 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
-from feddbe.errors import BadInput, unknown
+from feddbe.errors import BadInput, one_line, unknown
 from feddbe.models.cnn import cnn, cnn_small, mlp
+from feddbe.models.fasttext import fasttext
+from feddbe.models.har_cnn import har_cnn
+from feddbe.models.resnet import CUTS, resnet18
 from feddbe.models.split import Forward, Halves, SplitModel
 from feddbe.seeds import torch_seed, torch_seeded
 
-__all__ = ["MODELS", "Forward", "ModelSource", "SplitModel", "build", "fitting"]
+__all__ = ["MODELS", "Forward", "Known", "ModelSource", "SplitModel", "build", "fitting"]
 
-Builder = Callable[[tuple[int, ...], int], nn.Module]
+Shape = tuple[int, ...]
+Builder = Callable[[Shape, int], nn.Module | Halves]
 ModelSource = str | nn.Module | Halves | Builder
 """A model's name, a module whose weights are the start, a pair (features, classifier), or a function that
-makes a module for (shape of one input, classes), called under the run's seed."""
+makes either for (shape of one input, classes), called under the run's seed."""
 
-MODELS: dict[str, tuple[Builder, int]] = {"cnn": (cnn, 16), "cnn_small": (cnn_small, 4), "mlp": (mlp, 0)}
-"""Name -> builder and the smallest image side it takes (0: anything)."""
+
+@dataclass(frozen=True)
+class Known:
+    """A model that is known by name."""
+
+    build: Callable[..., nn.Module | Halves]
+    """A `Builder`; of a model for texts, a function of (words, classes, representation)."""
+    takes: str
+    """The inputs that it takes, in words."""
+    fits: Callable[[Shape], bool]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of its cuts."""
+    texts: bool = False
+    """Whether it takes word numbers; the others take none."""
+
+
+def _images(builder: Builder, least: int, aliases: Mapping[str, str] | None = None) -> Known:
+    takes = f"images (channels, height, width) of at least {least}x{least}"
+    return Known(builder, takes, lambda s: len(s) == 3 and min(s[1:]) >= least, aliases or {})
+
+
+MODELS: dict[str, Known] = {
+    "cnn": _images(cnn, 16),
+    "cnn_small": _images(cnn_small, 4),
+    "har_cnn": Known(
+        har_cnn,
+        "signals (signals, 1, steps) of at least 28 steps",
+        lambda s: len(s) == 3 and s[1] == 1 and s[2] >= 28,
+    ),
+    "mlp": Known(mlp, "inputs of any shape", lambda s: True),
+    "resnet18": _images(resnet18, 16, CUTS),
+    "fasttext": Known(fasttext, "texts as word numbers", lambda s: len(s) == 1, texts=True),
+}
+"""In the order in which they are tried on data for which no model was named."""
 
 
 RESERVED = {"alpha", "mean", "prbm"}
 """Names in states that are not a model's parameters; all others have a slash in them."""
 
 
-def fitting(shape: tuple[int, ...]) -> str:
-    """The model for inputs of this shape, when none is named."""
-    side = min(shape[1:]) if len(shape) == 3 else 0
-    return next(name for name, (_, least) in MODELS.items() if side >= least)
+def fitting(shape: Shape, words: int = 0) -> str:
+    """The model for inputs of this shape, when none is named; `words` if they are word numbers."""
+    return next(name for name, k in MODELS.items() if k.texts == bool(words) and k.fits(shape))
 
 
-def build(source: ModelSource, sample: Tensor, classes: int, cut: str | None, seed: int) -> SplitModel:
-    """The model at theta^0 for inputs like `sample` (with a batch axis), cut at `cut`."""
+def build(
+    source: ModelSource,
+    sample: Tensor,
+    classes: int,
+    cut: str | None,
+    seed: int,
+    *,
+    words: int = 0,
+    representation: str = "linear",
+) -> SplitModel:
+    """The model at theta^0 for inputs like `sample` (with a batch axis), cut at `cut`.
+
+    `words`: the size of the vocabulary if inputs are word numbers. `representation`: see `fasttext`.
+    """
     shape = tuple(sample.shape[1:])
     with torch_seeded(torch_seed(seed, "model")):
-        module = _module(source, shape, classes)
-    # oneDNN and channels-last pay off from about 16x16 on
-    onednn = len(shape) == 3 and min(shape[1:]) >= 16
+        module = _module(source, shape, classes, words, representation)
+    # oneDNN and channels-last pay off from about 16x16 on, and for long signals
+    onednn = len(shape) == 3 and (min(shape[1:]) >= 16 or max(shape[1:]) >= 128)
+    aliases = MODELS[source].aliases if isinstance(source, str) else {}
     try:
-        model = SplitModel(module, sample, cut, onednn=onednn)
+        model = SplitModel(module, sample, cut, onednn=onednn, aliases=aliases)
     except BadInput:
         raise
     except Exception as error:  # a layer may answer a wrong shape with any kind of error
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise BadInput(f"the model does not take inputs of shape {shape}: {reason}") from error
+        raise BadInput(
+            f"the model does not take inputs of shape {shape}: {_misfit(module, sample)}{one_line(error)}"
+        ) from error
     if clash := RESERVED & model.parameters.keys():
         raise BadInput(
             f"the model has a parameter '{clash.pop()}', a name that feddbe uses itself; rename it"
@@ -55,17 +106,45 @@ def build(source: ModelSource, sample: Tensor, classes: int, cut: str | None, se
     return model
 
 
-def _module(source: ModelSource, shape: tuple[int, ...], classes: int) -> nn.Module | Halves:
+def _module(
+    source: ModelSource, shape: Shape, classes: int, words: int, representation: str
+) -> nn.Module | Halves:
     if isinstance(source, nn.Module | tuple):
         return source
     if callable(source):
         return source(shape, classes)
     if source not in MODELS:
-        raise unknown("model", source, MODELS)
-    builder, least = MODELS[source]
-    if least and (len(shape) != 3 or min(shape[1:]) < least):
+        raise unknown("model", source, [*MODELS, "FILE.py:FUNCTION"])
+    known = MODELS[source]
+    if known.texts != bool(words) or not known.fits(shape):
+        kind = "texts as word numbers" if words else "inputs"
         raise BadInput(
-            f"model '{source}' takes images (channels, height, width) of at least {least}x{least}, "
-            f"the data has inputs of shape {shape}; fitting: {fitting(shape)}"
+            f"model '{source}' takes {known.takes}, the data has {kind} of shape {shape}; "
+            f"fitting: {fitting(shape, words)}"
         )
-    return builder(shape, classes)
+    return known.build(words, classes, representation) if known.texts else known.build(shape, classes)
+
+
+def _misfit(module: nn.Module | Halves, sample: Tensor) -> str:
+    """Which layer fails on the sample, what it is and what reached it; nothing if no layer was reached."""
+    whole = nn.Sequential(*module) if isinstance(module, tuple) else module
+    entered: list[str] = []
+
+    def enter(name: str, layer: nn.Module, given: tuple[object, ...]) -> None:
+        if given and isinstance(given[0], Tensor):
+            entered.append(f"{layer} was given {tuple(given[0].shape)} at '{name}': ")
+
+    leaves = [(name, layer) for name, layer in whole.named_modules() if not [*layer.children()]]
+    hooks = [
+        layer.register_forward_pre_hook(lambda layer, given, name=name: enter(name, layer, given))
+        for name, layer in leaves
+    ]
+    try:
+        with torch.no_grad():
+            whole.eval()(sample)
+    except Exception:  # the one that is being explained
+        return entered[-1] if entered else ""
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return ""

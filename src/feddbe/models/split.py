@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from feddbe.errors import BadInput, unknown
+from feddbe.errors import BadInput, one_line, unknown
 from feddbe.seeds import torch_seeded
 from feddbe.state import State
 
@@ -41,8 +41,8 @@ class SplitModel:
 
     `module`: an `nn.Sequential` (every place in it is a cut, nested ones by dotted name), a pair
     (features, classifier), or any other module that torch.fx can trace. `sample`: an input with a batch axis.
-    `cut`: default is before the last linear layer. `onednn=False` also drops the channels-last layout: for
-    tiny images both cost more than they give.
+    `cut`: default is before the last linear layer; `aliases` are other names of cuts. `onednn=False` also
+    drops the channels-last layout: for tiny images both cost more than they give.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class SplitModel:
         cut: str | None = None,
         *,
         onednn: bool = True,
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         if isinstance(module, tuple):
             pair = nn.Sequential()
@@ -64,9 +65,10 @@ class SplitModel:
         self.cuts = tuple(modes[False])
         if not self.cuts:
             raise BadInput("the model has no cut: nowhere between its layers does exactly one tensor cross")
-        self.cut = cut or _before_last_linear(module, self.cuts)
-        if self.cut not in self.cuts:
-            raise unknown("cut", self.cut, self.cuts)
+        names = {**{name: name for name in self.cuts}, **(aliases or {})}
+        if cut is not None and cut not in names:
+            raise unknown("cut", cut, names)
+        self.cut = names[cut] if cut is not None else _before_last_linear(module, self.cuts)
         self._halves = {training: cuts[self.cut]() for training, cuts in modes.items()}
         roots = [module, *self._halves[True], *self._halves[False]]
         self._slots = _slots(module.named_parameters(), [m._parameters for r in roots for m in r.modules()])
@@ -82,7 +84,7 @@ class SplitModel:
         with torch.no_grad():
             z = f(sample)
             before = z._version
-            self.classes = int(h(z).shape[-1])
+            self.classes = _classes(h(z))
             self._in_place = z._version != before
         self.feature_shape = tuple(z.shape[1:])
         in_head = {id(p) for p in h.parameters()}
@@ -142,10 +144,12 @@ class SplitModel:
             module.apply(lambda layer: getattr(layer, "reset_parameters", lambda: None)())
         return {name: p.detach() for name, p in module.named_parameters()}
 
-    def layout(self, tensor: Tensor) -> Tensor:
-        """A copy in the memory layout in which this model is fast."""
+    def layout(self, tensor: Tensor, *, copy: bool = True) -> Tensor:
+        """A copy in the memory layout in which this model is fast; `copy=False`: or the tensor itself."""
         # `contiguous` would leave one-channel tensors as they are, and all that follows in the slow layout
         channels_last = self.onednn and tensor.dim() == 4
+        if not copy and not channels_last:
+            return tensor.contiguous()
         format = torch.channels_last if channels_last else torch.contiguous_format
         return torch.empty_like(tensor, memory_format=format).copy_(tensor)
 
@@ -153,6 +157,18 @@ class SplitModel:
         for name, tensor in tensors.items():
             for owner, key in self._slots[name]:
                 owner[key] = tensor
+
+
+def _classes(logits: object) -> int:
+    """How many there are in the output for one sample."""
+    if not isinstance(logits, Tensor):
+        raise BadInput(
+            f"the model gives a {type(logits).__name__}; expected logits of shape (batch, classes)"
+        )
+    if logits.dim() != 2:
+        shape = tuple(logits.shape)
+        raise BadInput(f"the model gives an output of shape {shape}; expected (batch, classes)")
+    return logits.shape[1]
 
 
 def _slots(named: Iterator[tuple[str, Tensor]], owners: list[Owner]) -> Slots:
@@ -174,9 +190,8 @@ def _cuts(module: nn.Module) -> Cuts:
     try:
         graph = fx.symbolic_trace(module)
     except Exception as error:  # a module's own forward can fail in any way when it is traced
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise BadInput(
-            f"torch.fx cannot trace {type(module).__name__} ({reason}); "
+            f"torch.fx cannot trace {type(module).__name__} ({one_line(error)}); "
             "give a pair (features, classifier) instead"
         ) from error
     return _traced_cuts(graph)

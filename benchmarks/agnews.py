@@ -1,0 +1,204 @@
+"""Seconds of one FedAvg round of fastText at AG News' full size: dense plain loop, serial, pool.
+
+    python benchmarks/agnews.py [--repeats 3] [--threads 2] [--json FILE]
+
+127,600 rows of 200 word numbers out of 98,635, 20 clients by dirichlet:1. The words are drawn here: Zipf
+frequencies, lengths of the real texts, and labels that show in a fifth of the words. (a) is the
+straightforward loop: `nn.Embedding` with its dense gradient, `torch.optim.SGD`, the same batches of ten,
+evaluation in batches of 128 as feddbe has it; `--threads` are torch's. (b) and (c) are feddbe's engines with
+a real store behind them. A round evaluates all clients, trains them and averages. The three take turns after
+one round to warm up, and medians are compared: only ratios of one run mean anything. All of them start each
+round from the same model, and must end it with the same one to 1e-5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from feddbe import engines, seeds
+from feddbe.client import Job
+from feddbe.config import Config
+from feddbe.data.dataset import Dataset
+from feddbe.engines import Messages
+from feddbe.experiment import Experiment, resolve
+from feddbe.loop import Loop, Watch, start
+from feddbe.state import State
+from feddbe.store import Store
+
+ROWS, WORDS, LENGTH, CLASSES = 127_600, 98_635, 200, 4
+
+
+def news(rows: int = ROWS) -> Dataset:
+    """Texts of the size of AG News, equally many of each class."""
+    rng = np.random.default_rng(0)
+    y = np.arange(rows) % CLASSES
+    lengths = rng.normal(43.5, 13, rows).clip(8, LENGTH).astype(int)
+    frequency = 1 / np.arange(1, WORDS)
+    words = rng.choice(WORDS - 1, lengths.sum(), p=frequency / frequency.sum()) + 1
+    telling = rng.random(len(words)) < 0.2
+    label = np.repeat(y, lengths)
+    words[telling] = np.clip(words[telling] // CLASSES * CLASSES + label[telling], 1, WORDS - 1)
+    x = np.zeros((rows, LENGTH), np.int32)
+    x[np.arange(LENGTH) < lengths[:, None]] = words
+    return Dataset("news", torch.from_numpy(x), torch.from_numpy(y), CLASSES, tokens=WORDS)
+
+
+class PlainModel(nn.Module):
+    """fastText as one writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, 32, padding_idx=0)
+        self.fc1, self.fc = nn.Linear(32, 32), nn.Linear(32, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.fc(self.fc1(self.embedding(x).mean(1)))
+        return logits
+
+
+class Plain:
+    """(a): the loop."""
+
+    def __init__(self, experiment: Experiment, threads: int) -> None:
+        self.task, self.threads, self.model = experiment.task, threads, PlainModel()
+        self.server: State = {}
+
+    def round(self, t: int, server: State) -> dict[str, float]:
+        torch.set_num_threads(self.threads)
+        clients = range(self.task.split.clients)
+        began = time.perf_counter()
+        for client in clients:
+            self.model.load_state_dict(server)
+            self._evaluate(client)
+        evaluated = time.perf_counter()
+        total = sum(self.task.samples)
+        mean = {name: torch.zeros_like(p) for name, p in server.items()}
+        for client in clients:
+            self.model.load_state_dict(server)
+            self._train(client, t)
+            for name, p in self.model.state_dict().items():
+                mean[name] += p * (self.task.samples[client] / total)
+        ended = time.perf_counter()
+        self.server = mean
+        return {"training": ended - evaluated, "evaluation": evaluated - began, "round": ended - began}
+
+    def _train(self, client: int, t: int) -> None:
+        x, y, rows = self.task.dataset.x, self.task.dataset.y, self.task.split.train[client]
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=self.task.training.lr)
+        order = rows[seeds.stream(self.task.seed, "batches", t, client).permutation(len(rows))]
+        for at in range(0, len(rows) // 10 * 10, 10):
+            batch = order[at : at + 10]
+            optimizer.zero_grad()
+            F.cross_entropy(self.model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    @torch.no_grad()
+    def _evaluate(self, client: int) -> int:
+        x, y, rows = self.task.dataset.x, self.task.dataset.y, self.task.split.test[client]
+        chunks = [rows[at : at + 128] for at in range(0, len(rows), 128)]
+        return sum(int((self.model(x[chunk]).argmax(1) == y[chunk]).sum()) for chunk in chunks)
+
+
+class Ours:
+    """(b), (c): an engine, with a real store behind it."""
+
+    def __init__(self, experiment: Experiment, name: str, folder: Path) -> None:
+        self.experiment, self.engine = experiment, engines.make(name, experiment.task, experiment.method)
+        self.store = Store.create(folder, {}, start(experiment))
+        self.loop = Loop(experiment, self.store, self.engine, Watch())
+        self.loop.exchange(0)
+
+    @property
+    def server(self) -> State:
+        return self.loop.server
+
+    def round(self, t: int, server: State) -> dict[str, float]:
+        torch.set_num_threads(1)
+        self.loop.server = server
+        clients = range(self.experiment.task.split.clients)
+        training = self._seconds([Job(c, t, "train") for c in clients])
+        evaluation = self._seconds([Job(c, t, "none", evaluate=True) for c in clients])
+        began = time.perf_counter()
+        self.loop.exchange(t)
+        return {"training": training, "evaluation": evaluation, "round": time.perf_counter() - began}
+
+    def _seconds(self, jobs: list[Job]) -> float:
+        began = time.perf_counter()
+        with self.store.transaction(0):
+            list(self.engine.run(jobs, Messages(self.loop.server), self.store))
+        return time.perf_counter() - began
+
+
+def compare(repeats: int, threads: int) -> tuple[dict[str, dict[str, float]], float]:
+    """Medians of each phase for each variant, and the largest difference of their models after a round."""
+    experiment = resolve(
+        "fedavg", Config(partition="dirichlet:1", clients=20, lr=0.1, engine="pool"), dataset=news()
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        pool = Ours(experiment, "pool", Path(folder) / "pool")  # first: forked while this process is small
+        serial = Ours(experiment, "serial", Path(folder) / "serial")
+        variants: dict[str, Plain | Ours] = {
+            "(a) plain loop": Plain(experiment, threads),
+            "(b) serial": serial,
+            "(c) pool": pool,
+        }
+        times: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
+        server, difference = pool.server, 0.0
+        for t in range(1, repeats + 2):
+            for name, variant in variants.items():
+                taken = variant.round(t, server)
+                if t > 1:  # the first one warms up
+                    times[name].append(taken)
+                shown = {phase: round(seconds, 2) for phase, seconds in taken.items()}
+                print(f"{t} {name:15}", shown, file=sys.stderr, flush=True)
+            models = [variant.server for variant in variants.values()]
+            gaps = [float((other[n] - p).abs().max()) for other in models[1:] for n, p in models[0].items()]
+            difference = max(difference, *gaps)
+            server = pool.server
+        for engine in (pool, serial):
+            engine.engine.close()
+            engine.store.close()
+    medians = {
+        name: {phase: statistics.median(t[phase] for t in taken) for phase in taken[0]}
+        for name, taken in times.items()
+    }
+    return medians, difference
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch's, in (a)")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    arguments = parser.parse_args()
+    seconds, difference = compare(arguments.repeats, arguments.threads)
+    base = seconds["(a) plain loop"]
+    heads = ("training", "evaluation", "round", "a/x train", "a/x round")
+    print(f"{'seconds (median)':18}" + "".join(f"{head:>12}" for head in heads))
+    for name, row in seconds.items():
+        ratios = (base["training"] / row["training"], base["round"] / row["round"])
+        print(f"{name:18}" + "".join(f"{v:12.2f}" for v in (*row.values(), *ratios)))
+    ratio = base["round"] / seconds["(c) pool"]["round"]
+    print(f"targets: round a/c {ratio:.1f} of 20, models differ by {difference:.1e} of 1e-05")
+    if arguments.json:
+        numbers = {"seconds": seconds, "difference": difference, "threads": arguments.threads}
+        arguments.json.write_text(json.dumps(numbers, indent=1) + "\n")
+    if difference > 1e-5:
+        sys.exit("the loops do not agree")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""A Hugging Face data set that was saved to disk; needs feddbe[hub], here to make it.
+
+The same on the command line: feddbe run fedavg+dbe --data saved --partition iid --clients 3 --rounds 2
+With the network, by name: feddbe run fedavg+dbe --data hf:fancyzhx/ag_news --rounds 2
+"""
+
+import random
+
+import datasets
+
+import feddbe
+
+chance = random.Random(0)
+labels = [chance.randrange(2) for _ in range(90)]
+texts = [f"{chance.choice(['it is', 'this was'])} {['cold', 'warm'][label]}" for label in labels]
+datasets.Dataset.from_dict({"text": texts, "label": labels}).save_to_disk("saved")
+
+run = feddbe.run("fedavg+dbe", data="saved", partition="iid", clients=3, rounds=2)
+print(run["config"]["model"], "accuracy", run["last"]["accuracy"]["weighted"])

@@ -1,0 +1,52 @@
+"""fastText for classification: the mean of a text's word vectors, and two linear layers.
+
+A step of ten texts touches a few hundred of some hundred thousand word vectors. So the gradient of the
+vectors is sparse: the rows that were used, and nothing of the others. `Local.fit` adds it to those rows.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["MeanEmbedding", "fasttext"]
+
+SIZE = 32
+
+
+class MeanEmbedding(nn.Module):
+    """The mean of the word vectors over all positions of (batch, length) word numbers.
+
+    Number 0, unknown or padding, is a vector of zeros that gets no gradient; its positions count in the mean.
+    The start is that of `nn.Embedding`, N(0, 1).
+    """
+
+    def __init__(self, words: int, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(words, size))
+        with torch.no_grad():
+            self.weight[0] = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return F.embedding(x, self.weight).mean(1)
+        # Each word of the batch once, times its share of each text. Fewer rows than positions; and a word's
+        # gradients are summed before they are added to its vector, as in the dense gradient.
+        words, place = torch.unique(x, return_inverse=True)
+        shares = self.weight.new_zeros(len(x), len(words)).scatter_add_(1, place, (x != 0) / x.shape[1])
+        return shares @ F.embedding(words, self.weight, sparse=True)
+
+
+def fasttext(words: int, classes: int, representation: str = "linear") -> nn.Sequential:
+    """Vectors of 32 numbers, their mean, FC 32 without activation, FC.
+
+    `representation`: `linear`, or `logsoftmax` as published, where the log-softmax meant for the logits comes
+    before the last layer as soon as the model is split there.
+    """
+    layers: dict[str, nn.Module] = {"embedding": MeanEmbedding(words, SIZE), "fc1": nn.Linear(SIZE, SIZE)}
+    if representation == "logsoftmax":
+        layers["logsoftmax"] = nn.LogSoftmax(1)
+    return nn.Sequential(OrderedDict(layers, fc=nn.Linear(SIZE, classes)))

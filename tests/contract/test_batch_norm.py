@@ -1,0 +1,182 @@
+"""BatchNorm statistics in a residual network: whose they are, who is sent them, who evaluates with them.
+
+The field's most repeated bug: only parameters are averaged, and nobody says what happens to the statistics.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+import feddbe
+from feddbe.client import BUFFER
+from feddbe.config import Config
+from feddbe.errors import BadInput
+from feddbe.experiment import Experiment, resolve
+from feddbe.local import Local
+from feddbe.methods import METHODS
+from feddbe.models.resnet import BasicBlock
+from feddbe.state import State, sha256, taken, weighted_mean
+from tests.federation import Recorder, carry_out, outcome, same_bits, samples
+
+SHARED = f"{BUFFER}shared/"
+
+
+def residual(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A small sibling of ResNet-18: stem, two of its blocks, mean, classifier."""
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 6, 3, padding=1, bias=False),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        BasicBlock(6, 6, 1),
+        BasicBlock(6, 12, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(12, classes),
+    )
+
+
+def experiment(name: str, **options: Any) -> Experiment:
+    chosen = {"partition": "natural", "rounds": 2, "lr": 0.1, **options}
+    return resolve(name, Config(**chosen), dataset=samples(), model=residual)
+
+
+def accuracy(e: Experiment, params: State, statistics: list[State]) -> float:
+    """Over all clients, each evaluated with statistics[i], by the module itself."""
+    data, hits, total = e.task.dataset, 0, 0
+    for rows, buffers in zip(e.task.split.test, statistics, strict=True):
+        x, y = data.inputs(data.x[torch.from_numpy(rows)]), data.y[torch.from_numpy(rows)]
+        logits = functional_call(e.task.model.module.eval(), {**params, **buffers}, (x,))
+        hits, total = hits + int((logits.argmax(1) == y).sum()), total + len(y)
+    return hits / total
+
+
+def trained(e: Experiment, round: int, client: int) -> Local:
+    """A client after its plain epoch of this round from theta^0."""
+    local = Local(e.task, round, client)
+    local.fit(e.task.model.parameters)
+    return local
+
+
+def test_local_statistics_are_private_and_never_sent(tmp_path: Path) -> None:
+    e = experiment("fedavg", bn_buffers="local")
+    engine = Recorder(e)
+    ran = carry_out(e, tmp_path, engine)
+    assert len(engine.messages) > 6
+    assert {name for message in engine.messages for name in message} == e.task.model.parameters.keys()
+    held = [taken(state, SHARED) for state in engine.private]
+    assert len(held) == 6, "three clients, two rounds"
+    assert all(state.keys() == e.task.model.buffers.keys() for state in held)
+    assert len({sha256(state) for state in held}) == 6
+    means = {tuple(t.tolist()) for state in held for name, t in state.items() if name.endswith("_mean")}
+    sent = {tuple(t.flatten().tolist()) for message in engine.messages for t in message.values()}
+    assert not means & sent
+    assert ran.server.keys() == e.task.model.parameters.keys()
+
+
+def test_local_statistics_go_on_from_round_to_round(tmp_path: Path) -> None:
+    """Round 2 starts from what round 1 left at this client, not from the start and not from others."""
+    one = outcome(experiment("fedavg", bn_buffers="local", rounds=1), tmp_path / "one")
+    e = experiment("fedavg", bn_buffers="local")
+    two = outcome(e, tmp_path / "two")
+    for client in range(3):
+        before = taken(one.clients[client], SHARED)
+        assert same_bits(before, trained(e, 1, client).buffers("shared"))
+        local = Local(e.task, 2, client, {"shared": before})
+        local.fit(one.server)
+        assert same_bits(taken(two.clients[client], SHARED), local.buffers("shared"))
+
+
+def test_each_client_evaluates_with_its_own_statistics(tmp_path: Path) -> None:
+    e = experiment("fedavg", bn_buffers="local", epochs=4)
+    ran = outcome(e, tmp_path)
+    own = [taken(ran.clients[c], SHARED) for c in range(3)]
+    found = [entry["accuracy"]["weighted"] for entry in ran.entries if entry["accuracy"]]
+    assert found[0] == accuracy(e, e.task.model.parameters, [e.task.model.buffers] * 3)
+    assert found[-1] == accuracy(e, ran.server, own)
+    assert found[-1] != accuracy(e, ran.server, own[1:] + own[:1]), "others' statistics would show"
+
+
+def test_averaged_statistics_travel_like_parameters(tmp_path: Path) -> None:
+    """n_i/n of what each client's batches made of the statistics it was sent; counters are rounded."""
+    e = experiment("fedavg", bn_buffers="average", epochs=4)
+    engine = Recorder(e)
+    ran = carry_out(e, tmp_path, engine)
+    assert engine.private == []
+    assert ran.clients == {}
+    names = e.task.model.parameters.keys() | {BUFFER + name for name in e.task.model.buffers}
+    assert all(message.keys() == names for message in engine.messages if message)
+
+    statistics, params = e.task.model.buffers, e.task.model.parameters
+    for round in (1, 2):
+        locals = [Local(e.task, round, client, {"shared": statistics}) for client in range(3)]
+        fits = [local.fit(params).params for local in locals]
+        weights = [local.samples for local in locals]
+        statistics = weighted_mean([local.buffers("shared") for local in locals], weights)
+        params = weighted_mean(fits, weights)
+    assert same_bits(taken(ran.server, BUFFER), statistics)
+    found = ran.entries[-1]["accuracy"]
+    assert found is not None
+    assert found["weighted"] == accuracy(e, params, [statistics] * 3)
+    assert found["weighted"] != accuracy(e, params, [e.task.model.buffers] * 3)
+
+
+@pytest.mark.parametrize("buffers", ["local", "average"])
+def test_the_preparation_discards_the_model_and_keeps_the_statistics(buffers: str, tmp_path: Path) -> None:
+    """As in the published code: theta^0 comes again, the running statistics of the epoch stay."""
+    e = experiment("fedavg+dbe", bn_buffers=buffers, rounds=0)
+    engine = Recorder(e)
+    ran = carry_out(e, tmp_path, engine)
+    assert same_bits({name: ran.server[name] for name in e.task.model.parameters}, e.task.model.parameters)
+    after = [trained(e, 0, client).buffers("shared") for client in range(3)]
+    if buffers == "local":
+        assert not any(name.startswith(BUFFER) for message in engine.messages for name in message)
+        assert all(same_bits(taken(ran.clients[c], SHARED), after[c]) for c in range(3))
+        statistics = after
+    else:
+        statistics = [weighted_mean(after, e.task.samples)] * 3
+        assert same_bits(taken(ran.server, BUFFER), statistics[0])
+    found = ran.entries[0]["accuracy"]
+    assert found is not None
+    assert found["weighted"] == accuracy(e, e.task.model.parameters, statistics)
+
+
+@pytest.mark.parametrize("buffers", ["local", "average"])
+def test_a_run_says_which_it_was(buffers: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"data": samples(), "partition": "natural", "rounds": 0, "engine": "serial"}
+    run = feddbe.run("fedavg", model=residual, bn_buffers=buffers, out=str(tmp_path / "run"), **options)
+    assert run["bn_buffers"] == run["config"]["bn_buffers"] == buffers
+    assert feddbe.load(tmp_path / "run")["bn_buffers"] == buffers
+    plain = feddbe.run("fedavg", model="mlp", bn_buffers=buffers, out=str(tmp_path / "plain"), **options)
+    assert plain["bn_buffers"] is None
+
+
+@pytest.mark.parametrize(("sizes", "batch"), [((40, 2), 10), ((40, 30), 1)])
+def test_one_sample_has_no_statistics(sizes: tuple[int, ...], batch: int, tmp_path: Path) -> None:
+    chosen = Config(partition="natural", rounds=1, batch=batch)
+    e = resolve("fedavg", chosen, dataset=samples(sizes), model=residual)
+    with pytest.raises(BadInput, match=r"^client \d trains on one sample at a time, too few for BatchNorm"):
+        outcome(e, tmp_path)
+
+
+@pytest.mark.parametrize("buffers", ["local", "average"])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_sends_statistics_only_where_they_are_averaged(
+    name: str, buffers: str, tmp_path: Path
+) -> None:
+    e = experiment(name, bn_buffers=buffers, rounds=1)
+    engine = Recorder(e)
+    ran = carry_out(e, tmp_path, engine)
+    sent = {n for message in engine.messages for n in message if n.startswith(BUFFER)}
+    kept = {n for state in ran.clients.values() for n in state if n.startswith(SHARED)}
+    if buffers == "local":
+        assert sent == set()
+    else:
+        assert sent == {BUFFER + n for n in e.task.model.buffers} or name == "majority"
+        assert kept == set()
+    assert {BUFFER + n for n in e.task.model.buffers} >= {n for n in ran.server if n.startswith(BUFFER)}

@@ -1,0 +1,116 @@
+"""fastText: the published sizes, the mean over all positions, and a row that never moves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from feddbe.config import Config
+from feddbe.data.dataset import Dataset
+from feddbe.errors import BadInput
+from feddbe.experiment import Experiment, resolve
+from feddbe.models import build, fitting
+from feddbe.models.fasttext import MeanEmbedding, fasttext
+
+X = torch.tensor([[1, 2, 2, 0], [3, 0, 0, 0], [0, 0, 0, 0], [2, 1, 4, 3]])
+
+
+def texts(n: int = 40, words: int = 12) -> Dataset:
+    rows = torch.arange(n)
+    x = (rows[:, None] * torch.arange(1, 7) % words).int()
+    return Dataset("texts", x, rows % 3, 3, tokens=words)
+
+
+def resolved(**options: object) -> Experiment:
+    return resolve("fedavg+dbe", Config(partition="iid", clients=2, **options), dataset=texts())  # type: ignore[arg-type]
+
+
+def test_the_published_sizes() -> None:
+    """98,635 x 32 + 32 x 33 + 4 x 33 = 3,157,508."""
+    model = build("fasttext", torch.zeros(1, 200, dtype=torch.long), 4, None, 0, words=98_635)
+    assert sum(p.numel() for p in model.parameters.values()) == 3_157_508
+    assert (model.cut, model.feature_shape, model.cuts) == ("fc1", (32,), ("embedding", "fc1"))
+    assert model.head == ("fc.weight", "fc.bias")
+
+
+def test_the_start_is_that_of_torch() -> None:
+    torch.manual_seed(3)
+    ours = MeanEmbedding(7, 5).weight
+    torch.manual_seed(3)
+    assert torch.equal(ours, nn.Embedding(7, 5, padding_idx=0).weight)
+    assert not ours[0].any()
+
+
+def test_the_mean_is_over_all_positions() -> None:
+    layer = MeanEmbedding(5, 3)
+    w = layer.weight.detach()
+    expected = torch.stack([(w[1] + 2 * w[2]) / 4, w[3] / 4, 0 * w[0], (w[1] + w[2] + w[3] + w[4]) / 4])
+    torch.testing.assert_close(layer(X), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(X), expected)
+
+
+@pytest.mark.parametrize("x", [X, X[:1], X[3:], X[2:3]])
+def test_the_gradient_is_sparse_and_equals_the_dense_one(x: Tensor) -> None:
+    """The last but one has no padding, the last nothing else; row 0 gets nothing in any."""
+    layer, above = MeanEmbedding(5, 3), torch.randn(len(x), 3)
+    dense = layer.weight.detach().clone().requires_grad_()
+    (expected,) = torch.autograd.grad(F.embedding(x, dense, padding_idx=0).mean(1), dense, above)
+    (found,) = torch.autograd.grad(layer(x), layer.weight, above)
+    assert found.is_sparse
+    rows = found._indices()[0].tolist()
+    assert sorted(rows) == sorted({*x.flatten().tolist()}), "each word once"
+    torch.testing.assert_close(found.to_dense(), expected)
+    assert not found.to_dense()[0].any()
+
+
+def test_the_published_representation() -> None:
+    """The same weights; log-softmax stands between the hidden layer and the last one."""
+    torch.manual_seed(0)
+    linear = fasttext(5, 3)
+    torch.manual_seed(0)
+    published = fasttext(5, 3, "logsoftmax")
+    assert linear.state_dict().keys() == published.state_dict().keys()
+    hidden = linear[:2](X)
+    torch.testing.assert_close(linear(X), linear[-1](hidden))
+    torch.testing.assert_close(published(X), linear[-1](F.log_softmax(hidden, 1)))
+    model = build("fasttext", X, 3, None, 0, words=5, representation="logsoftmax")
+    z = model.forward(model.parameters, X).z_g
+    torch.testing.assert_close(z.exp().sum(1), torch.ones(len(X)))
+    assert (model.cut, model.feature_shape) == ("logsoftmax", (32,))
+
+
+def test_texts_get_it_and_nothing_else_does() -> None:
+    assert fitting((200,), words=9) == "fasttext"
+    assert fitting((200,)) == "mlp"
+    with pytest.raises(
+        BadInput, match=r"'mlp' takes .*, the data has texts as word numbers .* fitting: fasttext"
+    ):
+        build("mlp", X, 3, None, 0, words=5)
+    with pytest.raises(
+        BadInput, match="'fasttext' takes texts as word numbers, the data has inputs of shape"
+    ):
+        build("fasttext", X.float(), 3, None, 0)
+
+
+def test_defaults_and_variants() -> None:
+    default = resolved()
+    assert default.options.model == "fasttext"
+    assert default.options.fasttext_rep == "linear"
+    assert (
+        default.config["method_options"]["mr"] | {"kappa": 0.1, "mu": 1.0}
+        == default.config["method_options"]["mr"]
+    )
+    official = resolved(variant="official", batch=5)
+    assert official.options.fasttext_rep == "logsoftmax"
+    assert official.task.model.cut == "logsoftmax"
+    chosen = resolved(variant="official", batch=5, fasttext_rep="linear")
+    assert chosen.task.model.cut == "fc1"
+    assert chosen.config_hash != official.config_hash
+
+
+def test_a_choice_for_another_model_is_refused() -> None:
+    with pytest.raises(BadInput, match="fasttext_rep = linear; the model is 'mlp', not fasttext"):
+        resolve("fedavg", Config(fasttext_rep="linear", model="mlp"))
