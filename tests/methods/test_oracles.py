@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from feddbe import seeds
+from feddbe.experiment import Experiment
 from feddbe.methods import METHODS
 from feddbe.state import State
 from tests.federation import experiment, outcome
@@ -33,11 +34,31 @@ PLAIN: dict[str, Callable[[Setting], Result]] = {
 }
 DBE = ("fedavg", "scaffold", "fedprox", "moon")
 MR = ("ditto", "fedper", "fedrep", "fedrod", "fedbabu", "apfl")
+EXCHANGING = ("fedgen", "fedfomo", "apple")
+"""Their server has more than a model: compared in test_exchanging.py."""
 
 
 def test_every_method_has_an_oracle() -> None:
     """majority has nothing to train."""
-    assert {*PLAIN, "majority"} == METHODS.keys()
+    assert {*PLAIN, *EXCHANGING, "majority"} == METHODS.keys()
+
+
+def setting(e: Experiment, addons: str = "") -> Setting:
+    """The same task for an oracle."""
+    with seeds.torch_seeded(seeds.torch_seed(0, "model")):
+        net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU()), nn.Linear(64, 10)
+    dataset = e.task.dataset
+    return Setting(
+        net,
+        dataset.x if dataset.x.is_floating_point() else (dataset.x.float() / 16 - 0.5) / 0.5,
+        dataset.y,
+        e.task.split.train,
+        rounds=e.task.rounds,
+        lr=0.1,
+        join=e.options.join,
+        kappa=1.0 if addons in ("mr", "dbe") else None,
+        prbm=addons in ("prbm", "dbe"),
+    )
 
 
 def in_order(state: State, parameters: list[str]) -> list[Tensor]:
@@ -55,29 +76,16 @@ def test_against_the_plain_loop(name: str, tmp_path: Path) -> None:
     """Server and private state to 1e-5 after three rounds."""
     method, _, addon = name.partition("+")
     e = experiment(name, rounds=3, join=0.67)
-    with seeds.torch_seeded(seeds.torch_seed(0, "model")):
-        net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU()), nn.Linear(64, 10)
-    dataset = e.task.dataset
-    setting = Setting(
-        net,
-        (dataset.x.float() / 16 - 0.5) / 0.5,
-        dataset.y,
-        e.task.split.train,
-        rounds=3,
-        lr=0.1,
-        join=0.67,
-        kappa=1.0 if addon in ("mr", "dbe") else None,
-        prbm=addon == "dbe",
-    )
-    wanted, ran = PLAIN[method](setting), outcome(e, tmp_path)
+    plain = setting(e, addon)
+    wanted, ran = PLAIN[method](plain), outcome(e, tmp_path)
     order = list(e.task.model.parameters)
     server = in_order({n: t for n, t in ran.server.items() if n != "mean"}, order)
     assert len(server) == len(wanted.server)
     for mine, other in zip(server, wanted.server, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-5)
     if addon:
-        assert setting.z_bar is not None
-        torch.testing.assert_close(ran.server["mean"], setting.z_bar, rtol=0, atol=1e-5)
+        assert plain.z_bar is not None
+        torch.testing.assert_close(ran.server["mean"], plain.z_bar, rtol=0, atol=1e-5)
     joined = {c for t in (1, 2, 3) for c in seeds.cohort(0, t, 3, 0.67)}
     assert ran.clients.keys() == (joined if wanted.private else set())
     for client, state in ran.clients.items():

@@ -106,6 +106,8 @@ class Setting:
         """Train a copy of the net (`only` its f = 0 or h = 1); the net and the running mean of f(x)."""
         f, h = copy.deepcopy(net)
         p = self.p[i].clone().requires_grad_() if (self.prbm if prbm is None else prbm) else None
+        if p is not None:
+            self.p[i] = p  # so that an extra term sees it as it is now
         weights = [w for k, m in enumerate((f, h)) if only in (None, k) for w in m.parameters()]
         sgd = torch.optim.SGD([*weights, *([p] if p is not None else [])], lr=self.lr)
         r = torch.zeros_like(f(self.x[:1])[0].detach())
