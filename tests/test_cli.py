@@ -377,7 +377,7 @@ def test_help_names_defaults(shell: Shell) -> None:
     for part in (
         f"{', '.join(data.SOURCES)} [digits]", "clients N [20]",
         "[dirichlet:0.1, har natural, ag_news dirichlet:1]",
-        "[100, digits 40]", "partition [0]", "[cnn 0.005, cnn_small 0.1, har_cnn 0.01, mlp 0.1, resnet18 0.1",
+        "[100, digits 40]", "partition [0]", "[cnn 0.005, cnn_small 0.1, fasttext 0.1, har_cnn",
         "default, paper, official [default]", "keep, refuse [keep]", "round [1.0]", ", ".join(models.MODELS),
         "channels, scrambled [channels]",
     ):  # fmt: skip
@@ -585,7 +585,8 @@ def test_a_run_that_lost_patience_is_done(shell: Shell) -> None:
 
 DATA = ["--data-dir", "--partition", "--partition-seed", "--clients", "--split"]
 RUN = [
-    "--set", "--data", *DATA, "--har-layout", "--model", "--cut", "--rounds", "--patience", "--epochs",
+    "--set", "--data", *DATA, "--har-layout", "--model", "--cut", "--fasttext-rep",
+    "--rounds", "--patience", "--epochs",
     "--batch", "--lr", "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
     "--eval", "--eval-after", "--train-loss", "--validation",
     "--newcomers", "--adapt-epochs", "--engine", "--out", "--resume", "--json",
