@@ -1,0 +1,57 @@
+"""What `feddbe methods` tells of a method's cost, against what a run measured."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from feddbe.methods import METHODS, describe
+from feddbe.state import nbytes
+from feddbe.store import Store
+from tests.federation import experiment, outcome, samples
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_messages_and_private_state_are_as_told(name: str, tmp_path: Path) -> None:
+    """Eight clients, so that FedFomo's five models are there; the third round, when all is in flow."""
+    e = experiment(name, samples([16] * 8), rounds=3)
+    ran = outcome(e, tmp_path)
+    model, facts = e.task.model, METHODS[name].facts
+    one = nbytes(model.parameters)
+    units = {
+        "f": nbytes({n: model.parameters[n] for n in model.body}),
+        "h": nbytes({n: model.parameters[n] for n in model.head}),
+        "generator": nbytes({n: t for n, t in ran.server.items() if re.match("generator/(?!adam)", n)}),
+        "m": getattr(e.method, "m", 0) * one,
+        "N": 8 * one,
+    }
+
+    def told(text: str) -> int:
+        """`1 + N numbers` in bytes."""
+        total = 0
+        for sign, part in re.findall(r"([+-]?)\s*([\w ]+)", text):
+            part = part.strip()
+            if part.endswith(("number", "numbers")):
+                size = 4 * (8 if part[0] == "N" else int(part.split()[0]))
+            else:
+                size = units[part] if part in units else int(part) * one
+            total += -size if sign == "-" else size
+        return total
+
+    store = Store.open(tmp_path)
+    rows = store.client_rows(3)
+    store.close()
+    assert {row["bytes_down"] for row in rows} == {told(facts.down)}
+    assert {row["bytes_up"] for row in rows} == {told(facts.up)}
+    kept = {nbytes(state) for state in ran.clients.values()} or {0}
+    assert kept == {told(facts.private)}
+
+
+def test_every_hyper_parameter_of_a_method_has_values_to_try() -> None:
+    """Choices and switches name theirs already."""
+    for one in describe():
+        for parameter in one["parameters"] if one["family"] != "add-on" else []:
+            listed = "," in parameter["allowed"]
+            assert parameter["search"] or listed, f"{one['name']} {parameter['name']}"

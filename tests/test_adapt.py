@@ -1,0 +1,181 @@
+"""What comes after the last round (fine-tuning, newcomers), and how a round is chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from feddbe import api
+from feddbe.client import Job, perform
+from feddbe.config import Config
+from feddbe.errors import BadInput
+from feddbe.experiment import Experiment
+from feddbe.local import Local
+from feddbe.methods import parse
+from feddbe.state import State, taken
+from feddbe.store import Store
+from feddbe.task import Context
+from tests.federation import experiment, outcome, same_bits, samples
+
+
+def final(name: str, folder: Path) -> tuple[Experiment, State]:
+    e = experiment(name)
+    return e, outcome(e, folder).server
+
+
+def adapted(e: Experiment, server: State, epochs: int = 3, client: int = 0) -> tuple[Local, State]:
+    """What a client without a private state deploys after it adapted to what the server has."""
+    task = e.task.with_epochs(epochs)
+    local, ctx = Local(task, 3, client), Context(task, 3)
+    return local, e.method.adapt(ctx, local, server, e.method.newcomer(ctx, server), epochs)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavg+ft", "perfedavg", "fedprox(mu=0)"])
+def test_fine_tuning_is_plain_training_of_the_final_global_model(name: str, tmp_path: Path) -> None:
+    e, server = final(name, tmp_path)
+    _, tuned = adapted(e, server)
+    expected = Local(e.task, 3, 0).fit(server, epochs=3).params
+    assert same_bits(tuned, expected)
+
+
+def test_fedbabu_tunes_body_and_head_from_the_global_body_without_mr(tmp_path: Path) -> None:
+    e, server = final("fedbabu+mr", tmp_path)
+    _, tuned = adapted(e, server)
+    body = {n: server[n] for n in e.task.model.body}
+    expected = Local(e.task, 3, 0).fit(e.task.model.parameters | body, epochs=3).params
+    assert same_bits(tuned, expected)
+    assert not any(torch.equal(tuned[n], e.task.model.parameters[n]) for n in e.task.model.head)
+
+
+def test_dbe_adapts_with_a_new_translation_and_the_servers_mean(tmp_path: Path) -> None:
+    e, server = final("fedavg+dbe", tmp_path)
+    local, tuned = adapted(e, server)
+    with_mr = Local(e.task, 3, 0).fit({n: t for n, t in server.items() if n != "mean"}, epochs=3).params
+    assert local.extras["prbm"].value.abs().sum() > 0
+    assert not same_bits(tuned, with_mr)
+    again, _ = adapted(e, server)
+    assert torch.equal(local.extras["prbm"].value, again.extras["prbm"].value)
+
+
+def test_adapted_is_recorded_where_the_method_has_it_and_starts_from_the_last_server(tmp_path: Path) -> None:
+    e = experiment("fedavg+ft", adapt_epochs=4)
+    ran = outcome(e, tmp_path)
+    assert [entry["adapted"] is not None for entry in ran.entries] == [False, False, True]
+    assert ran.entries[2]["when"] == "before"
+    replies = [
+        perform(e.task, e.method, Job(c, 3, evaluate=True, adapt=4), ran.server, None) for c in range(3)
+    ]
+    hits = [(r.adapted.correct, r.adapted.samples) for r in replies if r.adapted]
+    expected = sum(h for h, _ in hits) / sum(n for _, n in hits)
+    assert ran.entries[2]["adapted"]["weighted"] == expected  # type: ignore[index]
+    plain = outcome(experiment("fedavg"), tmp_path / "plain")
+    assert same_bits(ran.server, plain.server)
+    assert all(entry["adapted"] is None for entry in plain.entries)
+
+
+def test_perfedavg_counts_after_one_step_and_records_the_global_model_too(tmp_path: Path) -> None:
+    ran = outcome(experiment("perfedavg(alpha=0.5)"), tmp_path)
+    for entry in ran.entries:
+        assert entry["when"] == "adapted"
+        assert entry["accuracy"] == entry["adapted"]
+        assert entry["before"] is not None
+    assert ran.entries[1]["before"] != ran.entries[1]["adapted"]
+
+
+def test_newcomers_take_no_part_and_adapt_at_the_end(tmp_path: Path) -> None:
+    data = samples([40, 44, 28, 36])
+    e = experiment("fedavg+dbe", data, newcomers=1, adapt_epochs=2)
+    ran = outcome(e, tmp_path)
+    assert ran.clients.keys() == {0, 1, 2}
+    with_three = outcome(experiment("fedavg+dbe", samples([40, 44, 28])), tmp_path / "three")
+    assert same_bits(ran.server, with_three.server), "the others do not notice"
+    store = Store.open(tmp_path)
+    found = store.meta("newcomers")
+    rows = [row["client"] for t in range(3) for row in store.client_rows(t)]
+    store.close()
+    assert 3 not in rows
+    assert (found["round"], found["clients"], found["epochs"]) == (2, 1, 2)
+    reply = perform(e.task, e.method, Job(3, 3, evaluate=True, adapt=2, newcomer=True), ran.server, None)
+    assert reply.before
+    assert reply.adapted
+    assert found["before"]["weighted"] == reply.before.correct / reply.before.samples
+    assert found["adapted"]["weighted"] == reply.adapted.correct / reply.adapted.samples
+
+
+@pytest.mark.parametrize("name", ["ditto", "pfedme", "apfl", "fedrod"])
+def test_a_newcomers_personal_model_begins_at_the_global_one(name: str, tmp_path: Path) -> None:
+    e, server = final(name, tmp_path)
+    for key, value in taken(e.method.newcomer(Context(e.task, 3), server), "personal/").items():
+        assert torch.equal(value, server[key])
+        assert not torch.equal(value, e.task.model.parameters[key])
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep"])
+def test_a_newcomers_head_begins_at_the_start_where_the_server_has_none(name: str, tmp_path: Path) -> None:
+    e, server = final(name, tmp_path)
+    private = taken(e.method.newcomer(Context(e.task, 3), server), "personal/")
+    assert same_bits(private, {n: e.task.model.parameters[n] for n in e.task.model.head})
+
+
+def test_a_fomo_newcomer_chooses_among_the_others_models(tmp_path: Path) -> None:
+    ran = outcome(experiment("fedfomo", samples([40, 44, 28, 36]), newcomers=1), tmp_path)
+    store = Store.open(tmp_path)
+    assert store.meta("newcomers")["adapted"]["weighted"] > 0
+    store.close()
+    assert ran.server["fomo/uploaded"].tolist() == [1, 1, 1, 0]
+
+
+def test_who_cannot_join_late_is_told_why() -> None:
+    with pytest.raises(BadInput, match="apple needs join = 1 and no newcomers"):
+        experiment("apple", newcomers=1)
+    with pytest.raises(BadInput, match="newcomers = 3; of 3 clients at least one must train"):
+        experiment("fedavg", newcomers=3)
+
+
+# A validation share
+
+
+def test_validation_data_is_the_end_of_the_training_data() -> None:
+    plain, held = experiment("fedavg").task.split, experiment("fedavg", validation=0.25).task.split
+    for client in range(3):
+        n = len(plain.train[client])
+        assert len(held.validation[client]) == int(0.25 * n)
+        whole = np.concatenate([held.train[client], held.validation[client]])
+        assert np.array_equal(whole, plain.train[client])
+        assert np.array_equal(held.test[client], plain.test[client])
+
+
+def test_the_best_round_is_chosen_on_validation_data(tmp_path: Path) -> None:
+    documents = api.compare(
+        ["fedavg", "fedavg+dbe"], data="digits", clients=3, partition="dirichlet:0.5", rounds=5,
+        validation=0.3, out=str(tmp_path / "r"), engine="serial",
+    )  # fmt: skip
+    for document in documents:
+        scores = [e["validation"]["weighted"] for e in document["rounds"] if e["validation"]]
+        assert len(scores) == 6
+        best = document["best"]
+        assert best is not None
+        assert best["round"] == scores.index(max(scores))
+        assert best["validation"] != best["accuracy"]
+        store = Store.open(Path(document["folder"]))
+        kept = store._db.execute("SELECT round FROM server WHERE which = 'best'").fetchone()[0]
+        store.close()
+        assert kept == best["round"]
+
+
+def test_one_training_sample_is_not_held_out() -> None:
+    split = experiment("fedavg", samples([60, 2]), validation=0.5).task.split
+    assert (len(split.train[1]), len(split.validation[1])) == (1, 0)
+
+
+def test_options_of_other_parts_follow_the_variant() -> None:
+    """What the published code did to other methods, where it is an option."""
+    for name, option, value in [
+        ("fedrep", "head_epochs", 1), ("pfedme", "evaluate", "w"), ("fedgen", "lite", True)
+    ]:  # fmt: skip
+        assert getattr(experiment(name, variant="official").method, option) == value
+        assert getattr(parse(name), option) != value
+    assert Config().variant == "default"
