@@ -12,13 +12,13 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from feddbe.data import unpickle
+from feddbe.data.archives import DAMAGE, damaged, members
 from feddbe.data.cache import New, cached
 from feddbe.data.dataset import Dataset
 from feddbe.data.download import Progress, cache_folder, download, find_first, missing
-from feddbe.data.extract import DAMAGE, damaged, members
+from feddbe.data.images import images_of
 from feddbe.errors import BadInput
 
 __all__ = ["find", "get", "load"]
@@ -27,6 +27,8 @@ URL = "https://www.cs.toronto.edu/~kriz/"
 ARCHIVE = "cifar-100-binary.tar.gz"
 MD5 = "03b5dce01913d631647c71ecec9e9cb8"
 SIZES = {"train": 50_000, "test": 10_000}
+_LIMIT = 500_000_000
+"""Bytes of an unpacked archive, generously."""
 """Images in each part, in the order in which they are joined."""
 
 Images = tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]
@@ -57,15 +59,7 @@ def load(data_dir: Path | None) -> Dataset:
         raise missing("CIFAR-100", "cifar100", data_dir, f"{ARCHIVE} or cifar-100-python.tar.gz")
     sources = [place] if place.is_file() else [_file(place, part) for part in SIZES]
     found = cached("cifar100", data_dir, "images", sources, lambda new: _decode(place, new))
-    return Dataset(
-        name="cifar100",
-        x=torch.from_numpy(found.arrays["x"]),
-        y=torch.from_numpy(found.arrays["y"]),
-        classes=100,
-        scale=2 / 255,
-        shift=-1.0,
-        known_sha256=found.sha256,
-    )
+    return images_of(found, "cifar100", 100)
 
 
 def get(data_dir: Path | None, progress: Progress | None = None) -> Path:
@@ -113,7 +107,7 @@ def _files(place: Path) -> Iterator[tuple[str, IO[bytes]]]:
             with path.open("rb") as file:
                 yield str(path), file
         return
-    for name, content in members(place):
+    for name, content in members(place, _LIMIT):
         if _part(name) in SIZES:
             yield f"{place}:{name}", content
 

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import Image
 
+from feddbe.data.cache import Cached
+from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput, one_line
 
-__all__ = ["decode"]
+__all__ = ["decode", "images_of"]
 
 _GREY = {"1", "L"}
 _DEEP = ("I", "F")
@@ -71,3 +74,16 @@ def _pixels(file: Path | bytes, name: str, mode: str) -> npt.NDArray[np.uint8]:
 
 def _damaged(name: str, error: Exception) -> BadInput:
     return BadInput(f"cannot read the image {name}: {one_line(error)}; replace or remove it")
+
+
+def images_of(found: Cached, name: str, classes: int) -> Dataset:
+    """The published form of a cache with pixels `x` and labels `y`: pixels from -1 to 1."""
+    return Dataset(
+        name=name,
+        x=torch.from_numpy(found.arrays["x"]),
+        y=torch.from_numpy(found.arrays["y"]),
+        classes=classes,
+        scale=2 / 255,
+        shift=-1.0,
+        known_sha256=found.sha256,
+    )

@@ -17,12 +17,12 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from feddbe.data.archives import DAMAGE, damaged
 from feddbe.data.cache import New, cached
 from feddbe.data.dataset import Dataset
 from feddbe.data.download import Progress, cache_folder, download, find_first, missing
-from feddbe.data.extract import DAMAGE, damaged
+from feddbe.data.images import images_of
 from feddbe.errors import BadInput
 
 __all__ = ["find", "get", "load"]
@@ -32,6 +32,8 @@ ARCHIVE = "tiny-imagenet-200.zip"
 MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 CLASSES, EACH = 200, 500
 SIDE = 64
+_LIMIT = 1_000_000
+"""Bytes of an image file, generously."""
 
 Read = Callable[[str], bytes]
 
@@ -54,15 +56,7 @@ def load(data_dir: Path | None) -> Dataset:
             "Tiny-ImageNet", "tiny_imagenet", data_dir, f"{ARCHIVE} or the folder tiny-imagenet-200"
         )
     found = cached("tiny_imagenet", data_dir, "images", _sources(place), lambda new: _decode(place, new))
-    return Dataset(
-        name="tiny_imagenet",
-        x=torch.from_numpy(found.arrays["x"]),
-        y=torch.from_numpy(found.arrays["y"]),
-        classes=CLASSES,
-        scale=2 / 255,
-        shift=-1.0,
-        known_sha256=found.sha256,
-    )
+    return images_of(found, "tiny_imagenet", CLASSES)
 
 
 def get(data_dir: Path | None, progress: Progress | None = None) -> Path:
@@ -86,7 +80,8 @@ def _decode(place: Path, new: New) -> None:
             _fill(_by_class(names, place), lambda name: Path(name).read_bytes(), new)
         else:
             with zipfile.ZipFile(place) as archive:  # its reads from several threads do not mix
-                names = [name for name in archive.namelist() if "/train/" in name]
+                train = [info for info in archive.infolist() if "/train/" in info.filename]
+                names = [info.filename for info in train if info.file_size <= _LIMIT]
                 _fill(_by_class(names, place), archive.read, new)
     except DAMAGE as error:
         raise damaged(place, error) from None

@@ -1,0 +1,73 @@
+"""Tar and zip archives, read member by member where they lie.
+
+Nothing is unpacked, so nothing can land outside of its folder; links and devices, and more than was expected,
+refuse the archive.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from lzma import LZMAError
+from pathlib import Path
+from typing import IO
+
+from feddbe.errors import BadInput
+
+__all__ = ["DAMAGE", "damaged", "members"]
+
+DAMAGE = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    LZMAError,
+    EOFError,
+    OSError,
+    NotImplementedError,  # a zip's unknown compression
+    RuntimeError,  # a zip with a password
+)
+"""What reading a damaged archive can raise."""
+
+
+def damaged(archive: Path, error: BaseException) -> BadInput:
+    """The line for an archive that cannot be read."""
+    reason = str(error).partition("\n")[0].rstrip(":") or type(error).__name__
+    return BadInput(f"cannot read {archive}: {reason}; fetch it again")
+
+
+def members(archive: Path, limit: int) -> Iterator[tuple[str, IO[bytes]]]:
+    """Name and content of each file in the archive, which together may have `limit` bytes.
+
+    A member's content ends where its entry says, so the sizes there are those that count.
+    """
+    left = limit
+    for name, size, content in _zipped(archive) if zipfile.is_zipfile(archive) else _tarred(archive):
+        left -= size
+        if left < 0:
+            raise BadInput(
+                f"{archive} unpacks to more than the {limit} bytes that were expected; fetch it again"
+            )
+        yield name, content
+
+
+def _zipped(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
+    with zipfile.ZipFile(archive) as opened:
+        for info in opened.infolist():
+            if (info.external_attr >> 16) & 0o170000 == 0o120000:
+                raise BadInput(f"{archive} has a link, '{info.filename}'; only plain files are read")
+            if not info.is_dir():
+                with opened.open(info) as content:
+                    yield info.filename, info.file_size, content
+
+
+def _tarred(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            if member.isdir():
+                continue
+            found = tar.extractfile(member) if member.isfile() else None
+            if found is None:
+                raise BadInput(f"{archive} has a link or device, '{member.name}'; only plain files are read")
+            yield member.name, member.size, found
