@@ -375,8 +375,10 @@ def test_help_fits(
 def test_help_names_defaults(shell: Shell) -> None:
     words = " ".join(shell("run --help").out.split())
     for part in (
-        f"{', '.join(data.SOURCES)} [digits]", "[dirichlet:0.1, har natural]", "clients N [20]",
-        "[100, digits 40]", "partition [0]", "[cnn 0.005, cnn_small 0.1, har_cnn 0.01, mlp 0.1, resnet18 0.1",
+        f"{', '.join(data.SOURCES)} [digits]", "[dirichlet:0.1, har natural, ag_news dirichlet:1]",
+        "clients N [20]", "linear, logsoftmax",
+        "[100, digits 40]", "partition [0]",
+        "[cnn 0.005, cnn_small 0.1, fasttext 0.1, har_cnn 0.01, mlp 0.1, resnet18 0.1",
         "default, paper, official [default]", "keep, refuse [keep]", "round [1.0]", ", ".join(models.MODELS),
         "channels, scrambled [channels]",
     ):  # fmt: skip
@@ -584,9 +586,9 @@ def test_a_run_that_lost_patience_is_done(shell: Shell) -> None:
 
 DATA = ["--data-dir", "--partition", "--partition-seed", "--clients", "--split"]
 RUN = [
-    "--set", "--data", *DATA, "--har-layout", "--model", "--cut", "--rounds", "--patience", "--epochs",
-    "--batch", "--lr", "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
-    "--eval", "--eval-after", "--train-loss", "--engine", "--out", "--resume", "--json",
+    "--set", "--data", *DATA, "--har-layout", "--model", "--cut", "--fasttext-rep", "--rounds", "--patience",
+    "--epochs", "--batch", "--lr", "--join", "--seed", "--variant", "--short-batch", "--bn-buffers",
+    "--force", "--eval", "--eval-after", "--train-loss", "--engine", "--out", "--resume", "--json",
 ]  # fmt: skip
 COMMANDS = {
     "run": RUN,

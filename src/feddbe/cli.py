@@ -498,7 +498,8 @@ def _data_show(
             {"train": len(train), "test": len(test), "labels": counts.tolist()}
             for train, test, counts in zip(split.train, split.test, labels, strict=True)
         ]
-        _print_json({"clients": rows, "index_sha256": split.index_sha256(), "note": dataset.note})
+        note = {"note": dataset.note} if dataset.note else {}
+        _print_json({"clients": rows, "index_sha256": split.index_sha256(), **note})
         return 0
     if dataset.note:
         print(f"{dataset.name}: {dataset.note}")
