@@ -32,7 +32,7 @@ class MeanEmbedding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
-            return F.embedding(x, self.weight).mean(1)
+            return F.embedding_bag(x, self.weight, mode="mean")
         # Each word of the batch once, times its share of each text. Fewer rows than positions; and a word's
         # gradients are summed before they are added to its vector, as in the dense gradient.
         words, place = torch.unique(x, return_inverse=True)
