@@ -51,7 +51,7 @@ def pair(method: str, **options: object) -> tuple[Experiment, Experiment]:
     """The same experiment with the sparse layer and with the dense one."""
     torch.manual_seed(0)
     model = fasttext(WORDS, 3)
-    config = Config(partition="iid", clients=2, rounds=2, lr=0.5, **options)  # type: ignore[arg-type]
+    config = Config(partition="iid", clients=2, rounds=2, lr=0.05, **options)  # type: ignore[arg-type]
     first, second = (resolve(method, config, dataset=texts(), model=m) for m in (model, dense(model)))
     return first, second
 
