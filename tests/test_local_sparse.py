@@ -61,7 +61,7 @@ def test_every_method_ends_with_the_same_numbers(tmp_path: Path, method: str) ->
     sparse, plain = (outcome(e, tmp_path / str(i)) for i, e in enumerate(pair(method)))
     assert sparse.server.keys() == plain.server.keys()
     assert sparse.clients.keys() == plain.clients.keys()
-    exact = 1e-4 if "fedgen" in method else 1e-6  # Adam divides small gradients by their own size
+    exact = 1e-5 if "fedgen" in method else 1e-6  # Adam divides small gradients by their own size
     for found, expected in [
         (sparse.server, plain.server),
         *((s, plain.clients[c]) for c, s in sparse.clients.items()),
