@@ -51,8 +51,7 @@ def pair(method: str, **options: object) -> tuple[Experiment, Experiment]:
     """The same experiment with the sparse layer and with the dense one."""
     torch.manual_seed(0)
     model = fasttext(WORDS, 3)
-    lr = 0.05 if method.startswith("fedgen") else 0.5  # whose terms have the weight 10
-    config = Config(partition="iid", clients=2, rounds=2, lr=lr, **options)  # type: ignore[arg-type]
+    config = Config(partition="iid", clients=2, rounds=2, lr=0.05, **options)  # type: ignore[arg-type]
     first, second = (resolve(method, config, dataset=texts(), model=m) for m in (model, dense(model)))
     return first, second
 
@@ -62,13 +61,14 @@ def test_every_method_ends_with_the_same_numbers(tmp_path: Path, method: str) ->
     sparse, plain = (outcome(e, tmp_path / str(i)) for i, e in enumerate(pair(method)))
     assert sparse.server.keys() == plain.server.keys()
     assert sparse.clients.keys() == plain.clients.keys()
+    exact = 1e-5 if "fedgen" in method else 1e-6  # Adam divides small gradients by their own size
     for found, expected in [
         (sparse.server, plain.server),
         *((s, plain.clients[c]) for c, s in sparse.clients.items()),
     ]:
         for name, tensor in expected.items():
             assert not found[name].is_sparse
-            torch.testing.assert_close(found[name], tensor, atol=2e-6, rtol=1e-5)
+            torch.testing.assert_close(found[name], tensor, atol=exact, rtol=exact)
     if "embedding.weight" in sparse.server:  # local and majority have no server
         start = pair(method)[0].task.model.parameters["embedding.weight"]
         moved = (sparse.server["embedding.weight"] != start).any(1)

@@ -185,6 +185,7 @@ class Local:
         corrections = [(correction or {}).get(name) for name in (*names, *extras)]
         for leaf in leaves:
             leaf.requires_grad_()
+        values_of = [leaf.detach() for leaf in leaves]  # the same memory, unseen by autograd
         every = [loss, *terms, *self._terms.get(track, [])]
         total, seen = 0.0, 0
 
@@ -202,12 +203,11 @@ class Local:
             total, seen = total + plain * len(samples.y), seen + len(samples.y)
             loss_ = sum(values[1:], values[0])
             grads = _gradients(loss_, leaves) if leaves else ()
-            with torch.no_grad():
-                for leaf, grad, shift, eta in zip(leaves, grads, corrections, rates, strict=True):
-                    if grad is not None:
-                        leaf.add_(grad, alpha=-eta)
-                    if shift is not None:
-                        leaf.add_(shift, alpha=-eta)
+            for p, grad, shift, eta in zip(values_of, grads, corrections, rates, strict=True):
+                if grad is not None:
+                    p.add_(grad, alpha=-eta)  # of a sparse gradient only its rows
+                if shift is not None:
+                    p.add_(shift, alpha=-eta)
             return [carry for _, carry in parts]
 
         buffers = self.buffers(track)
@@ -223,7 +223,9 @@ class Local:
         self.losses[track] = (total, seen)
         new = {name: p.detach().contiguous() for name, p in work.items()}
         for name, p in (new | extras).items():
-            if not torch.stack(torch.aminmax(p.detach())).isfinite().all():  # one pass, no copy of p
+            if (
+                p.numel() and not torch.stack(torch.aminmax(p.detach())).isfinite().all()
+            ):  # without a copy of p
                 raise Diverged(self.client, self.round, f"update of {name}", p.detach().abs().max().item())
         self.extras = {name: Extra(extras[name].detach(), extra.lr) for name, extra in self.extras.items()}
         return Fit(new, carries[1 : 1 + len(terms)])

@@ -26,13 +26,16 @@ class MeanEmbedding(nn.Module):
 
     def __init__(self, words: int, size: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(words, size))
+        self.weight = nn.Parameter(torch.empty(words, size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
         with torch.no_grad():
-            self.weight[0] = 0
+            self.weight.normal_()[0] = 0
 
     def forward(self, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
-            return F.embedding(x, self.weight).mean(1)
+            return F.embedding_bag(x, self.weight, mode="mean")
         # Each word of the batch once, times its share of each text. Fewer rows than positions; and a word's
         # gradients are summed before they are added to its vector, as in the dense gradient.
         words, place = torch.unique(x, return_inverse=True)

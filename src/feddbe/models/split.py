@@ -222,11 +222,16 @@ def _sequential_cuts(module: nn.Module) -> Cuts:
     layers = [layer for _, layer in leaves]
 
     def halves(at: int) -> Halves:
-        return nn.Sequential(*layers[:at]), nn.Sequential(*layers[at:])
+        return _row(layers[:at]), _row(layers[at:])
 
     # by place, of several names the shortest last
     ordered = sorted(ends.items(), key=lambda item: (item[1], -len(item[0])))
     return {name: lambda at=at: halves(at) for name, at in ordered if at < len(leaves)}  # type: ignore[misc]
+
+
+def _row(layers: list[nn.Module]) -> nn.Module:
+    """The layers one after the other."""
+    return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
 
 
 def _traced_cuts(graph: fx.GraphModule) -> Cuts:
