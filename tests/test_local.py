@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from feddbe.local import Extra, Local, Samples
 from feddbe.models.split import SplitModel
 from feddbe.state import State, sha256
 from feddbe.task import Task, Training
-from feddbe.terms import Batch, Term
+from feddbe.terms import At, Batch, Term
 
 SIZES = (25, 7, 12)
 TEST = 300
@@ -83,10 +83,8 @@ def batches(task: Task, round: int = 1, client: int = 0, epochs: int | None = No
 def sum_of(*names: str) -> Term:
     """A loss whose gradient is 1 for every entry of these parameters, and 0 for all others."""
 
-    def apply(
-        model: SplitModel, params: Mapping[str, Tensor], const: State, batch: Batch, key: int, carry: State
-    ) -> tuple[Tensor, State]:
-        return torch.stack([params[name].sum() for name in names]).sum(), carry
+    def apply(at: At, carry: State) -> tuple[Tensor, State]:
+        return torch.stack([at.params[name].sum() for name in names]).sum(), carry
 
     return Term(apply)
 
@@ -278,11 +276,9 @@ def test_a_correction_moves_the_cross_entropys_step_by_lr_c() -> None:
 # --- extras
 
 
-def of_z(
-    model: SplitModel, params: Mapping[str, Tensor], const: State, batch: Batch, key: int, carry: State
-) -> tuple[Tensor, State]:
+def of_z(at: At, carry: State) -> tuple[Tensor, State]:
     """Gradient 1 for every entry of prbm."""
-    return batch.z[0].sum(), carry
+    return at.batch.z[0].sum(), carry
 
 
 @pytest.mark.parametrize(("own", "moved"), [(None, 0.5), (0.125, 0.25), (0.0, 0.0), (2.0, 4.0)])
@@ -322,11 +318,9 @@ def test_the_vector_translates_the_representation_in_fit_and_forward() -> None:
 # --- terms
 
 
-def counting(
-    model: SplitModel, params: Mapping[str, Tensor], const: State, batch: Batch, key: int, carry: State
-) -> tuple[None, State]:
+def counting(at: At, carry: State) -> tuple[None, State]:
     """Counts batches by its constant; no loss."""
-    return None, {"n": carry["n"] + const["by"]}
+    return None, {"n": carry["n"] + at.const["by"]}
 
 
 def test_a_carry_is_handed_on_and_returned() -> None:
@@ -378,12 +372,10 @@ def test_a_term_sees_the_batch_after_the_forward_pass() -> None:
     seen: list[Batch] = []
     vector = torch.linspace(0, 1, 5)
 
-    def look(
-        model: SplitModel, params: Mapping[str, Tensor], const: State, batch: Batch, key: int, carry: State
-    ) -> tuple[None, State]:
-        seen.append(batch)
-        assert model is t.model
-        assert params.keys() == t.model.parameters.keys()
+    def look(at: At, carry: State) -> tuple[None, State]:
+        seen.append(at.batch)
+        assert at.model is t.model
+        assert at.params.keys() == t.model.parameters.keys()
         return None, carry
 
     local = Local(t, 1, 1)
@@ -398,10 +390,8 @@ def test_a_term_sees_the_batch_after_the_forward_pass() -> None:
 # --- divergence
 
 
-def broken(
-    model: SplitModel, params: Mapping[str, Tensor], const: State, batch: Batch, key: int, carry: State
-) -> tuple[Tensor, State]:
-    return params["head.bias"].sum() * math.nan, carry
+def broken(at: At, carry: State) -> tuple[Tensor, State]:
+    return at.params["head.bias"].sum() * math.nan, carry
 
 
 def test_a_loss_that_is_no_number_names_client_and_round() -> None:

@@ -37,6 +37,10 @@ class DenseMean(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight.detach().clone())
 
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.weight.normal_()[0] = 0
+
     def forward(self, x: Tensor) -> Tensor:
         return F.embedding(x, self.weight, padding_idx=0).mean(1)
 

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from feddbe.local import Local
-from feddbe.terms import CROSS_ENTROPY, Batch, prox
+from feddbe.terms import CROSS_ENTROPY, At, Batch, prox
 from tests.federation import experiment
 
 
 def test_cross_entropy_is_that_of_the_logits() -> None:
     logits, y = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0])
-    loss, carry = CROSS_ENTROPY.apply(None, {}, {}, Batch(logits, y, logits, logits, logits), 0, {})  # type: ignore[arg-type]
+    loss, carry = CROSS_ENTROPY.apply(At(None, {}, {}, Batch(logits, y, logits, logits, logits), 0), {})  # type: ignore[arg-type]
     assert loss is not None
     assert loss.item() == pytest.approx(F.cross_entropy(logits, y).item())
     assert carry == {}
@@ -24,7 +24,7 @@ def test_prox_pulls_with_weight_times_distance() -> None:
     p = {"w": torch.tensor([3.0, 5.0], requires_grad=True)}
     term = prox(0.5, {"w": torch.ones(2)})
     nothing = torch.zeros(1)
-    loss, _ = term.apply(None, p, term.const, Batch(*[nothing] * 5), 0, {})  # type: ignore[arg-type]
+    loss, _ = term.apply(At(None, p, term.const, Batch(*[nothing] * 5), 0), {})  # type: ignore[arg-type]
     assert loss is not None
     assert loss.item() == 5.0
     assert torch.autograd.grad(loss, p["w"])[0].tolist() == [1.0, 2.0]

@@ -20,7 +20,7 @@ from feddbe.errors import BadInput, Diverged
 from feddbe.models.split import Forward
 from feddbe.state import State
 from feddbe.task import Task
-from feddbe.terms import CROSS_ENTROPY, Batch, Term
+from feddbe.terms import CROSS_ENTROPY, At, Batch, Term
 
 __all__ = ["Extra", "Fit", "Local", "Samples"]
 
@@ -194,7 +194,7 @@ class Local:
             out = model.forward(work, samples.x, extras.get("prbm"))
             batch = Batch(*samples, *out)
             parts = [
-                term.apply(model, work, c, batch, key, carry)
+                term.apply(At(model, work, c, batch, key), carry)
                 for term, c, carry in zip(every, const, carries, strict=True)
             ]
             values = [value for value, _ in parts if value is not None]

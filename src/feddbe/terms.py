@@ -12,7 +12,7 @@ from torch import Tensor
 from feddbe.models.split import SplitModel
 from feddbe.state import State, summed
 
-__all__ = ["CROSS_ENTROPY", "Batch", "Term", "prox"]
+__all__ = ["CROSS_ENTROPY", "At", "Batch", "Term", "prox"]
 
 
 class Batch(NamedTuple):
@@ -25,10 +25,19 @@ class Batch(NamedTuple):
     logits: Tensor
 
 
-TermFunction = Callable[
-    [SplitModel, Mapping[str, Tensor], State, Batch, int, State], tuple[Tensor | None, State]
-]
-"""(model, params, const, batch, key, carry) -> (loss or None, carry); `key` seeds what is random in it."""
+class At(NamedTuple):
+    """Where a term is evaluated: the model and its parameters now, the term's constants, and the batch."""
+
+    model: SplitModel
+    params: Mapping[str, Tensor]
+    const: State
+    batch: Batch
+    key: int
+    """Seeds what is random in it."""
+
+
+TermFunction = Callable[[At, State], tuple[Tensor | None, State]]
+"""(at, carry) -> (loss or None, carry)."""
 
 
 class Term(NamedTuple):
@@ -39,10 +48,8 @@ class Term(NamedTuple):
     carry: State = {}  # noqa: RUF012
 
 
-def cross_entropy(
-    model: SplitModel, params: Mapping[str, Tensor], const: State, batch: Batch, key: int, carry: State
-) -> tuple[Tensor, State]:
-    return F.cross_entropy(batch.logits, batch.y), carry
+def cross_entropy(at: At, carry: State) -> tuple[Tensor, State]:
+    return F.cross_entropy(at.batch.logits, at.batch.y), carry
 
 
 CROSS_ENTROPY = Term(cross_entropy)
@@ -51,10 +58,8 @@ CROSS_ENTROPY = Term(cross_entropy)
 def prox(weight: float, anchor: Mapping[str, Tensor]) -> Term:
     """weight/2 sum_k (p_k - anchor_k)^2: a pull of the parameters towards `anchor`."""
 
-    def pull(
-        model: SplitModel, params: Mapping[str, Tensor], const: State, batch: Batch, key: int, carry: State
-    ) -> tuple[Tensor, State]:
-        distances = {name: F.mse_loss(params[name], const[name], reduction="sum") for name in const}
+    def pull(at: At, carry: State) -> tuple[Tensor, State]:
+        distances = {name: F.mse_loss(at.params[name], at.const[name], reduction="sum") for name in at.const}
         return 0.5 * weight * summed(distances), carry
 
     return Term(pull, dict(anchor))

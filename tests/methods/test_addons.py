@@ -13,7 +13,7 @@ from feddbe.local import Local
 from feddbe.methods import MR, PRBM
 from feddbe.state import State
 from feddbe.task import Context, Task
-from feddbe.terms import Batch
+from feddbe.terms import At, Batch
 from tests.federation import experiment, outcome, same_bits
 
 
@@ -52,7 +52,7 @@ def test_gradient_of_mr(kappa: float, mu: float, batch: int, size: int, seed: in
     method = MR(kappa=kappa, mu=mu)
     carry = {"r": before[0], "weight": torch.tensor(0.5).double()}
     seen = Batch(z, z, z, z, z)
-    loss, after = method._regularize(None, {}, {"mean": mean[0]}, seen, 0, carry)  # type: ignore[arg-type]
+    loss, after = method._regularize(At(None, {}, {"mean": mean[0]}, seen, 0), carry)  # type: ignore[arg-type]
     r = (1 - mu) * before[0] + mu * z.detach().mean(0)
     torch.testing.assert_close(after["r"], r)
     torch.testing.assert_close(loss.detach(), kappa * 0.5 * ((r - mean[0]) ** 2).mean())

@@ -21,7 +21,7 @@ from feddbe.methods.fedrod import _balanced
 from feddbe.methods.scaffold import CONTROL, Scaffold
 from feddbe.state import State, prefixed, taken
 from feddbe.task import Context
-from feddbe.terms import Batch
+from feddbe.terms import At, Batch
 from tests.federation import experiment, outcome, same_bits, samples
 
 
@@ -143,10 +143,10 @@ def test_fedrods_balanced_softmax() -> None:
         torch.tensor([0, 1, 2, 0, 1, 2]),
     )
     batch = Batch(logits, y, logits, logits, logits.requires_grad_())
-    equal, _ = _balanced(None, {}, {"prior": torch.full((4,), 7.0).log()}, batch, 0, {})  # type: ignore[arg-type]
+    equal, _ = _balanced(At(None, {}, {"prior": torch.full((4,), 7.0).log()}, batch, 0), {})  # type: ignore[arg-type]
     torch.testing.assert_close(equal, nn.functional.cross_entropy(logits, y))
     prior = torch.tensor([5.0, 3.0, 2.0, 0.0]).double().clamp(min=1e-8).log().float()
-    some, _ = _balanced(None, {}, {"prior": prior}, batch, 0, {})  # type: ignore[arg-type]
+    some, _ = _balanced(At(None, {}, {"prior": prior}, batch, 0), {})  # type: ignore[arg-type]
     (gradient,) = torch.autograd.grad(some, logits)
     assert torch.isfinite(some)
     assert torch.isfinite(gradient).all()

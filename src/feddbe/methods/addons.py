@@ -22,7 +22,7 @@ of r at 0 and the missing bias correction are the code's; the paper is silent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,7 +34,7 @@ from feddbe.methods.base import Parameters, Upload, parameter
 from feddbe.models.split import SplitModel
 from feddbe.state import State, weighted_mean
 from feddbe.task import Context
-from feddbe.terms import Batch, Term
+from feddbe.terms import At, Batch, Term
 
 __all__ = ["FT", "MR", "PRBM", "AddOn"]
 
@@ -145,30 +145,14 @@ class MR(AddOn):
         """r divided by its total weight 1 - (1 - mu)^b; at mu = 0 there is none and r stays 0."""
         return carry["r"] / carry["weight"] if self.mu else carry["r"]
 
-    def _observe(
-        self,
-        model: SplitModel,
-        params: Mapping[str, Tensor],
-        const: State,
-        batch: Batch,
-        key: int,
-        carry: State,
-    ) -> tuple[None, State]:
-        return None, _stop(self._advance(batch, carry))
+    def _observe(self, at: At, carry: State) -> tuple[None, State]:
+        return None, _stop(self._advance(at.batch, carry))
 
-    def _regularize(
-        self,
-        model: SplitModel,
-        params: Mapping[str, Tensor],
-        const: State,
-        batch: Batch,
-        key: int,
-        carry: State,
-    ) -> tuple[Tensor, State]:
-        new = self._advance(batch, carry)
+    def _regularize(self, at: At, carry: State) -> tuple[Tensor, State]:
+        new = self._advance(at.batch, carry)
         r = self._corrected(new) if self.mr_bias_correct else new["r"]
         factor = self.kappa * (0.5 if self.mr_half else 1.0)
-        return factor * torch.nn.functional.mse_loss(r, const["mean"]), _stop(new)
+        return factor * torch.nn.functional.mse_loss(r, at.const["mean"]), _stop(new)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,9 @@ from feddbe.local import Local
 from feddbe.methods.base import Facts, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, PERSONAL
-from feddbe.models.split import SplitModel
 from feddbe.state import State, prefixed, summed, taken
 from feddbe.task import Context
-from feddbe.terms import Batch, Term
+from feddbe.terms import At, Term
 
 __all__ = ["APFL"]
 
@@ -62,20 +61,12 @@ class APFL(FedAvg):
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
         return _mixture(private, received)
 
-    def _personal(
-        self,
-        model: SplitModel,
-        params: Mapping[str, Tensor],
-        const: State,
-        batch: Batch,
-        key: int,
-        carry: State,
-    ) -> tuple[None, State]:
+    def _personal(self, at: At, carry: State) -> tuple[None, State]:
         """v and alpha after this batch: carried beside the training of w, to whose loss they add nothing."""
-        lr, alpha, v = const["lr"], carry[ALPHA], taken(carry, PERSONAL)
-        w = {name: params[name].detach() for name in v}
+        lr, alpha, v = at.const["lr"], carry[ALPHA], taken(carry, PERSONAL)
+        w = {name: at.params[name].detach() for name in v}
         mixture = {name: m.requires_grad_() for name, m in _mixture(carry, w).items()}
-        loss = F.cross_entropy(model.forward(mixture, batch.x).logits, batch.y)
+        loss = F.cross_entropy(at.model.forward(mixture, at.batch.x).logits, at.batch.y)
         every = torch.autograd.grad(loss, list(mixture.values()))
         grads = {name: g.to_dense() for name, g in zip(mixture, every, strict=True)}
         moved = {name: p - lr * alpha * grads[name] for name, p in v.items()}

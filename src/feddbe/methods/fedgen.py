@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,11 +14,10 @@ from feddbe.local import Local
 from feddbe.methods.base import Facts, Upload, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.generator import ADAM, generate, sameness, start, trained
-from feddbe.models.split import SplitModel
 from feddbe.seeds import torch_seed, torch_seeded
 from feddbe.state import State, prefixed, taken, without
 from feddbe.task import Context
-from feddbe.terms import Batch, Term
+from feddbe.terms import At, Term
 
 __all__ = ["FedGen"]
 
@@ -98,30 +97,22 @@ class FedGen(FedAvg):
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
         return without(received, [GENERATOR, PRIOR])
 
-    def _learn(
-        self,
-        model: SplitModel,
-        params: Mapping[str, Tensor],
-        const: State,
-        batch: Batch,
-        key: int,
-        carry: State,
-    ) -> tuple[Tensor, State]:
+    def _learn(self, at: At, carry: State) -> tuple[Tensor, State]:
         """The two client terms, the second one not in `lite`."""
-        random, n = torch.Generator().manual_seed(key), len(batch.y)
-        drawn = torch.multinomial(const[PRIOR], n, replacement=True, generator=random)
-        shift = (batch.z - batch.z_g)[0] if self.level == "z_g" else 0.0
+        random, n = torch.Generator().manual_seed(at.key), len(at.batch.y)
+        drawn = torch.multinomial(at.const[PRIOR], n, replacement=True, generator=random)
+        shift = (at.batch.z - at.batch.z_g)[0] if self.level == "z_g" else 0.0
 
         def answers(y: Tensor) -> Tensor:
             eps = torch.rand(n, self.noise, generator=random)
-            z = generate(taken(const, GENERATOR), eps, y, model.feature_shape)
-            return model.classify(params, z + shift)
+            z = generate(taken(at.const, GENERATOR), eps, y, at.model.feature_shape)
+            return at.model.classify(at.params, z + shift)
 
-        loss = self.alpha * const["now"] * F.cross_entropy(answers(drawn), drawn)
+        loss = self.alpha * at.const["now"] * F.cross_entropy(answers(drawn), drawn)
         if not self.lite:
-            target = F.softmax(answers(batch.y).detach(), 1)
-            match = F.kl_div(F.log_softmax(batch.logits, 1), target, reduction="batchmean")
-            loss = loss + self.beta * const["now"] * match
+            target = F.softmax(answers(at.batch.y).detach(), 1)
+            match = F.kl_div(F.log_softmax(at.batch.logits, 1), target, reduction="batchmean")
+            loss = loss + self.beta * at.const["now"] * match
         return loss, carry
 
     def _trained(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:

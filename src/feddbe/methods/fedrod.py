@@ -13,10 +13,9 @@ from feddbe.local import Local
 from feddbe.methods.base import Facts
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, PERSONAL
-from feddbe.models.split import SplitModel
 from feddbe.state import State, prefixed, taken, without
 from feddbe.task import Context
-from feddbe.terms import Batch, Term
+from feddbe.terms import At, Term
 
 __all__ = ["FedRoD"]
 
@@ -60,14 +59,10 @@ class FedRoD(FedAvg):
         return out.logits + local.task.model.classify(taken(state, PERSONAL), out.z)
 
 
-def _balanced(
-    model: SplitModel, params: Mapping[str, Tensor], const: State, batch: Batch, key: int, carry: State
-) -> tuple[Tensor, State]:
-    return F.cross_entropy(batch.logits + const["prior"], batch.y), carry
+def _balanced(at: At, carry: State) -> tuple[Tensor, State]:
+    return F.cross_entropy(at.batch.logits + at.const["prior"], at.batch.y), carry
 
 
-def _personal(
-    model: SplitModel, params: Mapping[str, Tensor], const: State, batch: Batch, key: int, carry: State
-) -> tuple[Tensor, State]:
-    own = model.classify(taken(params, PERSONAL), batch.z.detach())
-    return F.cross_entropy(batch.logits.detach() + own, batch.y), carry
+def _personal(at: At, carry: State) -> tuple[Tensor, State]:
+    own = at.model.classify(taken(at.params, PERSONAL), at.batch.z.detach())
+    return F.cross_entropy(at.batch.logits.detach() + own, at.batch.y), carry

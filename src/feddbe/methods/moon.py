@@ -14,11 +14,10 @@ from torch import Tensor
 from feddbe.local import Local
 from feddbe.methods.base import Facts, parameter
 from feddbe.methods.fedavg import FedAvg
-from feddbe.models.split import SplitModel
 from feddbe.seeds import torch_seed, torch_seeded
 from feddbe.state import State, prefixed, taken
 from feddbe.task import Context
-from feddbe.terms import Batch, Term
+from feddbe.terms import At, Term
 
 __all__ = ["Moon"]
 
@@ -59,19 +58,11 @@ class Moon(FedAvg):
         new = local.fit(received, terms=[Term(self._contrast, others)]).params
         return new, prefixed(PREVIOUS, new)
 
-    def _contrast(
-        self,
-        model: SplitModel,
-        params: Mapping[str, Tensor],
-        const: State,
-        batch: Batch,
-        key: int,
-        carry: State,
-    ) -> tuple[Tensor, State]:
-        z = _project(batch.z if self.contrast == "z" else batch.z_g, params)
+    def _contrast(self, at: At, carry: State) -> tuple[Tensor, State]:
+        z = _project(at.batch.z if self.contrast == "z" else at.batch.z_g, at.params)
         with torch.no_grad():
-            others = [taken(const, prefix) for prefix in (GLOBAL, PREVIOUS)]
-            contrasts = [_project(model.forward(other, batch.x).z_g, other) for other in others]
+            others = [taken(at.const, prefix) for prefix in (GLOBAL, PREVIOUS)]
+            contrasts = [_project(at.model.forward(other, at.batch.x).z_g, other) for other in others]
         cosines = torch.stack([F.cosine_similarity(z, other, dim=1) for other in contrasts], 1)
         nearest = torch.zeros(len(z), dtype=torch.long)  # the global model's is the one to be near to
         return self.mu * F.cross_entropy(cosines / self.tau, nearest), carry
