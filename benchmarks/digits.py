@@ -1,10 +1,10 @@
 """Every method and combination on digits (20 clients, Dirichlet 0.1, published split), over seeds.
 
-    python benchmarks/digits.py [METHOD ...] [--seeds 3] [--out runs/benchmark-digits]
+    python benchmarks/digits.py [METHOD ...] [--seeds 3] [--lr 0.1] [--out runs/benchmark-digits]
 
 Prints the table of docs/results.md: means over seeds with the 95 % interval of Student's t; for a method with
-an add-on also that of the paired difference to the plain one. Runs that are in --out already are not run
-again.
+an add-on also that of the paired difference to the plain one. A method that diverges with one of the seeds has
+no numbers. Runs that are in --out already are not run again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from scipy.stats import t as student
 
 from feddbe import api, config, methods
 from feddbe.document import Accuracy, RunDocument
+from feddbe.errors import Diverged
 
 
 def combinations() -> list[str]:
@@ -35,11 +36,11 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return mean(values), float(student.ppf(0.975, n - 1)) * stdev(values) / n**0.5
 
 
-def once(method: str, seed: int, out: Path) -> RunDocument:
+def once(method: str, seed: int, lr: float, out: Path) -> RunDocument:
     """The run of this seed, new or from the folder."""
-    folder = out / f"{method}-{seed}"
-    options = {"data": "digits", "seed": seed, "out": str(folder), "resume": (folder / "run.sqlite").exists()}
-    names, chosen = config.read([method], options)
+    folder = out / f"{method}-{seed}-{lr:g}"
+    options = {"data": "digits", "seed": seed, "lr": lr, "out": str(folder)}
+    names, chosen = config.read([method], options | {"resume": (folder / "run.sqlite").exists()})
     return api.carry_out(names, chosen, single=True)[0]
 
 
@@ -49,6 +50,7 @@ def main() -> None:
     )
     parser.add_argument("methods", nargs="*", default=combinations())
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--out", type=Path, default=Path("runs/benchmark-digits"))
     arguments = parser.parse_args()
 
@@ -56,7 +58,11 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     last: dict[str, list[float]] = {}
     for method in arguments.methods:
-        runs = [once(method, seed, arguments.out) for seed in range(arguments.seeds)]
+        try:
+            runs = [once(method, seed, arguments.lr, arguments.out) for seed in range(arguments.seeds)]
+        except Diverged as error:
+            print(f"| {method} | diverged in round {error.round} | | | | |", flush=True)
+            continue
         ends = [entry for run in runs if (entry := run["last"])]
         last[method] = _percent([entry["accuracy"] for entry in ends])
         plain = last.get(method.split("+")[0], [])
