@@ -3,7 +3,7 @@
     python benchmarks/digits.py [METHOD ...] [--seeds 3] [--lr 0.1] [--out runs/benchmark-digits]
 
 Prints the table of docs/results.md: means over seeds with the 95 % interval of Student's t; for a method with
-an add-on also that of the paired difference to the plain one. A method that diverges with one of the seeds has
+an add-on also that of the paired difference to the plain one. A method that diverges with a seed has
 no numbers. Runs that are in --out already are not run again.
 """
 

@@ -448,10 +448,10 @@ def _data_list(data_dir: DataDir = None, json: Json = False) -> int:
     if json:
         _print_json({"data": rows})
         return 0
-    width = max(len(name) for name in data.SOURCES)
+    names, words = (max(len(row[key] or "") for row in rows) for key in ("name", "description"))
     for row in rows:
         place = row["found"] or f"feddbe data get {row['name']}"
-        print(f"{row['name']:<{width}} {row['description']:<30} {place}")
+        print(f"{row['name']:<{names}}  {row['description']:<{words}}  {place}")
     return 0
 
 
