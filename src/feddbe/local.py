@@ -30,9 +30,6 @@ PREDICT_BATCH = 128
 """Fastest on CPUs: larger batches fall out of the cache, smaller ones waste time between kernels."""
 
 
-_ONE = torch.tensor(1.0)
-
-
 class Samples(NamedTuple):
     """A batch as it comes from the data."""
 
@@ -53,17 +50,6 @@ class Fit(NamedTuple):
 
     params: State
     carries: list[State]
-
-
-def _gradients(loss: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """`torch.autograd.grad(loss, leaves, allow_unused=True)`, less its checks of what it is given.
-
-    Those take a seventh of the step of a small model.
-    """
-    found: tuple[Tensor | None, ...] = torch.autograd.Variable._execution_engine.run_backward(
-        (loss,), (_ONE,), False, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False
-    )
-    return found
 
 
 class Local:
@@ -202,7 +188,7 @@ class Local:
                 raise Diverged(self.client, self.round, "loss", plain)
             total, seen = total + plain * len(samples.y), seen + len(samples.y)
             loss_ = sum(values[1:], values[0])
-            grads = _gradients(loss_, leaves) if leaves else ()
+            grads = torch.autograd.grad(loss_, leaves, allow_unused=True) if leaves else ()
             for p, grad, shift, eta in zip(values_of, grads, corrections, rates, strict=True):
                 if grad is not None:
                     p.add_(grad, alpha=-eta)  # of a sparse gradient only its rows
@@ -223,9 +209,7 @@ class Local:
         self.losses[track] = (total, seen)
         new = {name: p.detach().contiguous() for name, p in work.items()}
         for name, p in (new | extras).items():
-            if (
-                p.numel() and not torch.stack(torch.aminmax(p.detach())).isfinite().all()
-            ):  # without a copy of p
+            if p.numel() and not torch.stack(torch.aminmax(p.detach())).isfinite().all():  # one pass, no copy
                 raise Diverged(self.client, self.round, f"update of {name}", p.detach().abs().max().item())
         self.extras = {name: Extra(extras[name].detach(), extra.lr) for name, extra in self.extras.items()}
         return Fit(new, carries[1 : 1 + len(terms)])
