@@ -188,6 +188,7 @@ MISTAKES = {
     "show": ["'RUN'", "feddbe show --help"],
     "show one two": ["two", "feddbe show --help"],
     "show nowhere": ["'nowhere'", "runs/"],
+    "show nowhere --when later": ["unknown moment 'later'", "adapted, after, before, published"],
     "data get dgits": ["unknown data set 'dgits'", "did you mean 'digits'?", "fmnist"],
     "data show dgits": ["unknown data set 'dgits'", "did you mean 'digits'?"],
     "data show digits --plot bubbles.txt --save split.npz": ["'.txt'", ".pdf, .png, .svg"],

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from feddbe import terminal
+from feddbe.document import Accuracy, at
 from feddbe.terminal import RunRow
 from tests.documents import document
 
@@ -128,6 +129,35 @@ def test_results_say_where_batch_norm_statistics_are() -> None:
     assert "statistics: none: fedavg; local, each client's own: moon; averaged over clients: ditto." in words(
         terminal.results_table([plain, local, average])
     )
+
+
+def test_results_name_fine_tuning_newcomers_and_how_the_round_was_chosen() -> None:
+    run = document("fedavg+ft", RISING, validation=0.2, adapt_epochs=7)
+    tuned: Accuracy = {"weighted": 0.9511, "mean": 0.9422, "worst_tenth": 0.9333, "std": 0.1}
+    assert run["last"]
+    run["last"]["adapted"] = tuned
+    shown = words(terminal.results_table([run]))
+    assert "tuned 95.11 94.22 93.33" in shown
+    assert "after 7 epochs of each client's own from the last model" in shown
+    assert "The best round is chosen on 0.2 of the training data, held out." in shown
+    assert "New:" not in shown
+    run["newcomers"] = {"round": 3, "clients": 2, "epochs": 7, "before": None, "adapted": tuned}
+    shown = words(terminal.results_table([run]))
+    assert "new - - -" in shown
+    assert "new, tuned 95.11 94.22 93.33" in shown
+    assert "New: clients that took no part in the training." in shown
+
+
+def test_another_moment_of_the_same_run() -> None:
+    run = document("fedavg", RISING)
+    for entry, weighted in zip(run["rounds"], (0.2, 0.9, 0.3), strict=False):
+        entry["after"] = {"weighted": weighted, "mean": 0.5, "worst_tenth": 0.1, "std": 0.1}
+    other = at(run, "after")
+    assert [entry["when"] for entry in other["rounds"]] == ["after"] * 4
+    assert other["best"] == other["rounds"][1]
+    assert other["last"] == other["rounds"][2], "nobody trained after the last round"
+    assert "after local training" in words(terminal.results_table([other]))
+    assert run["best"] == run["rounds"][2]
 
 
 def test_results_tell_runs_of_one_method_apart() -> None:
