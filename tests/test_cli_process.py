@@ -182,7 +182,7 @@ ENTRY = {
 }  # fmt: skip
 DOCUMENT = {
     "method": str, "config": dict, "config_hash": str, "rounds": list, "best": dict, "last": dict,
-    "floor": float, "newcomers": type(None), "bn_buffers": type(None),
+    "floor": float, "newcomers": type(None), "bn_buffers": type(None), "note": str,
     "cost": dict, "server_sha256": str, "clients_sha256": dict,
     "peak_rss_mb": float, "folder": str,
 }  # fmt: skip

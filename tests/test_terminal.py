@@ -333,3 +333,9 @@ def test_split_stops_at_25_rows(clients: int, shown: int) -> None:
     if more:
         assert f"... and {clients - shown} more clients" in more[0]
     assert row(found, "all")[1:4] == [str(3 * clients), str(clients), "4"]
+
+
+def test_a_subset_is_marked_in_the_table() -> None:
+    run = document("fedavg", RISING)
+    run["note"] = "a subset: 9,995 of 120,000 training rows"
+    assert "The data: a subset: 9,995 of 120,000 training rows." in words(terminal.results_table([run]))

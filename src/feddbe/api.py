@@ -138,7 +138,7 @@ def draw_paper_splits(folder: Path, data_dir: Path | None = None) -> Iterator[tu
             options = Config(data=source.name, data_dir=str(data_dir) if data_dir else None, partition=spec)
             dataset, split, _ = load_data(options)
             path = folder / f"{source.name}-{spec.replace(':', '-')}.png"
-            title = f"{source.name}, {spec}, {split.clients} clients"
+            title = ", ".join(filter(None, [source.name, spec, f"{split.clients} clients", dataset.note]))
             pictures.bubbles(path, label_counts(dataset, split), title)
             yield source.name, path
 
@@ -216,6 +216,7 @@ def _meta(experiment: Experiment) -> dict[str, Any]:
         "config_hash": experiment.config_hash,
         "floor": experiment.floor,
         "bn_buffers": experiment.options.bn_buffers if task.model.buffers else None,
+        "note": task.dataset.note,
         "labels": label_counts(task.dataset, task.split).tolist() if small else None,
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {name: version(name) for name in packages} | {"python": platform.python_version()},
@@ -256,6 +257,7 @@ def _document(store: Store, *, hashes: bool = True) -> RunDocument:
         "floor": store.meta("floor"),
         "newcomers": store.meta("newcomers"),
         "bn_buffers": store.meta("bn_buffers"),
+        "note": store.meta("note") or "",
         "cost": {
             "up": sum(e["bytes_up"] for e in rounds) / calls,
             "down": sum(e["bytes_down"] for e in rounds) / calls,

@@ -89,6 +89,8 @@ class RunDocument(TypedDict):
     newcomers: Newcomers | None
     bn_buffers: str | None
     """Where BatchNorm statistics are kept: `local` or `average`; None: the model has none."""
+    note: str
+    """What a reader must know of the data, such as that it is a subset; often nothing."""
     cost: Cost
     server_sha256: str
     clients_sha256: dict[str, str]

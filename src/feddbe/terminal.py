@@ -189,6 +189,7 @@ class _Results:
             f"{_choice(self.documents)} Majority class: each client's own."
             + _endings(self.documents)
             + _statistics(self.documents, runs)
+            + "".join(f" The data: {note}." for note in sorted({d["note"] for d in self.documents} - {""}))
             + (" Bytes up and down are per client and round." if costs else "")
         )
         yield table
