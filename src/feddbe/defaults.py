@@ -52,7 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "har_layout": "scrambled",
         "fasttext_rep": "logsoftmax",
         "mr": {"init_mean": "momentum", "init_epochs": "epochs"},
-        "fedgen": {"lite": True, "alpha": 1.0, "noise": 512, "hidden": 512, "steps": 1000, "gen_batch": 10,
+        "fedgen": {"lite": True, "noise": 512, "hidden": 512, "steps": 1000, "gen_batch": 10,
                    "gen_lr": 0.005},
         "fedrep": {"head_epochs": 1},
         "pfedme": {"evaluate": "w"},

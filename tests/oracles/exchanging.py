@@ -37,8 +37,8 @@ def diversity(eps: Tensor, z: Tensor) -> Tensor:
 
 def fedgen(
     s: Setting,
-    alpha: float = 10.0,
-    beta: float = 10.0,
+    alpha: float = 1.0,
+    beta: float = 1.0,
     decay: float = 0.98,
     spread: float = 1.0,
     noise: int = 32,
