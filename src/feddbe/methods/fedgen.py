@@ -36,7 +36,7 @@ class FedGen(FedAvg):
     their shares of the samples with label y; clients send their label counts once, before round 1.
     alpha = beta = 0 is FedAvg.
 
-    Defaults: its code, but alpha = beta = 1. Its code has 10 at a learning rate of 0.01; the two multiply, and
+    Defaults: its code, but alpha = beta = 1. Its code has 10 at a learning rate of 0.01; they multiply, and
     on digits at 0.1 a weight of 10 diverges in round 3. `lite` is what the published experiments ran: no KL,
     no decay, no diversity, and shares of all samples instead of those of a label. `level` z feeds generated
     features to h as they are, z_g adds a client's PRBM vector to them first; the server knows no PRBM.
