@@ -179,3 +179,12 @@ def test_options_of_other_parts_follow_the_variant() -> None:
         assert getattr(experiment(name, variant="official").method, option) == value
         assert getattr(parse(name), option) != value
     assert Config().variant == "default"
+
+
+@pytest.mark.parametrize(
+    "name", ["perfedavg", "pfedme", "apple", "apfl", "fedgen", "fedfomo", "ditto", "fedrod"]
+)
+def test_every_method_has_a_training_loss(name: str, tmp_path: Path) -> None:
+    """Of methods with steps of their own too."""
+    losses = [entry["train_loss"] for entry in outcome(experiment(name), tmp_path).entries[1:]]
+    assert all(loss is not None and 0 < loss < 10 for loss in losses)

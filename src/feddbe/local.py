@@ -138,6 +138,8 @@ class Local:
             grads = torch.autograd.grad(loss, list(work.values()))
         if not math.isfinite(value := loss.item()):
             raise Diverged(self.client, self.round, "loss", value)
+        total, seen = self.losses.get(track, (0.0, 0))
+        self.losses[track] = (total + value * len(samples.y), seen + len(samples.y))
         frozen = self.task.model.frozen
         dense = {n: g.to_dense() for n, g in zip(work, grads, strict=True)}
         return {n: torch.zeros_like(g) if n in frozen else g for n, g in dense.items()}, value

@@ -297,8 +297,8 @@ def _gradient(net: Net, x: Tensor, y: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(cross_entropy(net[1](net[0](x)), y), weights))
 
 
-def perfedavg(s: Setting) -> Result:
-    """First-order, alpha = beta = lr; a pair of batches per step."""
+def perfedavg(s: Setting, alpha: float = 0.01) -> Result:
+    """First-order, beta = lr; a pair of batches per step."""
     net = s.net
     for t in range(1, s.rounds + 1):
         cohort, new = s.cohort(t), []
@@ -310,7 +310,7 @@ def perfedavg(s: Setting) -> Result:
                 for at in range(0, len(rows) // size * size, size):
                     one, two = order[at : at + size // 2], order[at + size // 2 : at + size // 2 * 2]
                     g = _gradient(w, s.x[one], s.y[one])
-                    ahead = filled(w, [a - s.lr * b for a, b in zip(values(w), g, strict=True)])
+                    ahead = filled(w, [a - alpha * b for a, b in zip(values(w), g, strict=True)])
                     g = _gradient(ahead, s.x[two], s.y[two])
                     w = filled(w, [a - s.lr * b for a, b in zip(values(w), g, strict=True)])
             new.append(values(w))

@@ -27,10 +27,11 @@ class PerFedAvg(FedAvg):
     counts; at the end and for newcomers it is fine-tuned by plain SGD. alpha = 0 is FedAvg on every second
     batch.
 
-    Default alpha = beta = the learning rate: as the published experiments ran it.
+    Default alpha = 0.01: from the range of its paper; beta is the learning rate.
 
-    Departures: from its paper, none; from the published experiments, one pass over the data per epoch (theirs
-    two), and a client with fewer than 2B samples divides what it has (theirs did not train).
+    Departures: from its paper, none; from the published experiments, alpha is not the learning rate (on
+    digits, at 0.1, the network dies), one pass over the data per epoch (theirs two), and a client with fewer
+    than 2B samples divides what it has (theirs did not train).
     """
 
     name: ClassVar[str] = "perfedavg"
@@ -40,7 +41,7 @@ class PerFedAvg(FedAvg):
     refuses = NO_PRBM
     cannot = NO_MR
 
-    alpha: float | None = parameter(None, "step of the adaptation; none: lr", low=0, search="0.005 0.01 0.03")
+    alpha: float = parameter(0.01, "step of the adaptation", low=0, search="0.005 0.01 0.03")
     beta: float | None = parameter(None, "step of the global model; none: lr", above=0, search="0.001 0.003")
     hessian: str = parameter(
         "first-order", "second derivatives: left out, or Hessian-free", choices=("first-order", "free")
@@ -48,8 +49,7 @@ class PerFedAvg(FedAvg):
     delta: float = parameter(1e-3, "width of the Hessian-free difference", above=0, search="0.001")
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        lr = ctx.task.training.lr
-        alpha, beta = (lr if value is None else value for value in (self.alpha, self.beta))
+        alpha, beta = self.alpha, ctx.task.training.lr if self.beta is None else self.beta
         parts = 2 if self.hessian == "first-order" else 3
 
         def step(w: State, const: None, samples: Samples, key: int) -> State:
@@ -66,10 +66,9 @@ class PerFedAvg(FedAvg):
     def adapt(self, ctx: Context, local: Local, received: State, private: State, epochs: int) -> State:
         if epochs:
             return local.fit(received).params
-        alpha = ctx.task.training.lr if self.alpha is None else self.alpha
 
         def once(adapted: State | None, const: None, samples: Samples, key: int) -> State | None:
-            return adapted or _moved(received, local.gradient(received, samples)[0], -alpha)
+            return adapted or _moved(received, local.gradient(received, samples)[0], -self.alpha)
 
         return local.scan(once, None, None, epochs=1) or received
 
