@@ -136,7 +136,8 @@ class Pool:
         evaluations = (job.evaluate + job.after) * len(
             task.split.test[client]
         ) + job.train_pass * task.samples[client]
-        return evaluations + (job.work != "none") * 3 * task.training.epochs * task.samples[client]
+        epochs = (job.work != "none") * task.training.epochs + (job.adapt or 0)
+        return evaluations + 3 * epochs * task.samples[client]
 
 
 def _work(pipe: Connection, inherited: list[Connection], task: Task, method: Method) -> None:
