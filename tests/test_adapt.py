@@ -90,8 +90,6 @@ def test_newcomers_take_no_part_and_adapt_at_the_end(tmp_path: Path) -> None:
     e = experiment("fedavg+dbe", data, newcomers=1, adapt_epochs=2)
     ran = outcome(e, tmp_path)
     assert ran.clients.keys() == {0, 1, 2}
-    with_three = outcome(experiment("fedavg+dbe", samples([40, 44, 28])), tmp_path / "three")
-    assert same_bits(ran.server, with_three.server), "the others do not notice"
     store = Store.open(tmp_path)
     found = store.meta("newcomers")
     rows = [row["client"] for t in range(3) for row in store.client_rows(t)]
@@ -103,6 +101,16 @@ def test_newcomers_take_no_part_and_adapt_at_the_end(tmp_path: Path) -> None:
     assert reply.adapted
     assert found["before"]["weighted"] == reply.before.correct / reply.before.samples
     assert found["adapted"]["weighted"] == reply.adapted.correct / reply.adapted.samples
+
+
+@pytest.mark.parametrize("name", ["fedavg+dbe", "scaffold+dbe", "moon", "ditto", "apfl"])
+def test_the_others_do_not_notice_who_comes_later(name: str, tmp_path: Path) -> None:
+    three, four = samples([40, 44, 28]), samples([40, 44, 28, 36])
+    ran = outcome(experiment(name, four, newcomers=1, join=0.67), tmp_path / "four")
+    alone = outcome(experiment(name, three, join=0.67), tmp_path / "three")
+    assert same_bits(ran.server, alone.server)
+    assert ran.clients.keys() == alone.clients.keys()
+    assert all(same_bits(ran.clients[c], alone.clients[c]) for c in alone.clients)
 
 
 @pytest.mark.parametrize("name", ["ditto", "pfedme", "apfl", "fedrod"])

@@ -144,7 +144,7 @@ def resolve(
     return Experiment(
         name=name,
         options=options,
-        task=Task(built, dataset, split, training, options.seed, rounds),
+        task=Task(built, dataset, split, training, options.seed, rounds, options.newcomers),
         method=method,
         config=config,
         config_hash=hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest(),

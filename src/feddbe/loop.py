@@ -87,7 +87,7 @@ class Loop:
     def __init__(self, experiment: Experiment, store: Store, engine: Engine, watch: Watch) -> None:
         self.options, self.store, self.engine, self.watch = experiment.options, store, engine, watch
         self.task, self.method = experiment.task, experiment.method
-        self.members = self.task.split.clients - experiment.options.newcomers
+        self.members = self.task.members
         self.server = store.server()
         self.contacted = store.contacted()
         self.accuracy = {e["round"]: score(e) for e in store.entries() if e["accuracy"]}

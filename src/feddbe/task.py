@@ -38,11 +38,18 @@ class Task:
     training: Training
     seed: int = 0
     rounds: int = 1
+    newcomers: int = 0
+    """So many of the clients, the last ones, join when training is over."""
 
     @cached_property
     def samples(self) -> tuple[int, ...]:
         """n_i: training samples of each client."""
         return tuple(len(rows) for rows in self.split.train)
+
+    @property
+    def members(self) -> int:
+        """N: the clients that training is about."""
+        return self.split.clients - self.newcomers
 
     def with_epochs(self, epochs: int) -> Task:
         """The same task with another number of local epochs."""

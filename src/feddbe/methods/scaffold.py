@@ -50,7 +50,7 @@ class Scaffold(Method):
 
     def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         mean = weighted_mean([u.state for u in uploads], [1] * len(uploads))
-        share = len(uploads) / ctx.task.split.clients
+        share = len(uploads) / ctx.task.members
         new = {name: x + self.eta_g * (mean[name] - x) for name, x in without(server, [CONTROL]).items()}
         return new | {name: server[name] + share * mean[name] for name in prefixed(CONTROL, new)}
 
