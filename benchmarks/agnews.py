@@ -143,7 +143,9 @@ class Ours:
 def compare(repeats: int, threads: int) -> tuple[dict[str, dict[str, float]], float]:
     """Medians of each phase for each variant, and the largest difference of their models after a round."""
     experiment = resolve(
-        "fedavg", Config(partition="dirichlet:1", clients=20, lr=0.1, engine="pool"), dataset=news()
+        "fedavg",
+        Config(partition="dirichlet:1", clients=20, lr=0.1, engine="pool", eval_after=False),
+        dataset=news(),
     )
     with tempfile.TemporaryDirectory() as folder:
         pool = Ours(experiment, "pool", Path(folder) / "pool")  # first: forked while this process is small

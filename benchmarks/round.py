@@ -134,7 +134,7 @@ class Ours:
 
 
 def federation() -> Experiment:
-    return resolve("fedavg", Config(data="fmnist", lr=0.005, engine="pool"))
+    return resolve("fedavg", Config(data="fmnist", lr=0.005, engine="pool", eval_after=False))
 
 
 def peak_of(work: Callable[[], object]) -> float:
