@@ -201,7 +201,7 @@ def test_apple_goes_down_the_loss_of_the_mixture_in_its_core_and_in_p() -> None:
 
 def test_apple_uses_the_cores_of_the_round_before() -> None:
     """From the state after one round, each client alone gives what the second round gave it."""
-    first, second = (exchanging.apple(setting(rounds=t, join=1.0), rounds_l=2) for t in (1, 2))
+    first, second = (exchanging.apple(setting(rounds=t, join=1.0), eta1=0.1, rounds_l=2) for t in (1, 2))
     s = setting(join=1.0)
     cores = [first.server[MODEL * i : MODEL * (i + 1)] for i in range(3)]
     p0 = torch.tensor([40, 25, 55]) / 120

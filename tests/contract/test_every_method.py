@@ -100,7 +100,7 @@ def test_few_samples_and_few_clients(name: str, sizes: tuple[int, ...], tmp_path
 NEEDS = {"contrast": "prbm", "mr_target": "mr", "level": "prbm"}
 """Options that say how a method goes with an add-on: without it they are dead, and may be."""
 WITH: dict[str, dict[str, Any]] = {
-    "delta": {"hessian": "free"}, "rounds_l": {"eta2": 0.5},
+    "delta": {"hessian": "free"}, "rounds_l": {"eta1": 0.1, "eta2": 0.1},
     "epsilon": {"m": 2}, "epsilon_decay": {"m": 2, "epsilon": 1},
 }  # fmt: skip
 """Options that only act together with another one, or hardly without."""

@@ -226,7 +226,7 @@ def cores(e: Experiment) -> State:
 
 
 def test_apple_with_its_own_core_only_is_local_training() -> None:
-    e = experiment("apple(eta2=0)")
+    e = experiment("apple(eta1=0.1,eta2=0)")
     message = cores(e)
     for i in range(3):
         own, alone = taken(message, f"core/{i}/"), {"relations/p": torch.eye(3)[i]}
@@ -239,7 +239,7 @@ def test_apple_with_its_own_core_only_is_local_training() -> None:
 
 def test_apples_slope_of_p_is_the_numerical_one_plus_the_pull() -> None:
     """One batch, eta2 = 1. In round 3 of 4 the pull is half of mu."""
-    e = experiment("apple(eta2=1,rounds_l=4,mu=0.6)", batch=45)
+    e = experiment("apple(eta1=0.1,eta2=1,rounds_l=4,mu=0.6)", batch=45)
     task, message, p = e.task, cores(e), torch.tensor([0.2, 0.5, 0.4])
     up, private = e.method.train(Context(task, 3), Local(task, 3, 0), message, {"relations/p": p})
     rows = torch.from_numpy(task.split.train[0])

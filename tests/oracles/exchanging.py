@@ -221,7 +221,7 @@ def apple(
     cores, p = [fresh(s, i) for i in range(n)], dict.fromkeys(range(n), p0)
     for t in range(1, s.rounds + 1):
         lam = (math.cos(math.pi * (t - 1) / rounds_l) + 1) / 2 if t - 1 < rounds_l else 0.0
-        rate = s.lr if eta1 is None else eta1
+        rate = len(s.train) * s.lr if eta1 is None else eta1
         new = [apple_client(s, i, t, cores, p[i], p0, rate, eta2, lam * mu) for i in range(n)]
         cores, p = [core for core, _ in new], {i: own for i, (_, own) in enumerate(new)}
     return Result([v for core in cores for v in core], {i: [own] for i, own in p.items()})
