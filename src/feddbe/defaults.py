@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["CUTS", "GENERAL", "PAPER_SPLITS", "PER_DATA", "PER_MODEL", "VARIANTS"]
+__all__ = ["GENERAL", "OF_VARIANT", "PAPER_SPLITS", "PER_DATA", "PER_MODEL", "VARIANTS"]
 
 GENERAL: dict[str, Any] = {
     "partition": "dirichlet:0.1",
@@ -62,5 +62,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 code, whose preparation has as many epochs as a round, and which fails on a client smaller than a batch; of
 other methods' faults in it, those that are an option here."""
 
-CUTS: dict[str, dict[str, str]] = {"official": {"har_cnn": "conv2"}}
-"""Variant -> model -> cut, where it is not before the last linear layer."""
+OF_VARIANT: dict[str, dict[str, dict[str, Any]]] = {
+    "official": {"har_cnn": {"cut": "conv2"}, "fasttext": {"lr": 0.1}}
+}
+"""Variant -> model -> what is different then: HAR's head is all three linear layers, and with fastText's
+log-softmax representation a learning rate of 1 diverges."""

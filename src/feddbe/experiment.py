@@ -99,6 +99,7 @@ def resolve(
         defaults.PER_MODEL[kind],
         defaults.PER_DATA.get(dataset.name, {}),
         defaults.VARIANTS[options.variant],
+        defaults.OF_VARIANT.get(options.variant, {}).get(kind, {}),
     ]
     chosen = {key: value for layer in layers for key, value in layer.items()}
     representation = _representation(options, kind, chosen)
@@ -106,7 +107,7 @@ def resolve(
         source,
         dataset.inputs(dataset.x[:1]),
         dataset.classes,
-        options.cut or defaults.CUTS.get(options.variant, {}).get(kind),
+        options.cut or chosen.get("cut"),
         options.seed,
         words=dataset.tokens,
         representation=representation or "linear",
