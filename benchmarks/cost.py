@@ -1,9 +1,10 @@
-"""Seconds of a round of every method relative to FedAvg's, in one run.
+"""CPU seconds of a round of every method relative to FedAvg's, in one run.
 
     python benchmarks/cost.py [METHOD ...] [--repeats 5] [--samples 100] [--json FILE]
 
 The 4-layer CNN on random images of 28x28 (time does not depend on what they show), 20 clients with `samples`
-training samples each, engine serial. The methods take turns; ratios to FedAvg of the same turn, medians.
+training samples each, engine serial on one thread, where CPU time is wall time without the neighbours' noise. The
+methods take turns; ratios to FedAvg of the same turn, medians.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ def main() -> None:
         seconds: dict[str, list[float]] = {name: [] for name in names}
         for repeat in range(arguments.repeats):
             for name in names:
-                begun = time.perf_counter()
+                begun = time.process_time()
                 loops[name].exchange(2 + repeat)
-                seconds[name].append(time.perf_counter() - begun)
+                seconds[name].append(time.process_time() - begun)
     plain = seconds["fedavg"]
     rows = [
         {
@@ -82,7 +83,7 @@ def main() -> None:
         }
         for name, took in seconds.items()
     ]
-    print("| method | s per round | / fedavg | paper / fedavg |\n|---|---|---|---|")
+    print("| method | CPU s per round | / fedavg | paper / fedavg |\n|---|---|---|---|")
     for row in rows:
         paper = "" if row["paper"] is None else f"{row['paper']:.2f}"
         print(f"| {row['method']} | {row['seconds']:.2f} | {row['ratio']:.2f} | {paper} |")
