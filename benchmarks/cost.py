@@ -3,8 +3,8 @@
     python benchmarks/cost.py [METHOD ...] [--repeats 5] [--samples 100] [--json FILE]
 
 The 4-layer CNN on random images of 28x28 (time does not depend on what they show), 20 clients with `samples`
-training samples each, engine serial on one thread, where CPU time is wall time without the neighbours' noise. The
-methods take turns; ratios to FedAvg of the same turn, medians.
+training samples each, engine serial on one thread, where CPU time is wall time less the neighbours' noise.
+The methods take turns; ratios to FedAvg of the same turn, medians.
 """
 
 from __future__ import annotations
