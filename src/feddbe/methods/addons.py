@@ -138,7 +138,10 @@ class MR(AddOn):
 
     def _advance(self, batch: Batch, carry: State) -> State:
         """r and its total weight after one more batch; gradients flow through the batch mean only."""
-        r = torch.lerp(carry["r"], batch.z_g.mean(0), self.mu)
+        mean = batch.z_g.mean(0)
+        if self.mu == 1:  # the same, but cheaper: small steps add up
+            return {"r": mean, "weight": torch.ones(())}
+        r = torch.lerp(carry["r"], mean, self.mu)
         return {"r": r, "weight": (1 - self.mu) * carry["weight"] + self.mu}
 
     def _corrected(self, carry: State) -> Tensor:
