@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from feddbe import config, defaults, engines, folders, loop, pictures
+from feddbe import compiled, config, defaults, engines, folders, loop, pictures
 from feddbe.config import Config
 from feddbe.data import SOURCES
 from feddbe.data.dataset import Dataset
@@ -210,7 +210,7 @@ def _meta(experiment: Experiment) -> dict[str, Any]:
     """What is written about a run when it begins."""
     task = experiment.task
     small = task.split.clients * task.dataset.classes <= _LABELS_AT_MOST
-    packages = ("feddbe", "torch", "numpy", "scikit-learn", "safetensors")
+    packages = ("feddbe", "torch", "numpy", "scikit-learn", "safetensors", *["numba"] * compiled.available())
     return {
         "config": experiment.config,
         "config_hash": experiment.config_hash,

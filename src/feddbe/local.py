@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe import seeds
+from feddbe.compiled import compiled
 from feddbe.errors import BadInput, Diverged
 from feddbe.models.split import Forward
 from feddbe.state import State
@@ -110,20 +111,22 @@ class Local:
 
     def scan(
         self,
-        step: Callable[[Carry, Const, Samples, int], Carry],
+        step: Callable[[Carry, Const, Any, int], Carry],
         carry: Carry,
         const: Const,
         epochs: int | None = None,
         batches: int = 1,
+        divide: Callable[[Tensor, Tensor, int], Iterator[Any]] | None = None,
     ) -> Carry:
         """Fold `step(carry, const, batch, key)` over this round's batches, `batches` of them at a time.
 
-        Each scan sees the same batches in the same order, and torch's own generator (dropout) in the same
-        state, whatever was scanned before it.
+        A batch is `Samples`, or what `divide(x, y, size)` makes of an epoch's data in its order. Each scan
+        sees the same batches in the same order, and torch's own generator (dropout) in the same state,
+        whatever was scanned before it.
         """
         seed = seeds.torch_seed(self.task.seed, "torch", self.round, self.client)
         with seeds.torch_seeded(seed):
-            chosen = self._batches(epochs or self.task.training.epochs, batches)
+            chosen = self._batches(epochs or self.task.training.epochs, batches, divide or self._samples)
             for key, batch in enumerate(chosen, start=seed % 2**62):
                 carry = step(carry, const, batch, key)
         return carry
@@ -177,8 +180,9 @@ class Local:
         every = [loss, *terms, *self._terms.get(track, [])]
         total, seen = 0.0, 0
 
-        def step(carries: list[State], const: list[State], samples: Samples, key: int) -> list[State]:
-            nonlocal total, seen
+        def by_autograd(
+            carries: list[State], const: list[State], samples: Samples, key: int
+        ) -> tuple[float, list[State]]:
             out = model.forward(work, samples.x, extras.get("prbm"))
             batch = Batch(*samples, *out)
             parts = [
@@ -186,9 +190,6 @@ class Local:
                 for term, c, carry in zip(every, const, carries, strict=True)
             ]
             values = [value for value, _ in parts if value is not None]
-            if not math.isfinite(plain := values[0].item()):
-                raise Diverged(self.client, self.round, "loss", plain)
-            total, seen = total + plain * len(samples.y), seen + len(samples.y)
             loss_ = sum(values[1:], values[0])
             grads = torch.autograd.grad(loss_, leaves, allow_unused=True) if leaves else ()
             for p, grad, shift, eta in zip(values_of, grads, corrections, rates, strict=True):
@@ -196,7 +197,19 @@ class Local:
                     p.add_(grad, alpha=-eta)  # of a sparse gradient only its rows
                 if shift is not None:
                     p.add_(shift, alpha=-eta)
-            return [carry for _, carry in parts]
+            return values[0].item(), [carry for _, carry in parts]
+
+        of = dict(zip((*names, *extras), rates, strict=True))
+        machine = None if correction else compiled(model, work, extras, of, every)
+        once = machine or by_autograd
+
+        def step(carries: list[State], const: list[State], batch: Any, key: int) -> list[State]:
+            nonlocal total, seen
+            value, carries = once(carries, const, batch, key)
+            if not math.isfinite(value):
+                raise Diverged(self.client, self.round, "loss", value)
+            total, seen = total + value * len(batch[1]), seen + len(batch[1])
+            return carries
 
         buffers = self.buffers(track)
         if buffers and min(self.samples, self.task.training.batch) == 1:
@@ -206,8 +219,9 @@ class Local:
             )
         if not keep_statistics:
             buffers = {name: b.clone() for name, b in buffers.items()}
+        start, const = [term.carry for term in every], [term.const for term in every]
         with model.bind(work, buffers, training=True):
-            carries = self.scan(step, [t.carry for t in every], [t.const for t in every], epochs)
+            carries = self.scan(step, start, const, epochs, divide=machine.batches if machine else None)
         self.losses[track] = (total, seen)
         new = {name: p.detach().contiguous() for name, p in work.items()}
         for name, p in (new | extras).items():
@@ -233,8 +247,7 @@ class Local:
         labels."""
         model, dataset = self.task.model, self.task.dataset
         rows = torch.from_numpy(self.rows[on])
-        # copies: a decoded state lies anywhere in memory, and the last bits of a product depend on where
-        work = {name: model.layout(p.detach()) for name, p in params.items()}
+        work = {name: model.layout(p.detach(), copy=False) for name, p in params.items()}
         buffers = self.buffers(track)  # outside of inference_mode: a later fit writes into them
         with torch.inference_mode(), model.bind(work, buffers):
             parts = [
@@ -243,7 +256,9 @@ class Local:
             ]
         return torch.cat(parts), dataset.y[rows]
 
-    def _batches(self, epochs: int, batches: int) -> Iterator[Samples]:
+    def _batches(
+        self, epochs: int, batches: int, divide: Callable[[Tensor, Tensor, int], Iterator[Any]]
+    ) -> Iterator[Any]:
         """Batches of this round: consecutive slices of a fresh permutation per epoch, gathered once."""
         dataset, rng = self.task.dataset, self.stream("batches")
         size = batches * self.task.training.batch
@@ -251,6 +266,8 @@ class Local:
         size = min(size, len(rows))  # fewer samples than a batch: one short batch
         for _ in range(epochs):
             order = torch.from_numpy(rows[rng.permutation(len(rows))][: len(rows) // size * size])
-            x_, y_ = dataset.x[order], dataset.y[order]
-            for x, y in zip(torch.split(x_, size), torch.split(y_, size), strict=True):
-                yield Samples(self.task.model.layout(dataset.inputs(x), copy=False), y)
+            yield from divide(dataset.x[order], dataset.y[order], size)
+
+    def _samples(self, x: Tensor, y: Tensor, size: int) -> Iterator[Samples]:
+        for some, labels in zip(torch.split(x, size), torch.split(y, size), strict=True):
+            yield Samples(self.task.model.layout(self.task.dataset.inputs(some), copy=False), labels)

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -21,6 +22,7 @@ import torch
 
 from feddbe.client import Job, Reply, perform
 from feddbe.engines.base import Messages, PrivateStates
+from feddbe.engines.parcel import Parcel, pack, receive, send
 from feddbe.errors import FeddbeError
 from feddbe.methods.base import Method
 from feddbe.state import State, decode, encode
@@ -59,42 +61,39 @@ class Pool:
     def run(self, jobs: Sequence[Job], messages: Messages, states: PrivateStates) -> Iterator[Reply]:
         queue = deque(sorted(jobs, key=self._cost, reverse=True))
         idle, busy, tries = list(self._workers), dict[Any, tuple[_Worker, Job]](), Counter[int]()
-        shared = encode(messages.shared)
-        while queue or busy:
-            while queue and idle:
-                worker, job = idle.pop(), queue.popleft()
-                tries[job.client] += 1
-                if tries[job.client] > TRIES:
-                    raise FeddbeError(
-                        f"client {job.client} in round {job.round}: its worker died {TRIES} times "
-                        "(out of memory? try --engine serial)"
-                    )
-                try:
-                    if worker.knows is not messages:
-                        worker.pipe.send((None, shared, None))
-                        worker.knows = messages
-                    each = None if messages.each is None else encode(messages.each(job.client))
-                    worker.pipe.send((job, each, states.read(job.client)))
-                except OSError:  # it died while idle
-                    queue.appendleft(job)
-                    idle.append(self._replace(worker))
-                    continue
-                busy[worker.pipe] = worker, job
-            for pipe in wait(list(busy)):
-                worker, job = busy.pop(pipe)
-                try:
-                    answer = worker.pipe.recv()
-                except (EOFError, OSError):  # it died at work
-                    queue.appendleft(job)
-                    idle.append(self._replace(worker))
-                    continue
-                if isinstance(answer, Exception):
-                    raise answer
-                reply, up, private = answer
-                if private is not None:
-                    states.stage(job.client, private)
-                idle.append(worker)
-                yield reply._replace(up=decode(up))
+        with pack(messages.shared) as shared:
+            while queue or busy:
+                while queue and idle:
+                    worker, job = idle.pop(), queue.popleft()
+                    tries[job.client] += 1
+                    if tries[job.client] > TRIES:
+                        raise FeddbeError(
+                            f"client {job.client} in round {job.round}: its worker died {TRIES} times "
+                            "(out of memory? try --engine serial)"
+                        )
+                    try:
+                        self._give(worker, job, messages, shared, states.read(job.client))
+                    except OSError:  # it died while idle
+                        queue.appendleft(job)
+                        idle.append(self._replace(worker))
+                        continue
+                    busy[worker.pipe] = worker, job
+                for pipe in wait(list(busy)):
+                    worker, job = busy.pop(pipe)
+                    try:
+                        answer = worker.pipe.recv()
+                        up = {} if isinstance(answer, Exception) else receive(worker.pipe)
+                    except (EOFError, OSError):  # it died at work
+                        queue.appendleft(job)
+                        idle.append(self._replace(worker))
+                        continue
+                    if isinstance(answer, Exception):
+                        raise answer
+                    reply, private = answer
+                    if private is not None:
+                        states.stage(job.client, private)
+                    idle.append(worker)
+                    yield reply._replace(up=up)
 
     def close(self) -> None:
         for worker in self._workers:
@@ -107,6 +106,18 @@ class Pool:
                 worker.process.join()
             worker.process.close()
         self._workers = []
+
+    @staticmethod
+    def _give(worker: _Worker, job: Job, messages: Messages, shared: Parcel, private: bytes | None) -> None:
+        """A job, with the messages that the worker does not have yet."""
+        if worker.knows is not messages:
+            worker.pipe.send(None)
+            send(worker.pipe, shared)
+            worker.knows = messages
+        worker.pipe.send((job, messages.each is not None, private))
+        if messages.each is not None:
+            with pack(messages.each(job.client)) as parcel:
+                send(worker.pipe, parcel)
 
     def _start(self) -> _Worker:
         ours, theirs = _START.Pipe()
@@ -149,24 +160,28 @@ def _work(pipe: Connection, inherited: list[Connection], task: Task, method: Met
     shared: State = {}
     while True:
         try:
-            job, message, private = pipe.recv()
+            asked = pipe.recv()
+            if asked is None:
+                shared = receive(pipe)
+                continue
+            job, each, private = asked
+            received = shared | receive(pipe) if each else shared
         except (EOFError, OSError):
             return
-        if job is None:
-            shared = decode(message)
-            continue
-        answer: tuple[Reply, bytes, bytes | None] | Exception
-        try:
-            received = shared if message is None else shared | decode(message)
-            reply = perform(task, method, job, received, None if private is None else decode(private))
-            kept = encode(reply.private) if reply.private else None
-            answer = reply._replace(up={}, private=None), encode(reply.up), kept
-        except FeddbeError as error:
-            answer = error
-        except Exception as error:
-            error.add_note(f"in client {job.client}, round {job.round}:\n{traceback.format_exc()}")
-            answer = error
-        try:
-            pipe.send(answer)
-        except OSError:
-            return
+        answer: tuple[Reply, bytes | None] | Exception
+        with ExitStack() as stack:
+            try:
+                reply = perform(task, method, job, received, None if private is None else decode(private))
+                up = stack.enter_context(pack(reply.up))
+                answer = reply._replace(up={}, private=None), encode(reply.private) if reply.private else None
+            except FeddbeError as error:
+                answer = error
+            except Exception as error:
+                error.add_note(f"in client {job.client}, round {job.round}:\n{traceback.format_exc()}")
+                answer = error
+            try:
+                pipe.send(answer)
+                if not isinstance(answer, Exception):
+                    send(pipe, up)
+            except OSError:
+                return

@@ -34,7 +34,7 @@ from feddbe.methods.base import Parameters, Upload, parameter
 from feddbe.models.split import SplitModel
 from feddbe.state import State, weighted_mean
 from feddbe.task import Context
-from feddbe.terms import At, Batch, Term
+from feddbe.terms import At, Batch, RunningMean, Term
 
 __all__ = ["FT", "MR", "PRBM", "AddOn"]
 
@@ -106,14 +106,16 @@ class MR(AddOn):
     q: float = parameter(0.0, "noise on the uploaded mean: how much of it is taken away", low=0, high=1)
 
     def attach(self, local: Local, tracks: Sequence[str], received: State, private: State) -> None:
-        term = Term(self._regularize, {"mean": received["mean"]}, _start(local.task.model))
+        kind = RunningMean(self.mu, self._factor, self.mr_bias_correct and self.mu > 0)
+        term = Term(self._regularize, {"mean": received["mean"]}, _start(local.task.model), kind)
         for track in tracks:
             local.attach(track, term)
 
     def prepare(self, ctx: Context, local: Local, received: State) -> State:
         """One plain epoch from theta^0, and the mean representation it leaves."""
         model = ctx.task.model
-        fit = local.fit(received, epochs=self.init_epochs, terms=[Term(self._observe, {}, _start(model))])
+        watch = Term(self._observe, {}, _start(model), RunningMean(self.mu))
+        fit = local.fit(received, epochs=self.init_epochs, terms=[watch])
         if self.init_mean == "exact":
             sums, _ = local.predict(
                 fit.params, lambda p, x: model.forward(p, x).z_g.sum(0, keepdim=True), on="train"
@@ -154,8 +156,11 @@ class MR(AddOn):
     def _regularize(self, at: At, carry: State) -> tuple[Tensor, State]:
         new = self._advance(at.batch, carry)
         r = self._corrected(new) if self.mr_bias_correct else new["r"]
-        factor = self.kappa * (0.5 if self.mr_half else 1.0)
-        return factor * torch.nn.functional.mse_loss(r, at.const["mean"]), _stop(new)
+        return self._factor * torch.nn.functional.mse_loss(r, at.const["mean"]), _stop(new)
+
+    @property
+    def _factor(self) -> float:
+        return self.kappa * (0.5 if self.mr_half else 1.0)
 
 
 @dataclass(frozen=True)

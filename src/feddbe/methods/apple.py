@@ -111,7 +111,7 @@ class APPLE(Method):
 
 
 def _shares(ctx: Context) -> Tensor:
-    samples = torch.tensor(ctx.task.samples, dtype=torch.float32)
+    samples = torch.tensor(ctx.task.samples, dtype=torch.get_default_dtype())
     return samples / samples.sum()
 
 

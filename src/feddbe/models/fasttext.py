@@ -39,7 +39,9 @@ class MeanEmbedding(nn.Module):
         # Each word of the batch once, times its share of each text. Fewer rows than positions; and a word's
         # gradients are summed before they are added to its vector, as in the dense gradient.
         words, place = torch.unique(x, return_inverse=True)
-        shares = self.weight.new_zeros(len(x), len(words)).scatter_add_(1, place, (x != 0) / x.shape[1])
+        shares = self.weight.new_zeros(len(x), len(words)).scatter_add_(
+            1, place, (x != 0).to(self.weight) / x.shape[1]
+        )
         return shares @ F.embedding(words, self.weight, sparse=True)
 
 

@@ -20,9 +20,11 @@ from feddbe.errors import BadInput, one_line, unknown
 from feddbe.seeds import torch_seeded
 from feddbe.state import State
 
-__all__ = ["Forward", "SplitModel"]
+__all__ = ["Forward", "Layers", "SplitModel"]
 
 Halves = tuple[nn.Module, nn.Module]
+Layers = list[tuple[nn.Module, dict[str, str]]]
+"""Layers that are called one after the other, and the model's names of each one's parameters."""
 Cuts = dict[str, Callable[[], Halves]]
 Owner = MutableMapping[str, Any]
 Slots = dict[str, list[tuple[Owner, str]]]
@@ -73,6 +75,9 @@ class SplitModel:
         roots = [module, *self._halves[True], *self._halves[False]]
         self._slots = _slots(module.named_parameters(), [m._parameters for r in roots for m in r.modules()])
         self._slots |= _slots(module.named_buffers(), [m._buffers for r in roots for m in r.modules()])
+        full = {id(p): name for name, p in module.named_parameters()}
+        self.layers = tuple(_layers(half, full) for half in self._halves[True])
+        """Those of f, those of h."""
         self._bound: Mapping[str, Tensor] | None = None
         self._training = False
 
@@ -145,11 +150,12 @@ class SplitModel:
         return {name: p.detach() for name, p in module.named_parameters()}
 
     def layout(self, tensor: Tensor, *, copy: bool = True) -> Tensor:
-        """A copy in the memory layout in which this model is fast; `copy=False`: or the tensor itself."""
+        """A copy in the memory layout in which this model is fast; `copy=False`: or the tensor itself, if it
+        has that layout and begins where torch's own do (the last bits of a product depend on where)."""
         # `contiguous` would leave one-channel tensors as they are, and all that follows in the slow layout
         channels_last = self.onednn and tensor.dim() == 4
-        if not copy and not channels_last:
-            return tensor.contiguous()
+        if not copy and not channels_last and tensor.is_contiguous() and tensor.data_ptr() % 64 == 0:
+            return tensor
         format = torch.channels_last if channels_last else torch.contiguous_format
         return torch.empty_like(tensor, memory_format=format).copy_(tensor)
 
@@ -210,6 +216,11 @@ def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modul
             yield from _leaves(child, f"{prefix}{name}.")
         else:
             yield prefix + name, child
+
+
+def _layers(half: nn.Module, names: Mapping[int, str]) -> Layers:
+    row = [layer for _, layer in _leaves(half)] if _plain(half) else [half]
+    return [(layer, {own: names[id(p)] for own, p in layer.named_parameters()}) for layer in row]
 
 
 def _sequential_cuts(module: nn.Module) -> Cuts:

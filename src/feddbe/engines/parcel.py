@@ -1,0 +1,84 @@
+"""States between processes of one machine. A large one is laid into memory that both can map, and only its
+descriptor is sent: no bytes go through the pipe, and the receiver copies nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from feddbe.state import State, decode, encode, nbytes
+
+__all__ = ["Parcel", "pack", "receive", "send"]
+
+LARGE = 2**20
+"""Bytes from which a parcel has memory of its own. Below, the pipe is as fast, and there may be many."""
+_ALIGNED = 64
+"""Where tensors begin, as torch has it: the last bits of a product depend on it."""
+
+
+class Parcel(NamedTuple):
+    """A state ready to be sent, to several receivers if need be; its memory is kept until the end of a `with`
+    block, and by those who received it."""
+
+    data: bytes = b""
+    """Its safetensors bytes, if it is small."""
+    places: Sequence[tuple[str, torch.dtype, torch.Size, int]] = ()
+    """Names, types, shapes and places in the memory, if it is large."""
+    size: int = 0
+    memory: int = -1
+    """The descriptor of the memory, which goes after the message."""
+
+    def __enter__(self) -> Parcel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.places:
+            os.close(self.memory)
+
+
+def pack(state: Mapping[str, Tensor]) -> Parcel:
+    """A copy of the state."""
+    if not state or nbytes(state) < LARGE or not hasattr(os, "memfd_create"):
+        return Parcel(encode(state))
+    places, size = [], 0
+    for name, tensor in state.items():
+        places.append((name, tensor.dtype, tensor.shape, size))
+        size += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+    parcel = Parcel(places=places, size=size, memory=os.memfd_create("feddbe"))
+    os.truncate(parcel.memory, size)
+    for name, view in _views(parcel, shared=True).items():
+        view.copy_(state[name].detach())
+    return parcel
+
+
+def send(pipe: Connection, parcel: Parcel) -> None:
+    """To the `receive` at the other end."""
+    pipe.send(parcel)
+    if parcel.places:
+        reduction.send_handle(pipe, parcel.memory, None)
+
+
+def receive(pipe: Connection) -> State:
+    """The state, which is the receiver's own: writing into it changes it for no one else."""
+    parcel: Parcel = pipe.recv()
+    if not parcel.places:
+        return decode(parcel.data)
+    with parcel._replace(memory=reduction.recv_handle(pipe)) as mine:
+        return _views(mine, shared=False)
+
+
+def _views(parcel: Parcel, *, shared: bool) -> State:
+    """The tensors in the parcel's memory."""
+    path = f"/proc/self/fd/{parcel.memory}"
+    whole = torch.from_file(path, shared=shared, size=parcel.size, dtype=torch.uint8)
+    views: State = {}
+    for name, dtype, shape, place in parcel.places:
+        size = dtype.itemsize * shape.numel()
+        views[name] = whole[place : place + size].view(dtype).reshape(shape)
+    return views

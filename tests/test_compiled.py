@@ -1,0 +1,212 @@
+"""Machine code and autograd give the same fit; and machine code is taken exactly where it may be."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from feddbe import compiled
+from feddbe.config import Config
+from feddbe.data.dataset import Dataset
+from feddbe.errors import Diverged
+from feddbe.experiment import resolve
+from feddbe.local import Extra, Fit, Local
+from feddbe.methods.addons import MR
+from feddbe.models.fasttext import MeanEmbedding, fasttext
+from feddbe.terms import RunningMean, Term, prox
+
+pytest.importorskip("numba", reason="numba is not installed")
+
+WORDS, LENGTH, CLASSES = 70, 15, 3
+Prepare = Callable[[Local], None]
+
+
+def texts(rows: int = 84) -> Dataset:
+    """Texts with words that come twice, unknown words in their midst, and one of no known word at all."""
+    generator = torch.Generator().manual_seed(3)
+    x = (torch.rand(rows, LENGTH, generator=generator) ** 3 * (WORDS - 5)).int()
+    x[5] = 0
+    return Dataset("texts", x, torch.arange(rows) % CLASSES, CLASSES, tokens=WORDS)
+
+
+def local(model: nn.Module | None = None, cut: str | None = None, **options: object) -> Local:
+    torch.manual_seed(0)
+    module = fasttext(WORDS, CLASSES) if model is None else model
+    config = Config(partition="iid", clients=2, lr=0.7, epochs=2, cut=cut, **options)  # type: ignore[arg-type]
+    return Local(resolve("fedavg", config, dataset=texts(), model=module).task, 1, 0)
+
+
+def start(client: Local) -> dict[str, Tensor]:
+    return client.task.model.parameters
+
+
+def with_prbm(lr: float | None = None) -> Prepare:
+    def prepare(client: Local) -> None:
+        value = torch.linspace(-1, 1, client.task.model.feature_shape[0])
+        client.extras["prbm"] = Extra(value.to(start(client)["fc.weight"].dtype), lr)
+
+    return prepare
+
+
+def with_mr(method: MR) -> Prepare:
+    def prepare(client: Local) -> None:
+        mean = torch.linspace(1, -1, client.task.model.feature_shape[0])
+        method.attach(client, ["shared"], {"mean": mean}, {})
+
+    return prepare
+
+
+def both(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Local], fit: Callable[[Local], Fit]
+) -> list[tuple[Fit, Local]]:
+    """The fit by machine code, which is used, and by autograd."""
+    used = []
+    epoch = compiled.Compiled.__call__
+
+    def spy(self: compiled.Compiled, *arguments: object) -> object:
+        used.append(self)
+        return epoch(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compiled.Compiled, "__call__", spy)
+    first = make()
+    found = fit(first)
+    epochs = len(used)
+    assert epochs == 2
+    monkeypatch.setattr(compiled, "available", lambda: False)
+    second = make()
+    wanted = fit(second)
+    assert len(used) == epochs
+    return [(found, first), (wanted, second)]
+
+
+def check(pair: list[tuple[Fit, Local]], exact: float = 2e-6) -> None:
+    (found, first), (wanted, second) = pair
+    for name, tensor in wanted.params.items():
+        assert not torch.equal(tensor, start(first)[name]) or tensor is not found.params[name]
+        torch.testing.assert_close(found.params[name], tensor, atol=exact, rtol=exact)
+    for name, extra in second.extras.items():
+        torch.testing.assert_close(first.extras[name].value, extra.value, atol=exact, rtol=exact)
+    for one, other in zip(found.carries, wanted.carries, strict=True):
+        for name, tensor in other.items():
+            torch.testing.assert_close(one[name], tensor, atol=exact, rtol=exact)
+    assert first.losses["shared"][0] == pytest.approx(second.losses["shared"][0], rel=1e-5)
+    assert first.losses["shared"][1] == second.losses["shared"][1]
+
+
+@pytest.mark.parametrize("cut", ["embedding", "fc1"])
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        [],
+        [with_prbm()],
+        [with_prbm(0.05)],
+        [with_mr(MR(kappa=2.0, mu=1.0))],
+        [with_prbm(), with_mr(MR(kappa=5.0, mu=0.3, mr_half=False))],
+        [with_mr(MR(kappa=5.0, mu=0.2, mr_bias_correct=True))],
+        [with_mr(MR(kappa=5.0, mu=0.0, mr_bias_correct=True))],
+    ],
+    ids=["plain", "prbm", "prbm_lr", "mr", "dbe", "bias_correct", "mu0"],
+)
+def test_the_same_fit(monkeypatch: pytest.MonkeyPatch, cut: str, prepare: list[Prepare]) -> None:
+    def make() -> Local:
+        client = local(cut=cut)
+        for part in prepare:
+            part(client)
+        return client
+
+    check(both(monkeypatch, make, lambda client: client.fit(start(client))))
+
+
+def test_a_watched_mean_is_carried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before round 1."""
+    method = MR(mu=0.3)
+    carry = {"r": torch.zeros(32), "weight": torch.zeros(())}
+    term = Term(method._observe, {}, carry, RunningMean(0.3))
+    pair = both(monkeypatch, local, lambda client: client.fit(start(client), terms=[term]))
+    check(pair)
+    assert pair[0][0].carries[0]["r"].any()
+    assert not carry["r"].any(), "the term's own is not written to"
+
+
+@pytest.mark.parametrize("names", [["fc.weight", "fc.bias"], ["fc1.bias"], ["embedding.weight"]])
+def test_only_what_is_trainable_moves(monkeypatch: pytest.MonkeyPatch, names: list[str]) -> None:
+    pair = both(monkeypatch, local, lambda client: client.fit(start(client), trainable=names, lr=0.3))
+    check(pair)
+    for name, tensor in pair[0][0].params.items():
+        assert torch.equal(tensor, start(pair[0][1])[name]) == (name not in names)
+
+
+@pytest.mark.parametrize(
+    ("layers", "batch"),
+    [
+        ([nn.Linear(8, 3, bias=False)], 4),
+        ([nn.Linear(8, 40), nn.Linear(40, 5, bias=False), nn.Linear(5, 3)], 100),
+    ],
+    ids=["one, no bias", "three, all data in a batch"],
+)
+def test_other_depths_and_batches(
+    monkeypatch: pytest.MonkeyPatch, layers: list[nn.Module], batch: int
+) -> None:
+    parts = {"words": MeanEmbedding(WORDS, 8)} | {f"fc{i}": layer for i, layer in enumerate(layers)}
+    model = nn.Sequential(OrderedDict(parts))
+    check(both(monkeypatch, lambda: local(model, batch=batch), lambda client: client.fit(start(client))))
+
+
+def test_in_float64_to_the_last_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fasttext(WORDS, CLASSES).double()
+
+    def make() -> Local:
+        client = local(model)
+        with_prbm()(client)
+        return client
+
+    check(both(monkeypatch, make, lambda client: client.fit(start(client))), exact=1e-12)
+
+
+def test_a_loss_that_is_no_number_is_told() -> None:
+    client = local()
+    broken = {name: torch.full_like(p, torch.nan) for name, p in start(client).items()}
+    with pytest.raises(Diverged, match="loss"):
+        client.fit(broken)
+
+
+def tied() -> nn.Module:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    second.weight = first.weight
+    return nn.Sequential(MeanEmbedding(WORDS, 3), first, second)
+
+
+def hooked() -> nn.Module:
+    model = fasttext(WORDS, CLASSES)
+    next(model.children()).register_forward_hook(lambda layer, given, out: out * 2)
+    return model
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: fasttext(WORDS, CLASSES, "logsoftmax"),
+        tied,
+        hooked,
+        lambda: nn.Sequential(MeanEmbedding(WORDS, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, CLASSES)),
+        lambda: nn.Sequential(nn.EmbeddingBag(WORDS, 8), nn.Linear(8, CLASSES)),
+    ],
+    ids=["logsoftmax", "tied", "hooked", "relu", "other words"],
+)
+def test_other_models_are_autograds(monkeypatch: pytest.MonkeyPatch, model: Callable[[], nn.Module]) -> None:
+    monkeypatch.setattr(compiled.Compiled, "__call__", None)
+    client = local(model())
+    new = client.fit(start(client)).params
+    assert any(not torch.equal(tensor, start(client)[name]) for name, tensor in new.items())
+
+
+def test_other_losses_are_autograds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled.Compiled, "__call__", None)
+    client = local()
+    zeros = {name: torch.zeros_like(p) for name, p in start(client).items()}
+    client.fit(start(client), terms=[prox(0.1, start(client))])
+    client.fit(start(client), correction=zeros)
