@@ -238,3 +238,12 @@ def test_a_place_that_cannot_be_written(folder: Path) -> None:
     (folder / "taken" / "run.sqlite").mkdir(parents=True)
     with pytest.raises(feddbe.StoreError, match="taken"):
         feddbe.run("fedavg", data=mine(), **SMALL, out="taken")
+
+
+def test_every_public_name_is_there() -> None:
+    assert set(feddbe.__all__) <= set(dir(feddbe))
+    for name in set(feddbe.__all__) - {"METHODS"}:
+        assert getattr(feddbe, name).__module__.startswith("feddbe.")
+    assert "fedavg" in feddbe.METHODS
+    with pytest.raises(AttributeError, match="no attribute 'fedavg'"):
+        feddbe.fedavg  # noqa: B018

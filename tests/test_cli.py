@@ -13,7 +13,7 @@ import pytest
 import typer
 
 import feddbe
-from feddbe import cli, data, defaults, models
+from feddbe import cli, compiled, data, defaults, models
 from feddbe.document import Entry
 from feddbe.loop import Watch
 from feddbe.methods import METHODS, FedAvg
@@ -384,6 +384,17 @@ def test_help_names_defaults(shell: Shell) -> None:
         "channels, scrambled [channels]",
     ):  # fmt: skip
         assert part in words
+
+
+def test_fasttext_without_numba_says_how_to_be_faster(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lines = [f"{'good' if i % 2 else 'bad'} film {i},{i % 2}" for i in range(40)]
+    (tmp_path / "texts.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    line = "run fedavg --data texts.csv --clients 2 --partition iid --rounds 1 --engine serial"
+    assert "feddbe[text]" not in shell(line).out
+    monkeypatch.setattr(compiled, "available", lambda: False)
+    assert shell(line).out.endswith("faster with numba: pip install 'feddbe[text]'\n")
 
 
 def test_without_a_command_it_shows_help(shell: Shell) -> None:

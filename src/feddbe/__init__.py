@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from feddbe.api import compare, draw, load, run
-from feddbe.data.dataset import Dataset
-from feddbe.data.partition import Split, load_split, partition
-from feddbe.errors import BadInput, Diverged, FeddbeError, StoreError
-from feddbe.methods import METHODS, MR, PRBM, FedAvg, Method
-from feddbe.models import SplitModel
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from feddbe.api import compare, draw, load, run
+    from feddbe.data.dataset import Dataset
+    from feddbe.data.partition import Split, load_split, partition
+    from feddbe.errors import BadInput, Diverged, FeddbeError, StoreError
+    from feddbe.methods import METHODS, MR, PRBM, FedAvg, Method
+    from feddbe.models import SplitModel
 
 __all__ = [
     "METHODS",
@@ -29,3 +33,20 @@ __all__ = [
     "partition",
     "run",
 ]
+
+_HOMES = ("errors", "api", "methods", "models", "data.dataset", "data.partition")
+
+
+def __getattr__(name: str) -> Any:
+    """The names above when they are first used: `feddbe --help` need not wait for torch."""
+    if name in __all__:
+        for home in _HOMES:
+            module = import_module(f"feddbe.{home}")
+            if name in module.__all__:
+                globals()[name] = getattr(module, name)
+                return globals()[name]
+    raise AttributeError(f"module 'feddbe' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
