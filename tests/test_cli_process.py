@@ -243,9 +243,9 @@ def test_json_goes_to_standard_output_and_progress_to_the_terminal(tmp_path: Pat
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["data", "--help"], ["rnu"]])
 def test_nobody_waits_for_torch_to_be_told_how_to_use_it(words: list[str]) -> None:
-    program = "import sys, feddbe.cli; feddbe.cli.main(sys.argv[1:]); print({'torch', 'numpy'} & sys.modules.keys())"
+    program = "import sys; from feddbe import cli; cli.main(sys.argv[1:]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "set()"
+    assert done.stdout.splitlines()[-1] == "False"
 
 
 def test_a_reader_that_goes_away(place: Path, whole: RunDocument) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from feddbe import compiled
 from feddbe.config import Config
 from feddbe.data.dataset import Dataset
-from feddbe.errors import Diverged
+from feddbe.errors import BadInput, Diverged
 from feddbe.experiment import resolve
 from feddbe.local import Extra, Fit, Local
 from feddbe.methods.addons import MR
@@ -172,6 +172,12 @@ def test_a_loss_that_is_no_number_is_told() -> None:
     broken = {name: torch.full_like(p, torch.nan) for name, p in start(client).items()}
     with pytest.raises(Diverged, match="loss"):
         client.fit(broken)
+
+
+def test_words_that_the_model_does_not_have_are_told() -> None:
+    client = local(fasttext(WORDS - 20, CLASSES))
+    with pytest.raises(BadInput, match=r"a text has word 6\d, the model has 50 words"):
+        client.fit(start(client))
 
 
 def tied() -> nn.Module:

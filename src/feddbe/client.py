@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from feddbe.evaluate.accuracy import Measure, measure
 from feddbe.local import Local
 from feddbe.methods.base import Method
-from feddbe.state import State, named, prefixed, taken, without
+from feddbe.state import State, named, nbytes, prefixed, taken, without
 from feddbe.task import Context, Task
 
 __all__ = ["BUFFER", "Job", "Reply", "perform"]
@@ -49,6 +49,8 @@ class Reply(NamedTuple):
     """On the share of the training data that was held out, at the moment that the method is judged by."""
     trained: tuple[float, int] = (0.0, 0)
     """Sum of the loss over the samples trained on, and their number."""
+    received: int = 0
+    """Bytes of the message, with the constants."""
     seconds: float = 0.0
 
 
@@ -74,7 +76,7 @@ def perform(task: Task, method: Method, job: Job, received: State, private: Stat
         local = Local(task, job.round, job.client, buffers)
         return local, method.deployed(ctx, local, message, private)
 
-    reply = Reply(job.client)
+    reply = Reply(job.client, received=nbytes(received))
     if job.evaluate:
         judged = deployed(message, private)
         before = measured(*judged)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from feddbe.errors import BadInput
 from feddbe.models.fasttext import MeanEmbedding
 from feddbe.models.split import SplitModel
 from feddbe.state import State
@@ -94,6 +95,11 @@ class Compiled:
         from feddbe.kernels import fasttext_epoch
 
         x, y, size = epoch
+        low, high = (int(word) for word in torch.aminmax(x))
+        if low < 0 or high >= len(self.vectors):  # machine code would look no further
+            raise BadInput(
+                f"a text has word {low if low < 0 else high}, the model has {len(self.vectors)} words"
+            )
         number, mean, features = self.vectors.dtype.type, self.mean, len(self.prbm)
         carry = carries[-1] or {"r": torch.zeros(features), "weight": torch.zeros(())}
         r = carry["r"].numpy().astype(number)

@@ -160,12 +160,9 @@ def _linear_move(x: Array, grad: Array, weight: Array, bias: Array, rates: Array
 
 @_machine_code
 def _move(vector: Array, grad: Array, rate: float) -> None:
-    """What is added to all of a batch has the sum of its gradients."""
+    """What is added to all of a batch has the sum of their gradients."""
     for k in range(len(vector)):
-        sum_ = grad[0, k]
-        for i in range(1, len(grad)):
-            sum_ += grad[i, k]
-        vector[k] -= rate * sum_
+        vector[k] -= rate * _sum(grad, k)
 
 
 @_machine_code
@@ -179,10 +176,15 @@ def _translate(rows: Array, by: Array) -> None:
 def _advance(z_g: Array, r: Array, mu: float) -> None:
     """r <- (1 - mu) r + mu mean."""
     for k in range(len(r)):
-        sum_ = z_g[0, k]
-        for i in range(1, len(z_g)):
-            sum_ += z_g[i, k]
-        r[k] = (1 - mu) * r[k] + mu * (sum_ / len(z_g))
+        r[k] = (1 - mu) * r[k] + mu * (_sum(z_g, k) / len(z_g))
+
+
+@_machine_code
+def _sum(rows: Array, k: int) -> Any:
+    total = rows[0, k]
+    for i in range(1, len(rows)):
+        total += rows[i, k]
+    return total
 
 
 @_machine_code

@@ -194,17 +194,10 @@ class Loop:
 
     def _write_traffic(self, ctx: Context, replies: list[Reply]) -> tuple[int, int]:
         """Bytes up and down of those that took part; what is constant is sent to a client once."""
-        server, buffers = _apart(self.server)
-        fixed, repeated = nbytes(self._constants(server)), nbytes(buffers)
-        same = None
-        if ctx.round == 0:
-            same = nbytes(self.task.model.parameters)
-        elif self.method.same_for_all:
-            same = nbytes(self.method.down(ctx, server, -1))
+        known = nbytes(self._constants(self.server))
         ups = downs = 0
         for reply in replies:
-            down = nbytes(self.method.down(ctx, server, reply.client)) if same is None else same
-            down += repeated + fixed * (reply.client not in self.contacted)
+            down = reply.received - known * (reply.client in self.contacted)
             up = nbytes(reply.up)
             loss, seen = reply.trained
             self.store.write_client(
