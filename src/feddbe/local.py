@@ -247,7 +247,8 @@ class Local:
         labels."""
         model, dataset = self.task.model, self.task.dataset
         rows = torch.from_numpy(self.rows[on])
-        work = {name: model.layout(p.detach(), copy=False) for name, p in params.items()}
+        # copies: a decoded state lies anywhere in memory, and the last bits of a product depend on where
+        work = {name: model.layout(p.detach()) for name, p in params.items()}
         buffers = self.buffers(track)  # outside of inference_mode: a later fit writes into them
         with torch.inference_mode(), model.bind(work, buffers):
             parts = [

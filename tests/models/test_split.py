@@ -537,3 +537,10 @@ def test_what_a_layer_says_about_a_wrong_input_is_one_line() -> None:
 
 def normed_images() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm2d(3), nn.Linear(3, 2))
+
+
+def test_a_model_that_changes_itself_in_a_forward_pass_is_refused() -> None:
+    """It would change the server's model while a client evaluates."""
+    model = nn.Sequential(nn.EmbeddingBag(5, 4, max_norm=0.1), nn.Linear(4, 3))
+    with pytest.raises(BadInput, match=r"writes into its own parameter '0\.weight' .*max_norm"):
+        SplitModel(model, torch.zeros(2, 6, dtype=torch.long))

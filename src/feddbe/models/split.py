@@ -86,11 +86,17 @@ class SplitModel:
         kept = module.state_dict().keys()
         self.buffers: State = {name: b.detach().clone() for name, b in module.named_buffers() if name in kept}
         f, h = self._halves[False]
+        versions = {name: p._version for name, p in module.named_parameters()}
         with torch.no_grad():
             z = f(sample)
             before = z._version
             self.classes = _classes(h(z))
             self._in_place = z._version != before
+        if changed := [name for name, p in module.named_parameters() if p._version != versions[name]]:
+            raise BadInput(
+                f"the model writes into its own parameter '{changed[0]}' in a forward pass "
+                "(max_norm of an embedding?); only training may change parameters"
+            )
         self.feature_shape = tuple(z.shape[1:])
         in_head = {id(p) for p in h.parameters()}
         self.head = tuple(name for name, p in module.named_parameters() if id(p) in in_head)
@@ -150,12 +156,11 @@ class SplitModel:
         return {name: p.detach() for name, p in module.named_parameters()}
 
     def layout(self, tensor: Tensor, *, copy: bool = True) -> Tensor:
-        """A copy in the memory layout in which this model is fast; `copy=False`: or the tensor itself, if it
-        has that layout and begins where torch's own do (the last bits of a product depend on where)."""
+        """A copy in the memory layout in which this model is fast; `copy=False`: or the tensor itself."""
         # `contiguous` would leave one-channel tensors as they are, and all that follows in the slow layout
         channels_last = self.onednn and tensor.dim() == 4
-        if not copy and not channels_last and tensor.is_contiguous() and tensor.data_ptr() % 64 == 0:
-            return tensor
+        if not copy and not channels_last:
+            return tensor.contiguous()
         format = torch.channels_last if channels_last else torch.contiguous_format
         return torch.empty_like(tensor, memory_format=format).copy_(tensor)
 
