@@ -522,6 +522,7 @@ def test_layout_is_a_copy_of_the_same_values(shape: tuple[int, ...], onednn: boo
         assert (copy.stride() == channels_last) == onednn
     back = model.layout(copy.contiguous())
     assert torch.equal(back, tensor)
+    assert SplitModel(nested(), X, channels_last=False).layout(copy).is_contiguous()
     assert SplitModel(nested(), X, onednn=False).layout(copy).is_contiguous()
 
 

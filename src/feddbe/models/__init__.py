@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -36,13 +36,15 @@ class Known:
     fits: Callable[[Shape], bool]
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of its cuts."""
+    channels_last: bool = True
+    """Whether it is faster so, measured."""
     texts: bool = False
     """Whether it takes word numbers; the others take none."""
 
 
-def _images(builder: Builder, least: int, aliases: Mapping[str, str] | None = None) -> Known:
+def _images(builder: Builder, least: int) -> Known:
     takes = f"images (channels, height, width) of at least {least}x{least}"
-    return Known(builder, takes, lambda s: len(s) == 3 and min(s[1:]) >= least, aliases or {})
+    return Known(builder, takes, lambda s: len(s) == 3 and min(s[1:]) >= least)
 
 
 MODELS: dict[str, Known] = {
@@ -54,7 +56,7 @@ MODELS: dict[str, Known] = {
         lambda s: len(s) == 3 and s[1] == 1 and s[2] >= 28,
     ),
     "mlp": Known(mlp, "inputs of any shape", lambda s: True),
-    "resnet18": _images(resnet18, 16, CUTS),
+    "resnet18": replace(_images(resnet18, 16), aliases=CUTS, channels_last=False),
     "fasttext": Known(fasttext, "texts as word numbers", lambda s: len(s) == 1, texts=True),
 }
 """In the order in which they are tried on data for which no model was named."""
@@ -88,9 +90,10 @@ def build(
         module = _module(source, shape, classes, words, representation)
     # oneDNN and channels-last pay off from about 16x16 on, and for long signals
     onednn = len(shape) == 3 and (min(shape[1:]) >= 16 or max(shape[1:]) >= 128)
-    aliases = MODELS[source].aliases if isinstance(source, str) else {}
+    known = MODELS.get(source) if isinstance(source, str) else None
+    aliases, channels_last = (known.aliases, known.channels_last) if known else ({}, True)
     try:
-        model = SplitModel(module, sample, cut, onednn=onednn, aliases=aliases)
+        model = SplitModel(module, sample, cut, onednn=onednn, channels_last=channels_last, aliases=aliases)
     except BadInput:
         raise
     except Exception as error:  # a layer may answer a wrong shape with any kind of error

@@ -44,7 +44,8 @@ class SplitModel:
     `module`: an `nn.Sequential` (every place in it is a cut, nested ones by dotted name), a pair
     (features, classifier), or any other module that torch.fx can trace. `sample`: an input with a batch axis.
     `cut`: default is before the last linear layer; `aliases` are other names of cuts. `onednn=False` also
-    drops the channels-last layout: for tiny images both cost more than they give.
+    drops the channels-last layout: for tiny images both cost more than they give, for some networks the
+    layout alone (`channels_last=False`).
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class SplitModel:
         cut: str | None = None,
         *,
         onednn: bool = True,
+        channels_last: bool = True,
         aliases: Mapping[str, str] | None = None,
     ) -> None:
         if isinstance(module, tuple):
@@ -61,7 +63,7 @@ class SplitModel:
             pair.add_module("features", module[0])
             pair.add_module("classifier", module[1])
             module, cut = pair, cut or "features"
-        self.module, self.onednn = module, onednn
+        self.module, self.onednn, self.channels_last = module, onednn, onednn and channels_last
         # One pair of halves per mode, because tracing writes the training flag of F.dropout into the graph.
         modes = {training: _cuts(module.train(training)) for training in (True, False)}
         self.cuts = tuple(modes[False])
@@ -158,7 +160,7 @@ class SplitModel:
     def layout(self, tensor: Tensor, *, copy: bool = True) -> Tensor:
         """A copy in the memory layout in which this model is fast; `copy=False`: or the tensor itself."""
         # `contiguous` would leave one-channel tensors as they are, and all that follows in the slow layout
-        channels_last = self.onednn and tensor.dim() == 4
+        channels_last = self.channels_last and tensor.dim() == 4
         if not copy and not channels_last:
             return tensor.contiguous()
         format = torch.channels_last if channels_last else torch.contiguous_format
