@@ -66,6 +66,12 @@ def test_the_real_files() -> None:
     pixels = data.x[:60_000].float() / 255
     assert float(pixels.mean()) == pytest.approx(0.2860, abs=5e-5)
     assert float(pixels.std()) == pytest.approx(0.3530, abs=5e-5)
+    assert data.note == ""
+
+
+def test_other_data_under_the_same_names_are_said_to_be_other(tmp_path: Path) -> None:
+    """MNIST's files have the same names and shapes; its classes are not of one size."""
+    assert "not Fashion-MNIST as published" in fmnist.load(write(tmp_path)).note
 
 
 @pytest.mark.parametrize("compressed", [True, False])
