@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from pathlib import Path
 
 import pytest
@@ -41,7 +40,7 @@ def descriptors() -> int:
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     kind: str = request.param
     if kind == "large":
-        if not hasattr(os, "memfd_create"):
+        if not parcel._SHARES:
             pytest.skip("this system has no memory files")
         monkeypatch.setattr(parcel, "LARGE", 0)
     return kind
@@ -63,7 +62,7 @@ def test_receivers_do_not_see_each_others_changes(size: str) -> None:
     assert torch.equal(second["matrix"], STATE["matrix"])
 
 
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no memory files")
+@pytest.mark.skipif(not parcel._SHARES, reason="this system has no memory files")
 def test_large_ones_are_aligned_and_leave_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parcel, "LARGE", 0)
     before = descriptors()
@@ -73,8 +72,10 @@ def test_large_ones_are_aligned_and_leave_no_descriptor(monkeypatch: pytest.Monk
     assert all(same_bits(state, STATE) for state in kept)
 
 
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no memory files")
-def test_a_megabyte_is_large() -> None:
+@pytest.mark.skipif(not parcel._SHARES, reason="this system has no memory files")
+def test_a_megabyte_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     with pack({"a": torch.zeros(2**18)}) as large, pack({"a": torch.zeros(2**18 - 1)}) as small:
         assert large.places
         assert not small.places
+    monkeypatch.setattr(parcel, "_SHARES", False)
+    assert not pack({"a": torch.zeros(2**18)}).places

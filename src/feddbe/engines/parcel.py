@@ -18,6 +18,8 @@ __all__ = ["Parcel", "pack", "receive", "send"]
 
 LARGE = 2**20
 """Bytes from which a parcel has memory of its own. Below, the pipe is as fast, and there may be many."""
+_SHARES = hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
+"""Whether this system has memory with a descriptor that can be opened again."""
 _ALIGNED = 64
 """Where tensors begin, as torch has it: the last bits of a product depend on it."""
 
@@ -44,7 +46,7 @@ class Parcel(NamedTuple):
 
 def pack(state: Mapping[str, Tensor]) -> Parcel:
     """A copy of the state."""
-    if not state or nbytes(state) < LARGE or not hasattr(os, "memfd_create"):
+    if not state or nbytes(state) < LARGE or not _SHARES:
         return Parcel(encode(state))
     places, size = [], 0
     for name, tensor in state.items():
