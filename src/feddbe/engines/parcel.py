@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ __all__ = ["Parcel", "pack", "receive", "send"]
 
 LARGE = 2**20
 """Bytes from which a parcel has memory of its own. Below, the pipe is as fast, and there may be many."""
-_SHARES = hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
+_SHARES = hasattr(os, "memfd_create") and Path("/proc/self/fd").is_dir()
 """Whether this system has memory with a descriptor that can be opened again."""
 _ALIGNED = 64
 """Where tensors begin, as torch has it: the last bits of a product depend on it."""
