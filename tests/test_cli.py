@@ -379,7 +379,7 @@ def test_help_names_defaults(shell: Shell) -> None:
         f"{', '.join(data.SOURCES)} [digits]", "[dirichlet:0.1, har natural, ag_news dirichlet:1]",
         "clients N [20]", "linear, logsoftmax",
         "[100, digits 40]", "partition [0]",
-        "[cnn 0.005, cnn_small 0.1, fasttext 1.0, har_cnn 0.1, mlp 0.1, resnet18 0.1",
+        "[cnn 0.005, cnn_small 0.1, fasttext 0.5, har_cnn 0.1, mlp 0.1, resnet18 0.1",
         "default, paper, official [default]", "keep, refuse [keep]", "round [1.0]", ", ".join(models.MODELS),
         "channels, scrambled [channels]",
     ):  # fmt: skip

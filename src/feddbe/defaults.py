@@ -20,7 +20,7 @@ GENERAL: dict[str, Any] = {
 PER_MODEL: dict[str, dict[str, Any]] = {
     "cnn": {"lr": 0.005, "mr": {"kappa": 50.0, "mu": 1.0}},
     "cnn_small": {"lr": 0.1, "mr": {"kappa": 1.0, "mu": 1.0}},
-    "fasttext": {"lr": 1.0, "fasttext_rep": "linear", "mr": {"kappa": 0.1, "mu": 1.0}},
+    "fasttext": {"lr": 0.5, "fasttext_rep": "linear", "mr": {"kappa": 0.1, "mu": 1.0}},
     "har_cnn": {"lr": 0.1, "mr": {"kappa": 1.0, "mu": 1.0}},
     "mlp": {"lr": 0.1, "mr": {"kappa": 1.0, "mu": 1.0}},
     "resnet18": {"lr": 0.1, "mr": {"kappa": 1.0, "mu": 0.1}},
