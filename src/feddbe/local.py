@@ -63,6 +63,8 @@ class Local:
         self.extras: dict[str, Extra] = {}
         self.losses: dict[str, tuple[float, int]] = {}
         """Per track: sum of the first term over the samples trained on, and their number."""
+        self.carries: dict[str, list[State]] = {}
+        """Per track: the last carries of the terms that add-ons attached."""
         split = task.split
         self.rows = {"train": split.train[client], "test": split.test[client]}
         if split.validation:
@@ -104,6 +106,10 @@ class Local:
     def buffers(self, track: str) -> State:
         """The track's BatchNorm statistics; those of theta^0 until it was trained."""
         return self._buffers.setdefault(track, {n: b.clone() for n, b in self.task.model.buffers.items()})
+
+    def set_buffers(self, track: str, statistics: State) -> None:
+        """Leave copies of these BatchNorm statistics as those of the track."""
+        self._buffers[track] = {n: b.clone() for n, b in statistics.items()}
 
     def trained_buffers(self) -> dict[str, State]:
         """The BatchNorm statistics of all tracks that were used."""
@@ -159,8 +165,9 @@ class Local:
         correction: Mapping[str, Tensor] | None = None,
         lr: float | None = None,
         keep_statistics: bool = True,
+        plain: bool = False,
     ) -> Fit:
-        """SGD from `params` on `loss` plus `terms` plus what add-ons attached to this track.
+        """SGD from `params` on `loss` plus `terms` plus what add-ons attached to this track, unless `plain`.
 
         p <- p - lr (grad + correction), for the `trainable` names (default: all), less those whose module had
         requires_grad off, and for the extras. `params` are
@@ -177,7 +184,8 @@ class Local:
         for leaf in leaves:
             leaf.requires_grad_()
         values_of = [leaf.detach() for leaf in leaves]  # the same memory, unseen by autograd
-        every = [loss, *terms, *self._terms.get(track, [])]
+        attached = [] if plain else self._terms.get(track, [])
+        every = [loss, *terms, *attached]
         total, seen = 0.0, 0
 
         def by_autograd(
@@ -223,6 +231,7 @@ class Local:
         with model.bind(work, buffers, training=True):
             carries = self.scan(step, start, const, epochs, divide=machine.batches if machine else None)
         self.losses[track] = (total, seen)
+        self.carries[track] = carries[1 + len(terms) :]
         new = {name: p.detach().contiguous() for name, p in work.items()}
         for name, p in (new | extras).items():
             if p.numel() and not torch.stack(torch.aminmax(p.detach())).isfinite().all():  # one pass, no copy

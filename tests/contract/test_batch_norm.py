@@ -20,8 +20,11 @@ from feddbe.errors import BadInput
 from feddbe.experiment import Experiment, resolve
 from feddbe.local import Local
 from feddbe.methods import METHODS
+from feddbe.methods.moon import Moon
 from feddbe.models.resnet import BasicBlock
 from feddbe.state import State, sha256, taken, weighted_mean
+from feddbe.task import Context
+from feddbe.terms import At
 from tests.federation import Recorder, carry_out, outcome, same_bits, samples
 
 SHARED = f"{BUFFER}shared/"
@@ -180,3 +183,54 @@ def test_every_method_sends_statistics_only_where_they_are_averaged(
         assert sent == {BUFFER + n for n in e.task.model.buffers} or name == "majority"
         assert kept == set()
     assert {BUFFER + n for n in e.task.model.buffers} >= {n for n in ran.server if n.startswith(BUFFER)}
+
+
+@pytest.mark.parametrize("buffers", ["local", "average"])
+def test_apfl_at_alpha_one_is_local_training_with_statistics_of_its_own(buffers: str, tmp_path: Path) -> None:
+    alone = outcome(experiment("local", bn_buffers=buffers, rounds=4), tmp_path / "local")
+    e = experiment("apfl(alpha=1,adaptive=false)", bn_buffers=buffers, rounds=4)
+    mixed = outcome(e, tmp_path / "apfl")
+    for client in range(3):
+        for prefix in ("personal/", f"{BUFFER}personal/"):
+            mine, other = taken(mixed.clients[client], prefix), taken(alone.clients[client], prefix)
+            assert mine.keys() == other.keys() != set()
+            assert all(torch.allclose(mine[n], other[n], rtol=0, atol=1e-6) for n in mine)
+    assert [entry["accuracy"] for entry in mixed.entries] == [entry["accuracy"] for entry in alone.entries]
+    shared = outcome(experiment("fedavg", bn_buffers=buffers, rounds=4), tmp_path / "fedavg")
+    assert same_bits(mixed.server, shared.server)
+
+
+@pytest.mark.parametrize("buffers", ["local", "average"])
+def test_moons_other_models_have_statistics_of_their_own_which_stay(buffers: str, tmp_path: Path) -> None:
+    """In the first batch of round 1 the global and the previous model are one, in the second they still
+    are."""
+    e = experiment("moon", bn_buffers=buffers)
+    seen: list[tuple[State, State]] = []
+
+    class Watching(Moon):
+        def _contrast(self, at: At, carry: State) -> tuple[torch.Tensor, State]:
+            seen.append((taken(at.const, "global/"), taken(at.const, "previous/")))
+            seen[-1] = tuple({n: t.clone() for n, t in s.items()} for s in seen[-1])  # type: ignore[assignment]
+            return super()._contrast(at, carry)
+
+    method = Watching()
+    server = {**e.task.model.parameters}
+    local = Local(e.task, 1, 0)
+    up, private = method.train(Context(e.task, 1), local, server, method.client_init(Context(e.task, 1)))
+    assert len(seen) >= 4
+    start = e.task.model.parameters | e.task.model.buffers
+    assert all(same_bits(one, start) and same_bits(two, start) for one, two in seen)
+    left = local.buffers("shared")
+    assert same_bits(local.buffers("previous"), left)
+    assert not same_bits(left, e.task.model.buffers)
+
+    seen.clear()
+    came = {name: b + 1 for name, b in e.task.model.buffers.items()}
+    again = Local(e.task, 2, 0, {"shared": came, "previous": left})
+    method.train(Context(e.task, 2), again, server, private)
+    assert all(same_bits(one, server | came) and same_bits(two, up | left) for one, two in seen)
+    ran = outcome(e, tmp_path)
+    kept = {name for state in ran.clients.values() for name in state if name.startswith(BUFFER)}
+    assert {name.split("/")[1] for name in kept} == {"previous"} | (
+        {"shared"} if buffers == "local" else set()
+    )

@@ -13,14 +13,15 @@ from torch import Tensor
 from feddbe.local import Local
 from feddbe.methods.base import Facts, parameter
 from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.personal import NO_PRBM, PERSONAL
-from feddbe.state import State, prefixed, summed, taken
+from feddbe.methods.personal import NO_PRBM, PERSONAL, TWO_MODELS
+from feddbe.seeds import torch_seeded
+from feddbe.state import State, prefixed, summed, taken, without
 from feddbe.task import Context
 from feddbe.terms import At, Term
 
 __all__ = ["APFL"]
 
-ALPHA = "alpha"
+ALPHA, STATISTICS = "alpha", "statistics/"
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,12 @@ class APFL(FedAvg):
         m = alpha v + (1 - alpha) w          v <- v - eta alpha grad f(m)
         alpha <- alpha - eta <v - w, grad f(m)>, kept in [0, 1]
 
-    with w and v as they were before this batch. v and alpha stay with the client; v starts at theta^0.
-    alpha = 0 (not adaptive) is FedAvg, alpha = 1 (not adaptive) local training.
+    with w and v as they were before this batch. v and alpha stay with the client; v starts at theta^0. The
+    mixture has BatchNorm statistics of its own, which stay with the client too. alpha = 0 (not adaptive) is
+    FedAvg, alpha = 1 (not adaptive) local training.
 
-    Default alpha = 0.5: its own code. +MR acts on w.
+    Default alpha = 0.5: its own code. +MR acts on w. Averaging: its paper plainly, the published experiments
+    and the default by samples.
 
     Departures: from its code, parameters are mixed, not outputs, as in its paper, and alpha adapts with every
     batch; from the published experiments, which took v's gradient at v and overwrote v with the mixture.
@@ -44,6 +47,8 @@ class APFL(FedAvg):
     facts: ClassVar[Facts] = Facts(private="1 + 1 number", evaluated="the mixture of v_i and the new w")
     private: ClassVar[tuple[str, ...]] = (PERSONAL, ALPHA)
     refuses = NO_PRBM
+    cannot = TWO_MODELS
+    deployed_track: ClassVar[str] = "personal"
 
     alpha: float = parameter(
         0.5, "share of the personal model at the start", low=0, high=1, search="0.25 0.5 0.75"
@@ -55,8 +60,10 @@ class APFL(FedAvg):
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         lr = torch.tensor(ctx.task.training.lr)
-        fit = local.fit(received, terms=[Term(self._personal, {"lr": lr}, private)])
-        return fit.params, fit.carries[0]
+        start = private | prefixed(STATISTICS, local.buffers("personal"))
+        fit = local.fit(received, terms=[Term(self._personal, {"lr": lr}, start)])
+        local.set_buffers("personal", taken(fit.carries[0], STATISTICS))
+        return fit.params, without(fit.carries[0], [STATISTICS])
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
         return _mixture(private, received)
@@ -66,14 +73,17 @@ class APFL(FedAvg):
         lr, alpha, v = at.const["lr"], carry[ALPHA], taken(carry, PERSONAL)
         w = {name: at.params[name].detach() for name in v}
         mixture = {name: m.requires_grad_() for name, m in _mixture(carry, w).items()}
-        loss = F.cross_entropy(at.model.forward(mixture, at.batch.x).logits, at.batch.y)
+        statistics = {name: b.clone() for name, b in taken(carry, STATISTICS).items()}
+        with torch_seeded(at.key):  # dropout in it must not change that of w
+            logits = at.model.forward(mixture | statistics, at.batch.x, training=True).logits
+        loss = F.cross_entropy(logits, at.batch.y)
         every = torch.autograd.grad(loss, list(mixture.values()))
         grads = {name: g.to_dense() for name, g in zip(mixture, every, strict=True)}
         moved = {name: p - lr * alpha * grads[name] for name, p in v.items()}
         if self.adaptive:
             slope = summed({n: ((v[n] - w[n]) * grads[n]).sum() for n in v})
             alpha = (alpha - lr * slope).clamp(0, 1)
-        return None, prefixed(PERSONAL, moved) | {ALPHA: alpha}
+        return None, prefixed(PERSONAL, moved) | prefixed(STATISTICS, statistics) | {ALPHA: alpha}
 
 
 def _mixture(private: State, w: Mapping[str, Tensor]) -> State:

@@ -35,8 +35,11 @@ class Moon(FedAvg):
     a shared two-layer head of that width on z (its paper: 256). `contrast` chooses f(x) or, with PRBM,
     f(x) + p_i for the model that is trained; the other two are always f(x).
 
-    Departures: from its paper, no projection head by default (as the published experiments ran it), and
-    the two other models run in evaluation mode, so that their BatchNorm statistics stay as they are.
+    The two other models are evaluated, each with BatchNorm statistics of its own, which stay as they are: the
+    global one's those with which it came, the previous one's those that its training left.
+
+    Departures: from its paper, no projection head by default (as the published experiments ran it); from
+    those, whose global model was in training mode and had its statistics moved by every client.
     """
 
     name: ClassVar[str] = "moon"
@@ -54,8 +57,10 @@ class Moon(FedAvg):
         return prefixed(PREVIOUS, ctx.task.model.parameters | self._head(ctx))
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        others = prefixed(GLOBAL, received) | prefixed(PREVIOUS, taken(private, PREVIOUS))
+        came = {name: b.clone() for name, b in local.buffers("shared").items()}
+        others = private | prefixed(PREVIOUS, local.buffers("previous")) | prefixed(GLOBAL, received | came)
         new = local.fit(received, terms=[Term(self._contrast, others)]).params
+        local.set_buffers("previous", local.buffers("shared"))
         return new, prefixed(PREVIOUS, new)
 
     def _contrast(self, at: At, carry: State) -> tuple[Tensor, State]:

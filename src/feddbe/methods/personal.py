@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from feddbe.methods.base import PERSONAL
 
-__all__ = ["NO_MR", "NO_PRBM", "PERSONAL"]
+__all__ = ["NO_MR", "NO_PRBM", "PERSONAL", "TUNES", "TWO_MODELS"]
 
 _OWN_WAY = "it personalises in its own way, a second one goes against it (--force allows it)"
 NO_PRBM = {"prbm": _OWN_WAY, "ft": _OWN_WAY}
 """What a personalized method refuses."""
+
+TWO_MODELS = {"prbm": "it trains two models, and PRBM is defined for one"}
+"""What one with a global and a personal model cannot take."""
+
+TUNES = {"ft": "it adapts its model to each client already"}
+"""What one that tunes by itself cannot take."""
 
 _NOT_SGD = "its local scheme is not plain SGD, so it would need another definition"
 NO_MR = {"mr": _NOT_SGD, "prbm": _NOT_SGD}

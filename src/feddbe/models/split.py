@@ -131,10 +131,18 @@ class SplitModel:
             self._bound, self._training = before
             self.module.train(self._training)
 
-    def forward(self, params: Mapping[str, Tensor], x: Tensor, prbm: Tensor | None = None) -> Forward:
-        """The pass at `params`: those bound, or others, which are bound for this call in evaluation mode."""
+    def forward(
+        self,
+        params: Mapping[str, Tensor],
+        x: Tensor,
+        prbm: Tensor | None = None,
+        *,
+        training: bool = False,
+    ) -> Forward:
+        """The pass at `params`: those bound, or others, which are bound for this call, in evaluation mode
+        unless `training`. Others may have buffers among them; BatchNorm's are the bound model's otherwise."""
         if params is not self._bound:
-            with self.bind(params):
+            with self.bind(params, training=training):
                 return self.forward(params, x, prbm)
         f, h = self._halves[self._training]
         z_g = f(x)
