@@ -21,12 +21,13 @@ def parameter(
     high: float = math.inf,
     above: float = -math.inf,
     choices: Sequence[str] = (),
+    words: Sequence[str] = (),
     search: str = "",
 ) -> Any:
-    """An option: its default, what it means, and which values it takes (low..high; `above` is exclusive).
-    `search` names values worth trying."""
-    limits = {"meaning": meaning, "low": low, "high": high, "above": above, "choices": tuple(choices)}
-    limits["search"] = search
+    """An option: its default, what it means, and which values it takes (low..high; `above` is exclusive;
+    `words` besides). `search` names values worth trying."""
+    limits: dict[str, Any] = {"meaning": meaning, "low": low, "high": high, "above": above, "search": search}
+    limits |= {"choices": tuple(choices), "words": tuple(words)}
     return dataclasses.field(default=default, metadata=limits)
 
 
@@ -55,16 +56,15 @@ def allowed(field: dataclasses.Field[Any]) -> str:
     low, high, above = limits["low"], limits["high"], limits["above"]
     bounds = [f">= {low:g}"] * math.isfinite(low) + [f"> {above:g}"] * math.isfinite(above)
     bounds += [f"<= {high:g}"] * math.isfinite(high)
-    return " ".join(
-        ["a whole number" if kind.startswith("int") else "a number", " and ".join(bounds)]
-    ).strip()
+    number = f"{'a whole number' if kind.startswith('int') else 'a number'} {' and '.join(bounds)}".strip()
+    return " or ".join([number, *limits["words"]])
 
 
 def _checked(what: str, value: Any, field: dataclasses.Field[Any]) -> Any:
     """The value as the field's type, or the error that names it and what is allowed."""
     kind, limits = str(field.type), field.metadata
-    if value is None and "None" in kind:
-        return None
+    if (value is None and "None" in kind) or (isinstance(value, str) and value in limits["words"]):
+        return value
     if limits["choices"]:
         if value not in limits["choices"]:
             raise unknown(what, str(value), limits["choices"])

@@ -15,6 +15,18 @@ there are discarded.
 
 kappa = 0 or mu = 0 is no MR; PRBM with prbm_lr = 0 is no PRBM. FT, the fine-tuned ceiling, is no part of DBE.
 
+The paper chooses kappa such that MR's loss has the magnitude of the task loss; `kappa=auto` does so by
+itself. With L_i a client's mean task loss over a round's batches, m_i that of 1/2 mean_k (r_k - zbar_k)^2,
+and L and m their averages over the cohort with weights n_i,
+
+    kappa_1 = min(1, L_0 / m_0)          kappa_{t+1} = min(3 kappa_t, sqrt(kappa_t L_t / m_t), K / eta)
+
+until round AUTO_ROUNDS, and constant from then on; m_0 is of the means sent in the preparation, and beyond K
+/ eta a step of SGD on MR alone would carry a bias before the cut past its goal. It comes from below and
+slowly, because both ways to be quick fail: a model that has learnt nothing yet has an m of nearly 0 (a weight
+of 30,000 on HAR), and the more MR weighs, the smaller m, so that kappa = L / m runs away. L_i and m_i are two
+numbers in the client's ordinary message of those rounds, kappa one in the server's.
+
 Departures from the paper: its client mean is taken "over their data" (`init_mean=exact`); the default is the
 published code's running mean (`momentum`; at mu = 1 that of the last batch only). The factor 1/2, the start
 of r at 0 and the missing bias correction are the code's; the paper is silent.
@@ -27,16 +39,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.local import Extra, Local
-from feddbe.methods.base import Parameters, Upload, parameter
+from feddbe.methods.base import Method, Parameters, Upload, parameter
 from feddbe.models.split import SplitModel
 from feddbe.state import State, weighted_mean
 from feddbe.task import Context
 from feddbe.terms import At, Batch, RunningMean, Term
 
-__all__ = ["FT", "MR", "PRBM", "AddOn"]
+__all__ = ["AUTO_ROUNDS", "FT", "MR", "PRBM", "AddOn"]
+
+AUTO_ROUNDS = 5
+KAPPA, TASK, SIZE = "mr/kappa", "mr/task", "mr/size"
 
 
 @dataclass(frozen=True)
@@ -45,8 +61,14 @@ class AddOn(Parameters):
 
     private: ClassVar[tuple[str, ...]] = ()
     constant: ClassVar[tuple[str, ...]] = ()
+    exchanged: ClassVar[tuple[str, ...]] = ()
+    """What it sends in every round, up and down, beside the method's messages; named like `private`."""
     prepares: ClassVar[bool] = False
     adapts: ClassVar[str] = ""
+
+    def refuse(self, method: Method) -> str:
+        """Why one of its options cannot be on this method."""
+        return ""
 
     def client_init(self, ctx: Context) -> State:
         return {}
@@ -59,6 +81,17 @@ class AddOn(Parameters):
 
     def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         return server
+
+    def upload(self, local: Local) -> State:
+        """What goes up with the method's message after a round's training."""
+        return {}
+
+    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        """Its server entries after a round."""
+        return {}
+
+    def found(self, server: State) -> dict[str, float]:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -83,9 +116,16 @@ class MR(AddOn):
 
     name: ClassVar[str] = "mr"
     constant: ClassVar[tuple[str, ...]] = ("mean",)
+    exchanged: ClassVar[tuple[str, ...]] = ("mr/",)
     prepares: ClassVar[bool] = True
 
-    kappa: float = parameter(50.0, "weight of the regularization", low=0)
+    kappa: float | str = parameter(
+        50.0,
+        "weight of the regularization; auto: of the magnitude of the task loss",
+        low=0,
+        words=("auto",),
+        search="0.1 1 5 10 20 50 100 auto",
+    )
     mu: float = parameter(1.0, "momentum of the client mean", low=0, high=1)
     init_mean: str = parameter(
         "momentum",
@@ -105,11 +145,20 @@ class MR(AddOn):
     )
     q: float = parameter(0.0, "noise on the uploaded mean: how much of it is taken away", low=0, high=1)
 
+    def refuse(self, method: Method) -> str:
+        if self.init_keep_model and method.keeps_uploads:
+            return "init_keep_model=true would do nothing, its server has no model"
+        return ""
+
     def attach(self, local: Local, tracks: Sequence[str], received: State, private: State) -> None:
-        kind = RunningMean(self.mu, self._factor, self.mr_bias_correct and self.mu > 0)
-        term = Term(self._regularize, {"mean": received["mean"]}, _start(local.task.model), kind)
+        kappa = float(received[KAPPA]) if isinstance(self.kappa, str) else self.kappa
+        factor, carry = kappa * self._half, _start(local.task.model)
+        kind: RunningMean | None = RunningMean(self.mu, factor, self.mr_bias_correct and self.mu > 0)
+        if self._measures(local.round):
+            carry, kind = carry | {"size": torch.zeros(()), "batches": torch.zeros(())}, None
+        const = {"mean": received["mean"], "factor": torch.tensor(factor)}
         for track in tracks:
-            local.attach(track, term)
+            local.attach(track, Term(self._regularize, const, carry, kind))
 
     def prepare(self, ctx: Context, local: Local, received: State) -> State:
         """One plain epoch from theta^0, and the mean representation it leaves."""
@@ -126,7 +175,8 @@ class MR(AddOn):
         if self.s or self.q:
             noise = local.stream("noise").normal(0.0, self.s, mean.shape)
             mean = (1 - self.q) * mean + torch.from_numpy(noise).to(mean.dtype)
-        return {"mean": mean, **(fit.params if self.init_keep_model else {})}
+        message = {"mean": mean, **(fit.params if self.init_keep_model else {})}
+        return message | ({TASK: _mean_loss(local)} if self.kappa == "auto" else {})
 
     def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         """zbar = sum_i n_i/n r_i."""
@@ -136,7 +186,32 @@ class MR(AddOn):
         if self.init_keep_model:
             names = [name for name in ctx.task.model.parameters if name in server]
             new |= weighted_mean([{name: u.state[name] for name in names} for u in uploads], samples)
+        if self.kappa == "auto":
+            apart = [self._half * F.mse_loss(u.state["mean"], new["mean"]) for u in uploads]
+            new[KAPPA] = _ratio(uploads, apart).clamp(max=1)
         return new
+
+    def upload(self, local: Local) -> State:
+        if not self._measures(local.round):
+            return {}
+        sums = local.carries["shared"][0]
+        return {TASK: _mean_loss(local), SIZE: sums["size"] / sums["batches"]}
+
+    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        if self.kappa != "auto":
+            return {}
+        kappa = server[KAPPA]
+        if self._measures(ctx.round):
+            even = kappa * _ratio(uploads, [u.state[SIZE] for u in uploads])
+            limit = server["mean"].numel() / ctx.task.training.lr
+            kappa = torch.minimum(3 * kappa, even.sqrt()).clamp(max=limit)
+        return {KAPPA: kappa}
+
+    def found(self, server: State) -> dict[str, float]:
+        return {"mr kappa": float(server[KAPPA])} if KAPPA in server else {}
+
+    def _measures(self, round: int) -> bool:
+        return self.kappa == "auto" and round <= AUTO_ROUNDS
 
     def _advance(self, batch: Batch, carry: State) -> State:
         """r and its total weight after one more batch; gradients flow through the batch mean only."""
@@ -156,17 +231,21 @@ class MR(AddOn):
     def _regularize(self, at: At, carry: State) -> tuple[Tensor, State]:
         new = self._advance(at.batch, carry)
         r = self._corrected(new) if self.mr_bias_correct else new["r"]
-        return self._factor * torch.nn.functional.mse_loss(r, at.const["mean"]), _stop(new)
+        apart = F.mse_loss(r, at.const["mean"])
+        if "size" in carry:
+            new |= {"size": carry["size"] + self._half * apart, "batches": carry["batches"] + 1}
+        return at.const["factor"] * apart, _stop(new)
 
     @property
-    def _factor(self) -> float:
-        return self.kappa * (0.5 if self.mr_half else 1.0)
+    def _half(self) -> float:
+        return 0.5 if self.mr_half else 1.0
 
 
 @dataclass(frozen=True)
 class FT(AddOn):
-    """Fine-tuning: at the end each client trains the final global model on its own data (`adapt_epochs`),
-    and its accuracy then is recorded too. The rounds stay as they are."""
+    """Fine-tuning: at the end each client trains the final global model on its own data (`adapt_epochs`) by
+    plain SGD, without the method's own terms, and its accuracy then is recorded too. The rounds stay as they
+    are; newcomers adapt by the method's own local training, as the paper has it."""
 
     name: ClassVar[str] = "ft"
     adapts: ClassVar[str] = "last"
@@ -174,6 +253,19 @@ class FT(AddOn):
 
 def _start(model: SplitModel) -> State:
     return {"r": torch.zeros(model.feature_shape), "weight": torch.zeros(())}
+
+
+def _mean_loss(local: Local) -> Tensor:
+    """L_i."""
+    total, samples = local.losses["shared"]
+    return torch.tensor(total / samples)
+
+
+def _ratio(uploads: Sequence[Upload], sizes: Sequence[Tensor]) -> Tensor:
+    """sum_i n_i L_i / sum_i n_i m_i; a size of 0 has no finite ratio."""
+    task = sum(u.samples * float(u.state[TASK]) for u in uploads)
+    size = sum(u.samples * float(m) for u, m in zip(uploads, sizes, strict=True))
+    return torch.tensor(task / max(size, 1e-12))
 
 
 def _stop(carry: State) -> State:

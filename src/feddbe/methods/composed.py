@@ -8,11 +8,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from feddbe.errors import BadInput
 from feddbe.local import Local
 from feddbe.methods.addons import AddOn
 from feddbe.methods.base import Method, Upload
-from feddbe.state import State, without
-from feddbe.task import Context
+from feddbe.state import State, named, without
+from feddbe.task import Context, Task
 
 __all__ = ["Composed"]
 
@@ -41,6 +42,17 @@ class Composed(Method):
         }
         for name, value in shown.items():
             object.__setattr__(self, name, value)
+        for addon in self.addons:
+            if reason := addon.refuse(inner):
+                raise BadInput(f"{inner.name} does not take this +{addon.name}: {reason}")
+
+    @property
+    def base(self) -> str:
+        return self.inner.base
+
+    def unused(self, task: Task) -> Mapping[str, str]:
+        unused = self.inner.unused(task)
+        return {} if any(a.adapts for a in self.addons) else unused  # fine-tuning is training
 
     @property
     def prepares(self) -> bool:
@@ -68,32 +80,45 @@ class Composed(Method):
         return server
 
     def down(self, ctx: Context, server: State, client: int) -> State:
-        return self.inner.down(ctx, self._theirs(server), client)
+        exchanged = [name for addon in self.addons for name in addon.exchanged]
+        mine = {name: t for name, t in server.items() if named(name, exchanged)}
+        return self.inner.down(ctx, self._theirs(server), client) | mine
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         self._attach(local, self.inner.addon_tracks, received, private)
         up, new = self.inner.train(ctx, local, self._theirs(received), self._theirs(private))
+        for addon in self.addons:
+            up = up | addon.upload(local)
         return up, new | {name: extra.value for name, extra in local.extras.items()}
 
     def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
-        mine = {name: t for name, t in server.items() if name not in self._theirs(server)}
-        return self.inner.combine(ctx, self._theirs(server), uploads) | mine
+        theirs = self._theirs(server)
+        new = {name: t for name, t in server.items() if name not in theirs}
+        for addon in self.addons:
+            new |= addon.combine(ctx, server, uploads)
+        uploads = [u._replace(state=self._theirs(u.state)) for u in uploads]
+        return self.inner.combine(ctx, theirs, uploads) | new
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
         self._attach(local, self.inner.addon_tracks, received, private)
         return self.inner.deployed(ctx, local, self._theirs(received), self._theirs(private))
 
-    def adapt(self, ctx: Context, local: Local, received: State, private: State, epochs: int) -> State:
-        # a fine-tuning of the method's own is not a round: no term of an add-on belongs to it
-        rounds = type(self.inner).adapt is Method.adapt
-        self._attach(local, self.inner.addon_tracks if rounds else (), received, private)
-        return self.inner.adapt(ctx, local, self._theirs(received), self._theirs(private), epochs)
+    def tune(self, ctx: Context, local: Local, received: State, private: State) -> State:
+        self._attach(local, self.inner.addon_tracks, received, private)
+        return self.inner.tune(ctx, local, self._theirs(received), self._theirs(private))
+
+    def adapt(self, ctx: Context, local: Local, received: State, private: State) -> State:
+        self._attach(local, self.inner.addon_tracks, received, private)
+        return self.inner.adapt(ctx, local, self._theirs(received), self._theirs(private))
 
     def newcomer(self, ctx: Context, received: State) -> State:
         private = self.inner.newcomer(ctx, received)
         for addon in self.addons:
             private |= addon.client_init(ctx)
         return private
+
+    def found(self, server: State) -> dict[str, float]:
+        return self.inner.found(server) | {k: v for a in self.addons for k, v in a.found(server).items()}
 
     def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
         return self.inner.logits(local, state, x)
@@ -104,4 +129,4 @@ class Composed(Method):
 
     def _theirs(self, state: State) -> State:
         """The entries that belong to the inner method."""
-        return without(state, [n for a in self.addons for n in (*a.private, *a.constant)])
+        return without(state, [n for a in self.addons for n in (*a.private, *a.constant, *a.exchanged)])
