@@ -15,7 +15,7 @@ from feddbe.errors import BadInput
 from feddbe.experiment import Experiment
 from feddbe.local import Local
 from feddbe.methods import parse
-from feddbe.state import State, taken
+from feddbe.state import State, named, taken
 from feddbe.store import Store
 from feddbe.task import Context
 from tests.federation import experiment, outcome, same_bits, samples
@@ -30,15 +30,58 @@ def adapted(e: Experiment, server: State, epochs: int = 3, client: int = 0) -> t
     """What a client without a private state deploys after it adapted to what the server has."""
     task = e.task.with_epochs(epochs)
     local, ctx = Local(task, 3, client), Context(task, 3)
-    return local, e.method.adapt(ctx, local, server, e.method.newcomer(ctx, server), epochs)
+    return local, e.method.adapt(ctx, local, server, e.method.newcomer(ctx, server))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedavg+ft", "perfedavg", "fedprox(mu=0)"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fedavg+ft",
+        "scaffold+ft",
+        "fedprox(mu=1)+ft",
+        "moon+ft",
+        "fedgen(steps=2)+ft",
+        "fedavg+mr(kappa=50)+ft",
+    ],
+)
 def test_fine_tuning_is_plain_training_of_the_final_global_model(name: str, tmp_path: Path) -> None:
+    """Without control variates, proximal term, contrast, generator or MR, whatever the method's own training
+    has; a client that took part fine-tunes as one that did not."""
+    e = experiment(name, adapt_epochs=3)
+    ran = outcome(e, tmp_path)
+    model = {n: ran.server[n] for n in e.task.model.parameters}
+    task = e.task.with_epochs(3)
+    ctx = Context(task, 3)
+    fixed = {n: t for n, t in ran.server.items() if named(n, e.method.constant)}
+    for client in range(3):
+        private = ran.clients.get(client) or e.method.client_init(ctx)
+        message = e.method.down(ctx, ran.server, client) | fixed
+        tuned = e.method.tune(ctx, Local(task, 3, client), message, private)
+        assert same_bits(tuned, Local(e.task, 3, client).fit(model, epochs=3).params)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedprox(mu=1)", "moon"])
+def test_newcomers_keep_the_methods_own_training(name: str, tmp_path: Path) -> None:
     e, server = final(name, tmp_path)
-    _, tuned = adapted(e, server)
-    expected = Local(e.task, 3, 0).fit(server, epochs=3).params
-    assert same_bits(tuned, expected)
+    _, new = adapted(e, server)
+    model = {n: server[n] for n in e.task.model.parameters}
+    assert not same_bits(new, Local(e.task, 3, 0).fit(model, epochs=3).params)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "perfedavg", "fedprox(mu=0)"])
+def test_a_newcomer_without_terms_of_the_methods_trains_plainly(name: str, tmp_path: Path) -> None:
+    e, server = final(name, tmp_path)
+    _, new = adapted(e, server)
+    assert same_bits(new, Local(e.task, 3, 0).fit(server, epochs=3).params)
+
+
+def test_fine_tuning_with_prbm_trains_the_vector_too(tmp_path: Path) -> None:
+    e = experiment("fedavg+dbe+ft")
+    ran = outcome(e, tmp_path)
+    local = Local(e.task, 3, 1)
+    e.method.tune(Context(e.task, 3), local, ran.server, ran.clients[1])
+    assert not torch.equal(local.extras["prbm"].value, ran.clients[1]["prbm"])
+    assert local.carries["shared"] == [], "MR is no part of it"
 
 
 def test_fedbabu_tunes_body_and_head_from_the_global_body_without_mr(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ MISTAKES = {
     "run fedavg+dbe+mr": ["'fedavg+dbe+mr' has mr twice"],
     "run fedavg+prbm+prbm": ["has prbm twice"],
     "run 'fedavg+dbe(kapa=3)'": ["'kapa'", "did you mean 'kappa'?", "mu"],
-    "run 'fedavg(kappa=3)'": ["option of fedavg 'kappa'", "(none)"],
+    "run 'fedavg(kappa=3)'": ["option of fedavg 'kappa'", "weights"],
     "run 'fedavg+dbe(kappa)'": ["'kappa'", "kappa=5"],
     "run 'fedavg+dbe(kappa=3'": ["cannot read method 'fedavg+dbe(kappa=3'"],
     "run 'fedavg+dbe(kappa=-1)'": ["kappa = -1", ">= 0"],

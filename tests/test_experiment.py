@@ -16,6 +16,7 @@ from feddbe.config import Config
 from feddbe.data.dataset import Dataset
 from feddbe.data.partition import Split
 from feddbe.errors import BadInput
+from feddbe.evaluate.accuracy import majority_floor
 from feddbe.experiment import Experiment, label_counts, load_data, resolve
 from feddbe.methods import MR, Composed
 from feddbe.seeds import torch_seeded
@@ -112,7 +113,7 @@ def test_what_is_given_wins_over_the_variant() -> None:
 def test_explicit_then_variant_then_data_then_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each layer is taken away in turn; hyper-parameters follow the same order."""
 
-    def found(name: str = "fedavg+mr", **options: Any) -> tuple[float | None, int | None, float]:
+    def found(name: str = "fedavg+mr", **options: Any) -> tuple[float | None, int | None, float | str]:
         one = tiny(name, **options)
         return one.options.lr, one.options.rounds, mr(one).kappa
 
@@ -343,3 +344,37 @@ def test_labels_of_digits_are_all_there() -> None:
     assert counts.shape == (5, 10)
     assert counts.sum(0).tolist() == np.bincount(dataset.y.numpy()).tolist()
     assert counts.sum(1).tolist() == [360, 360, 359, 359, 359]
+
+
+# What a method does with the options
+
+
+def test_an_option_that_does_nothing_is_said_and_not_recorded() -> None:
+    one, two = tiny("pfedme", lr=0.3), tiny("pfedme", lr=0.7)
+    assert one.config["lr"] is None
+    assert one.config_hash == two.config_hash
+    assert one.remarks == ["lr does nothing: its rates are lr_p and eta"]
+    assert tiny("pfedme").remarks == []
+    assert tiny("fedavg", lr=0.3).config["lr"] == 0.3
+    assert tiny("fedavg", lr=0.3).remarks == []
+    assert tiny("perfedavg(beta=0.1)", lr=0.3).remarks == ["lr does nothing: its rates are alpha and beta"]
+    assert tiny("perfedavg(beta=0.1)", lr=0.3, newcomers=1).remarks == [], "newcomers train with it"
+    assert tiny("apple(eta1=0.1)", lr=0.3).remarks == ["lr does nothing: its rates are eta1 and eta2"]
+    assert tiny("pfedme+ft", lr=0.3, force=True).remarks == [], "fine-tuning trains with it"
+    assert tiny("majority", epochs=3).remarks == ["epochs does nothing: it trains nothing"]
+
+
+def test_scaffolds_own_rate_is_said() -> None:
+    digits = Config(data="digits")
+    e = resolve("scaffold+dbe", digits)
+    assert (e.config["lr"], e.remarks) == (0.05, ["lr 0.05 by default, where other methods have 0.1"])
+    e = resolve("scaffold+dbe", dataclasses.replace(digits, lr=0.1))
+    assert (e.config["lr"], e.remarks) == (0.1, [])
+    assert resolve("fedavg", digits).config["lr"] == 0.1
+
+
+def test_the_floor_is_of_those_whose_accuracy_is_measured() -> None:
+    assert tiny("fedavg", newcomers=1).floor == pytest.approx(
+        majority_floor(tiny().task.dataset, tiny().task.split, 2)
+    )
+    assert tiny("fedavg", newcomers=1).floor != tiny("fedavg").floor

@@ -217,6 +217,7 @@ def _meta(experiment: Experiment) -> dict[str, Any]:
         "floor": experiment.floor,
         "bn_buffers": experiment.options.bn_buffers if task.model.buffers else None,
         "note": task.dataset.note,
+        "remarks": experiment.remarks,
         "labels": label_counts(task.dataset, task.split).tolist() if small else None,
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {name: version(name) for name in packages} | {"python": platform.python_version()},
@@ -240,6 +241,14 @@ def _git_commit() -> str | None:
     return done.stdout.strip() or None
 
 
+def _remarks(store: Store) -> list[str]:
+    found: dict[str, float] = store.meta("found") or {}
+    return [
+        *(store.meta("remarks") or []),
+        *(f"{name} {value:.3g}, found by itself" for name, value in found.items()),
+    ]
+
+
 def _document(store: Store, *, hashes: bool = True) -> RunDocument:
     entries = store.entries()
     known = [e for e in entries if e["accuracy"]]
@@ -258,6 +267,7 @@ def _document(store: Store, *, hashes: bool = True) -> RunDocument:
         "newcomers": store.meta("newcomers"),
         "bn_buffers": store.meta("bn_buffers"),
         "note": store.meta("note") or "",
+        "remarks": _remarks(store),
         "cost": {
             "up": sum(e["bytes_up"] for e in rounds) / calls,
             "down": sum(e["bytes_down"] for e in rounds) / calls,

@@ -27,7 +27,7 @@ class Job:
     work: Literal["prepare", "train", "none"] = "none"
     evaluate: bool = False
     adapt: int | None = None
-    """Evaluate after adapting for so many epochs too; 0: as the method does at each evaluation."""
+    """Evaluate also after so many epochs of adapting (0: as many as a round has)."""
     after: bool = False
     """Evaluate once more after local training."""
     train_pass: bool = False
@@ -86,7 +86,8 @@ def perform(task: Task, method: Method, job: Job, received: State, private: Stat
         if job.adapt is not None:
             tuned = task.with_epochs(job.adapt or task.training.epochs)
             local = Local(tuned, job.round, job.client, buffers)
-            state = method.adapt(Context(tuned, job.round), local, message, private, job.adapt)
+            adapt = method.adapt if job.newcomer else method.tune
+            state = adapt(Context(tuned, job.round), local, message, private)
             reply = reply._replace(adapted=measured(local, state))
             if method.adapts == "each":
                 judged = local, state

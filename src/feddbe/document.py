@@ -91,6 +91,8 @@ class RunDocument(TypedDict):
     """Where BatchNorm statistics are kept: `local` or `average`; None: the model has none."""
     note: str
     """What a reader must know of the data, such as that it is a subset; often nothing."""
+    remarks: list[str]
+    """What a reader must know of this run: options that did nothing, values that it found by itself."""
     cost: Cost
     server_sha256: str
     clients_sha256: dict[str, str]

@@ -47,6 +47,8 @@ class Experiment:
     """All options and hyper-parameters, as stored with the run."""
     config_hash: str
     floor: float
+    remarks: list[str]
+    """What a reader of its results must know."""
 
 
 def load_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset, Split, Config]:
@@ -86,7 +88,8 @@ def resolve(
     name: str, options: Config, *, dataset: Dataset | None = None, model: ModelSource | None = None
 ) -> Experiment:
     """Fill in every default, load the data, build the model and the method."""
-    parse(name, force=options.force)  # a wrong name should not have to wait for the data
+    first = parse(name, force=options.force)  # a wrong name should not have to wait for the data
+    given = {f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default}
     dataset, split, options = load_data(options, dataset)
     source = model or options.model or models.fitting(tuple(dataset.x.shape[1:]), dataset.tokens)
     if isinstance(source, str) and names_file(source):
@@ -102,6 +105,11 @@ def resolve(
         defaults.OF_VARIANT.get(options.variant, {}).get(kind, {}),
     ]
     chosen = {key: value for layer in layers for key, value in layer.items()}
+    remarks = []
+    own_rate = defaults.OF_METHOD.get(first.base, {}).get(kind)
+    if own_rate is not None and options.lr is None:
+        remarks.append(f"lr {own_rate:g} by default, where other methods have {chosen['lr']:g}")
+        chosen["lr"] = own_rate
     representation = _representation(options, kind, chosen)
     built = models.build(
         source,
@@ -133,7 +141,11 @@ def resolve(
     _check_members(method, options, split)
 
     training = Training(lr, options.batch, options.epochs, options.bn_buffers)
+    task = Task(built, dataset, split, training, options.seed, rounds, options.newcomers)
+    unused = method.unused(task)
+    remarks += [f"{key} does nothing: {why}" for key, why in unused.items() if key in given]
     config = dataclasses.asdict(options) | {"method": name, "method_options": hyper_parameters(method)}
+    config |= dict.fromkeys(unused)
     hashed = {key: value for key, value in config.items() if key not in _NOT_IN_HASH}
     hashed |= {"data": dataset.sha256(), "split": split.index_sha256() | {"parts": None}}
     hashed["sizes"] = [[len(rows) for rows in part] for part in (split.train, split.test)]
@@ -145,11 +157,12 @@ def resolve(
     return Experiment(
         name=name,
         options=options,
-        task=Task(built, dataset, split, training, options.seed, rounds, options.newcomers),
+        task=task,
         method=method,
         config=config,
         config_hash=hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest(),
-        floor=majority_floor(dataset, split),
+        floor=majority_floor(dataset, split, task.members),
+        remarks=remarks,
     )
 
 

@@ -110,6 +110,8 @@ class Loop:
             seen = sum(reply.trained[1] for reply in replies)
             loss = sum(reply.trained[0] for reply in replies) / seen if seen else None
             store.write_server("last", new)
+            if found := self.method.found(new):
+                store.set_meta("found", found)
             self._watch_memory()
             store.write_exchange(time.perf_counter() - start, up, down, loss)
         self.server = new
@@ -128,11 +130,12 @@ class Loop:
         self.watch.round(round, self._latest())
 
     def impatient(self) -> bool:
-        """The published stopping rule: the best accuracy is more than `patience` evaluations old."""
+        """The published stopping rule: more than `patience` evaluations since the best accuracy, itself
+        counted."""
         if self.options.patience is None:
             return False
         seen = list(self.accuracy.values())
-        return bool(seen) and len(seen) - 1 - seen.index(max(seen)) > self.options.patience
+        return bool(seen) and len(seen) - seen.index(max(seen)) > self.options.patience
 
     def _cohort(self, round: int) -> list[int]:
         if round == 0:

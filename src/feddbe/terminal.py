@@ -191,6 +191,11 @@ class _Results:
             + _statistics(self.documents, runs)
             + "".join(f" The data: {note}." for note in sorted({d["note"] for d in self.documents} - {""}))
             + (" Bytes up and down are per client and round." if costs else "")
+            + "".join(
+                f" {name}: {'; '.join(d['remarks'])}."
+                for d, name in zip(self.documents, runs, strict=True)
+                if d["remarks"]
+            )
         )
         yield table
 

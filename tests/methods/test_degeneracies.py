@@ -270,11 +270,26 @@ def test_local_training_sends_nothing(tmp_path: Path) -> None:
 
 
 def test_what_the_paper_does_not_combine_is_refused_with_its_reason() -> None:
-    for method in ("ditto", "fedper", "fedrep", "fedrod", "fedbabu", "apfl"):
+    for method in ("fedper", "fedrep", "fedrod", "fedbabu", "fedfomo"):
         parse(f"{method}+mr")
         with pytest.raises(BadInput, match=f"{method} does not take \\+prbm: it personalises in its own way"):
             parse(f"{method}+dbe")
         parse(f"{method}+dbe", force=True)
+    for method in ("ditto", "apfl"):
+        parse(f"{method}+mr")
+        with pytest.raises(BadInput, match="it trains two models, and PRBM is defined for one"):
+            parse(f"{method}+dbe", force=True)
+    for method in ("fedbabu", "perfedavg"):
+        with pytest.raises(BadInput, match="it adapts its model to each client already"):
+            parse(f"{method}+ft", force=True)
+    with pytest.raises(
+        BadInput, match="fedrod does not take \\+ft: plain SGD would train one of its two heads"
+    ):
+        parse("fedrod+ft", force=True)
+    with pytest.raises(
+        BadInput, match="fedfomo does not take this \\+mr: init_keep_model=true would do nothing"
+    ):
+        parse("fedfomo+mr(init_keep_model=true)")
     for method in ("perfedavg", "pfedme"):
         with pytest.raises(BadInput, match="its local scheme is not plain SGD"):
             parse(f"{method}+mr")

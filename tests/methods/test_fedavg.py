@@ -13,6 +13,8 @@ from feddbe import seeds
 from feddbe.config import Config
 from feddbe.experiment import Experiment, resolve
 from feddbe.local import Local
+from feddbe.methods import Upload, hyper_parameters, parse
+from feddbe.task import Context
 from tests.federation import experiment, outcome, samples
 from tests.oracles import fedavg as oracle
 
@@ -121,3 +123,19 @@ def test_weights_are_sample_counts(tmp_path: Path) -> None:
     for name, value in ran.server.items():
         mean = sum(w * state[name].double() for w, state in zip((45, 33, 21), alone, strict=True)) / 99
         torch.testing.assert_close(value.double(), mean, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "ditto", "scaffold", "pfedme"])
+def test_weights_of_the_average(name: str) -> None:
+    """Models of 0 and 1 from 30 and 10 samples: 1/4 by samples, 1/2 plainly."""
+    for weights, mean in (("samples", 0.25), ("uniform", 0.5)):
+        e = experiment(f"{name}(weights={weights})")
+        server = e.method.server_init(Context(e.task, 1))
+        uploads = [
+            Upload(i, n, {name: torch.full_like(t, i) for name, t in server.items()})
+            for i, n in enumerate((30, 10))
+        ]
+        new = e.method.combine(Context(e.task, 1), server, uploads)
+        assert all(torch.allclose(new[n], torch.tensor(mean)) for n in e.task.model.parameters)
+    default = "uniform" if name in ("scaffold", "pfedme") else "samples"
+    assert hyper_parameters(parse(name))[name]["weights"] == default

@@ -67,11 +67,12 @@ def over_clients(samples: Sequence[int], correct: Sequence[int]) -> Accuracy | N
     }
 
 
-def majority_floor(dataset: Dataset, split: Split) -> float:
-    """Weighted accuracy if each client always predicts its own most frequent training label."""
+def majority_floor(dataset: Dataset, split: Split, members: int | None = None) -> float:
+    """Weighted accuracy if each client always predicts its own most frequent training label; of the first
+    `members` clients only, as the accuracy of a run with newcomers."""
     y = dataset.y.numpy()
     correct = total = 0
-    for train, test in zip(split.train, split.test, strict=True):
+    for train, test in list(zip(split.train, split.test, strict=True))[:members]:
         label = int(np.bincount(y[train], minlength=dataset.classes).argmax())
         correct += int((y[test] == label).sum())
         total += len(test)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -15,7 +15,7 @@ from feddbe.methods.base import Facts, Method, Upload, parameter
 from feddbe.methods.personal import NO_MR, NO_PRBM
 from feddbe.seeds import torch_seed
 from feddbe.state import State, prefixed, summed, taken
-from feddbe.task import Context
+from feddbe.task import Context, Task
 
 __all__ = ["APPLE"]
 
@@ -43,10 +43,12 @@ class APPLE(Method):
     Defaults mu = 0.1, eta2 = 0.001: its code; eta1 = N lr: the published experiments'. At p_ii = 1/N a step
     of the core moves the mixture by eta1/N^2 only, and with eta1 = lr digits get no further than 45 %.
 
-    Departures: from its code, no momentum (its 0.9 makes up for some of that), and `rounds_l` is a number of
-    rounds (its 10 % would change what a run was when it is extended); a client's own core is sent to it with
-    the others. From the published experiments, which never learnt p_i (eta2 = 0), let clients see cores of
-    the same round, and replaced the cores by the mixtures.
+    Departures: from its paper, none: the pull is the gradient of its lambda mu/2 |p_i - p0|^2. From its code,
+    which has no 1/2 there (its mu is twice this one) and whose default lambda falls exponentially, to 0.001
+    at `rounds_l` (the cosine is its other choice); no momentum (its 0.9 makes up for some of that), and
+    `rounds_l` is a number of rounds (its tenth of all would change what a run was when it is extended); a
+    client's own core is sent to it with the others. From the published experiments, which never learnt p_i
+    (eta2 = 0), let clients see cores of the same round, and replaced the cores by the mixtures.
     """
 
     name: ClassVar[str] = "apple"
@@ -62,6 +64,9 @@ class APPLE(Method):
     eta1: float | None = parameter(None, "learning rate of the core; none: N lr", above=0, search="0.01")
     eta2: float = parameter(0.001, "learning rate of p_i", low=0, search="0.001 0.01")
     rounds_l: int = parameter(10, "rounds until the pull is gone", low=1, search="10 % of the rounds")
+
+    def unused(self, task: Task) -> Mapping[str, str]:
+        return {} if self.eta1 is None else {"lr": "its rates are eta1 and eta2"}
 
     @property
     def prepares(self) -> bool:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from feddbe.local import Local
 from feddbe.options import Parameters, parameter
-from feddbe.state import State
-from feddbe.task import Context
+from feddbe.state import State, weighted_mean
+from feddbe.task import Context, Task
 
-__all__ = ["PERSONAL", "Facts", "Method", "Parameters", "Upload", "parameter"]
+__all__ = ["PERSONAL", "Facts", "Method", "Parameters", "Upload", "average", "averaging", "parameter"]
 
 PERSONAL = "personal/"
 """Prefix of a client's own parameters."""
@@ -35,6 +35,20 @@ class Facts(NamedTuple):
     up: str = "1"
     private: str = "0"
     evaluated: str = "the global model"
+
+
+def averaging(default: str = "samples") -> Any:
+    """The option of every method that averages: with which weights."""
+    return parameter(
+        default, "weights of the average", choices=("samples", "uniform"), search="samples uniform"
+    )
+
+
+def average(uploads: Sequence[Upload], weights: str) -> State:
+    """sum_i w_i theta_i / sum_i w_i with w_i = n_i (`samples`) or 1 (`uniform`)."""
+    return weighted_mean(
+        [u.state for u in uploads], [u.samples if weights == "samples" else 1 for u in uploads]
+    )
 
 
 @dataclass(frozen=True)
@@ -60,12 +74,21 @@ class Method(Parameters):
     needs_all: ClassVar[str] = ""
     """Why all clients must take part in every round, if they must."""
     adapts: ClassVar[str] = ""
-    """Whether adapting to a client is part of the method: `each` time it is evaluated, or at the `last`."""
+    """Whether `tune` is part of the method: `each` time it is evaluated, or at the `last`."""
 
     @property
     def addon_tracks(self) -> tuple[str, ...]:
         """The tracks of `Local.fit` on which add-ons act."""
         return ("shared",)
+
+    @property
+    def base(self) -> str:
+        """Its name without add-ons."""
+        return self.name
+
+    def unused(self, task: Task) -> Mapping[str, str]:
+        """Options of a run that do nothing for this method, each with the reason."""
+        return {}
 
     @property
     def prepares(self) -> bool:
@@ -104,9 +127,15 @@ class Method(Parameters):
         """What the client predicts with after it received this message, before it trains."""
         return received
 
-    def adapt(self, ctx: Context, local: Local, received: State, private: State, epochs: int) -> State:
-        """What the client predicts with after it trained on its own from what it received: fine-tuning at the
-        end, and new participants. `ctx` and `local` have so many epochs; 0 is one evaluation's adaptation."""
+    def tune(self, ctx: Context, local: Local, received: State, private: State) -> State:
+        """What the client predicts with after it tuned what it deploys to its own data: by plain SGD on the
+        cross-entropy, without a term of the method or of an add-on."""
+        start = self.deployed(ctx, local, received, private)
+        return local.fit(start, track=self.deployed_track, plain=True).params
+
+    def adapt(self, ctx: Context, local: Local, received: State, private: State) -> State:
+        """What a newcomer predicts with after it trained on its own from what it received: by the method's
+        local training, as the paper has it."""
         up, new = self.train(ctx, local, received, private)
         return self.deployed(ctx, local, received | up, new)
 
@@ -117,6 +146,10 @@ class Method(Parameters):
             name: received.get(name.removeprefix(PERSONAL), value) if name.startswith(PERSONAL) else value
             for name, value in self.client_init(ctx).items()
         }
+
+    def found(self, server: State) -> dict[str, float]:
+        """Numbers that the run found out by itself, by name: kept with it for people to see."""
+        return {}
 
     def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Predictions of a deployed state."""

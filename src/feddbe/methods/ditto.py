@@ -8,7 +8,7 @@ from typing import ClassVar
 from feddbe.local import Local
 from feddbe.methods.base import Facts, parameter
 from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.personal import NO_PRBM, PERSONAL
+from feddbe.methods.personal import NO_PRBM, PERSONAL, TWO_MODELS
 from feddbe.state import State, prefixed, taken
 from feddbe.task import Context
 from feddbe.terms import prox
@@ -26,6 +26,7 @@ class Ditto(FedAvg):
     local training.
 
     Default lam = 1: its own Fashion-MNIST scripts. +MR acts on the global track (`mr_target=both`: on v too).
+    Averaging: its code plainly, the published experiments and the default by samples.
 
     Departures: from its paper, none; from the published experiments, whose default lam = 0 is local training
     and whose accuracy list mixes global and personal models.
@@ -36,6 +37,7 @@ class Ditto(FedAvg):
     facts: ClassVar[Facts] = Facts(private="1", evaluated="v_i")
     private: ClassVar[tuple[str, ...]] = (PERSONAL,)
     refuses = NO_PRBM
+    cannot = TWO_MODELS
     deployed_track: ClassVar[str] = "personal"
 
     lam: float = parameter(1.0, "pull of the personal model to the global one", low=0, search="0.1 1 2")

@@ -8,7 +8,7 @@ from typing import ClassVar
 from feddbe.local import Local
 from feddbe.methods.base import Facts
 from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.personal import NO_PRBM
+from feddbe.methods.personal import NO_PRBM, TUNES
 from feddbe.state import State
 from feddbe.task import Context
 
@@ -29,6 +29,7 @@ class FedBABU(FedAvg):
     facts: ClassVar[Facts] = Facts("f", "f", evaluated="the new f with the first h; at the end fine-tuned")
     adapts: ClassVar[str] = "last"
     refuses = NO_PRBM
+    cannot = TUNES
 
     def server_init(self, ctx: Context) -> State:
         return {name: ctx.task.model.parameters[name] for name in ctx.task.model.body}
@@ -41,8 +42,8 @@ class FedBABU(FedAvg):
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
         return self._whole(ctx, received)
 
-    def adapt(self, ctx: Context, local: Local, received: State, private: State, epochs: int) -> State:
-        return local.fit(self._whole(ctx, received)).params
+    def adapt(self, ctx: Context, local: Local, received: State, private: State) -> State:
+        return self.tune(ctx, local, received, private)
 
     def _whole(self, ctx: Context, body: State) -> State:
         return {**ctx.task.model.parameters, **body}

@@ -26,17 +26,20 @@ class FedFomo(Method):
     """No global model: a client receives models of others and mixes those that do better than its own old
     mixture on data it holds out of its training, then trains from the mixture:
 
-        w_j = max(0, (L(old) - L(theta_j)) / ||theta_j - old||)      theta = sum_j w_j theta_j / sum_j w_j
+        w_j = (L(old) - L(theta_j)) / ||theta_j - old||      theta = sum_j [w_j]+ theta_j / sum_j [w_j]+
 
-    over the models received and its own; without any w_j > 0 it goes on from its own. L is the plain
-    cross-entropy, and `old` the mixture before its last training (theta^0 at first). The server adds the w_j
-    up and sends each client the m - 1 models it liked best so far, or, with a probability epsilon that sinks
-    from round to round, any; ties are broken at random. +MR is in the training, not in the w_j.
+    over the models received and its own; without any w_j > 0 it goes on from its own model as last trained. L
+    is the plain cross-entropy, and `old` the mixture before its last training (theta^0 at first). The server
+    adds the w_j up, harmful ones with their sign, and fills each of a client's m - 1 places with the model it
+    liked best so far, or, with a probability epsilon that sinks from round to round, with any; ties are
+    broken at random. +MR is in the training, not in the w_j.
 
     Defaults m = 5, epsilon = 0.3 sinking by 0.05: its paper and code.
 
-    Departures: from its paper, none; its own model is not sent to a client that has it. From the published
-    experiments, which never explored, broke ties by number and did not shuffle their batches.
+    Departures: from its paper, none; its own model is not sent to a client that has it. From its code, which
+    divides a round's w_j by |sum_j w_j| before it adds them, and without any w_j > 0 falls back to what w_j
+    compares with (`old`). From the published experiments, which added [w_j]+, never explored, broke ties by
+    number and did not shuffle their batches.
     """
 
     name: ClassVar[str] = "fedfomo"
@@ -49,7 +52,9 @@ class FedFomo(Method):
     refuses = NO_PRBM
 
     m: int = parameter(5, "models that a client chooses from, its own included", low=1, search="5 10 20")
-    epsilon: float = parameter(0.3, "probability of models at random in round 1", low=0, high=1, search="0.3")
+    epsilon: float = parameter(
+        0.3, "probability of a model at random in round 1", low=0, high=1, search="0.3"
+    )
     epsilon_decay: float = parameter(0.05, "what it loses per round", low=0, high=1, search="0.05")
     held_out: float = parameter(
         0.2, "share of the training data that judges models", above=0, high=0.9, search="0.2"
@@ -66,19 +71,22 @@ class FedFomo(Method):
         assert ctx.uploads is not None
         message: State = {}
         for other in self.chosen(ctx, server, client):
-            model = {n: t for n, t in ctx.uploads(other).items() if n != AFFINITY}
+            model = {n: t for n, t in ctx.uploads(other).items() if n in ctx.task.model.parameters}
             message |= prefixed(f"{OTHERS}{other}/", model)
         return message
 
     def chosen(self, ctx: Context, server: State, client: int) -> list[int]:
         """Whose models this client is sent."""
         rng = seeds.stream(ctx.task.seed, "explore", ctx.round, client)
-        explores = rng.random_sample() < self.epsilon - self.epsilon_decay * (ctx.round - 1)
         there = [j for j in server[UPLOADED].nonzero().flatten().tolist() if j != client]
-        order: list[int] = rng.permutation(there).astype(int).tolist()
-        if not explores:
-            order.sort(key=lambda j: -float(server[AFFINITY][client, j]))
-        return order[: self.m - 1]
+        any_: list[int] = rng.permutation(there).astype(int).tolist()
+        liked = sorted(any_, key=lambda j: -float(server[AFFINITY][client, j]))
+        epsilon, places = self.epsilon - self.epsilon_decay * (ctx.round - 1), min(self.m - 1, len(any_))
+        chosen: list[int] = []
+        for _ in range(places):
+            order = any_ if rng.random_sample() < epsilon else liked
+            chosen.append(next(j for j in order if j not in chosen))
+        return chosen
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         local.hold_out(self.held_out)
@@ -89,10 +97,10 @@ class FedFomo(Method):
         before = _loss(local, old)
         for j, model in models.items():
             if distance := _distance(model, old):
-                weights[j] = max(0.0, (before - _loss(local, model)) / distance)
-        mixture = current
-        if weights.any():
-            mixture = weighted_mean(list(models.values()), [float(weights[j]) for j in models])
+                weights[j] = (before - _loss(local, model)) / distance
+        mixture, good = current, weights.clamp(min=0)
+        if good.any():
+            mixture = weighted_mean(list(models.values()), [float(good[j]) for j in models])
         new = local.fit(mixture).params
         return new | {AFFINITY: weights}, prefixed(OLD, mixture) | prefixed(CURRENT, new)
 

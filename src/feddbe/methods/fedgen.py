@@ -42,8 +42,10 @@ class FedGen(FedAvg):
     features to h as they are, z_g adds a client's PRBM vector to them first; the server knows no PRBM.
 
     Departures: from its code, the cross-entropy of the mixed logits as in its paper (the code mixes losses),
-    no weight decay; from the published experiments, no untrained generator in round 1, and clients use the
-    generator's BatchNorm statistics without changing them.
+    a generator batch of 128 (its code: that of the clients, 32), no weight decay and no decay of the
+    generator's learning rate (its code 0.98 per round, the published experiments 0.99); from the published
+    experiments, no untrained generator in round 1, and clients use the generator's BatchNorm statistics
+    without changing them.
     """
 
     name: ClassVar[str] = "fedgen"

@@ -18,7 +18,7 @@ __all__ = ["FedPer"]
 @dataclass(frozen=True)
 class FedPer(FedAvg):
     """The body f is averaged, the head h stays with the client; both are trained together. A cut after the
-    last layer (no head) is FedAvg.
+    last layer (no head) is FedAvg. With PRBM (`--force`) p_i is one more part of the private head.
 
     Departures: from its paper, none; from the published experiments, none.
     """

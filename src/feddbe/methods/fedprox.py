@@ -20,6 +20,7 @@ class FedProx(FedAvg):
     """FedAvg with a proximal term: local loss + mu/2 |theta - theta_global|^2. mu = 0 is FedAvg.
 
     Default mu = 0.001: the smallest of its paper's grid, and the published experiments' example command.
+    Averaging: its paper plainly, the published experiments and the default by samples.
 
     Departures: from its paper, none (its systems heterogeneity, partial work, is not simulated); from the
     published experiments, whose code's own default mu = 0 is a silent FedAvg.

@@ -18,7 +18,8 @@ class FedRep(FedPer):
     """FedPer in two phases: first the head with the body frozen, then the body with the head frozen.
 
     Default: 10 head epochs and as many body epochs as a round has (1): its own CIFAR-10 setting. +MR acts in
-    the body phase only.
+    the body phase only; PRBM (`--force`) is trained in both. Averaging: its paper plainly, the published
+    experiments and the default by samples.
 
     Departures: from its paper, plain SGD without momentum, and BatchNorm statistics do not move in the head
     phase (in public code they do); from the published experiments, which ran one head epoch

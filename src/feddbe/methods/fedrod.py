@@ -39,6 +39,7 @@ class FedRoD(FedAvg):
     facts: ClassVar[Facts] = Facts(private="h", evaluated="the global model plus the client's h_p")
     private: ClassVar[tuple[str, ...]] = (PERSONAL,)
     refuses = NO_PRBM
+    cannot: ClassVar[Mapping[str, str]] = {"ft": "plain SGD would train one of its two heads only"}
 
     def client_init(self, ctx: Context) -> State:
         return {PERSONAL + name: ctx.task.model.parameters[name] for name in ctx.task.model.head}

@@ -12,7 +12,7 @@ from feddbe.local import Local
 from feddbe.methods.base import Facts, Method, Upload
 from feddbe.methods.personal import PERSONAL
 from feddbe.state import State, prefixed, taken
-from feddbe.task import Context
+from feddbe.task import Context, Task
 
 __all__ = ["LocalOnly", "Majority"]
 
@@ -57,6 +57,9 @@ class Majority(Method):
 
     def server_init(self, ctx: Context) -> State:
         return {}
+
+    def unused(self, task: Task) -> Mapping[str, str]:
+        return dict.fromkeys(("lr", "batch", "epochs"), "it trains nothing")
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         return {}, private

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from feddbe.local import Local, Samples
 from feddbe.methods.base import Facts, parameter
 from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.personal import NO_MR, NO_PRBM
+from feddbe.methods.personal import NO_MR, NO_PRBM, TUNES
 from feddbe.state import State
-from feddbe.task import Context
+from feddbe.task import Context, Task
 
 __all__ = ["PerFedAvg"]
 
@@ -24,8 +25,8 @@ class PerFedAvg(FedAvg):
                         d = (g(w + delta u; D3) - g(w - delta u; D3)) / (2 delta)
 
     At each evaluation a client adapts the global model by one step alpha on one batch, and that is what
-    counts; at the end and for newcomers it is fine-tuned by plain SGD. alpha = 0 is FedAvg on every second
-    batch.
+    counts; newcomers fine-tune it by plain SGD, with the run's learning rate. alpha = 0 is FedAvg on every
+    second batch. Averaging: its paper plainly, the published experiments and the default by samples.
 
     Default alpha = 0.01: from the range of its paper; beta is the learning rate.
 
@@ -39,7 +40,7 @@ class PerFedAvg(FedAvg):
     facts: ClassVar[Facts] = Facts(evaluated="the global model after one step")
     adapts: ClassVar[str] = "each"
     refuses = NO_PRBM
-    cannot = NO_MR
+    cannot = NO_MR | TUNES
 
     alpha: float = parameter(0.01, "step of the adaptation", low=0, search="0.005 0.01 0.03")
     beta: float | None = parameter(None, "step of the global model; none: lr", above=0, search="0.001 0.003")
@@ -47,6 +48,9 @@ class PerFedAvg(FedAvg):
         "first-order", "second derivatives: left out, or Hessian-free", choices=("first-order", "free")
     )
     delta: float = parameter(1e-3, "width of the Hessian-free difference", above=0, search="0.001")
+
+    def unused(self, task: Task) -> Mapping[str, str]:
+        return {} if self.beta is None or task.newcomers else {"lr": "its rates are alpha and beta"}
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         alpha, beta = self.alpha, ctx.task.training.lr if self.beta is None else self.beta
@@ -63,10 +67,10 @@ class PerFedAvg(FedAvg):
 
         return local.scan(step, received, None, batches=parts), private
 
-    def adapt(self, ctx: Context, local: Local, received: State, private: State, epochs: int) -> State:
-        if epochs:
-            return local.fit(received).params
+    def adapt(self, ctx: Context, local: Local, received: State, private: State) -> State:
+        return super().tune(ctx, local, received, private)
 
+    def tune(self, ctx: Context, local: Local, received: State, private: State) -> State:
         def once(adapted: State | None, const: None, samples: Samples, key: int) -> State | None:
             return adapted or _moved(received, local.gradient(received, samples)[0], -self.alpha)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from feddbe.local import Local, Samples
-from feddbe.methods.base import Facts, Method, Upload, parameter
+from feddbe.methods.base import Facts, Method, Upload, average, averaging, parameter
 from feddbe.methods.personal import NO_MR, NO_PRBM, PERSONAL
-from feddbe.state import State, prefixed, taken, weighted_mean
-from feddbe.task import Context
+from feddbe.state import State, prefixed, taken
+from feddbe.task import Context, Task
 
 __all__ = ["PFedMe"]
 
@@ -22,8 +22,9 @@ class PFedMe(Method):
         theta <- theta - lr_p (g(theta) + lam (theta - w))    K times on the same batch
         w <- w - eta lam (w - theta)                           after each batch
 
-    theta starts at the received w in each round. The server mixes plain means: w <- (1 - beta) w + beta mean.
-    The client deploys theta as its last round left it.
+    theta starts at the received w in each round. The server mixes: w <- (1 - beta) w + beta mean, by default
+    the plain mean, as in its paper (the published experiments weighed by samples). The client deploys theta
+    as its last round left it. The run's learning rate does nothing.
 
     Defaults lam = 15, K = 5, lr_p = 0.01, eta = 0.005, beta = 1: its paper and code.
 
@@ -43,7 +44,11 @@ class PFedMe(Method):
     lr_p: float = parameter(0.01, "inner learning rate", above=0, search="0.01 0.05 0.1")
     eta: float = parameter(0.005, "learning rate of w", above=0, search="0.005 0.01")
     beta: float = parameter(1.0, "server mixing", above=0, search="1 2")
+    weights: str = averaging("uniform")
     evaluate: str = parameter("theta", "what is deployed", choices=("theta", "w"))
+
+    def unused(self, task: Task) -> Mapping[str, str]:
+        return {"lr": "its rates are lr_p and eta"}
 
     def client_init(self, ctx: Context) -> State:
         return prefixed(PERSONAL, ctx.task.model.parameters)
@@ -60,7 +65,7 @@ class PFedMe(Method):
         return w, prefixed(PERSONAL, theta if self.evaluate == "theta" else w)
 
     def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
-        mean = weighted_mean([u.state for u in uploads], [1] * len(uploads))
+        mean = average(uploads, self.weights)
         return {name: (1 - self.beta) * w + self.beta * mean[name] for name, w in server.items()}
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 
 from feddbe.local import Local
-from feddbe.methods.base import Facts, Method, Upload, parameter
-from feddbe.state import State, prefixed, taken, weighted_mean, without
+from feddbe.methods.base import Facts, Method, Upload, average, averaging, parameter
+from feddbe.state import State, prefixed, taken, without
 from feddbe.task import Context
 
 __all__ = ["Scaffold"]
@@ -25,7 +25,8 @@ class Scaffold(Method):
         y <- y - eta (g + c - c_i)                c_i+ = c_i - c + (x - y) / (T eta)      (its option II)
         x <- x + eta_g mean_S (y_i - x)           c <- c + 1/N sum_S (c_i+ - c_i)
 
-    Plain means over the cohort, as in its paper. With identical clients and full batches it is FedAvg.
+    Plain means over the cohort, as in its paper and in the published experiments; `weights=samples` weighs
+    the y_i, never the c_i. With identical clients and full batches it is FedAvg.
 
     Departures: from its paper, none; from the published experiments, T counts all epochs (theirs one).
     """
@@ -34,6 +35,7 @@ class Scaffold(Method):
     facts: ClassVar[Facts] = Facts("2", "2", private="1")
 
     eta_g: float = parameter(1.0, "server learning rate", above=0, search="0.5 1")
+    weights: str = averaging("uniform")
 
     def server_init(self, ctx: Context) -> State:
         return super().server_init(ctx) | self._zeros(ctx)
@@ -49,10 +51,14 @@ class Scaffold(Method):
         return y | prefixed(CONTROL, delta), prefixed(CONTROL, {n: c_i[n] + delta[n] for n in x})
 
     def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
-        mean = weighted_mean([u.state for u in uploads], [1] * len(uploads))
+        delta = average(uploads, "uniform")
+        y = delta if self.weights == "uniform" else average(uploads, self.weights)
         share = len(uploads) / ctx.task.members
-        new = {name: x + self.eta_g * (mean[name] - x) for name, x in without(server, [CONTROL]).items()}
-        return new | {name: server[name] + share * mean[name] for name in prefixed(CONTROL, new)}
+        new = {name: x + self.eta_g * (y[name] - x) for name, x in without(server, [CONTROL]).items()}
+        return new | {name: server[name] + share * delta[name] for name in prefixed(CONTROL, new)}
+
+    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+        return without(received, [CONTROL])
 
     def _zeros(self, ctx: Context) -> State:
         return prefixed(CONTROL, {n: torch.zeros_like(p) for n, p in ctx.task.model.parameters.items()})
