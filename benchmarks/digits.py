@@ -1,10 +1,10 @@
 """Every method and combination on digits (20 clients, Dirichlet 0.1, published split), over seeds.
 
-    python benchmarks/digits.py [METHOD ...] [--seeds 3] [--lr 0.1] [--out runs/benchmark-digits]
+    python benchmarks/digits.py [METHOD ...] [--seeds 3] [--lr LR] [--out runs/benchmark-digits]
 
 Prints the table of docs/results.md: means over seeds with the 95 % interval of Student's t; for a method with
 an add-on also that of the paired difference to the plain one. A method that diverges with a seed has
-no numbers. Runs that are in --out already are not run again.
+no numbers. Without --lr each method has its default. Runs that are in --out already are not run again.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return mean(values), float(student.ppf(0.975, n - 1)) * stdev(values) / n**0.5
 
 
-def once(method: str, seed: int, lr: float, out: Path) -> RunDocument:
+def once(method: str, seed: int, lr: float | None, out: Path) -> RunDocument:
     """The run of this seed, new or from the folder."""
-    folder = out / f"{method}-{seed}-{lr:g}"
+    folder = out / f"{method}-{seed}{f'-{lr:g}' if lr else ''}"
     options = {"data": "digits", "seed": seed, "lr": lr, "out": str(folder)}
     names, chosen = config.read([method], options | {"resume": (folder / "run.sqlite").exists()})
     return api.carry_out(names, chosen, single=True)[0]
@@ -50,7 +50,7 @@ def main() -> None:
     )
     parser.add_argument("methods", nargs="*", default=combinations())
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--lr", type=float)
     parser.add_argument("--out", type=Path, default=Path("runs/benchmark-digits"))
     arguments = parser.parse_args()
 

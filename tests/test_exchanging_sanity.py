@@ -25,7 +25,7 @@ MODEL = 4
 def setting(sizes: Sequence[int] = (40, 25, 55), **options: Any) -> Setting:
     x, y = digits(sum(sizes))
     chosen = {"rounds": 3, "lr": 0.1, "join": 0.67, "seed": 1, **options}
-    return Setting(linear_net(), x, y, parts(*sizes), **chosen)
+    return Setting(linear_net(), x, y, parts(*sizes), parts(*sizes), **chosen)
 
 
 def generator(server: Sequence[Tensor]) -> nn.Module:
@@ -85,7 +85,7 @@ def test_fedgen_second_round_in_closed_form() -> None:
 def test_fedgen_teacher_weights_add_up_to_one_for_each_label() -> None:
     """At lr = 0 all heads are one, so the weights do not matter, and G learns what this head wants."""
     lite = exchanging.fedgen(setting(lr=0.0), lite=True).server
-    full = exchanging.fedgen(setting(lr=0.0), spread=0.0).server
+    full = exchanging.fedgen(setting(lr=0.0), diversity=0.0).server
     for a, b in zip(lite[MODEL : MODEL + 7], full[MODEL : MODEL + 7], strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
     y, h = torch.arange(10).repeat(20), linear_net()[1]
@@ -99,7 +99,7 @@ def test_fedgen_teacher_weights_add_up_to_one_for_each_label() -> None:
 
 def test_fedgen_diversity_of_two_points() -> None:
     """Noise 0 and 1, features (0, 0) and (2, 4): two of the four pairs count 1 * 3."""
-    found = exchanging.diversity(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0, 0.0], [2.0, 4.0]]))
+    found = exchanging.alike(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0, 0.0], [2.0, 4.0]]))
     assert found.item() == pytest.approx(math.exp(-1.5))
 
 
@@ -113,10 +113,11 @@ def scalar(a: float) -> Net:
 def test_fedfomo_weights_by_hand() -> None:
     """On x = 1, y = 0 the loss is log(1 + e^(-2a)), and the distance to a = 0 is |a| sqrt(2)."""
     one = np.arange(1)
-    s = Setting(scalar(0), torch.ones(1, 1), torch.zeros(1, dtype=torch.int64), [one], 1, 0.1, 1.0)
+    s = Setting(scalar(0), torch.ones(1, 1), torch.zeros(1, dtype=torch.int64), [one], [one], 1, 0.1, 1.0)
     found = exchanging.fomo_weights(s, one, scalar(0), [scalar(a) for a in (0.5, -0.5, 0.0, 1.0)])
-    gain = [(math.log(2) - math.log1p(math.exp(-2 * a))) / (a * math.sqrt(2)) for a in (0.5, 1.0)]
-    assert found == pytest.approx([gain[0], 0, 0, gain[1]], abs=1e-6)
+    gain = [(math.log(2) - math.log1p(math.exp(-2 * a))) / (abs(a) * math.sqrt(2)) for a in (0.5, -0.5, 1.0)]
+    assert gain[1] < 0
+    assert found == pytest.approx([gain[0], gain[1], 0, gain[2]], abs=1e-6)
 
 
 def test_fedfomo_alone_is_local_training_on_the_first_four_fifths() -> None:
@@ -137,25 +138,31 @@ def test_fedfomo_second_round_weighs_the_uploads_of_the_first() -> None:
     wanted = [exchanging.fomo_weights(s, s.train[i][-k:], s.net, nets) for i, k in enumerate((8, 5, 11))]
     torch.testing.assert_close(second.server[0], torch.tensor(wanted))
     assert (second.server[0] > 0).sum() > 3
-    for i, w in enumerate(torch.tensor(wanted)):
+    for i, w in enumerate(torch.tensor(wanted).clamp(min=0)):
         for k, old in enumerate(second.private[i][:MODEL]):
             mixed = sum(w[j] / w.sum() * values(nets[j])[k] for j in range(3))
             torch.testing.assert_close(old, torch.as_tensor(mixed))
 
 
 def test_fedfomo_sends_the_most_liked_or_any() -> None:
-    """m = 2: one other model. Without exploration it is the one with the largest affinity so far."""
-    greedy = [exchanging.fedfomo(setting(rounds=t, join=1.0), m=2, epsilon=0.0) for t in (2, 3)]
-    before, after = (run.server[0] for run in greedy)
-    others = ~torch.eye(3, dtype=torch.bool)
-    liked = (before > 0) & others
-    assert liked.sum() >= 2
-    assert liked.sum(1).max() == 1
-    for i in range(3):
-        if liked[i].any():
-            assert torch.equal(after[i][others[i] & ~liked[i]], torch.zeros(1))
-    curious = exchanging.fedfomo(setting(rounds=3, join=1.0), m=2, epsilon=1.0, epsilon_decay=0.0).server[0]
-    assert not torch.equal(curious, after)
+    """Each place by itself: at epsilon 0 by liking, at 1 in a random order, between the two now and then."""
+    s, there, liked = setting(), [0, 1, 2, 4, 5], torch.tensor([0.1, -0.2, 9.0, 7.0, 0.3, 0.2])
+
+    def sent(epsilon: float, m: int = 9) -> list[tuple[int, ...]]:
+        return [tuple(exchanging.fomo_sent(s, t, 2, there, liked, m, epsilon)) for t in range(200)]
+
+    assert set(sent(0.0)) == {(4, 5, 0, 1)}
+    assert set(sent(0.0, m=3)) == {(4, 5)}
+    assert set(sent(0.5, m=1)) == {()}
+    at_random = sent(1.0)
+    assert len(set(at_random)) == 24
+    assert all(sorted(each) == [0, 1, 4, 5] for each in at_random)
+    firsts = [each[0] for each in sent(0.4, m=3)]
+    assert firsts.count(4) / 200 == pytest.approx(0.6 + 0.4 / 4, abs=0.1)
+    second = [each[1] for each in sent(0.4, m=3) if each[0] == 4]
+    assert second.count(5) / len(second) == pytest.approx(0.6 + 0.4 / 3, abs=0.1)
+    liked[:] = 0
+    assert len(set(sent(0.0))) == 24
 
 
 def doubled(s: Setting) -> Setting:

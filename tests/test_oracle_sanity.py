@@ -1,8 +1,8 @@
-"""The oracle is the ruler for the rest, so it is itself held against closed forms and short loops."""
+"""The oracles are the rulers for the rest, so they are held against closed forms and short loops."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from feddbe import seeds
-from tests.oracles import fedavg
+from tests.oracles import fedavg, methods
+from tests.oracles.methods import Setting, filled
 
 SETTINGS: dict[str, Any] = {"rounds": 2, "lr": 0.1, "batch": 10, "epochs": 2, "seed": 3, "join": 1.0}
 
@@ -169,3 +170,152 @@ def test_the_start_is_left_as_it_was_and_is_entry_zero() -> None:
     assert same(weights(net), weights(cnn()))
     assert found["accuracy"][0] == accuracy(nn.Sequential(*net)(x), y)
     assert len(found["accuracy"]) == 3
+
+
+def normed_net() -> fedavg.Net:
+    torch.manual_seed(0)
+    f = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU())
+    return f, nn.Linear(8, 10)
+
+
+def setting(net: fedavg.Net, *sizes: int, **options: Any) -> Setting:
+    x, y = digits(sum(sizes))
+    chosen = {"rounds": 2, "lr": 0.1, "join": 1.0, "seed": 3, **options}
+    return Setting(net, x, y, parts(*sizes), parts(*sizes), **chosen)
+
+
+def loss(net: nn.Module, s: Setting, i: int = 0) -> float:
+    with torch.no_grad():
+        return cross_entropy(net.eval()(s.x[s.test[i]]), s.y[s.test[i]]).item()
+
+
+@pytest.mark.parametrize("bn", ["local", "average"])
+def test_one_client_with_batch_norm_is_centralised_sgd(bn: str) -> None:
+    """One module, its statistics included; it predicts in evaluation mode, at last after another epoch."""
+    s = setting(normed_net(), 47, bn=bn, epochs=2, ft=1)
+    found = methods.fedavg(s).server
+    net, losses = nn.Sequential(*normed_net()), []
+    for t, epochs in ((1, 2), (2, 2), (3, 1)):
+        losses.append(loss(net, s))
+        if t == 3:
+            for a, b in zip(found, net.parameters(), strict=True):
+                torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+            torch.testing.assert_close(s.tracks["shared"][0], list(net.buffers()))
+        rng, sgd = seeds.stream(3, "batches", t, 0), torch.optim.SGD(net.parameters(), lr=0.1)
+        for rows in [part for _ in range(epochs) for part in np.split(rng.permutation(47)[:40], 4)]:
+            sgd.zero_grad()
+            cross_entropy(net.train()(s.x[rows]), s.y[rows]).backward()  # type: ignore[no-untyped-call]
+            sgd.step()
+    losses.append(loss(net, s))
+    assert list(s.seen) == [
+        *(("before", 0, 0), ("after", 0, 0), ("before", 1, 0), ("after", 1, 0)),
+        *(("before", 2, 0), ("adapted", 2, 0)),
+    ]
+    wanted = [losses[0], losses[1], losses[1], losses[2], losses[2], losses[3]]
+    assert [seen.loss for seen in s.seen.values()] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_statistics_are_averaged_by_samples_and_counters_rounded() -> None:
+    """A first batch leaves a tenth of its mean; 1, 1 and 3 batches are 2 on average."""
+    s = setting(normed_net(), 8, 12, 36, bn="average", weights="uniform", rounds=1, lr=0.0)
+    methods.fedavg(s)
+    z = normed_net()[0][:2](s.x)  # type: ignore[index]
+    total = torch.zeros(8)
+    for i, steps in enumerate((1, 1, 3)):
+        order, mean = (
+            s.train[i][seeds.stream(3, "batches", 1, i).permutation(len(s.train[i]))],
+            torch.zeros(8),
+        )
+        for k in range(steps):
+            mean = 0.9 * mean + 0.1 * z[order[10 * k : 10 * k + 10]].mean(0)
+        total = total + len(order) / 56 * mean
+    for i in range(3):
+        torch.testing.assert_close(s.tracks["shared"][i][0], total)
+        assert s.tracks["shared"][i][2].item() == 2
+
+
+def test_perfedavg_adapts_by_one_step_on_the_first_batch() -> None:
+    s = setting(linear_net(), 25, rounds=0)
+    methods.perfedavg(s, alpha=0.3)
+    net, rows = nn.Sequential(*linear_net()), seeds.stream(3, "batches", 1, 0).permutation(25)[:10]
+    assert s.seen["before", 0, 0].loss == pytest.approx(loss(net, s))
+    grads = torch.autograd.grad(cross_entropy(net(s.x[rows]), s.y[rows]), list(net.parameters()))
+    for w, g in zip(net.parameters(), grads, strict=True):
+        w.data -= 0.3 * g
+    assert s.seen["adapted", 0, 0].loss == pytest.approx(loss(net, s))
+
+
+def test_what_is_deployed_at_the_end_is_what_is_left() -> None:
+    """Of methods whose clients deploy more, or less, than the server has."""
+    f, h = linear_net()
+    wholes: dict[str, Callable[[list[Tensor], list[Tensor]], list[Tensor]]] = {
+        "fedper": lambda server, own: [*server, *own],
+        "ditto": lambda server, own: own,
+        "pfedme": lambda server, own: own,
+        "fedavg": lambda server, own: server,
+        "apfl": lambda server, own: [
+            own[0] * v + (1 - own[0]) * w for v, w in zip(own[1:], server, strict=True)
+        ],
+    }
+
+    def left(method: str, **options: Any) -> tuple[Setting, methods.Result]:
+        s = setting((f, h), 40, 25, **options)
+        return s, getattr(methods, method)(s)
+
+    for method, whole in wholes.items():
+        s, found = left(method)
+        for i in range(2):
+            net = nn.Sequential(*filled((f, h), whole(found.server, found.private.get(i, []))))
+            assert s.seen["before", 2, i].loss == pytest.approx(loss(net, s, i), rel=1e-5)
+    s, found = left("fedrod")
+    w, b, *heads = found.server
+    p = found.private[1]
+    logits = (s.x[s.test[1]].flatten(1) @ w.T + b) @ (heads[0] + p[0]).T + heads[1] + p[1]
+    assert s.seen["before", 2, 1].loss == pytest.approx(
+        cross_entropy(logits, s.y[s.test[1]]).item(), rel=1e-5
+    )
+    s, found = left("fedavg", prbm=True)
+    w, b, *heads = found.server
+    logits = (s.x[s.test[1]].flatten(1) @ w.T + b + found.private[1][0]) @ heads[0].T + heads[1]
+    assert s.seen["before", 2, 1].loss == pytest.approx(
+        cross_entropy(logits, s.y[s.test[1]]).item(), rel=1e-5
+    )
+
+
+def test_fine_tuning_is_plain_and_leaves_nothing() -> None:
+    """From the same model it is the same for all methods, and not with MR; p_i is trained, but not kept."""
+    runs = {}
+    for method in ("fedavg", "scaffold", "moon", "fedprox"):
+        s = setting(normed_net(), 40, 25, rounds=0, ft=2, prbm=True, kappa=5.0)
+        getattr(methods, method)(s)
+        runs[method] = s
+        assert not any(p.any() for p in s.p.values())
+        statistics = s.tracks["shared"][0]
+        assert statistics[2].item() == 4, "of the preparation"
+    assert all(s.seen == runs["fedavg"].seen for s in runs.values())
+    plain = setting(normed_net(), 40, 25, rounds=0, ft=2, kappa=5.0)
+    methods.fedavg(plain)
+    assert plain.seen["before", 0, 0] == runs["fedavg"].seen["before", 0, 0]
+    assert plain.seen["adapted", 0, 0] != runs["fedavg"].seen["adapted", 0, 0]
+
+
+def test_automatic_kappa_comes_from_below() -> None:
+    """At a rate of nearly 0, L / m stays: the task loss over half the mean squared distance of the means, by
+    samples. Far below it kappa triples, then it goes half the way (of their logarithms), for five rounds."""
+    f, h = linear_net()
+    for w in f.parameters():
+        w.data *= 5  # so that it comes near
+    runs = [setting((f, h), 5, 10, lr=1e-9, auto=True, rounds=t) for t in range(8)]
+    for s in runs:
+        methods.fedavg(s)
+    s, found = runs[0], [s.kappa or 0 for s in runs]
+    with torch.no_grad():
+        means = [f(s.x[rows]).mean(0) for rows in s.train]
+        tasks = [cross_entropy(h(f(s.x[rows])), s.y[rows]).item() for rows in s.train]
+        z_bar = (means[0] + 2 * means[1]) / 3
+        sizes = [0.5 * ((r - z_bar) ** 2).mean().item() for r in means]
+    ratio = (tasks[0] + 2 * tasks[1]) / (sizes[0] + 2 * sizes[1])
+    far = [k < ratio / 9 for k in found[:5]]
+    assert {*far} == {True, False}
+    wanted = [3 * k if below else (k * ratio) ** 0.5 for k, below in zip(found, far, strict=False)]
+    assert found == pytest.approx([1, *wanted, wanted[-1], wanted[-1]], rel=1e-4)

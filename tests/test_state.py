@@ -223,3 +223,11 @@ def test_only_the_names_of_the_first_and_as_many_weights_as_states() -> None:
         weighted_mean([two, one], [1, 1])
     with pytest.raises(ValueError, match="shorter"):
         weighted_mean([one, one], [1])
+
+
+def test_two_names_of_one_tensor_are_two_tensors_afterwards() -> None:
+    one = torch.arange(6.0)
+    back = decode(encode({"a": one, "b": one, "c": one[:3]}))
+    assert torch.equal(back["a"], one)
+    assert torch.equal(back["b"], one)
+    assert torch.equal(back["c"], one[:3])

@@ -29,7 +29,15 @@ State = dict[str, Tensor]
 
 def encode(state: Mapping[str, Tensor]) -> bytes:
     """A state as safetensors bytes."""
-    data: bytes = safetensors.torch.save({name: t.detach().contiguous() for name, t in state.items()})
+    seen: set[int] = set()
+    apart: State = {}
+    for name, t in state.items():
+        t = t.detach().contiguous()
+        if t.data_ptr() in seen:  # two names of one tensor, which safetensors refuses
+            t = t.clone()
+        seen.add(t.data_ptr())
+        apart[name] = t
+    data: bytes = safetensors.torch.save(apart)
     return data
 
 

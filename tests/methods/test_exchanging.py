@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,63 +11,48 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from feddbe import seeds
+from feddbe.client import BUFFER
 from feddbe.config import Config
 from feddbe.data.dataset import Dataset
 from feddbe.experiment import Experiment, resolve
 from feddbe.local import Local
 from feddbe.methods import parse
-from feddbe.state import State, prefixed, taken
+from feddbe.state import State, prefixed, taken, without
 from feddbe.store import Store
 from feddbe.task import Context
-from tests.federation import experiment, outcome, same_bits, samples
-from tests.methods.test_oracles import EXCHANGING, setting
+from tests.federation import experiment, outcome, same_bits
+from tests.methods.test_oracles import EXCHANGING, SETTINGS, Compared, close, combinations, compared, joined
 from tests.oracles import exchanging as oracle
-from tests.oracles.methods import Result, Setting
 
-Oracle = Callable[[Setting], Result]
-FEDGEN: dict[str, Oracle] = {
-    "fedgen": oracle.fedgen,
-    "fedgen+prbm": oracle.fedgen,
-    "fedgen+mr": oracle.fedgen,
-    "fedgen+dbe": oracle.fedgen,
-    "fedgen(lite=true)": lambda s: oracle.fedgen(s, lite=True),
-    "fedgen(level=z_g)+prbm": lambda s: oracle.fedgen(s, level="z_g"),
-}
-FEDFOMO: dict[str, Oracle] = {
-    "fedfomo": oracle.fedfomo,
-    "fedfomo+mr": oracle.fedfomo,
-    "fedfomo(m=2)": lambda s: oracle.fedfomo(s, m=2),
-    "fedfomo(m=2,epsilon=1,epsilon_decay=0.3)": lambda s: oracle.fedfomo(s, 2, 1.0, 0.3),
-}
-APPLE: dict[str, Oracle] = {
-    "apple": oracle.apple,
-    "apple(rounds_l=2,eta2=0.05,mu=1)": lambda s: oracle.apple(s, rounds_l=2, eta2=0.05, mu=1.0),
-}
+USUAL = (60, 44, 28)
 FEW = (13, 9, 6)
 """Samples so few that a batch is short, and that labels are missing."""
 MANY = (28, 20, 24, 16, 32, 12)
 """Clients so many that FedFomo has to choose whom it sends."""
+FEDGEN = [
+    ("fedgen", "plain", USUAL),
+    ("fedgen(steps=5)+dbe", "plain", FEW),
+    ("fedgen(steps=5,lite=true)", "plain", FEW),
+    *((name.replace("fedgen", "fedgen(steps=5)"), "plain", USUAL) for name in combinations(["fedgen"])[1:]),
+    ("fedgen(steps=5,level=z_g)+prbm", "plain", USUAL),
+    ("fedgen(level=z_g)+dbe", "local", ()),
+    *((name, how, ()) for name in combinations(["fedgen"]) for how in SETTINGS[1:]),
+]
+FEDFOMO = [
+    *((name, "plain", sizes) for name in combinations(["fedfomo"]) for sizes in (USUAL, FEW, MANY)),
+    ("fedfomo(m=2)", "plain", MANY),
+    ("fedfomo(m=3,epsilon=1,epsilon_decay=0.2)", "plain", MANY),
+    *((name, how, ()) for name in combinations(["fedfomo"]) for how in SETTINGS[1:]),
+]
+APPLE = [
+    ("apple", "plain", USUAL),
+    ("apple(rounds_l=2,eta2=0.05,mu=1)", "plain", FEW),
+    *(("apple", how, ()) for how in SETTINGS[1:]),
+]
 
 
 def test_no_method_is_left_out() -> None:
-    names = (*FEDGEN, *FEDFOMO, *APPLE)
-    assert {name.partition("+")[0].partition("(")[0] for name in names} == set(EXCHANGING)
-
-
-def close(mine: Mapping[str, Tensor], other: Mapping[str, Tensor], atol: float = 1e-5) -> None:
-    """The same names, and the same values to `atol`."""
-    assert mine.keys() == other.keys()
-    torch.testing.assert_close(dict(mine), dict(other), rtol=0, atol=atol)
-
-
-@pytest.fixture
-def double() -> Iterator[None]:
-    """All in float64: a kink of ReLU or of a distance is then not met from both sides by rounding alone,
-    which Adam would blow up to a whole step."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+    assert {name for name, _, _ in (*FEDGEN, *FEDFOMO, *APPLE)} >= {*combinations(EXCHANGING)}
 
 
 def uploads(e: Experiment, folder: Path, clients: list[int]) -> dict[int, State]:
@@ -82,75 +66,59 @@ def uploads(e: Experiment, folder: Path, clients: list[int]) -> dict[int, State]
         store.close()
 
 
-def joined(e: Experiment) -> list[int]:
-    """Who took part in a round."""
-    n, join = e.task.split.clients, e.options.join
-    return sorted({c for t in range(1, e.task.rounds + 1) for c in seeds.cohort(0, t, n, join)})
+def server(found: Compared) -> State:
+    """What the server has apart from statistics and MR's."""
+    return without(found.ran.server, ["mean", "mr/", BUFFER])
 
 
-@pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("sizes", [(60, 44, 28), FEW])
-@pytest.mark.parametrize("name", FEDGEN)
-def test_fedgen_against_the_plain_loop(name: str, sizes: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "how", "sizes"), FEDGEN)
+def test_fedgen_against_the_plain_loop(name: str, how: str, sizes: tuple[int, ...], tmp_path: Path) -> None:
     """Model, generator, its statistics and Adam's state; and PRBM's vectors."""
-    data = samples(sizes)
-    data = dataclasses.replace(data, x=data.inputs(data.x).double())
-    e = experiment(name, data, rounds=3, join=0.67)
-    plain = setting(e, name.partition("+")[2])
-    wanted, ran = FEDGEN[name](plain), outcome(e, tmp_path)
+    found = compared(name, how, oracle.fedgen, tmp_path, sizes)
+    plain, wanted = found.plain, found.wanted
     learnt = ["in.weight", "norm.weight", "norm.bias", "out.weight", "out.bias"]
     g = [*learnt, "norm.running_mean", "norm.running_var"]
     g += [f"adam/{moment}/{n}" for moment in ("exp_avg", "exp_avg_sq") for n in learnt]
-    names = [*e.task.model.parameters, *(f"generator/{n}" for n in g)]
-    server = dict(zip(names, wanted.server[:-1], strict=True))
-    server |= {f"generator/adam/step/{n}": wanted.server[-1] for n in learnt}
+    names = [*found.e.task.model.parameters, *(f"generator/{n}" for n in g)]
+    expected = dict(zip(names, wanted.server[:-1], strict=True))
+    expected |= {f"generator/adam/step/{n}": wanted.server[-1] for n in learnt}
     labels = [plain.y[torch.from_numpy(rows)].bincount(minlength=10) for rows in plain.train]
-    server["labels/counts"] = torch.stack(labels).double()
-    server["labels/prior"] = server["labels/counts"].sum(0) / sum(len(rows) for rows in plain.train)
-    if plain.z_bar is not None:
-        server["mean"] = plain.z_bar
-    close(ran.server, server, 1e-9)
-    assert ran.clients.keys() == (set(joined(e)) if plain.prbm else set())
-    for client, state in ran.clients.items():
-        close(state, {"prbm": wanted.private[client][0]}, 1e-9)
+    expected["labels/counts"] = torch.stack(labels).double()
+    expected["labels/prior"] = expected["labels/counts"].sum(0) / sum(len(rows) for rows in plain.train)
+    close(server(found), expected, found.atol)
+    for client, state in found.clients.items():
+        close(state, {"prbm": wanted.private[client][0]} if plain.prbm else {}, found.atol)
 
 
-@pytest.mark.parametrize("sizes", [(60, 44, 28), FEW, MANY])
-@pytest.mark.parametrize("name", FEDFOMO)
-def test_fedfomo_against_the_plain_loop(name: str, sizes: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "how", "sizes"), FEDFOMO)
+def test_fedfomo_against_the_plain_loop(name: str, how: str, sizes: tuple[int, ...], tmp_path: Path) -> None:
     """Affinities, the uploads that the server keeps; old and current of every client."""
-    e = experiment(name, samples(sizes), rounds=4, join=0.67)
-    n = len(sizes)
-    plain = setting(e, name.partition("+")[2])
-    wanted, ran = FEDFOMO[name](plain), outcome(e, tmp_path)
+    found = compared(name, how, oracle.fedfomo, tmp_path, sizes, rounds=4)
+    e, wanted, atol = found.e, found.wanted, found.atol
     there, parameters = joined(e), list(e.task.model.parameters)
-    server = {"fomo/affinity": wanted.server[0], "fomo/uploaded": torch.zeros(n)}
-    server["fomo/uploaded"][there] = 1
+    expected = {"fomo/affinity": wanted.server[0], "fomo/uploaded": torch.zeros(e.task.split.clients)}
+    expected["fomo/uploaded"][there] = 1
     assert (wanted.server[0] > 0).any()
-    if plain.z_bar is not None:
-        server["mean"] = plain.z_bar
-    close(ran.server, server)
+    assert (wanted.server[0] < 0).any()
+    close(server(found), {n: t.to(wanted.server[0]) for n, t in expected.items()}, atol)
     both = [prefix + name for prefix in ("old/", "current/") for name in parameters]
-    assert ran.clients.keys() == set(there)
-    for client, state in ran.clients.items():
-        close(state, dict(zip(both, wanted.private[client], strict=True)))
+    for client, state in found.clients.items():
+        close(state, dict(zip(both, wanted.private[client], strict=True)), atol)
     k = len(parameters)
     for client, state in uploads(e, tmp_path, there).items():
-        close(state, dict(zip(parameters, wanted.server[1 + k * client :][:k], strict=True)))
+        close(state, dict(zip(parameters, wanted.server[1 + k * client :][:k], strict=True)), atol)
 
 
-@pytest.mark.parametrize("sizes", [(60, 44, 28), FEW])
-@pytest.mark.parametrize("name", APPLE)
-def test_apple_against_the_plain_loop(name: str, sizes: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "how", "sizes"), APPLE)
+def test_apple_against_the_plain_loop(name: str, how: str, sizes: tuple[int, ...], tmp_path: Path) -> None:
     """The cores that the server keeps, and p of every client."""
-    e = experiment(name, samples(sizes), rounds=3)
-    wanted, ran = APPLE[name](setting(e)), outcome(e, tmp_path)
-    assert ran.server == {}
-    parameters = list(e.task.model.parameters)
+    found = compared(name, how, oracle.apple, tmp_path, sizes)
+    assert server(found) == {}
+    parameters, wanted, atol = list(found.e.task.model.parameters), found.wanted, found.atol
     k = len(parameters)
-    for client, state in uploads(e, tmp_path, [0, 1, 2]).items():
-        close(state, dict(zip(parameters, wanted.server[k * client :][:k], strict=True)))
-        close(ran.clients[client], {"relations/p": wanted.private[client][0]})
+    for client, state in uploads(found.e, tmp_path, joined(found.e)).items():
+        close(state, dict(zip(parameters, wanted.server[k * client :][:k], strict=True)), atol)
+        close(found.clients[client], {"relations/p": wanted.private[client][0]}, atol)
 
 
 @pytest.mark.parametrize("addon", ["", "+dbe"])
@@ -191,14 +159,17 @@ def test_fedfomo_weights_by_hand() -> None:
         assert up["1.weight"][0, 0] > new["old/1.weight"][0, 0]  # it has trained
         return up["fomo/affinity"].tolist(), new["old/1.weight"][0, 0].item()
 
-    w = [(loss(0.1) - loss(a)) / ((a - 0.1) * math.sqrt(2)) for a in (0.4, 0.9)]
+    def weight(a: float) -> float:
+        return (loss(0.1) - loss(a)) / (abs(a - 0.1) * math.sqrt(2))
+
+    w = [weight(a) for a in (0.4, 0.9)]
     weights, mixture = trained(0.1, 0.4, 0.9)
     assert weights == pytest.approx(w, rel=1e-4)
     assert mixture == pytest.approx((w[0] * 0.4 + w[1] * 0.9) / sum(w), rel=1e-4)
     for current, other, wanted, a in (
-        (0.1, 0.9, [0, w[1]], 0.9),
-        (0.4, -0.2, [w[0], 0], 0.4),
-        (-0.3, -0.2, [0, 0], -0.3),
+        (0.1, 0.9, [0, weight(0.9)], 0.9),
+        (0.4, -0.2, [weight(0.4), weight(-0.2)], 0.4),
+        (-0.3, -0.2, [weight(-0.3), weight(-0.2)], -0.3),
     ):
         weights, mixture = trained(0.1, current, other)
         assert weights == pytest.approx(wanted, rel=1e-4)
@@ -231,10 +202,10 @@ def test_apple_with_its_own_core_only_is_local_training() -> None:
     for i in range(3):
         own, alone = taken(message, f"core/{i}/"), {"relations/p": torch.eye(3)[i]}
         up, private = e.method.train(Context(e.task, 2), Local(e.task, 2, i), message, alone)
-        close(up, Local(e.task, 2, i).fit(own).params)
+        close(up, Local(e.task, 2, i).fit(own).params, 1e-5)
         assert same_bits(private, alone)
         after = e.method.deployed(Context(e.task, 3), Local(e.task, 3, i), message | up, private)
-        close(after, up)
+        close(after, up, 1e-5)
 
 
 def test_apples_slope_of_p_is_the_numerical_one_plus_the_pull() -> None:
@@ -259,7 +230,7 @@ def test_apples_slope_of_p_is_the_numerical_one_plus_the_pull() -> None:
     torch.testing.assert_close((p - private["relations/p"]).double(), slope, rtol=0, atol=1e-5)
     leaves = {n: c.double().requires_grad_() for n, c in own.items()}
     gradients = torch.autograd.grad(loss(p.double(), leaves), list(leaves.values()))
-    close(up, {n: own[n] - 0.1 * g.float() for n, g in zip(own, gradients, strict=True)})
+    close(up, {n: own[n] - 0.1 * g.float() for n, g in zip(own, gradients, strict=True)}, 1e-5)
 
 
 def test_no_client_of_apple_sees_a_core_of_the_same_round(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from feddbe import seeds
-from tests.oracles.methods import Extra, Net, Result, Setting, filled, mean, values
+from tests.oracles.methods import Extra, Net, Result, Setting, filled, gradient, mean, values
 
-__all__ = ["apple", "apple_client", "diversity", "fedfomo", "fedgen", "fomo_weights", "fresh"]
+__all__ = ["alike", "apple", "apple_client", "fedfomo", "fedgen", "fomo_weights", "fresh"]
 
 
 def generated(g: nn.Module, eps: Tensor, y: Tensor, classes: int, shape: torch.Size) -> Tensor:
@@ -28,7 +28,7 @@ def generated(g: nn.Module, eps: Tensor, y: Tensor, classes: int, shape: torch.S
     return made.reshape(len(y), *shape)
 
 
-def diversity(eps: Tensor, z: Tensor) -> Tensor:
+def alike(eps: Tensor, z: Tensor) -> Tensor:
     """exp(-mean over all n^2 pairs of the noise's distance times the features'): small where G spreads."""
     z = z.flatten(1)
     half = (torch.pdist(eps) ** 2 / eps.shape[1] * torch.pdist(z, 1) / z.shape[1]).sum()  # j < k
@@ -40,7 +40,7 @@ def fedgen(
     alpha: float = 1.0,
     beta: float = 1.0,
     decay: float = 0.98,
-    spread: float = 1.0,
+    diversity: float = 1.0,
     noise: int = 32,
     hidden: int = 256,
     steps: int = 50,
@@ -49,15 +49,13 @@ def fedgen(
     lite: bool = False,
     level: str = "z",
 ) -> Result:
-    """`spread` is the weight of the diversity.
-
-    Server: the model; G's parameters in G's order; its BatchNorm's running mean and variance; Adam's first
+    """Server: the model; G's parameters in G's order; its BatchNorm's running mean and variance; Adam's first
     moments in G's order, its second moments, and the number of its steps. Private: PRBM's vector, if any.
     """
     if lite:
-        beta, decay, spread = 0.0, 1.0, 0.0
-    net, shape = s.net, s.net[0](s.x[:1])[0].shape
-    classes = s.net[1](s.net[0](s.x[:1])).shape[1]
+        beta, decay, diversity = 0.0, 1.0, 0.0
+    net, shape = s.net, s.zero().shape
+    classes = s.net[1](s.zero()[None]).shape[1]
     counts = torch.stack([torch.bincount(s.y[torch.from_numpy(r)], minlength=classes) for r in s.train])
     prior = counts.sum(0) / counts.sum()
     with seeds.torch_seeded(seeds.torch_seed(s.seed, "generator")):
@@ -90,10 +88,17 @@ def fedgen(
 
         return from_generator
 
-    for t in range(1, s.rounds + 1):
-        cohort = s.cohort(t)
+    def received(i: int) -> Net:
+        return s.at(net, i)
+
+    for t, cohort in s.calls(received):
+        new = []
         g.eval()
-        new = [s.fit(net, i, t, extra=term(i, t))[0] for i in cohort]
+        for i in cohort:
+            own, _ = s.fit(received(i), i, t, extra=term(i, t))
+            s.left(own, i)
+            s.judge("after", t - 1, i, own)
+            new.append(own)
         net = filled(net, mean([values(n) for n in new], s.shares(cohort)))
         g.train()
         there = counts[cohort]
@@ -107,7 +112,7 @@ def fedgen(
             eps = torch.rand(gen_batch, noise, generator=rng)
             z = generated(g, eps, y, classes, shape)
             votes = [weight[k, y, None] * h(z) for k, (_, h) in enumerate(new)]
-            loss = cross_entropy(torch.stack(votes).sum(0), y) + spread * diversity(eps, z)
+            loss = cross_entropy(torch.stack(votes).sum(0), y) + diversity * alike(eps, z)
             adam.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             adam.step()
@@ -120,7 +125,7 @@ def fedgen(
 
 
 def fomo_weights(s: Setting, rows: NDArray[np.int64], old: Net, candidates: Sequence[Net]) -> list[float]:
-    """max(0, (L(old) - L(theta_j)) / |theta_j - old|), L on these rows."""
+    """(L(old) - L(theta_j)) / |theta_j - old|, L on these rows."""
 
     def loss(net: Net) -> float:
         f, h = (m.eval() for m in copy.deepcopy(net))
@@ -131,8 +136,22 @@ def fomo_weights(s: Setting, rows: NDArray[np.int64], old: Net, candidates: Sequ
     for net in candidates:
         pairs = zip(values(net), values(old), strict=True)
         far = math.sqrt(sum(((a - b).double() ** 2).sum().item() for a, b in pairs))
-        weights.append(max(0.0, (loss(old) - loss(net)) / far) if far > 0 else 0.0)
+        weights.append((loss(old) - loss(net)) / far if far > 0 else 0.0)
     return weights
+
+
+def fomo_sent(
+    s: Setting, t: int, i: int, there: Sequence[int], liked: Tensor, m: int, epsilon: float
+) -> list[int]:
+    """Whose models client i is sent: m - 1 of those `there`, the most liked or, with epsilon, any."""
+    rng = seeds.stream(s.seed, "explore", t, i)
+    order = [int(j) for j in rng.permutation([j for j in sorted(there) if j != i])]
+    greedy, sent = sorted(order, key=lambda j: -liked[j].item()), []
+    for _ in range(min(m - 1, len(order))):
+        sent.append((order if rng.random_sample() < epsilon else greedy)[0])
+        order.remove(sent[-1])
+        greedy.remove(sent[-1])
+    return sent
 
 
 def fedfomo(
@@ -145,26 +164,23 @@ def fedfomo(
     n = len(s.train)
     held = [max(1, int(held_out * len(rows))) for rows in s.train]
     check = [rows[-k:] for rows, k in zip(s.train, held, strict=True)]
-    part = copy.copy(s)  # the mean of MR stays that of all rows
-    part.train = [rows[:-k] if len(rows) > 1 else rows for rows, k in zip(s.train, held, strict=True)]
+    rest = [rows[:-k] if len(rows) > 1 else rows for rows, k in zip(s.train, held, strict=True)]
     affinity = torch.zeros(n, n)
     uploads: dict[int, Net] = {}
     old, current = dict.fromkeys(range(n), s.net), dict.fromkeys(range(n), s.net)
-    for t in range(1, s.rounds + 1):
-        before, cohort = dict(uploads), s.cohort(t)
+    for t, cohort in s.calls(lambda i: s.at(current[i], i)):
+        before, liked, part = dict(uploads), affinity.clone(), copy.copy(s)
+        part.train = rest  # the mean of MR stays that of all rows
         for i in cohort:
-            rng = seeds.stream(s.seed, "explore", t, i)
-            explores = rng.random_sample() < max(0.0, epsilon - epsilon_decay * (t - 1))
-            order = [int(j) for j in rng.permutation([j for j in sorted(before) if j != i])]
-            if not explores:
-                order.sort(key=lambda j: -affinity[i, j].item())
-            sent = order[: m - 1]
-            nets = [*(before[j] for j in sent), current[i]]
-            w = fomo_weights(s, check[i], old[i], nets)
-            start = current[i]
-            if sum(w) > 0:
-                start = filled(start, mean([values(net) for net in nets], [v / sum(w) for v in w]))
-            old[i], (current[i], _) = start, part.fit(start, i, t)
+            sent = fomo_sent(s, t, i, list(before), liked[i], m, epsilon - epsilon_decay * (t - 1))
+            nets = [s.at(net, i) for net in (*(before[j] for j in sent), current[i])]
+            w = fomo_weights(s, check[i], s.at(old[i], i), nets)
+            start, good = current[i], [max(0.0, v) for v in w]
+            if sum(good) > 0:
+                start = filled(start, mean([values(net) for net in nets], [v / sum(good) for v in good]))
+            old[i], (current[i], _) = start, part.fit(s.at(start, i), i, t)
+            s.left(current[i], i)
+            s.judge("after", t - 1, i, current[i])
             uploads[i] = current[i]
             for j, v in zip([*sent, i], w, strict=True):
                 affinity[i, j] += v
@@ -198,16 +214,16 @@ def apple_client(
     penalty: float,
 ) -> tuple[list[Tensor], Tensor]:
     """One client's round: its core and its p after it. `penalty` is lambda_t mu."""
-    cores = [list(core) for core in cores]
+    cores, net = [list(core) for core in cores], s.at(s.net, i)
     for rows in s.batches(i, t, s.epochs):
-        f, h = filled(s.net, mean(cores, p.tolist()))
-        weights = [w for module in (f, h) for w in module.parameters()]
-        g = torch.autograd.grad(cross_entropy(h(f(s.x[rows])), s.y[rows]), weights)
+        net = filled(net, mean(cores, p.tolist()))
+        g = gradient(net, s.x[rows], s.y[rows])
         slope = torch.stack(
             [torch.stack([(a * b).sum() for a, b in zip(g, c, strict=True)]).sum() for c in cores]
         )
         cores[i] = [c - eta1 * p[i] * d for c, d in zip(cores[i], g, strict=True)]
         p = p - eta2 * (slope + penalty * (p - p0))
+    s.left(net, i)
     return list(cores[i]), p
 
 
@@ -219,9 +235,18 @@ def apple(
     assert s.cohort(1) == list(range(n)), "APPLE needs everyone"
     p0 = torch.tensor([len(rows) for rows in s.train]) / sum(len(rows) for rows in s.train)
     cores, p = [fresh(s, i) for i in range(n)], dict.fromkeys(range(n), p0)
-    for t in range(1, s.rounds + 1):
+
+    def mixture(i: int, own: Sequence[Tensor] = ()) -> Net:
+        there = [*cores[:i], own or cores[i], *cores[i + 1 :]]
+        return s.at(filled(s.net, mean(there, p[i].tolist())), i)
+
+    for t, cohort in s.calls(mixture):
         lam = (math.cos(math.pi * (t - 1) / rounds_l) + 1) / 2 if t - 1 < rounds_l else 0.0
-        rate = len(s.train) * s.lr if eta1 is None else eta1
-        new = [apple_client(s, i, t, cores, p[i], p0, rate, eta2, lam * mu) for i in range(n)]
-        cores, p = [core for core, _ in new], {i: own for i, (_, own) in enumerate(new)}
+        rate = n * s.lr if eta1 is None else eta1
+        new = []
+        for i in cohort:
+            core, p[i] = apple_client(s, i, t, cores, p[i], p0, rate, eta2, lam * mu)
+            s.judge("after", t - 1, i, mixture(i, core))
+            new.append(core)
+        cores = new
     return Result([v for core in cores for v in core], {i: [own] for i, own in p.items()})

@@ -33,6 +33,6 @@ class FedRep(FedPer):
     def update(self, local: Local, params: State) -> State:
         model = local.task.model
         params = local.fit(
-            params, track="head", epochs=self.head_epochs, trainable=model.head, keep_statistics=False
+            params, epochs=self.head_epochs, trainable=model.head, keep_statistics=False, plain=True
         ).params
         return local.fit(params, trainable=model.body).params

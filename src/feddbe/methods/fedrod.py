@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -46,7 +47,7 @@ class FedRoD(FedAvg):
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         # a class without samples must not win: log of a tiny number, because log 0 has no finite loss
-        prior = local.label_counts().double().clamp(min=1e-8).log().float()
+        prior = local.label_counts().double().clamp(min=1e-8).log().to(torch.get_default_dtype())
         new = local.fit(
             received | private, loss=Term(_balanced, {"prior": prior}), terms=[Term(_personal)]
         ).params
