@@ -11,40 +11,29 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
-from statistics import mean
-from typing import Any
-
-from torch import Tensor
 
 from feddbe import engines
 from feddbe.config import Config
 from feddbe.experiment import resolve
 from feddbe.local import Local
 from feddbe.loop import Loop, Watch, start
-from feddbe.methods.addons import MR, _start
-from feddbe.state import State, without
+from feddbe.state import without
 from feddbe.store import Store
-from feddbe.terms import Term
+from feddbe.terms import MeanPull, Term
 
 
 def losses(loop: Loop, kappa: float, t: int) -> tuple[float, float]:
     """Mean task loss and mean of MR's loss over all batches that round t would train on."""
-    task, server, seen = loop.task, loop.server, list[float]()
-    mr = MR(kappa=kappa)
-
-    def watched(*arguments: Any) -> tuple[Tensor, State]:
-        value, carry = mr._regularize(*arguments)
-        seen.append(value.item())
-        return value, carry
-
-    total, samples = 0.0, 0
+    task, server = loop.task, loop.server
+    pull = MeanPull(1.0, kappa / 2)
+    term = Term(pull, {"mean": server["mean"]}, pull.start(task.model.feature_shape, measured=True))
+    total, samples, apart, batches = 0.0, 0, 0.0, 0.0
     for client in range(task.split.clients):
         local = Local(task, t, client)
-        local.fit(
-            without(server, ["mean"]), terms=[Term(watched, {"mean": server["mean"]}, _start(task.model))]
-        )
+        sums = local.fit(without(server, ["mean"]), terms=[term]).carries[0]
         total, samples = total + local.losses["shared"][0], samples + local.losses["shared"][1]
-    return total / samples, mean(seen)
+        apart, batches = apart + float(sums["size"]), batches + float(sums["batches"])
+    return total / samples, kappa * apart / batches
 
 
 def observe(kappa: float, data: str, rounds: int, every: int = 5) -> None:

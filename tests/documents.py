@@ -55,6 +55,7 @@ def document(
         "bn_buffers": bn_buffers,
         "note": "",
         "remarks": [],
+        "trainers": ["autograd"],
         "cost": {"up": 61_000.0, "down": 2_330_000.0, "seconds": 1.0},
         "server_sha256": "",
         "clients_sha256": {},

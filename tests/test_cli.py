@@ -13,11 +13,12 @@ import pytest
 import typer
 
 import feddbe
-from feddbe import cli, compiled, data, defaults, models
+from feddbe import cli, data, defaults, models
 from feddbe.document import Entry
 from feddbe.loop import Watch
 from feddbe.methods import METHODS, FedAvg
 from feddbe.store import FILE, Store
+from feddbe.training.trainers import fasttext
 
 SMALL = "--clients 3 --partition iid --model mlp --engine serial"
 
@@ -393,7 +394,7 @@ def test_fasttext_without_numba_says_how_to_be_faster(
     (tmp_path / "texts.csv").write_text("\n".join(["text,label", *lines]) + "\n")
     line = "run fedavg --data texts.csv --clients 2 --partition iid --rounds 1 --engine serial"
     assert "feddbe[text]" not in shell(line).out
-    monkeypatch.setattr(compiled, "available", lambda: False)
+    monkeypatch.setattr(fasttext, "available", lambda: False)
     assert shell(line).out.endswith("faster with numba: pip install 'feddbe[text]'\n")
 
 

@@ -183,7 +183,7 @@ ENTRY = {
 DOCUMENT = {
     "method": str, "config": dict, "config_hash": str, "rounds": list, "best": dict, "last": dict,
     "floor": float, "newcomers": type(None), "bn_buffers": type(None), "note": str,
-    "remarks": list, "cost": dict, "server_sha256": str, "clients_sha256": dict,
+    "remarks": list, "trainers": list, "cost": dict, "server_sha256": str, "clients_sha256": dict,
     "peak_rss_mb": float, "folder": str,
 }  # fmt: skip
 

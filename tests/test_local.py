@@ -19,11 +19,12 @@ from feddbe import seeds
 from feddbe.data.dataset import Dataset
 from feddbe.data.partition import Split
 from feddbe.errors import Diverged
-from feddbe.local import Extra, Local, Samples
+from feddbe.local import Extra, Local
 from feddbe.models.split import SplitModel
 from feddbe.state import State, sha256
 from feddbe.task import Task, Training
 from feddbe.terms import At, Batch, Term
+from feddbe.training.plan import Samples
 
 SIZES = (25, 7, 12)
 TEST = 300

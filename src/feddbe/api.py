@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from feddbe import compiled, config, defaults, engines, folders, loop, pictures
+from feddbe import config, defaults, engines, folders, loop, pictures
 from feddbe.config import Config
 from feddbe.data import SOURCES
 from feddbe.data.dataset import Dataset
@@ -23,6 +23,7 @@ from feddbe.experiment import Experiment, label_counts, load_data, resolve
 from feddbe.loop import Watch
 from feddbe.models import ModelSource
 from feddbe.store import Store
+from feddbe.training.trainers import fasttext
 
 __all__ = ["carry_out", "compare", "draw", "draw_paper_splits", "load", "run"]
 
@@ -210,7 +211,7 @@ def _meta(experiment: Experiment) -> dict[str, Any]:
     """What is written about a run when it begins."""
     task = experiment.task
     small = task.split.clients * task.dataset.classes <= _LABELS_AT_MOST
-    packages = ("feddbe", "torch", "numpy", "scikit-learn", "safetensors", *["numba"] * compiled.available())
+    packages = ("feddbe", "torch", "numpy", "scikit-learn", "safetensors", *["numba"] * fasttext.available())
     return {
         "config": experiment.config,
         "config_hash": experiment.config_hash,
@@ -268,6 +269,7 @@ def _document(store: Store, *, hashes: bool = True) -> RunDocument:
         "bn_buffers": store.meta("bn_buffers"),
         "note": store.meta("note") or "",
         "remarks": _remarks(store),
+        "trainers": store.meta("trainers") or [],
         "cost": {
             "up": sum(e["bytes_up"] for e in rounds) / calls,
             "down": sum(e["bytes_down"] for e in rounds) / calls,

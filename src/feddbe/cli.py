@@ -125,8 +125,9 @@ app.command("compare", cls=Command)(with_options(_compare))
 def _carry_out(
     given: list[str], methods: list[str], options: dict[str, Any], settings: list[str], *, single: bool
 ) -> int:
-    from feddbe import api, compiled, terminal
+    from feddbe import api, terminal
     from feddbe.progress import Bars
+    from feddbe.training.trainers import fasttext
 
     names, chosen = config.read(methods, options, settings)
     watch = Bars()
@@ -149,7 +150,7 @@ def _carry_out(
         for path in distribution:
             print(f"data    {path}")
         print(f"run     {folder}")
-        if documents[0]["config"]["model"] == "fasttext" and not compiled.available():
+        if documents[0]["config"]["model"] == "fasttext" and not fasttext.available():
             print("\nfastText trains several times faster with numba: pip install 'feddbe[text]'")
     return 0
 

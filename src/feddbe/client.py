@@ -52,6 +52,8 @@ class Reply(NamedTuple):
     received: int = 0
     """Bytes of the message, with the constants."""
     seconds: float = 0.0
+    trainers: tuple[str, ...] = ()
+    """Who did the training (`training/trainers`)."""
 
 
 def perform(task: Task, method: Method, job: Job, received: State, private: State | None) -> Reply:
@@ -107,5 +109,11 @@ def perform(task: Task, method: Method, job: Job, received: State, private: Stat
         for track, state in buffers.items():
             new = new | prefixed(f"{BUFFER}{track}/", state)
         trained = local.losses.get("shared", (0.0, 0))
-        reply = reply._replace(up=up, private=None if new is private else new, after=after, trained=trained)
+        reply = reply._replace(
+            up=up,
+            private=None if new is private else new,
+            after=after,
+            trained=trained,
+            trainers=tuple(sorted(local.trainers)),
+        )
     return reply._replace(seconds=time.perf_counter() - start)

@@ -93,6 +93,8 @@ class RunDocument(TypedDict):
     """What a reader must know of the data, such as that it is a subset; often nothing."""
     remarks: list[str]
     """What a reader must know of this run: options that did nothing, values that it found by itself."""
+    trainers: list[str]
+    """Who trained: `autograd`, or one of those that have a step written out."""
     cost: Cost
     server_sha256: str
     clients_sha256: dict[str, str]

@@ -1,27 +1,22 @@
-"""What one client can do with its data at one moment: scan it, fit a model to it, predict on it.
-
-There is one loop over batches, `scan`; no method has its own. That is what lets many clients be stacked into
-one tensor program without touching a method.
-"""
+"""What one client can do with its data at one moment: fit a model to it, scan it, predict on it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe import seeds
-from feddbe.compiled import compiled
 from feddbe.errors import BadInput, Diverged
 from feddbe.models.split import Forward
 from feddbe.state import State
 from feddbe.task import Task
-from feddbe.terms import CROSS_ENTROPY, At, Batch, Term
+from feddbe.terms import CROSS_ENTROPY, Term
+from feddbe.training.plan import Batches, FitPlan, Losses, Samples, fold
+from feddbe.training.trainers import trainer_of
 
 __all__ = ["Extra", "Fit", "Local", "Samples"]
 
@@ -29,13 +24,6 @@ Carry = TypeVar("Carry")
 Const = TypeVar("Const")
 PREDICT_BATCH = 128
 """Fastest on CPUs: larger batches fall out of the cache, smaller ones waste time between kernels."""
-
-
-class Samples(NamedTuple):
-    """A batch as it comes from the data."""
-
-    x: Tensor
-    y: Tensor
 
 
 class Extra(NamedTuple):
@@ -65,6 +53,8 @@ class Local:
         """Per track: sum of the first term over the samples trained on, and their number."""
         self.carries: dict[str, list[State]] = {}
         """Per track: the last carries of the terms that add-ons attached."""
+        self.trainers: set[str] = set()
+        """Who did the training."""
         split = task.split
         self.rows = {"train": split.train[client], "test": split.test[client]}
         if split.validation:
@@ -117,41 +107,19 @@ class Local:
 
     def scan(
         self,
-        step: Callable[[Carry, Const, Any, int], Carry],
+        step: Callable[[Carry, Const, Samples, int], Carry],
         carry: Carry,
         const: Const,
         epochs: int | None = None,
         batches: int = 1,
-        divide: Callable[[Tensor, Tensor, int], Iterator[Any]] | None = None,
     ) -> Carry:
-        """Fold `step(carry, const, batch, key)` over this round's batches, `batches` of them at a time.
-
-        A batch is `Samples`, or what `divide(x, y, size)` makes of an epoch's data in its order. Each scan
-        sees the same batches in the same order, and torch's own generator (dropout) in the same state,
-        whatever was scanned before it.
-        """
-        seed = seeds.torch_seed(self.task.seed, "torch", self.round, self.client)
-        with seeds.torch_seeded(seed):
-            chosen = self._batches(epochs or self.task.training.epochs, batches, divide or self._samples)
-            for key, batch in enumerate(chosen, start=seed % 2**62):
-                carry = step(carry, const, batch, key)
-        return carry
-
-    def gradient(
-        self, params: Mapping[str, Tensor], samples: Samples, *, track: str = "shared"
-    ) -> tuple[State, float]:
-        """The gradient of the cross-entropy at `params`, and its value: for steps of a method's own."""
-        work = {name: p.detach().requires_grad_() for name, p in params.items()}
-        with self.task.model.bind(work, self.buffers(track), training=True):
-            loss = F.cross_entropy(self.forward(work, samples.x).logits, samples.y)
-            grads = torch.autograd.grad(loss, list(work.values()))
-        if not math.isfinite(value := loss.item()):
-            raise Diverged(self.client, self.round, "loss", value)
-        total, seen = self.losses.get(track, (0.0, 0))
-        self.losses[track] = (total + value * len(samples.y), seen + len(samples.y))
-        frozen = self.task.model.frozen
-        dense = {n: g.to_dense() for n, g in zip(work, grads, strict=True)}
-        return {n: torch.zeros_like(g) if n in frozen else g for n, g in dense.items()}, value
+        """Fold `step(carry, const, batch, key)` over this round's batches, `batches` of them at a time: for a
+        method with steps of its own. `losses` of the carry become those of the shared track."""
+        end = fold(step, carry, const, self.task.model, self._batches(epochs, batches))
+        if losses := getattr(end, "losses", None):
+            self._keep_losses("shared", losses)
+        self.trainers.add("autograd")
+        return end
 
     def fit(
         self,
@@ -175,69 +143,34 @@ class Local:
         BatchNorm statistics as they were.
         """
         model, rate = self.task.model, self.task.training.lr if lr is None else lr
-        work = {name: model.layout(p.detach()) for name, p in params.items()}
-        extras = {name: extra.value.detach().clone() for name, extra in self.extras.items()}
-        names = [name for name in (work if trainable is None else trainable) if name not in model.frozen]
-        leaves = [*(work[name] for name in names), *extras.values()]
-        rates = [rate] * len(names) + [rate if e.lr is None else e.lr for e in self.extras.values()]
-        corrections = [(correction or {}).get(name) for name in (*names, *extras)]
-        for leaf in leaves:
-            leaf.requires_grad_()
-        values_of = [leaf.detach() for leaf in leaves]  # the same memory, unseen by autograd
-        attached = [] if plain else self._terms.get(track, [])
-        every = [loss, *terms, *attached]
-        total, seen = 0.0, 0
-
-        def by_autograd(
-            carries: list[State], const: list[State], samples: Samples, key: int
-        ) -> tuple[float, list[State]]:
-            out = model.forward(work, samples.x, extras.get("prbm"))
-            batch = Batch(*samples, *out)
-            parts = [
-                term.apply(At(model, work, c, batch, key), carry)
-                for term, c, carry in zip(every, const, carries, strict=True)
-            ]
-            values = [value for value, _ in parts if value is not None]
-            loss_ = sum(values[1:], values[0])
-            grads = torch.autograd.grad(loss_, leaves, allow_unused=True) if leaves else ()
-            for p, grad, shift, eta in zip(values_of, grads, corrections, rates, strict=True):
-                if grad is not None:
-                    p.add_(grad, alpha=-eta)  # of a sparse gradient only its rows
-                if shift is not None:
-                    p.add_(shift, alpha=-eta)
-            return values[0].item(), [carry for _, carry in parts]
-
-        of = dict(zip((*names, *extras), rates, strict=True))
-        machine = None if correction else compiled(model, work, extras, of, every)
-        once = machine or by_autograd
-
-        def step(carries: list[State], const: list[State], batch: Any, key: int) -> list[State]:
-            nonlocal total, seen
-            value, carries = once(carries, const, batch, key)
-            if not math.isfinite(value):
-                raise Diverged(self.client, self.round, "loss", value)
-            total, seen = total + value * len(batch[1]), seen + len(batch[1])
-            return carries
-
-        buffers = self.buffers(track)
-        if buffers and min(self.samples, self.task.training.batch) == 1:
+        names = [name for name in (params if trainable is None else trainable) if name not in model.frozen]
+        statistics = self.buffers(track)
+        if statistics and min(self.samples, self.task.training.batch) == 1:
             raise BadInput(
                 f"client {self.client} trains on one sample at a time, too few for BatchNorm; "
                 "merge clients, or choose a larger batch"
             )
-        if not keep_statistics:
-            buffers = {name: b.clone() for name, b in buffers.items()}
-        start, const = [term.carry for term in every], [term.const for term in every]
-        with model.bind(work, buffers, training=True):
-            carries = self.scan(step, start, const, epochs, divide=machine.batches if machine else None)
-        self.losses[track] = (total, seen)
-        self.carries[track] = carries[1 + len(terms) :]
-        new = {name: p.detach().contiguous() for name, p in work.items()}
-        for name, p in (new | extras).items():
-            if p.numel() and not torch.stack(torch.aminmax(p.detach())).isfinite().all():  # one pass, no copy
-                raise Diverged(self.client, self.round, f"update of {name}", p.detach().abs().max().item())
-        self.extras = {name: Extra(extras[name].detach(), extra.lr) for name, extra in self.extras.items()}
-        return Fit(new, carries[1 : 1 + len(terms)])
+        plan = FitPlan(
+            model,
+            dict(params),
+            {name: extra.value for name, extra in self.extras.items()},
+            dict.fromkeys(names, rate) | {n: rate if e.lr is None else e.lr for n, e in self.extras.items()},
+            loss,
+            (*terms, *([] if plain else self._terms.get(track, []))),
+            dict(correction or {}),
+            statistics if keep_statistics else {name: b.clone() for name, b in statistics.items()},
+            self._batches(epochs),
+        )
+        name, trainer = trainer_of(plan)
+        self.trainers.add(name)
+        found = trainer.train(plan)
+        for name, p in (found.params | found.extras).items():
+            if p.numel() and not torch.stack(torch.aminmax(p)).isfinite().all():  # one pass, no copy
+                raise Diverged(self.client, self.round, f"update of {name}", p.abs().max().item())
+        self._keep_losses(track, found.losses)
+        self.carries[track] = found.carries[1 + len(terms) :]
+        self.extras = {name: Extra(found.extras[name], extra.lr) for name, extra in self.extras.items()}
+        return Fit(found.params, found.carries[1 : 1 + len(terms)])
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor) -> Forward:
         """The model's pass at `params`, translated by PRBM's vector if there is one."""
@@ -266,18 +199,17 @@ class Local:
             ]
         return torch.cat(parts), dataset.y[rows]
 
-    def _batches(
-        self, epochs: int, batches: int, divide: Callable[[Tensor, Tensor, int], Iterator[Any]]
-    ) -> Iterator[Any]:
-        """Batches of this round: consecutive slices of a fresh permutation per epoch, gathered once."""
-        dataset, rng = self.task.dataset, self.stream("batches")
-        size = batches * self.task.training.batch
-        rows = self.rows["train"]
-        size = min(size, len(rows))  # fewer samples than a batch: one short batch
-        for _ in range(epochs):
-            order = torch.from_numpy(rows[rng.permutation(len(rows))][: len(rows) // size * size])
-            yield from divide(dataset.x[order], dataset.y[order], size)
+    def _batches(self, epochs: int | None = None, batches: int = 1) -> Batches:
+        training = self.task.training
+        return Batches(
+            self.task.dataset,
+            self.rows["train"],
+            batches * training.batch,
+            epochs or training.epochs,
+            self.task.seed,
+            self.round,
+            self.client,
+        )
 
-    def _samples(self, x: Tensor, y: Tensor, size: int) -> Iterator[Samples]:
-        for some, labels in zip(torch.split(x, size), torch.split(y, size), strict=True):
-            yield Samples(self.task.model.layout(self.task.dataset.inputs(some), copy=False), labels)
+    def _keep_losses(self, track: str, losses: Losses) -> None:
+        self.losses[track] = float(losses.total), losses.samples

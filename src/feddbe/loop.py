@@ -92,6 +92,7 @@ class Loop:
         self.contacted = store.contacted()
         self.accuracy = {e["round"]: score(e) for e in store.entries() if e["accuracy"]}
         """What the best round is chosen by."""
+        self.trainers: set[str] = set(store.meta("trainers") or ())
         self._look_again = 0.0
 
     def exchange(self, round: int) -> None:
@@ -112,6 +113,9 @@ class Loop:
             store.write_server("last", new)
             if found := self.method.found(new):
                 store.set_meta("found", found)
+            if used := {name for reply in replies for name in reply.trainers} - self.trainers:
+                self.trainers |= used
+                store.set_meta("trainers", sorted(self.trainers))
             self._watch_memory()
             store.write_exchange(time.perf_counter() - start, up, down, loss)
         self.server = new

@@ -1,20 +1,23 @@
-"""Terms that a local loss can have. A term is a pure function and closes over no tensor, so that clients can
-be stacked: what it needs of other tensors is its `const`, what it keeps from batch to batch its `carry`."""
+"""Terms that a local loss can have. A term is a pure function and closes over no tensor: what it needs of
+other tensors is its `const`, what it keeps from batch to batch its `carry`. One that is a class with fields,
+not a mere function, can be recognised by a trainer that has it written out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.models.split import SplitModel
 from feddbe.state import State, summed
 
-__all__ = ["CROSS_ENTROPY", "At", "Batch", "RunningMean", "Term", "prox"]
+__all__ = ["CROSS_ENTROPY", "At", "Batch", "MeanPull", "Prox", "Term", "prox"]
 
 
 class Batch(NamedTuple):
@@ -42,28 +45,12 @@ TermFunction = Callable[[At, State], tuple[Tensor | None, State]]
 """(at, carry) -> (loss or None, carry)."""
 
 
-class RunningMean(NamedTuple):
-    """Says of a term that it is factor * mean_k (r_k - zbar_k)^2, of the running mean r of z_g with momentum
-    mu; if `correct`, r is divided by its total weight first. carry: r, weight; const, unless factor is 0:
-    mean, which is zbar."""
-
-    mu: float
-    factor: float = 0.0
-    correct: bool = False
-
-    def weights(self, start: float, batches: int) -> npt.NDArray[np.floating[Any]]:
-        """r's total weight after each batch: 1 - (1 - mu)^b (1 - start)."""
-        return 1 - (1 - self.mu) ** np.arange(1, batches + 1) * (1 - start)
-
-
 class Term(NamedTuple):
     """One summand of the local loss, with its constants and the carry that each `fit` starts from."""
 
     apply: TermFunction
     const: State = {}  # noqa: RUF012  (never written to)
     carry: State = {}  # noqa: RUF012
-    mean: RunningMean | None = None
-    """If it is nothing but that: it can be computed without autograd (`compiled.py`)."""
 
 
 def cross_entropy(at: At, carry: State) -> tuple[Tensor, State]:
@@ -73,11 +60,66 @@ def cross_entropy(at: At, carry: State) -> tuple[Tensor, State]:
 CROSS_ENTROPY = Term(cross_entropy)
 
 
-def prox(weight: float, anchor: Mapping[str, Tensor]) -> Term:
-    """weight/2 sum_k (p_k - anchor_k)^2: a pull of the parameters towards `anchor`."""
+@dataclass(frozen=True)
+class Prox:
+    """weight/2 sum_k (p_k - anchor_k)^2, the anchor being the constants."""
 
-    def pull(at: At, carry: State) -> tuple[Tensor, State]:
+    weight: float
+
+    def __call__(self, at: At, carry: State) -> tuple[Tensor, State]:
         distances = {name: F.mse_loss(at.params[name], at.const[name], reduction="sum") for name in at.const}
-        return 0.5 * weight * summed(distances), carry
+        return 0.5 * self.weight * summed(distances), carry
 
-    return Term(pull, dict(anchor))
+
+def prox(weight: float, anchor: Mapping[str, Tensor]) -> Term:
+    """A pull of the parameters towards `anchor`."""
+    return Term(Prox(weight), dict(anchor))
+
+
+@dataclass(frozen=True)
+class MeanPull:
+    """MR: a running mean r of z_g, and a pull of it towards the constant `mean`, zbar:
+
+        r <- (1 - mu) stop(r) + mu mean_batch z_g          loss: factor mean_k (r_k / d - zbar_k)^2
+
+    d is 1 or, if `corrected`, r's total weight 1 - (1 - mu)^b after b batches. Without `mean` there is no
+    loss, r is only observed. The carry has r and its total weight and, where `size` is among it, sums over
+    the batches of half the squared distance and of their number.
+    """
+
+    mu: float
+    factor: float = 0.0
+    corrected: bool = False
+
+    def start(self, shape: tuple[int, ...], *, measured: bool = False) -> State:
+        """The carry before the first batch."""
+        names = ("weight", "size", "batches") if measured else ("weight",)
+        return {"r": torch.zeros(shape), **{name: torch.zeros(()) for name in names}}
+
+    def __call__(self, at: At, carry: State) -> tuple[Tensor | None, State]:
+        batch = at.batch.z_g.mean(0)
+        if self.mu == 1:  # the same, but cheaper: small steps add up
+            new = {"r": batch, "weight": torch.ones(())}
+        else:
+            r = torch.lerp(carry["r"], batch, self.mu)
+            new = {"r": r, "weight": (1 - self.mu) * carry["weight"] + self.mu}
+        if "mean" not in at.const:
+            return None, {name: t.detach() for name, t in new.items()}
+        apart = F.mse_loss(self.mean_of(new) if self.corrected else new["r"], at.const["mean"])
+        if "size" in carry:
+            new |= {"size": carry["size"] + apart / 2, "batches": carry["batches"] + 1}
+        return self.factor * apart, {name: t.detach() for name, t in new.items()}
+
+    def mean_of(self, carry: State) -> Tensor:
+        """r divided by its total weight; at mu = 0 there is none and r stays 0."""
+        return carry["r"] / carry["weight"] if self.mu else carry["r"]
+
+    # the same, as a trainer that writes the step out needs it
+
+    def weights(self, start: float, batches: int) -> npt.NDArray[np.floating[Any]]:
+        """r's total weight after each batch: 1 - (1 - mu)^b (1 - start)."""
+        return 1 - (1 - self.mu) ** np.arange(1, batches + 1) * (1 - start)
+
+    def slope(self, features: int, batch: int) -> float:
+        """dL/dz_g of each sample is slope / d (r / d - zbar)."""
+        return 2 * self.factor * self.mu / (features * batch)

@@ -15,7 +15,7 @@ from feddbe.local import Local
 from feddbe.methods import MR, PRBM, Upload
 from feddbe.state import State
 from feddbe.task import Context, Task
-from feddbe.terms import At, Batch
+from feddbe.terms import At, Batch, MeanPull
 from tests.federation import Recorder, carry_out, experiment, outcome, same_bits
 
 
@@ -51,27 +51,29 @@ def test_gradient_of_mr(kappa: float, mu: float, batch: int, size: int, seed: in
     rng = torch.Generator().manual_seed(seed)
     z, before, mean = (torch.randn(s, size, generator=rng).double() for s in (batch, 1, 1))
     z.requires_grad_()
-    method = MR(kappa=kappa, mu=mu)
+    pull = MeanPull(mu, kappa / 2)
     carry = {"r": before[0], "weight": torch.tensor(0.5).double()}
     seen = Batch(z, z, z, z, z)
-    const = {"mean": mean[0], "factor": torch.tensor(kappa / 2).double()}
-    loss, after = method._regularize(At(None, {}, const, seen, 0), carry)  # type: ignore[arg-type]
+    loss, after = pull(At(None, {}, {"mean": mean[0]}, seen, 0), carry)  # type: ignore[arg-type]
+    assert loss is not None
     r = (1 - mu) * before[0] + mu * z.detach().mean(0)
     torch.testing.assert_close(after["r"], r)
     torch.testing.assert_close(loss.detach(), kappa * 0.5 * ((r - mean[0]) ** 2).mean())
     (gradient,) = torch.autograd.grad(loss, z)
     torch.testing.assert_close(gradient, (kappa * mu / (size * batch) * (r - mean[0])).expand(batch, size))
+    torch.testing.assert_close(gradient, (pull.slope(size, batch) * (r - mean[0])).expand(batch, size))
     assert not after["r"].requires_grad
 
 
 def test_bias_correction_divides_by_the_total_weight() -> None:
     """mu = 0.25, features always 1: r = 1 - 0.75^b after b batches, so r / (1 - 0.75^b) = 1."""
-    method = MR(mu=0.25)
-    carry = {"r": torch.zeros(3), "weight": torch.zeros(())}
+    watch = MeanPull(0.25)
+    carry = watch.start((3,))
     for b in range(1, 6):
-        carry = method._advance(Batch(*[torch.ones(2, 3)] * 5), carry)
+        _, carry = watch(At(None, {}, {}, Batch(*[torch.ones(2, 3)] * 5), 0), carry)  # type: ignore[arg-type]
         torch.testing.assert_close(carry["r"], torch.full((3,), 1 - 0.75**b))
-        torch.testing.assert_close(method._corrected(carry), torch.ones(3))
+        torch.testing.assert_close(watch.mean_of(carry), torch.ones(3))
+        assert float(carry["weight"]) == pytest.approx(watch.weights(0.0, b)[-1])
 
 
 def test_client_means_before_round_1() -> None:

@@ -14,14 +14,15 @@ from torch import nn
 from feddbe.config import Config
 from feddbe.errors import BadInput
 from feddbe.experiment import Experiment, resolve
-from feddbe.local import Fit, Local, Samples
-from feddbe.methods import parse
+from feddbe.local import Fit, Local
+from feddbe.methods import parse, pfedme
 from feddbe.methods.fedrep import FedRep
 from feddbe.methods.fedrod import _balanced
 from feddbe.methods.scaffold import CONTROL, Scaffold
 from feddbe.state import State, prefixed, taken
 from feddbe.task import Context
 from feddbe.terms import At, Batch
+from feddbe.training.plan import Gradient, Samples, gradient
 from tests.federation import experiment, outcome, same_bits, samples
 
 
@@ -178,8 +179,8 @@ def test_perfedavg_without_adaptation_is_fedavg_on_every_second_batch() -> None:
     wanted = theta
     for second in (rows[10:20], rows[30:40]):
         samples = Samples(task.dataset.inputs(task.dataset.x[second]), task.dataset.y[second])
-        gradient, _ = Local(task, 1, 0).gradient(wanted, samples)
-        wanted = {name: p - 0.1 * gradient[name] for name, p in wanted.items()}
+        slope = gradient(task.model, wanted, {}, samples).of
+        wanted = {name: p - 0.1 * slope[name] for name, p in wanted.items()}
     for name, value in up.items():
         torch.testing.assert_close(value, wanted[name], rtol=0, atol=1e-6)
 
@@ -211,16 +212,16 @@ def _gradient(loss: Callable[..., torch.Tensor], at: tuple[torch.Tensor, ...]) -
     return torch.autograd.grad(loss(*leaves), leaves)
 
 
-def test_pfedme_goes_to_the_prox_point_of_a_quadratic() -> None:
+def test_pfedme_goes_to_the_prox_point_of_a_quadratic(monkeypatch: pytest.MonkeyPatch) -> None:
     """f(t) = (t - 3)^2 / 2, w = 1, lam = 15: the prox point is (3 + 15 w) / 16 = 1.125."""
 
-    class Quadratic(Local):
-        def gradient(self, params: Any, samples: Any, *, track: str = "shared") -> tuple[State, float]:
-            return {"t": params["t"] - 3}, 0.0
+    def quadratic(model: Any, params: State, statistics: State, samples: Any) -> Gradient:
+        return Gradient({"t": params["t"] - 3}, torch.zeros(()), statistics)
 
+    monkeypatch.setattr(pfedme, "gradient", quadratic)
     task = experiment("pfedme", batch=45).task
     method = parse("pfedme(k=400,eta=0.0000001)")
-    _, private = method.train(Context(task, 1), Quadratic(task, 1, 0), {"t": torch.tensor(1.0)}, {})
+    _, private = method.train(Context(task, 1), Local(task, 1, 0), {"t": torch.tensor(1.0)}, {})
     assert private["personal/t"].item() == pytest.approx(1.125, abs=1e-5)
 
 

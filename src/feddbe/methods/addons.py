@@ -44,10 +44,9 @@ from torch import Tensor
 
 from feddbe.local import Extra, Local
 from feddbe.methods.base import Method, Parameters, Upload, parameter
-from feddbe.models.split import SplitModel
 from feddbe.state import State, weighted_mean
 from feddbe.task import Context
-from feddbe.terms import At, Batch, RunningMean, Term
+from feddbe.terms import MeanPull, Term
 
 __all__ = ["AUTO_ROUNDS", "FT", "MR", "PRBM", "AddOn"]
 
@@ -152,26 +151,25 @@ class MR(AddOn):
 
     def attach(self, local: Local, tracks: Sequence[str], received: State, private: State) -> None:
         kappa = float(received[KAPPA]) if isinstance(self.kappa, str) else self.kappa
-        factor, carry = kappa * self._half, _start(local.task.model)
-        kind: RunningMean | None = RunningMean(self.mu, factor, self.mr_bias_correct and self.mu > 0)
-        if self._measures(local.round):
-            carry, kind = carry | {"size": torch.zeros(()), "batches": torch.zeros(())}, None
-        const = {"mean": received["mean"], "factor": torch.tensor(factor)}
+        pull = MeanPull(self.mu, kappa * self._half, self.mr_bias_correct and self.mu > 0)
+        carry = pull.start(local.task.model.feature_shape, measured=self._measures(local.round))
         for track in tracks:
-            local.attach(track, Term(self._regularize, const, carry, kind))
+            local.attach(track, Term(pull, {"mean": received["mean"]}, carry))
 
     def prepare(self, ctx: Context, local: Local, received: State) -> State:
         """One plain epoch from theta^0, and the mean representation it leaves."""
         model = ctx.task.model
-        watch = Term(self._observe, {}, _start(model), RunningMean(self.mu))
-        fit = local.fit(received, epochs=self.init_epochs, terms=[watch])
+        watch = MeanPull(self.mu)
+        seen = Term(watch, {}, watch.start(model.feature_shape))
+        fit = local.fit(received, epochs=self.init_epochs, terms=[seen])
         if self.init_mean == "exact":
             sums, _ = local.predict(
                 fit.params, lambda p, x: model.forward(p, x).z_g.sum(0, keepdim=True), on="train"
             )
             mean = sums.sum(0) / local.samples
         else:
-            mean = self._corrected(fit.carries[0]) if self.init_mean == "debiased" else fit.carries[0]["r"]
+            carry = fit.carries[0]
+            mean = watch.mean_of(carry) if self.init_mean == "debiased" else carry["r"]
         if self.s or self.q:
             noise = local.stream("noise").normal(0.0, self.s, mean.shape)
             mean = (1 - self.q) * mean + torch.from_numpy(noise).to(mean.dtype)
@@ -195,7 +193,7 @@ class MR(AddOn):
         if not self._measures(local.round):
             return {}
         sums = local.carries["shared"][0]
-        return {TASK: _mean_loss(local), SIZE: sums["size"] / sums["batches"]}
+        return {TASK: _mean_loss(local), SIZE: 2 * self._half * sums["size"] / sums["batches"]}
 
     def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         if self.kappa != "auto":
@@ -213,29 +211,6 @@ class MR(AddOn):
     def _measures(self, round: int) -> bool:
         return self.kappa == "auto" and round <= AUTO_ROUNDS
 
-    def _advance(self, batch: Batch, carry: State) -> State:
-        """r and its total weight after one more batch; gradients flow through the batch mean only."""
-        mean = batch.z_g.mean(0)
-        if self.mu == 1:  # the same, but cheaper: small steps add up
-            return {"r": mean, "weight": torch.ones(())}
-        r = torch.lerp(carry["r"], mean, self.mu)
-        return {"r": r, "weight": (1 - self.mu) * carry["weight"] + self.mu}
-
-    def _corrected(self, carry: State) -> Tensor:
-        """r divided by its total weight 1 - (1 - mu)^b; at mu = 0 there is none and r stays 0."""
-        return carry["r"] / carry["weight"] if self.mu else carry["r"]
-
-    def _observe(self, at: At, carry: State) -> tuple[None, State]:
-        return None, _stop(self._advance(at.batch, carry))
-
-    def _regularize(self, at: At, carry: State) -> tuple[Tensor, State]:
-        new = self._advance(at.batch, carry)
-        r = self._corrected(new) if self.mr_bias_correct else new["r"]
-        apart = F.mse_loss(r, at.const["mean"])
-        if "size" in carry:
-            new |= {"size": carry["size"] + self._half * apart, "batches": carry["batches"] + 1}
-        return at.const["factor"] * apart, _stop(new)
-
     @property
     def _half(self) -> float:
         return 0.5 if self.mr_half else 1.0
@@ -251,10 +226,6 @@ class FT(AddOn):
     adapts: ClassVar[str] = "last"
 
 
-def _start(model: SplitModel) -> State:
-    return {"r": torch.zeros(model.feature_shape), "weight": torch.zeros(())}
-
-
 def _mean_loss(local: Local) -> Tensor:
     """L_i."""
     total, samples = local.losses["shared"]
@@ -266,7 +237,3 @@ def _ratio(uploads: Sequence[Upload], sizes: Sequence[Tensor]) -> Tensor:
     task = sum(u.samples * float(u.state[TASK]) for u in uploads)
     size = sum(u.samples * float(m) for u, m in zip(uploads, sizes, strict=True))
     return torch.tensor(task / max(size, 1e-12))
-
-
-def _stop(carry: State) -> State:
-    return {name: t.detach() for name, t in carry.items()}

@@ -10,12 +10,14 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from feddbe.local import Local, Samples
+from feddbe.local import Local
 from feddbe.methods.base import Facts, Method, Upload, parameter
 from feddbe.methods.personal import NO_MR, NO_PRBM
+from feddbe.models.split import SplitModel
 from feddbe.seeds import torch_seed
 from feddbe.state import State, prefixed, summed, taken
 from feddbe.task import Context, Task
+from feddbe.training.plan import Losses, Samples, gradient, no_losses
 
 __all__ = ["APPLE"]
 
@@ -26,6 +28,17 @@ class _Mixing(NamedTuple):
     cores: State
     """Every parameter of all clients' cores, stacked."""
     p: Tensor
+    statistics: State
+    losses: Losses
+
+
+class _Steps(NamedTuple):
+    model: SplitModel
+    own: int
+    p0: Tensor
+    eta1: float
+    eta2: float
+    pull: float
 
 
 @dataclass(frozen=True)
@@ -94,15 +107,11 @@ class APPLE(Method):
         past = (ctx.round - 1) / self.rounds_l
         pull = self.mu * (math.cos(math.pi * past) + 1) / 2 if past < 1 else 0.0
 
-        def step(now: _Mixing, const: Tensor, samples: Samples, key: int) -> _Mixing:
-            cores, p = now
-            g, _ = local.gradient(_mixture(now), samples)
-            slopes = summed({n: torch.tensordot(c, g[n], g[n].dim()) for n, c in cores.items()})
-            for name, c in cores.items():  # in place: this stack of all cores is ours, and large
-                c[own] -= eta1 * p[own] * g[name]
-            return _Mixing(cores, p - self.eta2 * (slopes + pull * (p - const)))
-
-        end = local.scan(step, _Mixing(_stacked(ctx, received), private[RELATIONS]), p0)
+        const = _Steps(ctx.task.model, own, p0, eta1, self.eta2, pull)
+        cores = _stacked(ctx, received)
+        start = _Mixing(cores, private[RELATIONS], local.buffers("shared"), no_losses())
+        end = local.scan(_step, start, const)
+        local.set_buffers("shared", end.statistics)
         return {name: c[own].clone() for name, c in end.cores.items()}, {RELATIONS: end.p}
 
     def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
@@ -112,7 +121,7 @@ class APPLE(Method):
         # after training `received` also has the client's new core, under the plain names
         new = {n: t for n, t in received.items() if not n.startswith(CORE)}
         received = received | prefixed(f"{CORE}{local.client}/", new)
-        return _mixture(_Mixing(_stacked(ctx, received), private[RELATIONS]))
+        return _mixture(_stacked(ctx, received), private[RELATIONS])
 
 
 def _shares(ctx: Context) -> Tensor:
@@ -125,5 +134,15 @@ def _stacked(ctx: Context, received: State) -> State:
     return {name: torch.stack([core[name] for core in cores]) for name in cores[0]}
 
 
-def _mixture(now: _Mixing) -> State:
-    return {name: torch.tensordot(now.p, c, 1) for name, c in now.cores.items()}
+def _mixture(cores: State, p: Tensor) -> State:
+    return {name: torch.tensordot(p, c, 1) for name, c in cores.items()}
+
+
+def _step(now: _Mixing, const: _Steps, samples: Samples, key: int) -> _Mixing:
+    cores, p, own = now.cores, now.p, const.own
+    g = gradient(const.model, _mixture(cores, p), now.statistics, samples)
+    slopes = summed({n: torch.tensordot(c, g.of[n], g.of[n].dim()) for n, c in cores.items()})
+    for name, c in cores.items():  # in place: this stack of all cores is the scan's own, and large
+        c[own] -= const.eta1 * p[own] * g.of[name]
+    p = p - const.eta2 * (slopes + const.pull * (p - const.p0))
+    return _Mixing(cores, p, g.statistics, now.losses.add(g.loss, len(samples.y)))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-from feddbe.local import Local, Samples
+from feddbe.local import Local
 from feddbe.methods.base import Facts, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_MR, NO_PRBM, TUNES
+from feddbe.models.split import SplitModel
 from feddbe.state import State
 from feddbe.task import Context, Task
+from feddbe.training.plan import Losses, Samples, gradient, no_losses
 
 __all__ = ["PerFedAvg"]
 
@@ -53,28 +55,59 @@ class PerFedAvg(FedAvg):
         return {} if self.beta is None or task.newcomers else {"lr": "its rates are alpha and beta"}
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        alpha, beta = self.alpha, ctx.task.training.lr if self.beta is None else self.beta
         parts = 2 if self.hessian == "first-order" else 3
-
-        def step(w: State, const: None, samples: Samples, key: int) -> State:
-            first, second, *third = _cut(samples, parts)
-            u, _ = local.gradient(_moved(w, local.gradient(w, first)[0], -alpha), second)
-            if third:
-                ahead, _ = local.gradient(_moved(w, u, self.delta), third[0])
-                behind, _ = local.gradient(_moved(w, u, -self.delta), third[0])
-                u = {n: u[n] - alpha * (ahead[n] - behind[n]) / (2 * self.delta) for n in u}
-            return _moved(w, u, -beta)
-
-        return local.scan(step, received, None, batches=parts), private
+        beta = ctx.task.training.lr if self.beta is None else self.beta
+        const = _Steps(ctx.task.model, self.alpha, beta, self.delta, parts)
+        end = local.scan(_step, _Walk(received, local.buffers("shared"), no_losses()), const, batches=parts)
+        local.set_buffers("shared", end.statistics)
+        return end.w, private
 
     def adapt(self, ctx: Context, local: Local, received: State, private: State) -> State:
         return super().tune(ctx, local, received, private)
 
     def tune(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        def once(adapted: State | None, const: None, samples: Samples, key: int) -> State | None:
-            return adapted or _moved(received, local.gradient(received, samples)[0], -self.alpha)
+        const = _Steps(ctx.task.model, self.alpha, 0.0, 0.0, 1)
+        end = local.scan(_once, _Walk(received, local.buffers("shared"), no_losses()), const, epochs=1)
+        local.set_buffers("shared", end.statistics)
+        return end.w
 
-        return local.scan(once, None, None, epochs=1) or received
+
+class _Walk(NamedTuple):
+    w: State
+    statistics: State
+    losses: Losses
+
+
+class _Steps(NamedTuple):
+    model: SplitModel
+    alpha: float
+    beta: float
+    delta: float
+    parts: int
+
+
+def _step(now: _Walk, const: _Steps, samples: Samples, key: int) -> _Walk:
+    first, second, *third = _cut(samples, const.parts)
+    g, now = _gradient(now, const, now.w, first)
+    u, now = _gradient(now, const, _moved(now.w, g, -const.alpha), second)
+    if third:
+        ahead, now = _gradient(now, const, _moved(now.w, u, const.delta), third[0])
+        behind, now = _gradient(now, const, _moved(now.w, u, -const.delta), third[0])
+        u = {n: u[n] - const.alpha * (ahead[n] - behind[n]) / (2 * const.delta) for n in u}
+    return now._replace(w=_moved(now.w, u, -const.beta))
+
+
+def _once(now: _Walk, const: _Steps, samples: Samples, key: int) -> _Walk:
+    """One step of the adaptation, on the first batch."""
+    if now.losses.samples:
+        return now
+    g, now = _gradient(now, const, now.w, samples)
+    return now._replace(w=_moved(now.w, g, -const.alpha))
+
+
+def _gradient(now: _Walk, const: _Steps, w: State, samples: Samples) -> tuple[State, _Walk]:
+    g = gradient(const.model, w, now.statistics, samples)
+    return g.of, _Walk(now.w, g.statistics, now.losses.add(g.loss, len(samples.y)))
 
 
 def _moved(w: State, direction: State, by: float) -> State:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-from feddbe.local import Local, Samples
+from feddbe.local import Local
 from feddbe.methods.base import Facts, Method, Upload, average, averaging, parameter
 from feddbe.methods.personal import NO_MR, NO_PRBM, PERSONAL
+from feddbe.models.split import SplitModel
 from feddbe.state import State, prefixed, taken
 from feddbe.task import Context, Task
+from feddbe.training.plan import Losses, Samples, gradient, no_losses
 
 __all__ = ["PFedMe"]
 
@@ -54,15 +56,10 @@ class PFedMe(Method):
         return prefixed(PERSONAL, ctx.task.model.parameters)
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        def step(carry: tuple[State, State], const: None, samples: Samples, key: int) -> tuple[State, State]:
-            theta, w = carry
-            for _ in range(self.k):
-                g, _value = local.gradient(theta, samples)
-                theta = {n: t - self.lr_p * (g[n] + self.lam * (t - w[n])) for n, t in theta.items()}
-            return theta, {n: p - self.eta * self.lam * (p - theta[n]) for n, p in w.items()}
-
-        theta, w = local.scan(step, (received, received), None)
-        return w, prefixed(PERSONAL, theta if self.evaluate == "theta" else w)
+        start = _Walk(received, received, local.buffers("shared"), no_losses())
+        end = local.scan(_step, start, (ctx.task.model, self))
+        local.set_buffers("shared", end.statistics)
+        return end.w, prefixed(PERSONAL, end.theta if self.evaluate == "theta" else end.w)
 
     def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         mean = average(uploads, self.weights)
@@ -70,3 +67,21 @@ class PFedMe(Method):
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
         return taken(private, PERSONAL)
+
+
+class _Walk(NamedTuple):
+    theta: State
+    w: State
+    statistics: State
+    losses: Losses
+
+
+def _step(now: _Walk, const: tuple[SplitModel, PFedMe], samples: Samples, key: int) -> _Walk:
+    (theta, w, statistics, losses), (model, rates) = now, const
+    for _ in range(rates.k):
+        g = gradient(model, theta, statistics, samples)
+        theta = {n: t - rates.lr_p * (g.of[n] + rates.lam * (t - w[n])) for n, t in theta.items()}
+        statistics, losses = g.statistics, losses.add(g.loss, len(samples.y))
+    return _Walk(
+        theta, {n: p - rates.eta * rates.lam * (p - theta[n]) for n, p in w.items()}, statistics, losses
+    )

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from feddbe import compiled
 from feddbe.config import Config
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput, Diverged
@@ -17,7 +16,8 @@ from feddbe.experiment import resolve
 from feddbe.local import Extra, Fit, Local
 from feddbe.methods.addons import MR
 from feddbe.models.fasttext import MeanEmbedding, fasttext
-from feddbe.terms import RunningMean, Term, prox
+from feddbe.terms import MeanPull, Term, prox
+from feddbe.training.trainers import fasttext as trainer
 
 pytest.importorskip("numba", reason="numba is not installed")
 
@@ -65,18 +65,18 @@ def both(
 ) -> list[tuple[Fit, Local]]:
     """The fit by machine code, which is used, and by autograd."""
     used = []
-    epoch = compiled.Compiled.__call__
+    epoch = trainer._Epoch.__call__
 
-    def spy(self: compiled.Compiled, *arguments: object) -> object:
+    def spy(self: trainer._Epoch, *arguments: object) -> object:
         used.append(self)
         return epoch(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compiled.Compiled, "__call__", spy)
+    monkeypatch.setattr(trainer._Epoch, "__call__", spy)
     first = make()
     found = fit(first)
     epochs = len(used)
     assert epochs == 2
-    monkeypatch.setattr(compiled, "available", lambda: False)
+    monkeypatch.setattr(trainer, "available", lambda: False)
     second = make()
     wanted = fit(second)
     assert len(used) == epochs
@@ -125,9 +125,9 @@ def test_the_same_fit(monkeypatch: pytest.MonkeyPatch, cut: str, prepare: list[P
 
 def test_a_watched_mean_is_carried(monkeypatch: pytest.MonkeyPatch) -> None:
     """As before round 1."""
-    method = MR(mu=0.3)
-    carry = {"r": torch.zeros(32), "weight": torch.zeros(())}
-    term = Term(method._observe, {}, carry, RunningMean(0.3))
+    watch = MeanPull(0.3)
+    carry = watch.start((32,))
+    term = Term(watch, {}, carry)
     pair = both(monkeypatch, local, lambda client: client.fit(start(client), terms=[term]))
     check(pair)
     assert pair[0][0].carries[0]["r"].any()
@@ -206,14 +206,14 @@ def hooked() -> nn.Module:
     ids=["logsoftmax", "tied", "hooked", "relu", "other words"],
 )
 def test_other_models_are_autograds(monkeypatch: pytest.MonkeyPatch, model: Callable[[], nn.Module]) -> None:
-    monkeypatch.setattr(compiled.Compiled, "__call__", None)
+    monkeypatch.setattr(trainer._Epoch, "__call__", None)
     client = local(model())
     new = client.fit(start(client)).params
     assert any(not torch.equal(tensor, start(client)[name]) for name, tensor in new.items())
 
 
 def test_other_losses_are_autograds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled.Compiled, "__call__", None)
+    monkeypatch.setattr(trainer._Epoch, "__call__", None)
     client = local()
     zeros = {name: torch.zeros_like(p) for name, p in start(client).items()}
     client.fit(start(client), terms=[prox(0.1, start(client))])

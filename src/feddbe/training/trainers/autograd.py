@@ -1,0 +1,64 @@
+"""Any plan, by torch's autograd."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from feddbe.state import State
+from feddbe.terms import At, Batch
+from feddbe.training.plan import FitPlan, Fitted, Losses, Samples, fold, no_losses
+
+__all__ = ["RANK", "refuses", "train"]
+
+RANK = 100
+
+
+class _Moving(NamedTuple):
+    """A fit under way. Its tensors are its own and move in place, which saves a copy in every step."""
+
+    params: State
+    extras: State
+    leaves: list[Tensor]
+    values: list[Tensor]
+    """The same memory, unseen by autograd."""
+    carries: list[State]
+    losses: Losses
+
+
+def refuses(plan: FitPlan) -> str:
+    return ""
+
+
+def train(plan: FitPlan) -> Fitted:
+    params = {name: plan.model.layout(p.detach()) for name, p in plan.params.items()}
+    extras = {name: p.detach().clone() for name, p in plan.extras.items()}
+    leaves = [(params | extras)[name].requires_grad_() for name in plan.rates]
+    values, carries = [leaf.detach() for leaf in leaves], [term.carry for term in (plan.loss, *plan.terms)]
+    start = _Moving(params, extras, leaves, values, carries, no_losses())
+    with plan.model.bind(params, plan.statistics, training=True):
+        end = fold(_step, start, plan, plan.model, plan.batches)
+    params = {name: p.detach().contiguous() for name, p in params.items()}
+    return Fitted(params, {name: p.detach() for name, p in extras.items()}, end.carries, end.losses)
+
+
+def _step(now: _Moving, plan: FitPlan, samples: Samples, key: int) -> _Moving:
+    out = plan.model.forward(now.params, samples.x, now.extras.get("prbm"))
+    batch = Batch(*samples, *out)
+    parts = [
+        term.apply(At(plan.model, now.params, term.const, batch, key), carry)
+        for term, carry in zip((plan.loss, *plan.terms), now.carries, strict=True)
+    ]
+    losses = [value for value, _ in parts if value is not None]
+    whole = sum(losses[1:], losses[0])
+    grads = torch.autograd.grad(whole, now.leaves, allow_unused=True) if now.leaves else ()
+    for (name, rate), p, grad in zip(plan.rates.items(), now.values, grads, strict=True):
+        if grad is not None:
+            p.add_(grad, alpha=-rate)  # of a sparse gradient only its rows
+        if name in plan.correction:
+            p.add_(plan.correction[name], alpha=-rate)
+    return now._replace(
+        carries=[carry for _, carry in parts], losses=now.losses.add(losses[0], len(samples.y))
+    )
