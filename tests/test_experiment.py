@@ -16,7 +16,7 @@ from feddbe.config import Config
 from feddbe.data.dataset import Dataset
 from feddbe.data.partition import Split
 from feddbe.errors import BadInput
-from feddbe.evaluate.accuracy import majority_floor
+from feddbe.measures.accuracy import majority_floor
 from feddbe.experiment import Experiment, label_counts, load_data, resolve
 from feddbe.methods import MR, Composed
 from feddbe.seeds import torch_seeded

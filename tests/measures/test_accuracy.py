@@ -14,7 +14,7 @@ from torch import Tensor
 
 from feddbe.data.dataset import Dataset
 from feddbe.data.partition import Split
-from feddbe.evaluate.accuracy import majority_floor, measure, over_clients
+from feddbe.measures.accuracy import majority_floor, measure, over_clients
 
 # --- over clients
 
