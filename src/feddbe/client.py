@@ -53,8 +53,8 @@ class Reply(NamedTuple):
     """By moment, of the model that it received: `validation` is on training data that was held out, at the
     moment that the method is judged by, `train` on the training data."""
     trained: Numbers = {}  # noqa: RUF012
-    """Of local training: `loss`, `seconds` of the whole call, `bytes_up`, `bytes_down` with the constants, and
-    measures of the training itself."""
+    """Of local training: `loss`, `seconds` of the whole call, `bytes_up`, `bytes_down` with the constants,
+    and measures of the training itself."""
 
 
 def perform(task: Task, method: Method, job: Job, received: State, private: State | None) -> Reply:

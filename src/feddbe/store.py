@@ -32,7 +32,6 @@ CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NU
 CREATE TABLE rows (
     round INTEGER, client INTEGER, moment TEXT, name TEXT, value REAL, weight REAL, crc INTEGER NOT NULL,
     PRIMARY KEY (round, client, moment, name)) WITHOUT ROWID;
-CREATE INDEX overall ON rows (round) WHERE client = {ALL};
 CREATE TABLE states (
     kind TEXT, client INTEGER, round INTEGER NOT NULL, crc INTEGER NOT NULL, state BLOB NOT NULL,
     PRIMARY KEY (kind, client));
@@ -77,7 +76,9 @@ class Store:
                 raise StoreError(
                     f"'{folder}' has format {found}, this feddbe reads up to {_FORMAT}; update it"
                 )
-            return cls(folder, connect(folder / FILE))
+            store = cls(folder, connect(folder / FILE))
+            store._verify_meta()
+            return store
 
     @staticmethod
     def is_run(folder: Path) -> bool:
@@ -104,19 +105,22 @@ class Store:
     # --- the run itself
 
     def meta(self, key: str) -> Any:
-        for value, crc in self._read("SELECT value, crc FROM meta WHERE key = ?", key):
-            self._verify(_crc((key, value)), crc, f"its '{key}'")
-            return json.loads(value)
-        return None
+        found = next(self._read("SELECT value FROM meta WHERE key = ?", key), None)
+        return None if found is None else json.loads(found[0])
 
     def set_meta(self, key: str, value: Any) -> None:
         text = json.dumps(value)
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, text, _crc((key, text))))
 
+    def _verify_meta(self) -> None:
+        """All of it when the run is opened: of a damaged key nobody would ask for the value."""
+        for key, value, crc in self._read("SELECT key, value, crc FROM meta"):
+            self._verify(_crc((key, value)), crc, f"what is written about it: {key}")
+
     def last_round(self) -> int:
         """The last finished round; -1 before the preparation."""
-        ((found,),) = self._read("SELECT max(round) FROM rows")
-        return -1 if found is None else int(found)
+        last = self._rows("WHERE round = (SELECT max(round) FROM rows)")
+        return next((row.round for row in last), -1)
 
     # --- what was measured
 
@@ -131,20 +135,25 @@ class Store:
 
     def rows(self, round: int) -> list[Row]:
         """All rows of one round, by client."""
-        return list(self._rows("round = ?", round))
+        return list(self._rows("WHERE round = ?", round))
 
     def overall(self) -> list[Row]:
         """The rows of all clients together, by round: few, however many clients there are."""
-        return list(self._rows(f"client = {ALL}"))
+        # one seek per round; an index could lose rows when it is damaged
+        every = (
+            "(WITH RECURSIVE t(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM t WHERE n < ?) SELECT n FROM t)"
+        )
+        return list(self._rows(f"WHERE client = {ALL} AND round IN {every}", self.last_round()))
 
     def entries(self) -> list[Entry]:
-        """All rounds in order."""
+        """All rounds in order; none is missing up to that of the server's state."""
         when = self.meta("when") or "before"
-        rounds = groupby(self.overall(), key=lambda row: row.round)
+        rounds = {round: list(rows) for round, rows in groupby(self.overall(), key=lambda row: row.round)}
+        ((last,),) = self._read("SELECT round FROM states WHERE kind = 'last'")
         try:
-            return [entry(round, when, list(rows)) for round, rows in rounds]
-        except KeyError as missing:
-            raise damaged(self.folder, f"rows of {missing} are missing") from None
+            return [entry(round, when, rounds.pop(round)) for round in range(last + 1)]
+        except KeyError:
+            raise damaged(self.folder, f"not all of its {last + 1} rounds have their rows") from None
 
     def newcomers(self) -> Newcomers | None:
         """What the clients that joined at the end measured."""
@@ -157,9 +166,10 @@ class Store:
         return int(sum(row.weight for row in whole))
 
     def contacted(self) -> set[int]:
-        """Clients that have taken part in a round, and so know the constants."""
-        where = f"round > 0 AND client != {ALL} AND moment = 'training' AND name = 'bytes_down'"
-        return {row.client for row in self._rows(where)}
+        """Clients that have taken part in a round, and so know the constants. Reads, and so verifies, all rows
+        of a run that is carried on."""
+        trained = (row for row in self._rows() if row.round > 0 and row.moment == "training")
+        return {row.client for row in trained} - {ALL}
 
     # --- states
 
@@ -171,13 +181,13 @@ class Store:
         return decode(found)
 
     def write_server(self, which: str, state: State, round: int | None = None) -> None:
-        self._write_state(which, ALL, encode(state), round)
+        self.write_state(which, ALL, encode(state), round)
 
     def read(self, client: int) -> bytes | None:
         return self._state("private", client)
 
     def stage(self, client: int, state: bytes) -> None:
-        self._write_state("private", client, state)
+        self.write_state("private", client, state)
 
     def upload(self, client: int) -> State:
         """A client's last upload, of methods that keep them."""
@@ -187,7 +197,7 @@ class Store:
         return decode(found)
 
     def keep_upload(self, client: int, state: State) -> None:
-        self._write_state("upload", client, encode(state))
+        self.write_state("upload", client, encode(state))
 
     def clients(self) -> Iterator[tuple[int, State]]:
         """The private states, one at a time."""
@@ -204,11 +214,12 @@ class Store:
         query = "SELECT round, crc, state FROM states WHERE kind = ? AND client = ?"
         for round, crc, state in self._read(query, kind, client):
             whose = kind if client == ALL else f"{kind} of client {client}"
-            self._verify(crc32(state, _crc((kind, client, round))), crc, f"state '{whose}', round {round}")
-            return bytes(state)
+            kept: bytes = state if isinstance(state, bytes) else b""
+            self._verify(crc32(kept, _crc((kind, client, round))), crc, f"state '{whose}', round {round}")
+            return kept
         return None
 
-    def _write_state(self, kind: str, client: int, state: bytes, round: int | None = None) -> None:
+    def write_state(self, kind: str, client: int, state: bytes, round: int | None = None) -> None:
         of = self._round if round is None else round
         values = (kind, client, of, crc32(state, _crc((kind, client, of))), state)
         self._db.execute("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?)", values)
@@ -219,12 +230,12 @@ class Store:
         with clear(self.folder):
             yield from self._db.execute(query, values)
 
-    def _rows(self, where: str, *values: Any) -> Iterator[Row]:
-        order = "round, client, moment, name"
-        for *fields, crc in self._read(f"SELECT * FROM rows WHERE {where} ORDER BY {order}", *values):
+    def _rows(self, where: str = "", *values: Any) -> Iterator[Row]:
+        order = "ORDER BY round, client, moment, name"
+        for *fields, crc in self._read(f"SELECT * FROM rows {where} {order}", *values):
             row = Row(*fields)
             whose = "all clients" if row.client == ALL else f"client {row.client}"
-            self._verify(_crc(tuple(fields)), crc, f"round {row.round}, {whose}, {row.moment} {row.name}")
+            self._verify(_crc(tuple(fields)), crc, f"round {row.round}, {whose}: {row.moment} {row.name}")
             yield row
 
     def _verify(self, found: int, expected: int, what: str) -> None:
@@ -260,14 +271,6 @@ class Store:
                 self._db.execute(statement)
             fill(self)
 
-    def _take(self, old: sqlite3.Connection) -> None:
-        """All that a run of format 2 has."""
-        for key, value in format2.meta(old).items():
-            self.set_meta(key, value)
-        self.write_rows(format2.rows(old))
-        for kind, client, round, state in format2.states(old):
-            self._write_state(kind, client, state, round)
-
     @classmethod
     def _migrate(cls, folder: Path) -> None:
         """Put a run of the present format in the place of one of format 2."""
@@ -280,7 +283,7 @@ class Store:
                 old.execute("PRAGMA journal_mode = DELETE")
                 old.execute("BEGIN EXCLUSIVE")
                 ((largest,),) = old.execute("SELECT max(length(state)) FROM server")
-                cls._build(folder, lambda store: store._take(old), large=largest > 2**20)
+                cls._build(folder, lambda store: format2.copy(old, store), large=largest > 2**20)
             finally:
                 old.close()
 
@@ -290,7 +293,7 @@ class Store:
         old, new = connect(folder / FILE), sqlite3.connect(":memory:", isolation_level=None)
         try:
             store = cls(folder, new)
-            store._begin(lambda store: store._take(old))
+            store._begin(lambda store: format2.copy(old, store))
         finally:
             old.close()
         new.execute("PRAGMA query_only = ON")

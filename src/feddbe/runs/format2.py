@@ -5,14 +5,30 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from feddbe.measures.rows import ALL, Row
+from feddbe.runs.sqlite_file import damaged
 
-__all__ = ["meta", "rows", "states"]
+if TYPE_CHECKING:
+    from feddbe.store import Store
+
+__all__ = ["copy"]
 
 
-def meta(old: sqlite3.Connection) -> dict[str, Any]:
+def copy(old: sqlite3.Connection, new: Store) -> None:
+    """All that the old run has, into a new one that is empty."""
+    try:
+        for key, value in _meta(old).items():
+            new.set_meta(key, value)
+        new.write_rows(_rows(old))
+        for kind, client, round, state in _states(old):
+            new.write_state(kind, client, state, round)
+    except (KeyError, TypeError, ValueError) as error:  # it has no checksums
+        raise damaged(new.folder, f"format 2: {error}") from error
+
+
+def _meta(old: sqlite3.Connection) -> dict[str, Any]:
     """What is written about the run. The readings of newcomers have become rows; the moment that counts was
     said in every round, and is said once."""
     found = {key: json.loads(value) for key, value in old.execute("SELECT key, value FROM meta")}
@@ -23,7 +39,7 @@ def meta(old: sqlite3.Connection) -> dict[str, Any]:
     return found | ({"when": when} if when else {})
 
 
-def rows(old: sqlite3.Connection) -> Iterator[Row]:
+def _rows(old: sqlite3.Connection) -> Iterator[Row]:
     """What was measured, of each client and of all."""
     yield from _clients(old)
     yield from _rounds(old)
@@ -33,7 +49,7 @@ def rows(old: sqlite3.Connection) -> Iterator[Row]:
             yield from _readings(newcomers["round"], f"newcomers {moment}", newcomers[moment])
 
 
-def states(old: sqlite3.Connection) -> Iterator[tuple[str, int, int, bytes]]:
+def _states(old: sqlite3.Connection) -> Iterator[tuple[str, int, int, bytes]]:
     """(kind, client, round, safetensors bytes) of every state, one at a time."""
     yield from old.execute(f"SELECT which, {ALL}, round, state FROM server")
     yield from old.execute("SELECT 'private', client, round, state FROM clients")

@@ -45,7 +45,10 @@ def connect(path: Path, page: int = 0) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=5, isolation_level=None)
     if page:
         connection.execute(f"PRAGMA page_size = {page}")
-    connection.execute("PRAGMA journal_mode = WAL")
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+    except UnicodeDecodeError as error:  # from Python's sqlite3, which quotes a damaged schema
+        raise damaged(path.parent, "its tables") from error
     connection.execute("PRAGMA synchronous = FULL")
     return connection
 
@@ -62,7 +65,9 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def damaged(folder: Path, what: str) -> StoreError:
-    return StoreError(f"'{folder / FILE}' is damaged ({what}); restore it from a copy or start again")
+    """The error that names the file and the part of it, which may quote damaged text."""
+    shown = " ".join(what.split())[:200]
+    return StoreError(f"'{folder / FILE}' is damaged ({shown}); restore it from a copy or start again")
 
 
 @contextmanager
