@@ -89,6 +89,7 @@ class Loop:
         self.options, self.store, self.engine, self.watch = experiment.options, store, engine, watch
         self.task, self.method = experiment.task, experiment.method
         self.members = self.task.members
+        store.verify()
         self.server = store.server()
         _check_fits(self.server, start(experiment), store.folder)
         self.contacted = store.contacted()

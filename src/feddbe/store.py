@@ -102,6 +102,14 @@ class Store:
                     self._db.execute("ROLLBACK")
                 raise
 
+    def verify(self) -> None:
+        """Read all that a run is carried on with but the states: those are verified when they are needed."""
+        for (answer,) in self._read("PRAGMA integrity_check(1)"):
+            if answer != "ok":
+                raise damaged(self.folder, answer)
+        for _ in self._rows():
+            pass
+
     # --- the run itself
 
     def meta(self, key: str) -> Any:
@@ -115,7 +123,8 @@ class Store:
     def _verify_meta(self) -> None:
         """All of it when the run is opened: of a damaged key nobody would ask for the value."""
         for key, value, crc in self._read("SELECT key, value, crc FROM meta"):
-            self._verify(_crc((key, value)), crc, f"what is written about it: {key}")
+            if _crc((key, value)) != crc:
+                raise damaged(self.folder, f"what is written about it: {key}")
 
     def last_round(self) -> int:
         """The last finished round; -1 before the preparation."""
@@ -140,10 +149,8 @@ class Store:
     def overall(self) -> list[Row]:
         """The rows of all clients together, by round: few, however many clients there are."""
         # one seek per round; an index could lose rows when it is damaged
-        every = (
-            "(WITH RECURSIVE t(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM t WHERE n < ?) SELECT n FROM t)"
-        )
-        return list(self._rows(f"WHERE client = {ALL} AND round IN {every}", self.last_round()))
+        every = "WITH RECURSIVE t(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM t WHERE n < ?) SELECT n FROM t"
+        return list(self._rows(f"WHERE client = {ALL} AND round IN ({every})", self.last_round()))
 
     def entries(self) -> list[Entry]:
         """All rounds in order; none is missing up to that of the server's state."""
@@ -166,10 +173,9 @@ class Store:
         return int(sum(row.weight for row in whole))
 
     def contacted(self) -> set[int]:
-        """Clients that have taken part in a round, and so know the constants. Reads, and so verifies, all rows
-        of a run that is carried on."""
-        trained = (row for row in self._rows() if row.round > 0 and row.moment == "training")
-        return {row.client for row in trained} - {ALL}
+        """Clients that have taken part in a round, and so know the constants."""
+        where = "WHERE round > 0 AND moment = 'training' AND name = 'bytes_down'"
+        return {row.client for row in self._rows(where)} - {ALL}
 
     # --- states
 
@@ -214,9 +220,9 @@ class Store:
         query = "SELECT round, crc, state FROM states WHERE kind = ? AND client = ?"
         for round, crc, state in self._read(query, kind, client):
             whose = kind if client == ALL else f"{kind} of client {client}"
-            kept: bytes = state if isinstance(state, bytes) else b""
-            self._verify(crc32(kept, _crc((kind, client, round))), crc, f"state '{whose}', round {round}")
-            return kept
+            if isinstance(state, bytes) and crc32(state, _crc((kind, client, round))) == crc:
+                return state
+            raise damaged(self.folder, f"the state '{whose}', round {round}")
         return None
 
     def write_state(self, kind: str, client: int, state: bytes, round: int | None = None) -> None:
@@ -234,13 +240,10 @@ class Store:
         order = "ORDER BY round, client, moment, name"
         for *fields, crc in self._read(f"SELECT * FROM rows {where} {order}", *values):
             row = Row(*fields)
-            whose = "all clients" if row.client == ALL else f"client {row.client}"
-            self._verify(_crc(tuple(fields)), crc, f"round {row.round}, {whose}: {row.moment} {row.name}")
+            if _crc(tuple(fields)) != crc:
+                whose = "all clients" if row.client == ALL else f"client {row.client}"
+                raise damaged(self.folder, f"round {row.round}, {whose}: {row.moment} {row.name}")
             yield row
-
-    def _verify(self, found: int, expected: int, what: str) -> None:
-        if found != expected:
-            raise damaged(self.folder, what)
 
     # --- making files
 
