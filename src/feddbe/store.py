@@ -5,7 +5,6 @@ checksum, which is verified when it is read."""
 from __future__ import annotations
 
 import json
-import math
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,23 +18,11 @@ from feddbe.document import Entry, Newcomers, entry, newcomers
 from feddbe.errors import StoreError
 from feddbe.measures.rows import ALL, Row
 from feddbe.runs import format2
-from feddbe.runs.sqlite_file import FILE, alone, clear, connect, damaged, format_of, remove
+from feddbe.runs.checksums import crc_of, sealed
+from feddbe.runs.sqlite_file import FILE, FORMAT, SCHEMA, alone, clear, connect, damaged, format_of, remove
 from feddbe.state import State, decode, encode, nbytes, sha256
 
 __all__ = ["FILE", "Store"]
-
-_FORMAT = 3
-"""SQLite's `user_version`; format 2 had none."""
-_SCHEMA = f"""
-PRAGMA user_version = {_FORMAT};
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE rows (
-    round INTEGER, client INTEGER, moment TEXT, name TEXT, value REAL, weight REAL, crc INTEGER NOT NULL,
-    PRIMARY KEY (round, client, moment, name)) WITHOUT ROWID;
-CREATE TABLE states (
-    kind TEXT, client INTEGER, round INTEGER NOT NULL, crc INTEGER NOT NULL, state BLOB NOT NULL,
-    PRIMARY KEY (kind, client));
-"""
 
 
 class Store:
@@ -72,12 +59,16 @@ class Store:
                 return cls._in_memory(folder)
             if found == 2:
                 cls._migrate(folder)
-            elif found != _FORMAT:
+            elif found != FORMAT:
                 raise StoreError(
-                    f"'{folder}' has format {found}, this feddbe reads up to {_FORMAT}; update it"
+                    f"'{folder}' has format {found}, this feddbe reads up to {FORMAT}; update it"
                 )
             store = cls(folder, connect(folder / FILE))
-            store._verify_meta()
+            try:
+                store._verify_meta()
+            except BaseException:
+                store.close()
+                raise
             return store
 
     @staticmethod
@@ -118,12 +109,12 @@ class Store:
 
     def set_meta(self, key: str, value: Any) -> None:
         text = json.dumps(value)
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, text, _crc((key, text))))
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, text, crc_of((key, text))))
 
     def _verify_meta(self) -> None:
         """All of it when the run is opened: of a damaged key nobody would ask for the value."""
         for key, value, crc in self._read("SELECT key, value, crc FROM meta"):
-            if _crc((key, value)) != crc:
+            if crc_of((key, value)) != crc:
                 raise damaged(self.folder, f"what is written about it: {key}")
 
     def last_round(self) -> int:
@@ -135,7 +126,7 @@ class Store:
 
     def write_rows(self, rows: Iterable[Row]) -> None:
         """Rows of any round; one that is there already is replaced."""
-        self._db.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)", map(_sealed, rows))
+        self._db.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)", map(sealed, rows))
 
     def drop_rows(self, round: int, moments: Sequence[str]) -> None:
         """Forget what was measured of this round at these moments."""
@@ -155,12 +146,15 @@ class Store:
     def entries(self) -> list[Entry]:
         """All rounds in order; none is missing up to that of the server's state."""
         when = self.meta("when") or "before"
-        rounds = {round: list(rows) for round, rows in groupby(self.overall(), key=lambda row: row.round)}
-        ((last,),) = self._read("SELECT round FROM states WHERE kind = 'last'")
+        last = next(self._read("SELECT round FROM states WHERE kind = 'last'"), (None,))[0]
         try:
-            return [entry(round, when, rounds.pop(round)) for round in range(last + 1)]
+            rounds = groupby(self.overall(), key=lambda row: row.round)
+            found = [entry(round, when, list(rows)) for round, rows in rounds]
         except KeyError:
-            raise damaged(self.folder, f"not all of its {last + 1} rounds have their rows") from None
+            found = []
+        if [e["round"] for e in found] != list(range(len(found))) or last != len(found) - 1:
+            raise damaged(self.folder, f"not all rounds up to {last} have their rows")
+        return found
 
     def newcomers(self) -> Newcomers | None:
         """What the clients that joined at the end measured."""
@@ -220,14 +214,14 @@ class Store:
         query = "SELECT round, crc, state FROM states WHERE kind = ? AND client = ?"
         for round, crc, state in self._read(query, kind, client):
             whose = kind if client == ALL else f"{kind} of client {client}"
-            if isinstance(state, bytes) and crc32(state, _crc((kind, client, round))) == crc:
+            if isinstance(state, bytes) and crc32(state, crc_of((kind, client, round))) == crc:
                 return state
             raise damaged(self.folder, f"the state '{whose}', round {round}")
         return None
 
     def write_state(self, kind: str, client: int, state: bytes, round: int | None = None) -> None:
         of = self._round if round is None else round
-        values = (kind, client, of, crc32(state, _crc((kind, client, of))), state)
+        values = (kind, client, of, crc32(state, crc_of((kind, client, of))), state)
         self._db.execute("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?)", values)
 
     # --- reading
@@ -240,7 +234,7 @@ class Store:
         order = "ORDER BY round, client, moment, name"
         for *fields, crc in self._read(f"SELECT * FROM rows {where} {order}", *values):
             row = Row(*fields)
-            if _crc(tuple(fields)) != crc:
+            if crc_of(tuple(fields)) != crc:
                 whose = "all clients" if row.client == ALL else f"client {row.client}"
                 raise damaged(self.folder, f"round {row.round}, {whose}: {row.moment} {row.name}")
             yield row
@@ -270,7 +264,7 @@ class Store:
 
     def _begin(self, fill: Callable[[Store], None]) -> None:
         with self.transaction(-1):
-            for statement in _SCHEMA.split(";"):
+            for statement in SCHEMA.split(";"):
                 self._db.execute(statement)
             fill(self)
 
@@ -301,15 +295,3 @@ class Store:
             old.close()
         new.execute("PRAGMA query_only = ON")
         return store
-
-
-def _crc(values: tuple[Any, ...]) -> int:
-    return crc32(repr(values).encode())
-
-
-def _sealed(row: Row) -> tuple[Any, ...]:
-    """The row as SQLite gives it back, and its checksum."""
-    round, client, moment, name, value, weight = row
-    number = None if value is None or math.isnan(value) else float(value) + 0.0  # SQLite has no nan and no -0
-    values = (int(round), int(client), moment, name, number, float(weight))
-    return (*values, _crc(values))

@@ -1,4 +1,4 @@
-"""The SQLite file of a run: how it is opened, and what is said when that fails."""
+"""The SQLite file of a run: its tables, how it is opened, and what is said when that fails."""
 
 from __future__ import annotations
 
@@ -11,9 +11,21 @@ from pathlib import Path
 
 from feddbe.errors import StoreError
 
-__all__ = ["FILE", "alone", "clear", "connect", "damaged", "format_of", "remove"]
+__all__ = ["FILE", "FORMAT", "SCHEMA", "alone", "clear", "connect", "damaged", "format_of", "remove"]
 
 FILE = "run.sqlite"
+FORMAT = 3
+"""SQLite's `user_version`; format 2 had none."""
+SCHEMA = f"""
+PRAGMA user_version = {FORMAT};
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE rows (
+    round INTEGER, client INTEGER, moment TEXT, name TEXT, value REAL, weight REAL, crc INTEGER NOT NULL,
+    PRIMARY KEY (round, client, moment, name)) WITHOUT ROWID;
+CREATE TABLE states (
+    kind TEXT, client INTEGER, round INTEGER NOT NULL, crc INTEGER NOT NULL, state BLOB NOT NULL,
+    PRIMARY KEY (kind, client));
+"""
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
