@@ -32,9 +32,9 @@ from feddbe import engines
 from feddbe.client import Job
 from feddbe.config import Config
 from feddbe.engines import Messages
-from feddbe.evaluate.memory import used_mb
 from feddbe.experiment import Experiment, resolve
 from feddbe.loop import Loop, Watch, start
+from feddbe.measures.memory import used_mb
 from feddbe.models.cnn import cnn
 from feddbe.store import Store
 

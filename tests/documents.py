@@ -39,6 +39,7 @@ def document(
             "seconds": t + 0.25 if t else 99.0,
             "bytes_up": 20 * 61_000,
             "bytes_down": 20 * 2_330_000,
+            "measures": {},
         }
         for t, weighted in enumerate(curve)
     ]

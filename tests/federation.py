@@ -17,6 +17,7 @@ from feddbe.data.dataset import Dataset
 from feddbe.document import Entry
 from feddbe.engines import Engine, Messages, PrivateStates, Serial
 from feddbe.experiment import Experiment, resolve
+from feddbe.measures.rows import ALL
 from feddbe.methods import ADDONS, METHODS
 from feddbe.state import State, decode
 from feddbe.store import Store
@@ -27,6 +28,7 @@ __all__ = [
     "Recorder",
     "carry_out",
     "experiment",
+    "measured",
     "outcome",
     "same_bits",
     "samples",
@@ -82,6 +84,14 @@ def outcome(experiment: Experiment, folder: Path, engine: str = "serial") -> Out
         return carry_out(experiment, folder, made)
     finally:
         made.close()
+
+
+def measured(
+    store: Store, round: int, name: str = "accuracy", moment: str = "before"
+) -> dict[int, float | None]:
+    """What each client measured."""
+    rows = [row for row in store.rows(round) if (row.moment, row.name) == (moment, name)]
+    return {row.client: row.value for row in rows if row.client != ALL}
 
 
 def same_bits(a: State, b: State) -> bool:

@@ -111,8 +111,8 @@ def test_adapted_is_recorded_where_the_method_has_it_and_starts_from_the_last_se
     replies = [
         perform(e.task, e.method, Job(c, 3, evaluate=True, adapt=4), ran.server, None) for c in range(3)
     ]
-    hits = [(r.adapted.correct, r.adapted.samples) for r in replies if r.adapted]
-    expected = sum(h for h, _ in hits) / sum(n for _, n in hits)
+    found = [r.measured["adapted"]["accuracy"] for r in replies]
+    expected = float(sum(value * n for value, n in found) / sum(n for _, n in found))
     assert ran.entries[2]["adapted"]["weighted"] == expected  # type: ignore[index]
     plain = outcome(experiment("fedavg"), tmp_path / "plain")
     assert same_bits(ran.server, plain.server)
@@ -134,16 +134,16 @@ def test_newcomers_take_no_part_and_adapt_at_the_end(tmp_path: Path) -> None:
     ran = outcome(e, tmp_path)
     assert ran.clients.keys() == {0, 1, 2}
     store = Store.open(tmp_path)
-    found = store.meta("newcomers")
-    rows = [row["client"] for t in range(3) for row in store.client_rows(t)]
+    found = store.newcomers()
+    moments = {row.moment for t in range(3) for row in store.rows(t) if row.client == 3}
     store.close()
-    assert 3 not in rows
+    assert moments == {"newcomers before", "newcomers adapted"}
+    assert found
     assert (found["round"], found["clients"], found["epochs"]) == (2, 1, 2)
     reply = perform(e.task, e.method, Job(3, 3, evaluate=True, adapt=2, newcomer=True), ran.server, None)
-    assert reply.before
-    assert reply.adapted
-    assert found["before"]["weighted"] == reply.before.correct / reply.before.samples
-    assert found["adapted"]["weighted"] == reply.adapted.correct / reply.adapted.samples
+    for when, accuracy in (("before", found["before"]), ("adapted", found["adapted"])):
+        assert accuracy
+        assert accuracy["weighted"] == float(reply.measured[when]["accuracy"][0])
 
 
 @pytest.mark.parametrize("name", ["fedavg+dbe", "scaffold+dbe", "moon", "ditto", "apfl"])
@@ -174,7 +174,10 @@ def test_a_newcomers_head_begins_at_the_start_where_the_server_has_none(name: st
 def test_a_fomo_newcomer_chooses_among_the_others_models(tmp_path: Path) -> None:
     ran = outcome(experiment("fedfomo", samples([40, 44, 28, 36]), newcomers=1), tmp_path)
     store = Store.open(tmp_path)
-    assert store.meta("newcomers")["adapted"]["weighted"] > 0
+    found = store.newcomers()
+    assert found
+    assert found["adapted"]
+    assert found["adapted"]["weighted"] > 0
     store.close()
     assert ran.server["fomo/uploaded"].tolist() == [1, 1, 1, 0]
 
@@ -212,7 +215,7 @@ def test_the_best_round_is_chosen_on_validation_data(tmp_path: Path) -> None:
         assert best["round"] == scores.index(max(scores))
         assert best["validation"] != best["accuracy"]
         store = Store.open(Path(document["folder"]))
-        kept = store._db.execute("SELECT round FROM server WHERE which = 'best'").fetchone()[0]
+        kept = store._db.execute("SELECT round FROM states WHERE kind = 'best'").fetchone()[0]
         store.close()
         assert kept == best["round"]
 

@@ -179,6 +179,7 @@ ENTRY = {
     "round": int, "accuracy": dict, "when": str, "before": dict, "adapted": type(None), "after": dict,
     "validation": type(None), "auc": float,
     "train_loss": float, "seconds": float, "bytes_up": int, "bytes_down": int,
+    "measures": dict,
 }  # fmt: skip
 DOCUMENT = {
     "method": str, "config": dict, "config_hash": str, "rounds": list, "best": dict, "last": dict,

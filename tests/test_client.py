@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from feddbe.client import Job, perform
+from feddbe.state import nbytes
 from tests.federation import experiment, same_bits
 
 
@@ -20,7 +21,9 @@ def test_a_job_is_a_pure_function() -> None:
     assert one.private is not None
     assert two.private is not None
     assert same_bits(one.private, two.private)
-    assert (one.before, one.after, one.trained) == (two.before, two.after, two.trained)
+    assert one.measured == two.measured
+    assert one.measured.keys() == {"before", "after"}
+    assert one.trained["loss"] == two.trained["loss"]
     assert same_bits(message | private, before)
 
 
@@ -28,15 +31,19 @@ def test_what_is_asked_is_done() -> None:
     e = experiment("fedavg")
     theta = e.task.model.parameters
     looked = perform(e.task, e.method, Job(0, 1, evaluate=True), theta, None)
-    assert (looked.up, looked.private, looked.after, looked.trained) == ({}, None, None, (0.0, 0))
-    assert looked.before is not None
-    assert (looked.before.samples, looked.before.train_loss) == (15, None)
-    passed = perform(e.task, e.method, Job(0, 1, evaluate=True, train_pass=True), theta, None)
-    assert passed.before is not None
-    assert passed.before.train_loss is not None
+    assert (looked.up, looked.private, looked.trained) == ({}, None, {})
+    assert looked.measured.keys() == {"before"}
+    assert looked.measured["before"].keys() == {"accuracy"}
+    assert looked.measured["before"]["accuracy"][1] == 15
+    job = Job(0, 1, evaluate=True, train_pass=True, measures=("loss",))
+    passed = perform(e.task, e.method, job, theta, None)
+    assert {moment: numbers["loss"][1] for moment, numbers in passed.measured.items()} == {
+        "before": 15, "train": 45,
+    }  # fmt: skip
     trained = perform(e.task, e.method, Job(0, 1, "train"), theta, None)
-    assert trained.before is None
-    assert trained.trained[1] == 40
+    assert trained.measured == {}
+    assert trained.trained["loss"][1] == 40
+    assert trained.trained["bytes_up"] == trained.trained["bytes_down"] == (nbytes(theta), 1)
     assert trained.up.keys() == theta.keys()
 
 

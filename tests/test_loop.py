@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from feddbe import seeds
 from feddbe.client import BUFFER
 from feddbe.config import Config
-from feddbe.errors import BadInput, Diverged
+from feddbe.errors import BadInput, Diverged, StoreError
 from feddbe.experiment import Experiment, resolve
 from feddbe.local import Local
 from feddbe.loop import evaluated
 from feddbe.store import Store
-from tests.federation import Outcome, experiment, outcome, same_bits, samples
+from tests.federation import Outcome, experiment, measured, outcome, same_bits, samples
 
 
 def correct(e: Experiment, state: dict[str, Tensor], client: int, on: str = "test") -> int:
@@ -33,12 +33,14 @@ def test_entry_t_is_what_clients_deploy_after_t_aggregations(tmp_path: Path) -> 
     ran = outcome(e, tmp_path)
     start = e.task.model.parameters
     store = Store.open(tmp_path)
-    rows = [store.client_rows(t) for t in (0, 1)]
+    found = [measured(store, 0), measured(store, 1), measured(store, 0, moment="after")]
     store.close()
-    assert [r["correct"] for r in rows[0]] == [correct(e, start, c) for c in range(3)]
-    assert [r["correct"] for r in rows[1]] == [correct(e, ran.server, c) for c in range(3)]
+
+    def accuracy(states: list[dict[str, Tensor]]) -> dict[int, float]:
+        return {c: correct(e, states[c], c) / len(e.task.split.test[c]) for c in range(3)}
+
     trained = [Local(e.task, 1, c).fit(start).params for c in range(3)]
-    assert [r["correct_after"] for r in rows[0]] == [correct(e, trained[c], c) for c in range(3)]
+    assert found == [accuracy([start] * 3), accuracy([ran.server] * 3), accuracy(trained)]
     assert ran.entries[0]["after"] is not None
     assert ran.entries[1]["after"] is None  # nobody has trained from there
     assert [entry["when"] for entry in ran.entries] == ["before", "before"]
@@ -102,8 +104,7 @@ def test_who_is_evaluated(spec: str, tmp_path: Path) -> None:
             "cohort": cohort,
             "sample:2": evaluated("sample:2", 0, entry + 1, 5, cohort),
         }
-        rows = [r["client"] for r in store.client_rows(entry) if r["test_samples"] is not None]
-        assert rows == list(wanted[spec])
+        assert list(measured(store, entry)) == list(wanted[spec])
     store.close()
 
 
@@ -112,7 +113,7 @@ def test_who_takes_part_depends_on_the_seed_only(tmp_path: Path) -> None:
         folder = tmp_path / f"{name}{seed}"
         outcome(experiment(name, samples([24] * 6), join=0.5, rounds=3, seed=seed), folder)
         store = Store.open(folder)
-        found = [[r["client"] for r in store.client_rows(t) if r["bytes_up"]] for t in (1, 2, 3)]
+        found = [list(measured(store, t, "bytes_up", "training")) for t in (1, 2, 3)]
         store.close()
         return found
 
@@ -156,6 +157,34 @@ def test_a_divergence_keeps_the_last_good_round(tmp_path: Path) -> None:
     assert same_bits(store.server(), good.server)
     assert store.entries() == good.entries
     store.close()
+
+
+def test_a_server_state_of_another_model_is_refused(tmp_path: Path) -> None:
+    """Checksums do not help where a state was written as it is."""
+    e = experiment("fedavg", rounds=1)
+    good = outcome(e, tmp_path)
+    bias = good.server["fc.bias"]
+    rest = {name: t for name, t in good.server.items() if name != "fc.bias"}
+    for wrong, has in [
+        (rest, "none"), (rest | {"bias": bias}, "none"),
+        (rest | {"fc.bias": bias[:3]}, r"\(3,\) torch.float32"),
+        (rest | {"fc.bias": bias.double()}, r"\(10,\) torch.float64"),
+    ]:  # fmt: skip
+        store = Store.open(tmp_path)
+        with store.transaction(1):
+            store.write_server("last", wrong)
+        store.close()
+        with pytest.raises(StoreError, match=rf"should have 'fc.bias' of \(10,\) .*, and has {has}; restore"):
+            outcome(experiment("fedavg", rounds=2), tmp_path)
+
+
+def test_a_run_that_ended_and_goes_on_forgets_how_its_end_was_measured(tmp_path: Path) -> None:
+    """Entry 1 was the last, and fine-tuned: in a run of two rounds it is not."""
+    assert outcome(experiment("fedavg+ft", rounds=1), tmp_path).entries[1]["adapted"]
+    entries = outcome(experiment("fedavg+ft", rounds=2), tmp_path).entries
+    whole = outcome(experiment("fedavg+ft", rounds=2), tmp_path / "whole").entries
+    assert [e["adapted"] is not None for e in entries] == [False, False, True]
+    assert [e["accuracy"] for e in entries] == [e["accuracy"] for e in whole]
 
 
 class WithBatchNorm(nn.Module):

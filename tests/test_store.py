@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+import re
 import sqlite3
 from pathlib import Path
 
@@ -9,24 +12,31 @@ import pytest
 import torch
 
 from feddbe.errors import StoreError
+from feddbe.measures.rows import ALL, Row
 from feddbe.state import encode
 from feddbe.store import FILE, Store
+from tests.federation import experiment, outcome
 
 
 def new(folder: Path) -> Store:
     return Store.create(folder, {"config_hash": "x"}, {"w": torch.zeros(2)})
 
 
+def finished(round: int) -> Row:
+    """What stands for a round that three clients took part in."""
+    return Row(round, ALL, "round", "seconds", 1.0, 3.0)
+
+
 def test_a_round_that_fails_leaves_nothing(tmp_path: Path) -> None:
     store = new(tmp_path / "run")
     with store.transaction(0):
         store.stage(3, encode({"p": torch.ones(1)}))
-        store.write_exchange(1.0, 10, 20, None)
+        store.write_rows([finished(0)])
     with pytest.raises(KeyboardInterrupt), store.transaction(1):  # noqa: PT012
         store.stage(3, encode({"p": torch.full((1,), 2.0)}))
         store.stage(4, encode({"p": torch.ones(1)}))
         store.write_server("last", {"w": torch.ones(2)})
-        store.write_exchange(1.0, 10, 20, 0.5)
+        store.write_rows([finished(1)])
         raise KeyboardInterrupt
     store.close()
     store = Store.open(tmp_path / "run")
@@ -36,18 +46,32 @@ def test_a_round_that_fails_leaves_nothing(tmp_path: Path) -> None:
     store.close()
 
 
-def test_clients_rows_are_filled_from_two_sides(tmp_path: Path) -> None:
+def test_rows_of_a_round_come_from_two_sides(tmp_path: Path) -> None:
     """The exchange of round t and the evaluation of entry t come in different transactions."""
     store = new(tmp_path)
+    exchanged = [Row(1, 5, "training", "bytes_down", 9.0, 1.0), finished(1)]
     with store.transaction(1):
-        store.write_client(1, 5, bytes_up=7, bytes_down=9, seconds=0.5, train_loss=1.5)
+        store.write_rows(exchanged)
+    evaluated = [Row(1, 5, "before", "accuracy", 0.75, 4.0), Row(1, 6, "before", "accuracy", None, 2.0)]
     with store.transaction(2):
-        store.write_client(1, 5, test_samples=4, correct=3)
-        store.write_client(1, 6, test_samples=2, correct=1)
-    rows = store.client_rows(1)
-    assert [(r["client"], r["bytes_up"], r["correct"]) for r in rows] == [(5, 7, 3), (6, None, 1)]
+        store.write_rows(evaluated)
+    assert store.rows(1) == [finished(1), evaluated[0], exchanged[0], evaluated[1]]
+    assert store.overall() == [finished(1)]
     assert store.contacted() == {5}
-    assert store.calls() == 1
+    assert store.calls() == 3
+    with store.transaction(2):
+        store.drop_rows(1, ["before", "after"])
+    assert store.rows(1) == [finished(1), exchanged[0]]
+    store.close()
+
+
+def test_numbers_that_sqlite_has_not(tmp_path: Path) -> None:
+    """It turns nan into nothing and -0 into 0; checksums must not take that for damage."""
+    store = new(tmp_path)
+    values = [math.nan, -0.0, math.inf, 5, 2**60 + 1, 1e-320]
+    with store.transaction(0):
+        store.write_rows(Row(0, client, "before", "x", value, 1) for client, value in enumerate(values))
+    assert [row.value for row in store.rows(0)] == [None, 0.0, math.inf, 5.0, float(2**60 + 1), 1e-320]
     store.close()
 
 
@@ -65,7 +89,7 @@ def test_two_writers_are_told_apart(tmp_path: Path) -> None:
 def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path: Path) -> None:
     store = new(tmp_path)
     with store.transaction(0):
-        store.write_exchange(1.0, 0, 0, None)
+        store.write_rows([finished(0)])
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
     full = pytest.raises(StoreError, match=r"cannot use the run in .*full.*what was there is intact")
@@ -113,3 +137,70 @@ def test_a_run_that_cannot_begin_leaves_no_file(tmp_path: Path) -> None:
     assert list((tmp_path / "run").iterdir()) == []
     new(tmp_path / "run").close()
     assert Store.is_run(tmp_path / "run")
+
+
+def test_a_newer_format_is_refused_in_one_line(tmp_path: Path) -> None:
+    new(tmp_path).close()
+    db = sqlite3.connect(tmp_path / FILE)
+    db.execute("PRAGMA user_version = 4")
+    db.close()
+    with pytest.raises(StoreError, match=r"^'.*' has format 4, this feddbe reads up to 3; update it$"):
+        Store.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            "UPDATE meta SET value = '\"y\"' WHERE key = 'config_hash'",
+            "what is written about it: config_hash",
+        ),
+        (
+            "UPDATE meta SET key = 'config_hush' WHERE key = 'config_hash'",
+            "what is written about it: config_hush",
+        ),
+        ("UPDATE rows SET value = 0.5 WHERE client = 1 AND round = 1", "round 1, client 1: "),
+        ("UPDATE rows SET weight = 0.5 WHERE client = -1 AND round = 2", "round 2, all clients: "),
+        ("UPDATE rows SET client = 7 WHERE client = 1 AND round = 1", "round 1, client 7: "),
+        ("DELETE FROM rows WHERE client = -1 AND round = 1", "not all rounds up to 2 have their rows"),
+        ("UPDATE states SET state = zeroblob(9) WHERE kind = 'last'", "the state 'last', round 2"),
+        ("UPDATE states SET state = 'x' WHERE kind = 'last'", "the state 'last', round 2"),
+        ("UPDATE states SET round = 1 WHERE client = 2", "the state 'private of client 2', round 1"),
+    ],
+)
+def test_every_value_is_verified_when_it_is_read(change: str, words: str, tmp_path: Path) -> None:
+    e = experiment("fedavg+dbe")
+    outcome(e, tmp_path)
+    db = sqlite3.connect(tmp_path / FILE)
+    db.execute(change)
+    db.commit()
+    db.close()
+    line = rf"run.sqlite' is damaged \({re.escape(words)}.*\); restore it from a copy or start again$"
+    with pytest.raises(StoreError, match=line):
+        outcome(experiment("fedavg+dbe", rounds=3), tmp_path)
+
+
+def test_flipped_bits_are_noticed_or_do_not_matter(tmp_path: Path) -> None:
+    outcome(experiment("fedavg+dbe"), tmp_path)
+
+    def everything() -> str:
+        store = Store.open(tmp_path)
+        try:
+            store.verify()
+            return repr((store.entries(), store.hashes(), store.meta("config_hash"), store.rows(1)))
+        finally:
+            store.close()
+
+    wanted, whole, rng = everything(), (tmp_path / FILE).read_bytes(), random.Random(0)
+    noticed = 0
+    for _ in range(60):
+        for path in tmp_path.iterdir():
+            path.unlink()
+        damaged = bytearray(whole)
+        damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        (tmp_path / FILE).write_bytes(damaged)
+        try:
+            assert everything() == wanted
+        except StoreError:
+            noticed += 1
+    assert noticed > 20

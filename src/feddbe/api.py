@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from feddbe import config, defaults, engines, folders, loop, pictures
+from feddbe import config, defaults, engines, folders, loop, measures, pictures
 from feddbe.config import Config
 from feddbe.data import SOURCES
 from feddbe.data.dataset import Dataset
@@ -29,7 +29,18 @@ __all__ = ["carry_out", "compare", "draw", "draw_paper_splits", "load", "run"]
 
 _LABELS_AT_MOST = 100_000
 """Label counts of larger federations are not stored: nobody can look at them."""
-_NOT_TOLD = {"rounds", "patience", "engine", "data_dir", "out", "resume", "force", "json", "method_options"}
+_NOT_TOLD = {
+    "rounds",
+    "patience",
+    "engine",
+    "measure",
+    "data_dir",
+    "out",
+    "resume",
+    "force",
+    "json",
+    "method_options",
+}
 """Settings in which two runs of one configuration may differ; hyper-parameters are told one by one."""
 
 
@@ -85,6 +96,7 @@ def carry_out(
         raise BadInput(f"run takes one method, not {len(names)} ({', '.join(names)}); compare takes several")
     engines.workers(options.engine)
     loop.evaluated(options.eval, 0, 0, 1, [])
+    measures.parse(options.measure)
     experiments = [resolve(name, options, dataset=dataset, model=model) for name in names]
     slugs = [folders.slug(name) for name in names]
     if len(set(slugs)) < len(slugs):
@@ -265,7 +277,7 @@ def _document(store: Store, *, hashes: bool = True) -> RunDocument:
         "best": max(known, key=score, default=None),
         "last": known[-1] if known else None,
         "floor": store.meta("floor"),
-        "newcomers": store.meta("newcomers"),
+        "newcomers": store.newcomers(),
         "bn_buffers": store.meta("bn_buffers"),
         "note": store.meta("note") or "",
         "remarks": _remarks(store),

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from feddbe.evaluate.accuracy import Measure, measure
+import torch
+from torch import Tensor
+
 from feddbe.local import Local
+from feddbe.measures import asked, take
+from feddbe.measures.rows import Measured, Numbers
 from feddbe.methods.base import Method
 from feddbe.state import State, named, nbytes, prefixed, taken, without
 from feddbe.task import Context, Task
@@ -31,9 +36,11 @@ class Job:
     after: bool = False
     """Evaluate once more after local training."""
     train_pass: bool = False
-    """With the evaluation, measure the deployed model's loss on the training data too."""
+    """With the evaluation, measure the deployed model on the training data too."""
     newcomer: bool = False
     """It joins now, after the last round."""
+    measures: tuple[str, ...] = ("accuracy",)
+    """What to measure, by name."""
 
 
 class Reply(NamedTuple):
@@ -42,16 +49,12 @@ class Reply(NamedTuple):
     client: int
     up: State = {}  # noqa: RUF012  (never written to)
     private: State | None = None
-    before: Measure | None = None
-    adapted: Measure | None = None
-    after: Measure | None = None
-    validation: Measure | None = None
-    """On the share of the training data that was held out, at the moment that the method is judged by."""
-    trained: tuple[float, int] = (0.0, 0)
-    """Sum of the loss over the samples trained on, and their number."""
-    received: int = 0
-    """Bytes of the message, with the constants."""
-    seconds: float = 0.0
+    measured: Measured = {}  # noqa: RUF012
+    """By moment, of the model that it received: `validation` is on training data that was held out, at the
+    moment that the method is judged by, `train` on the training data."""
+    trained: Numbers = {}  # noqa: RUF012
+    """Of local training: `loss`, `seconds` of the whole call, `bytes_up`, `bytes_down` with the constants,
+    and measures of the training itself."""
     trainers: tuple[str, ...] = ()
     """Who did the training (`training/trainers`)."""
 
@@ -68,33 +71,39 @@ def perform(task: Task, method: Method, job: Job, received: State, private: Stat
     if averaged:
         buffers["shared"] = averaged
 
-    def measured(local: Local, state: State, on: str = "test") -> Measure:
-        logits, y = local.predict(
-            state, lambda p, x: method.logits(local, p, x), on=on, track=method.deployed_track
-        )
-        return measure(logits, y)
+    def look(local: Local, state: State, on: str = "test") -> Numbers:
+        kept: dict[str, list[Tensor]] = {name: [] for name in asked(job.measures) & {"z", "z_g"}}
+
+        def logits(params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+            out = local.forward(params, x) if kept else None
+            for name, parts in kept.items():
+                parts.append(getattr(out, name))
+            return method.logits(local, params, x)
+
+        found, y = local.predict(state, logits, on=on, track=method.deployed_track)
+        given = {name: torch.cat(parts) for name, parts in kept.items()}
+        return take(job.measures, given | {"logits": found, "y": y}) if len(y) else {}
 
     def deployed(message: State, private: State) -> tuple[Local, State]:
         local = Local(task, job.round, job.client, buffers)
         return local, method.deployed(ctx, local, message, private)
 
-    reply = Reply(job.client, received=nbytes(received))
+    reply, measured = Reply(job.client), dict[str, Numbers]()
     if job.evaluate:
         judged = deployed(message, private)
-        before = measured(*judged)
+        measured["before"] = look(*judged)
         if job.train_pass:
-            before = before._replace(train_loss=measured(*judged, on="train").loss)
-        reply = reply._replace(before=before)
+            measured["train"] = look(*judged, on="train")
         if job.adapt is not None:
             tuned = task.with_epochs(job.adapt or task.training.epochs)
             local = Local(tuned, job.round, job.client, buffers)
             adapt = method.adapt if job.newcomer else method.tune
             state = adapt(Context(tuned, job.round), local, message, private)
-            reply = reply._replace(adapted=measured(local, state))
+            measured["adapted"] = look(local, state)
             if method.adapts == "each":
                 judged = local, state
         if task.split.validation:
-            reply = reply._replace(validation=measured(*judged, on="validation"))
+            measured["validation"] = look(*judged, on="validation")
     if job.work != "none":
         local = Local(task, job.round, job.client, buffers)
         work = method.prepare if job.work == "prepare" else method.train
@@ -103,17 +112,23 @@ def perform(task: Task, method: Method, job: Job, received: State, private: Stat
         if leak is not None:
             raise AssertionError(f"{method.name} would send '{leak}', which it declares private")
         buffers = local.trained_buffers()
-        after = measured(*deployed(message | up, new)) if job.after else None
+        if job.after:
+            measured["after"] = look(*deployed(message | up, new))
         if task.training.bn_buffers == "average":
             up = up | prefixed(BUFFER, buffers.pop("shared", {}))
         for track, state in buffers.items():
             new = new | prefixed(f"{BUFFER}{track}/", state)
-        trained = local.losses.get("shared", (0.0, 0))
+        loss, seen = local.losses.get("shared", (0.0, 0))
+        seconds = time.perf_counter() - start
+        cost = {"seconds": seconds, "bytes_up": nbytes(up), "bytes_down": nbytes(received)}
+        trained: Numbers = {name: (value, 1) for name, value in cost.items()}
+        if seen:
+            trained["loss"] = loss / seen, seen
+        trained |= take(job.measures, {"loss_sum": loss, "samples": seen, **cost})
         reply = reply._replace(
             up=up,
             private=None if new is private else new,
-            after=after,
             trained=trained,
             trainers=tuple(sorted(local.trainers)),
         )
-    return reply._replace(seconds=time.perf_counter() - start)
+    return reply._replace(measured=measured)

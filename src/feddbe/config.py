@@ -48,6 +48,7 @@ class Config(Parameters):
     variant: str = parameter(
         "default", "where paper and published code differ", choices=("default", "paper", "official")
     )
+    measure: str = parameter("accuracy,auc,loss", "what clients measure, by name; accuracy always")
     eval: str = parameter("all", "who is evaluated each round: all, cohort or sample:M")
     eval_after: bool = parameter(True, "evaluate after local training too, which is the default")
     validation: float = parameter(

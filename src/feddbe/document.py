@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any, TypedDict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypedDict, cast
+
+from feddbe.measures.rows import Readings, Row, readings
 
 __all__ = [
     "Accuracy",
@@ -12,24 +14,16 @@ __all__ = [
     "Newcomers",
     "RunDocument",
     "at",
+    "entry",
     "labels",
     "moment",
+    "newcomers",
     "points",
     "score",
 ]
 
 
-class Accuracy(TypedDict):
-    """Test accuracy over clients, as fractions of one."""
-
-    weighted: float
-    """By samples: all correct answers over all test samples."""
-    mean: float
-    """The plain mean of the clients' accuracies."""
-    worst_tenth: float
-    """The plain mean of the ceil(N/10) lowest clients."""
-    std: float
-    """The standard deviation between clients."""
+Accuracy = Readings
 
 
 class Entry(TypedDict):
@@ -53,6 +47,9 @@ class Entry(TypedDict):
     bytes_up: int
     """Total over the clients that took part, like `bytes_down`."""
     bytes_down: int
+    measures: dict[str, dict[str, dict[str, float]]]
+    """What else was measured: moment -> measure -> reading -> value. Moments are also `train`, the training
+    data, and `training`, of the training itself."""
 
 
 class Newcomers(TypedDict):
@@ -100,6 +97,40 @@ class RunDocument(TypedDict):
     clients_sha256: dict[str, str]
     peak_rss_mb: float
     folder: str
+
+
+def entry(round: int, when: str, overall: Sequence[Row]) -> Entry:
+    """An entry from its rows of all clients; `when` is the moment that counts."""
+    found = readings(overall)
+    whole = {name: read["weighted"] for name, read in found.pop("round").items()}
+    moments = {
+        moment: cast(Accuracy | None, numbers.pop("accuracy", None)) for moment, numbers in found.items()
+    }
+    loss = found.get("train", {}).get("loss") or found.get("training", {}).get("loss") or {}
+    return Entry(
+        round=round,
+        accuracy=moments.get(when),
+        when=when if moments.get(when) else "before",
+        before=moments.get("before"),
+        adapted=moments.get("adapted"),
+        after=moments.get("after"),
+        validation=moments.get("validation"),
+        auc=found.get(when, {}).get("auc", {}).get("weighted"),
+        train_loss=loss.get("weighted"),
+        seconds=whole["seconds"],
+        bytes_up=int(whole["bytes_up"]),
+        bytes_down=int(whole["bytes_down"]),
+        measures={moment: numbers for moment, numbers in found.items() if numbers},
+    )
+
+
+def newcomers(about: Mapping[str, int], overall: Sequence[Row]) -> Newcomers:
+    """What newcomers came to: `about` them, and the rows of all of them."""
+    found = readings(overall)
+    measured: Any = {
+        when: found.get(f"newcomers {when}", {}).get("accuracy") for when in ("before", "adapted")
+    }
+    return cast(Newcomers, {**about, **measured})
 
 
 _MOMENTS = {

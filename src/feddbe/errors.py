@@ -19,7 +19,7 @@ class BadInput(FeddbeError):
 
 
 class StoreError(FeddbeError):
-    """The run's file cannot be read or written; what was in it is intact."""
+    """The run's file cannot be read or written."""
 
 
 class Diverged(FeddbeError):

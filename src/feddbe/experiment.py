@@ -19,7 +19,7 @@ from feddbe.data import har
 from feddbe.data.dataset import Dataset
 from feddbe.data.partition import Split, load_split, partition
 from feddbe.errors import BadInput, unknown
-from feddbe.evaluate.accuracy import majority_floor
+from feddbe.measures.accuracy import majority_floor
 from feddbe.methods import Method, hyper_parameters, parse
 from feddbe.models import ModelSource
 from feddbe.models.own import FromFile, from_file, names_file
@@ -28,7 +28,7 @@ from feddbe.task import Task, Training
 
 __all__ = ["Experiment", "label_counts", "load_data", "resolve"]
 
-_NOT_IN_HASH = {"rounds", "patience", "engine", "out", "resume", "force", "json"}
+_NOT_IN_HASH = {"rounds", "patience", "engine", "measure", "out", "resume", "force", "json"}
 _NOT_IN_HASH |= {"method", "data", "data_dir", "split", "partition", "partition_seed", "har_layout", "model"}
 """A run can be extended, moved, and done elsewhere; the method is hashed by its parts, data by content, a
 model by its kind, and a user's own by content too."""

@@ -18,12 +18,13 @@ import torch
 
 from feddbe import seeds
 from feddbe.client import BUFFER, Job, Reply
-from feddbe.document import Accuracy, score
+from feddbe.document import score
 from feddbe.engines import Engine, Messages
-from feddbe.errors import BadInput
-from feddbe.evaluate.accuracy import over_clients
-from feddbe.evaluate.memory import used_mb
+from feddbe.errors import BadInput, StoreError
 from feddbe.experiment import Experiment
+from feddbe.measures import parse
+from feddbe.measures.memory import used_mb
+from feddbe.measures.rows import ALL, Numbers, Row, rows
 from feddbe.methods import Upload
 from feddbe.state import State, named, nbytes, prefixed, weighted_mean, without
 from feddbe.store import Store
@@ -31,8 +32,8 @@ from feddbe.task import Context
 
 __all__ = ["Loop", "Watch", "evaluated", "run", "start"]
 
-MOMENTS = ("before", "adapted", "after", "validation")
-"""When accuracy is measured; `validation` is on held-out data instead of test data."""
+MOMENTS = ("before", "adapted", "after", "validation", "train")
+"""When an entry is measured; the last two are on other than test data."""
 
 
 class Watch:
@@ -88,11 +89,15 @@ class Loop:
         self.options, self.store, self.engine, self.watch = experiment.options, store, engine, watch
         self.task, self.method = experiment.task, experiment.method
         self.members = self.task.members
+        store.verify()
         self.server = store.server()
+        _check_fits(self.server, start(experiment), store.folder)
         self.contacted = store.contacted()
         self.accuracy = {e["round"]: score(e) for e in store.entries() if e["accuracy"]}
         """What the best round is chosen by."""
         self.trainers: set[str] = set(store.meta("trainers") or ())
+        always = ("accuracy", "loss") if self.options.train_loss == "pass" else ("accuracy",)
+        self.measures = parse(self.options.measure, always)
         self._look_again = 0.0
 
     def exchange(self, round: int) -> None:
@@ -104,12 +109,11 @@ class Loop:
             if round:
                 self._write_evaluation(round - 1, replies)
             replies = [reply for reply in replies if reply.client in set(cohort)]
-            up, down = self._write_traffic(ctx, replies)
+            trained = {reply.client: self._net(reply) for reply in replies}
+            store.write_rows(rows(round, {client: {"training": its} for client, its in trained.items()}))
             new = self._combined(ctx, replies) if replies else self.server
             for reply in replies if self.method.keeps_uploads else ():
                 store.keep_upload(reply.client, _apart(reply.up)[0])
-            seen = sum(reply.trained[1] for reply in replies)
-            loss = sum(reply.trained[0] for reply in replies) / seen if seen else None
             store.write_server("last", new)
             if found := self.method.found(new):
                 store.set_meta("found", found)
@@ -117,7 +121,9 @@ class Loop:
                 self.trainers |= used
                 store.set_meta("trainers", sorted(self.trainers))
             self._watch_memory()
-            store.write_exchange(time.perf_counter() - start, up, down, loss)
+            totals = {n: sum(int(its[n][0]) for its in trained.values()) for n in ("bytes_up", "bytes_down")}
+            whole = {"seconds": time.perf_counter() - start, **totals}
+            store.write_rows(Row(round, ALL, "round", n, v, len(replies)) for n, v in whole.items())
         self.server = new
         self.contacted.update(cohort if round else ())
         self.watch.round(round, self._latest())
@@ -168,6 +174,7 @@ class Loop:
                 adapt=adapt,
                 after=options.eval_after and work == "train" and client in working & evaluating,
                 train_pass=options.train_loss == "pass" and client in evaluating,
+                measures=self.measures,
             )
             for client in sorted(evaluating | working)
         ]
@@ -199,66 +206,36 @@ class Loop:
         weights = [samples[reply.client] for reply in replies]
         return combine(ctx, server, uploads) | weighted_mean([buffers for _, buffers in split], weights)
 
-    def _write_traffic(self, ctx: Context, replies: list[Reply]) -> tuple[int, int]:
-        """Bytes up and down of those that took part; what is constant is sent to a client once."""
-        known = nbytes(self._constants(self.server))
-        ups = downs = 0
-        for reply in replies:
-            down = reply.received - known * (reply.client in self.contacted)
-            up = nbytes(reply.up)
-            loss, seen = reply.trained
-            self.store.write_client(
-                ctx.round,
-                reply.client,
-                train_loss=loss / seen if seen else None,
-                bytes_up=up,
-                bytes_down=down,
-                seconds=reply.seconds,
-            )
-            ups, downs = ups + up, downs + down
-        return ups, downs
+    def _net(self, reply: Reply) -> Numbers:
+        """What its training came to; what is constant is sent to a client once."""
+        known = nbytes(self._constants(self.server)) if reply.client in self.contacted else 0
+        return reply.trained | {"bytes_down": (reply.trained["bytes_down"][0] - known, 1)}
 
     def _write_evaluation(self, entry: int, replies: list[Reply]) -> None:
         """What clients measured of this entry, each and over all; the best entry's server state is kept."""
         when = "adapted" if self.method.adapts == "each" else "before"
-        ranked, passed = [], []
-        for reply in replies:
-            if not reply.before:
-                continue
-            shown = (reply.adapted if when == "adapted" else None) or reply.before
-            self.store.write_client(
-                entry,
-                reply.client,
-                test_samples=shown.samples,
-                correct=reply.before.correct,
-                auc=shown.auc,
-                test_loss=shown.loss,
-                correct_adapted=reply.adapted.correct if reply.adapted else None,
-                correct_after=reply.after.correct if reply.after else None,
-            )
-            if shown.auc is not None:
-                ranked.append((shown.samples, shown.auc))
-            if reply.before.train_loss is not None:
-                passed.append((self.task.samples[reply.client], reply.before.train_loss))
-        measured = {moment: _over(replies, moment) for moment in MOMENTS}
-        self.store.write_evaluation(entry, when, measured, _mean(ranked), _mean(passed))
-        if accuracy := measured["validation"] or measured[when]:
-            if accuracy["weighted"] > max(self.accuracy.values(), default=-1.0):
+        found = rows(entry, {reply.client: reply.measured for reply in replies})
+        self.store.drop_rows(entry, MOMENTS)  # of a run that ended here once and now goes on
+        self.store.write_rows(found)
+        self.store.set_meta("when", when)
+        accuracy = {row.moment: row.value for row in found if (row.client, row.name) == (ALL, "accuracy")}
+        if (score := accuracy.get("validation", accuracy.get(when))) is not None:
+            if score > max(self.accuracy.values(), default=-1.0):
                 self.store.write_server("best", self.server, entry)
-            self.accuracy[entry] = accuracy["weighted"]
+            self.accuracy[entry] = score
 
     def _write_newcomers(self, ctx: Context) -> None:
         """Those who join now receive what the last round left, and adapt."""
         epochs = self.options.adapt_epochs
         jobs = [
-            Job(client, ctx.round, evaluate=True, adapt=epochs, newcomer=True)
+            Job(client, ctx.round, evaluate=True, adapt=epochs, newcomer=True, measures=self.measures)
             for client in range(self.members, self.task.split.clients)
         ]
         if jobs:
-            replies = self._ask(ctx, jobs)
-            measured = {moment: _over(replies, moment) for moment in ("before", "adapted")}
-            found = {"round": ctx.round - 1, "clients": len(jobs), "epochs": epochs, **measured}
-            self.store.set_meta("newcomers", found)
+            entry, replies = ctx.round - 1, self._ask(ctx, jobs)
+            measured = {r.client: {f"newcomers {when}": n for when, n in r.measured.items()} for r in replies}
+            self.store.write_rows(rows(entry, measured))
+            self.store.set_meta("newcomers", {"round": entry, "clients": len(jobs), "epochs": epochs})
 
     def _constants(self, server: State) -> State:
         return {name: t for name, t in server.items() if named(name, self.method.constant)}
@@ -279,15 +256,16 @@ def _apart(state: State) -> tuple[State, State]:
     return without(state, [BUFFER]), {name: t for name, t in state.items() if name.startswith(BUFFER)}
 
 
-def _over(replies: Sequence[Reply], moment: str) -> Accuracy | None:
-    """Accuracy over the clients that measured it at this moment."""
-    measures = [m for m in (getattr(reply, moment) for reply in replies) if m is not None]
-    return over_clients([m.samples for m in measures], [m.correct for m in measures])
-
-
-def _mean(weighted: Sequence[tuple[int, float]]) -> float | None:
-    total = sum(weight for weight, _ in weighted)
-    return sum(weight * value for weight, value in weighted) / total if total else None
+def _check_fits(found: State, start: State, folder: Path) -> None:
+    """Whether a stored server state has all that this experiment's begins with; a method may add to it."""
+    for name, tensor in start.items():
+        there = found.get(name)
+        if there is None or (there.shape, there.dtype) != (tensor.shape, tensor.dtype):
+            has = "none" if there is None else f"{tuple(there.shape)} {there.dtype}"
+            raise StoreError(
+                f"the server's state in '{folder}' is of another model: it should have '{name}' of "
+                f"{tuple(tensor.shape)} {tensor.dtype}, and has {has}; restore it from a copy or start again"
+            )
 
 
 @contextmanager

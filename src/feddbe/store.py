@@ -1,39 +1,28 @@
 """One run on disk: a folder with one SQLite file. A round is one transaction, so a kill at any moment loses
-at most the round in flight. States are safetensors blobs; nothing pickled is ever read."""
+at most the round in flight. States are safetensors blobs; nothing pickled is ever read. Every value has a
+checksum, which is verified when it is read."""
 
 from __future__ import annotations
 
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
-from feddbe.document import Accuracy, Entry
+from feddbe.document import Entry, Newcomers, entry, newcomers
 from feddbe.errors import StoreError
+from feddbe.measures.rows import ALL, Row
+from feddbe.runs import format2
+from feddbe.runs.checksums import crc_of, sealed
+from feddbe.runs.sqlite_file import FILE, FORMAT, SCHEMA, alone, clear, connect, damaged, format_of, remove
 from feddbe.state import State, decode, encode, nbytes, sha256
 
 __all__ = ["FILE", "Store"]
-
-FILE = "run.sqlite"
-_FORMAT = 2
-_SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE rounds (
-    round INTEGER PRIMARY KEY, moment TEXT, before TEXT, adapted TEXT, after TEXT, validation TEXT,
-    auc REAL, train_loss REAL,
-    seconds REAL NOT NULL, bytes_up INTEGER NOT NULL, bytes_down INTEGER NOT NULL);
-CREATE TABLE client_rounds (
-    round INTEGER, client INTEGER, test_samples INTEGER, correct INTEGER, auc REAL, test_loss REAL,
-    correct_adapted INTEGER, correct_after INTEGER, train_loss REAL, bytes_up INTEGER,
-    bytes_down INTEGER, seconds REAL,
-    PRIMARY KEY (round, client)) WITHOUT ROWID;
-CREATE TABLE server (which TEXT PRIMARY KEY, round INTEGER NOT NULL, state BLOB NOT NULL);
-CREATE TABLE clients (client INTEGER PRIMARY KEY, round INTEGER NOT NULL, state BLOB NOT NULL);
-CREATE TABLE uploads (client INTEGER PRIMARY KEY, round INTEGER NOT NULL, state BLOB NOT NULL);
-"""
 
 
 class Store:
@@ -50,43 +39,37 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"cannot make the folder '{folder}': {error.strerror}") from error
-        new = folder / f".{FILE}"  # gets its name when it is whole: a kill or a full disk leaves no half run
-        try:
-            _remove(new)
-            with _clear(folder):
-                # large states are written in half the time if pages are large
-                store = cls(folder, _connect(new, page=32768 if nbytes(server) > 2**20 else 4096))
-                try:
-                    with store.transaction(-1):
-                        for statement in _SCHEMA.split(";"):
-                            store._db.execute(statement)
-                        for key, value in {"format": _FORMAT, **meta}.items():
-                            store.set_meta(key, value)
-                        store.write_server("last", server)
-                finally:
-                    store.close()
-            new.rename(folder / FILE)
-        except BaseException as error:
-            _remove(new)
-            if isinstance(error, OSError):
-                raise StoreError(f"cannot make '{folder / FILE}': {error.strerror}") from error
-            raise
+
+        def fill(store: Store) -> None:
+            for key, value in meta.items():
+                store.set_meta(key, value)
+            store.write_server("last", server)
+
+        cls._build(folder, fill, large=nbytes(server) > 2**20)
         return cls.open(folder)
 
     @classmethod
     def open(cls, folder: Path) -> Store:
-        """The run in this folder."""
+        """The run in this folder; one of an older format is brought to the present one first."""
         if not cls.is_run(folder):
             raise StoreError(f"'{folder}' holds no run (no {FILE} in it)")
-        with _clear(folder):
-            store = cls(folder, _connect(folder / FILE))
+        with clear(folder):
+            found = format_of(folder)
+            if found == 2 and not os.access(folder, os.W_OK):
+                return cls._in_memory(folder)
+            if found == 2:
+                cls._migrate(folder)
+            elif found != FORMAT:
+                raise StoreError(
+                    f"'{folder}' has format {found}, this feddbe reads up to {FORMAT}; update it"
+                )
+            store = cls(folder, connect(folder / FILE))
             try:
-                found = store.meta("format")
-            except sqlite3.OperationalError:  # killed before its first transaction was through
-                raise StoreError(f"'{folder}' holds a run that never began; remove the folder") from None
-            if found != _FORMAT:
-                raise StoreError(f"'{folder}' has format {found}, this feddbe reads {_FORMAT}")
-        return store
+                store._verify_meta()
+            except BaseException:
+                store.close()
+                raise
+            return store
 
     @staticmethod
     def is_run(folder: Path) -> bool:
@@ -100,7 +83,7 @@ class Store:
     def transaction(self, round: int) -> Iterator[None]:
         """What is written inside belongs to this round, and is there entirely or not at all."""
         self._round = round
-        with _clear(self.folder):
+        with clear(self.folder):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -110,173 +93,205 @@ class Store:
                     self._db.execute("ROLLBACK")
                 raise
 
+    def verify(self) -> None:
+        """Read all that a run is carried on with but the states: those are verified when they are needed."""
+        for (answer,) in self._read("PRAGMA integrity_check(1)"):
+            if answer != "ok":
+                raise damaged(self.folder, answer)
+        for _ in self._rows():
+            pass
+
     # --- the run itself
 
     def meta(self, key: str) -> Any:
-        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return None if row is None else json.loads(row[0])
+        found = next(self._read("SELECT value FROM meta WHERE key = ?", key), None)
+        return None if found is None else json.loads(found[0])
 
     def set_meta(self, key: str, value: Any) -> None:
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
+        text = json.dumps(value)
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, text, crc_of((key, text))))
+
+    def _verify_meta(self) -> None:
+        """All of it when the run is opened: of a damaged key nobody would ask for the value."""
+        for key, value, crc in self._read("SELECT key, value, crc FROM meta"):
+            if crc_of((key, value)) != crc:
+                raise damaged(self.folder, f"what is written about it: {key}")
 
     def last_round(self) -> int:
         """The last finished round; -1 before the preparation."""
-        found: int | None = self._db.execute("SELECT max(round) FROM rounds").fetchone()[0]
-        return -1 if found is None else found
+        last = self._rows("WHERE round = (SELECT max(round) FROM rows)")
+        return next((row.round for row in last), -1)
+
+    # --- what was measured
+
+    def write_rows(self, rows: Iterable[Row]) -> None:
+        """Rows of any round; one that is there already is replaced."""
+        self._db.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)", map(sealed, rows))
+
+    def drop_rows(self, round: int, moments: Sequence[str]) -> None:
+        """Forget what was measured of this round at these moments."""
+        marks = ", ".join("?" * len(moments))
+        self._db.execute(f"DELETE FROM rows WHERE round = ? AND moment IN ({marks})", (round, *moments))
+
+    def rows(self, round: int) -> list[Row]:
+        """All rows of one round, by client."""
+        return list(self._rows("WHERE round = ?", round))
+
+    def overall(self) -> list[Row]:
+        """The rows of all clients together, by round: few, however many clients there are."""
+        # one seek per round; an index could lose rows when it is damaged
+        every = "WITH RECURSIVE t(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM t WHERE n < ?) SELECT n FROM t"
+        return list(self._rows(f"WHERE client = {ALL} AND round IN ({every})", self.last_round()))
 
     def entries(self) -> list[Entry]:
-        """All rounds in order."""
-        rows = self._db.execute(
-            "SELECT round, moment, before, adapted, after, validation, auc, train_loss, seconds, bytes_up, "
-            "bytes_down FROM rounds ORDER BY round"
-        )
-        return [
-            Entry(
-                round=r,
-                accuracy=_load(adapted if when == "adapted" else before),
-                when=when or "before",
-                before=_load(before),
-                adapted=_load(adapted),
-                after=_load(after),
-                validation=_load(validation),
-                auc=auc,
-                train_loss=loss,
-                seconds=seconds,
-                bytes_up=up,
-                bytes_down=down,
-            )
-            for r, when, before, adapted, after, validation, auc, loss, seconds, up, down in rows
-        ]
+        """All rounds in order; none is missing up to that of the server's state."""
+        when = self.meta("when") or "before"
+        last = next(self._read("SELECT round FROM states WHERE kind = 'last'"), (None,))[0]
+        try:
+            rounds = groupby(self.overall(), key=lambda row: row.round)
+            found = [entry(round, when, list(rows)) for round, rows in rounds]
+        except KeyError:
+            found = []
+        if [e["round"] for e in found] != list(range(len(found))) or last != len(found) - 1:
+            raise damaged(self.folder, f"not all rounds up to {last} have their rows")
+        return found
 
-    def write_exchange(self, seconds: float, up: int, down: int, train_loss: float | None) -> None:
-        """The round's row; its accuracy comes when clients evaluate what they then deploy."""
-        self._db.execute(
-            "INSERT INTO rounds (round, seconds, bytes_up, bytes_down, train_loss) VALUES (?, ?, ?, ?, ?)",
-            (self._round, seconds, up, down, train_loss),
-        )
-
-    def write_evaluation(
-        self,
-        round: int,
-        when: str,
-        measured: Mapping[str, Accuracy | None],
-        auc: float | None,
-        loss: float | None,
-    ) -> None:
-        """What the clients `measured` of entry `round` at each moment; `when` is the one that counts. `loss`,
-        if given, replaces the one from training."""
-        moments = {name: _dump(accuracy) for name, accuracy in measured.items()}
-        columns = "".join(f"{name} = ?, " for name in moments)
-        self._db.execute(
-            f"UPDATE rounds SET {columns}moment = ?, auc = ?, train_loss = coalesce(?, train_loss) "
-            "WHERE round = ?",
-            (*moments.values(), when, auc, loss, round),
-        )
-
-    def write_client(self, round: int, client: int, **columns: float | None) -> None:
-        """Set columns of one client's row of one round."""
-        names = ", ".join(columns)
-        marks = ", ".join("?" * len(columns))
-        update = ", ".join(f"{name} = excluded.{name}" for name in columns)
-        self._db.execute(
-            f"INSERT INTO client_rounds (round, client, {names}) VALUES (?, ?, {marks}) "
-            f"ON CONFLICT DO UPDATE SET {update}",
-            (round, client, *columns.values()),
-        )
-
-    def client_rows(self, round: int) -> list[dict[str, Any]]:
-        """All clients' rows of one round."""
-        cursor = self._db.execute("SELECT * FROM client_rounds WHERE round = ? ORDER BY client", (round,))
-        names = [column[0] for column in cursor.description]
-        return [dict(zip(names, row, strict=True)) for row in cursor]
+    def newcomers(self) -> Newcomers | None:
+        """What the clients that joined at the end measured."""
+        about = self.meta("newcomers")
+        return about and newcomers(about, [row for row in self.overall() if row.round == about["round"]])
 
     def calls(self) -> int:
         """How often a client took part in a round."""
-        query = "SELECT count(*) FROM client_rounds WHERE round > 0 AND bytes_down IS NOT NULL"
-        count: int = self._db.execute(query).fetchone()[0]
-        return count
+        whole = (row for row in self.overall() if row.round > 0 and row[2:4] == ("round", "seconds"))
+        return int(sum(row.weight for row in whole))
 
     def contacted(self) -> set[int]:
         """Clients that have taken part in a round, and so know the constants."""
-        query = "SELECT DISTINCT client FROM client_rounds WHERE round > 0 AND bytes_down IS NOT NULL"
-        return {client for (client,) in self._db.execute(query)}
+        where = "WHERE round > 0 AND moment = 'training' AND name = 'bytes_down'"
+        return {row.client for row in self._rows(where)} - {ALL}
 
     # --- states
 
     def server(self, which: str = "last") -> State:
         """The server's state of the `last` or the `best` round."""
-        row = self._db.execute("SELECT state FROM server WHERE which = ?", (which,)).fetchone()
-        if row is None:
+        found = self._state(which)
+        if found is None:
             raise StoreError(f"'{self.folder}' has no {which} round yet")
-        return decode(row[0])
+        return decode(found)
 
     def write_server(self, which: str, state: State, round: int | None = None) -> None:
-        values = (which, self._round if round is None else round, encode(state))
-        self._db.execute("INSERT OR REPLACE INTO server VALUES (?, ?, ?)", values)
+        self.write_state(which, ALL, encode(state), round)
 
     def read(self, client: int) -> bytes | None:
-        row = self._db.execute("SELECT state FROM clients WHERE client = ?", (client,)).fetchone()
-        return None if row is None else row[0]
+        return self._state("private", client)
 
     def stage(self, client: int, state: bytes) -> None:
-        self._db.execute("INSERT OR REPLACE INTO clients VALUES (?, ?, ?)", (client, self._round, state))
+        self.write_state("private", client, state)
 
     def upload(self, client: int) -> State:
         """A client's last upload, of methods that keep them."""
-        row = self._db.execute("SELECT state FROM uploads WHERE client = ?", (client,)).fetchone()
-        if row is None:
+        found = self._state("upload", client)
+        if found is None:
             raise StoreError(f"'{self.folder}' has no upload of client {client}")
-        return decode(row[0])
+        return decode(found)
 
     def keep_upload(self, client: int, state: State) -> None:
-        self._db.execute(
-            "INSERT OR REPLACE INTO uploads VALUES (?, ?, ?)", (client, self._round, encode(state))
-        )
+        self.write_state("upload", client, encode(state))
 
     def clients(self) -> Iterator[tuple[int, State]]:
         """The private states, one at a time."""
-        for client, blob in self._db.execute("SELECT client, state FROM clients ORDER BY client"):
-            yield client, decode(blob)
+        for (client,) in list(self._read("SELECT client FROM states WHERE kind = 'private' ORDER BY client")):
+            state = self.read(client)
+            assert state is not None
+            yield client, decode(state)
 
     def hashes(self) -> tuple[str, dict[str, str]]:
         """SHA-256 of the server's state and of each client's."""
         return sha256(self.server()), {str(client): sha256(state) for client, state in self.clients()}
 
+    def _state(self, kind: str, client: int = ALL) -> bytes | None:
+        query = "SELECT round, crc, state FROM states WHERE kind = ? AND client = ?"
+        for round, crc, state in self._read(query, kind, client):
+            whose = kind if client == ALL else f"{kind} of client {client}"
+            if isinstance(state, bytes) and crc32(state, crc_of((kind, client, round))) == crc:
+                return state
+            raise damaged(self.folder, f"the state '{whose}', round {round}")
+        return None
 
-def _remove(path: Path) -> None:
-    """A database with the files that SQLite keeps beside it."""
-    for suffix in ("", "-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    def write_state(self, kind: str, client: int, state: bytes, round: int | None = None) -> None:
+        of = self._round if round is None else round
+        values = (kind, client, of, crc32(state, crc_of((kind, client, of))), state)
+        self._db.execute("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?)", values)
 
+    # --- reading
 
-def _connect(path: Path, page: int = 0) -> sqlite3.Connection:
-    if not os.access(path.parent, os.W_OK):  # another's run, or a read-only medium: it can still be read
-        how = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
-        address = f"{path.resolve().as_uri()}?{how}"
-        return sqlite3.connect(address, uri=True, isolation_level=None)
-    connection = sqlite3.connect(path, timeout=5, isolation_level=None)
-    if page:
-        connection.execute(f"PRAGMA page_size = {page}")
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
-    return connection
+    def _read(self, query: str, *values: Any) -> Iterator[Any]:
+        with clear(self.folder):
+            yield from self._db.execute(query, values)
 
+    def _rows(self, where: str = "", *values: Any) -> Iterator[Row]:
+        order = "ORDER BY round, client, moment, name"
+        for *fields, crc in self._read(f"SELECT * FROM rows {where} {order}", *values):
+            row = Row(*fields)
+            if crc_of(tuple(fields)) != crc:
+                whose = "all clients" if row.client == ALL else f"client {row.client}"
+                raise damaged(self.folder, f"round {row.round}, {whose}: {row.moment} {row.name}")
+            yield row
 
-@contextmanager
-def _clear(folder: Path) -> Iterator[None]:
-    """Turn what SQLite says into one line."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        locked = "locked" in str(error)
-        reason = "another process is writing this run" if locked else str(error)
-        raise StoreError(f"cannot use the run in '{folder}': {reason}; what was there is intact") from error
+    # --- making files
 
+    @classmethod
+    def _build(cls, folder: Path, fill: Callable[[Store], None], *, large: bool) -> None:
+        """The run's file with what `fill` writes. It gets its name when it is whole: a kill or a full disk
+        leaves no half run, and what had that name before stays until then."""
+        new = folder / f".{FILE}"
+        try:
+            remove(new)
+            with clear(folder):
+                # large states are written in half the time if pages are large
+                store = cls(folder, connect(new, page=32768 if large else 4096))
+                try:
+                    store._begin(fill)
+                finally:
+                    store.close()
+            new.rename(folder / FILE)
+        except BaseException as error:
+            remove(new)
+            if isinstance(error, OSError):
+                raise StoreError(f"cannot make '{folder / FILE}': {error.strerror}") from error
+            raise
 
-def _dump(value: Accuracy | None) -> str | None:
-    return None if value is None else json.dumps(value)
+    def _begin(self, fill: Callable[[Store], None]) -> None:
+        with self.transaction(-1):
+            for statement in SCHEMA.split(";"):
+                self._db.execute(statement)
+            fill(self)
 
+    @classmethod
+    def _migrate(cls, folder: Path) -> None:
+        """Put a run of the present format in the place of one of format 2."""
+        with alone(folder):
+            if format_of(folder) != 2:  # another process was faster
+                return
+            old = connect(folder / FILE)
+            try:
+                # fails while an older feddbe uses the run; leaves no WAL for the new file to take for its own
+                old.execute("PRAGMA journal_mode = DELETE")
+                old.execute("BEGIN EXCLUSIVE")
+                ((largest,),) = old.execute("SELECT max(length(state)) FROM server")
+                cls._build(folder, lambda store: format2.copy(old, store), large=largest > 2**20)
+            finally:
+                old.close()
 
-def _load(value: str | None) -> Accuracy | None:
-    loaded: Accuracy | None = None if value is None else json.loads(value)
-    return loaded
+    @classmethod
+    def _in_memory(cls, folder: Path) -> Store:
+        """A run of format 2 that can only be read."""
+        old, new = connect(folder / FILE), sqlite3.connect(":memory:", isolation_level=None)
+        try:
+            store = cls(folder, new)
+            store._begin(lambda store: format2.copy(old, store))
+        finally:
+            old.close()
+        new.execute("PRAGMA query_only = ON")
+        return store

@@ -25,7 +25,7 @@ _SECTIONS = {
         "rounds", "patience", "epochs", "batch", "lr", "join", "seed", "variant", "short_batch", "bn_buffers",
         "force",
     ),
-    "Evaluation": ("eval", "eval_after", "train_loss", "validation", "newcomers", "adapt_epochs"),
+    "Evaluation": ("measure", "eval", "eval_after", "train_loss", "validation", "newcomers", "adapt_epochs"),
     "Run": ("engine", "out", "resume", "json"),
 }  # fmt: skip
 """The options of `Config` in the order in which help lists them."""

@@ -14,7 +14,16 @@ from feddbe.errors import BadInput
 from feddbe.methods import ADDONS, METHODS, hyper_parameters, parse
 from feddbe.state import named
 from feddbe.store import Store
-from tests.federation import COMBINATIONS, Recorder, carry_out, experiment, outcome, same_bits, samples
+from tests.federation import (
+    COMBINATIONS,
+    Recorder,
+    carry_out,
+    experiment,
+    measured,
+    outcome,
+    same_bits,
+    samples,
+)
 
 every = pytest.mark.parametrize("name", COMBINATIONS)
 
@@ -85,7 +94,7 @@ def test_part_of_the_clients(name: str, tmp_path: Path) -> None:
     assert ran.clients.keys() <= joined
     store = Store.open(tmp_path)
     for entry in range(3):
-        assert [row["client"] for row in store.client_rows(entry) if row["test_samples"]] == list(range(10))
+        assert measured(store, entry).keys() == set(range(10))
     store.close()
 
 

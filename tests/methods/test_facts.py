@@ -10,7 +10,7 @@ import pytest
 from feddbe.methods import METHODS, describe
 from feddbe.state import nbytes
 from feddbe.store import Store
-from tests.federation import experiment, outcome, samples
+from tests.federation import experiment, measured, outcome, samples
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -41,10 +41,10 @@ def test_messages_and_private_state_are_as_told(name: str, tmp_path: Path) -> No
         return total
 
     store = Store.open(tmp_path)
-    rows = store.client_rows(3)
+    down, up = (measured(store, 3, name, "training") for name in ("bytes_down", "bytes_up"))
     store.close()
-    assert {row["bytes_down"] for row in rows} == {told(facts.down)}
-    assert {row["bytes_up"] for row in rows} == {told(facts.up)}
+    assert set(down.values()) == {told(facts.down)}
+    assert set(up.values()) == {told(facts.up)}
     kept = {nbytes(state) for state in ran.clients.values()} or {0}
     assert kept == {told(facts.private)}
 

@@ -134,10 +134,10 @@ class Watched(Serial):
     def run(self, jobs: Sequence[Job], messages: Messages, states: PrivateStates) -> Iterator[Reply]:
         rounds = {job.client: job.round for job in jobs}
         for reply in super().run(jobs, messages, states):
-            for moment in ("before", "adapted", "after"):
-                if found := getattr(reply, moment):
-                    key = moment, rounds[reply.client] - 1, reply.client
-                    self.seen[key] = Seen(found.samples, found.correct, found.loss)
+            for moment, found in reply.measured.items():
+                key = moment, rounds[reply.client] - 1, reply.client
+                share, samples = found["accuracy"]
+                self.seen[key] = Seen(int(samples), round(share * samples), float(found["loss"][0]))
             yield reply
 
 

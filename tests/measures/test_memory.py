@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from feddbe.evaluate.memory import used_mb
+from feddbe.measures.memory import used_mb
 
 
 def touched(megabytes: int) -> mmap.mmap:

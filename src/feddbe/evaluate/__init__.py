@@ -1,1 +1,0 @@
-"""Measures of what a federation has learnt."""

@@ -1,0 +1,79 @@
+"""What clients measure: small pure functions, registered by name and chosen by `--measure`.
+
+A new one is one file in this folder with a function under `@measure`; all files here are looked through. It
+is given what its parameters name, and by that its moment is chosen:
+
+- a pass over one client's rows: `logits`, labels `y`, representations `z_g` = f(x) and `z` = z_g + p_i (these
+  two are computed only if somebody asks);
+- its local training: `loss_sum` over the `samples` trained on, `seconds`, `bytes_up`, `bytes_down`.
+
+It returns (value, weight), the weight being what the client counts for in the mean over clients, or None
+where it is not defined. It is never asked about no rows at all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from feddbe.errors import unknown
+from feddbe.measures.rows import Numbers, Value
+
+__all__ = ["asked", "known", "measure", "parse", "take"]
+
+Function = Callable[..., Value | None]
+PASS = {"logits", "y", "z", "z_g"}
+TRAINING = {"loss_sum", "samples", "seconds", "bytes_up", "bytes_down"}
+_MEASURES: dict[str, tuple[Function, frozenset[str]]] = {}
+
+
+def measure(function: Function) -> Function:
+    """Register a measure under the function's name."""
+    asks = frozenset(inspect.signature(function).parameters)
+    if not (asks <= PASS or asks <= TRAINING):
+        raise TypeError(
+            f"measure {function.__name__} asks for {sorted(asks)}; there are {PASS} or {TRAINING}"
+        )
+    _MEASURES[function.__name__] = function, asks
+    return function
+
+
+def known() -> Mapping[str, tuple[Function, frozenset[str]]]:
+    """All measures by name, each with what it asks for."""
+    _discover()
+    return _MEASURES
+
+
+@cache
+def _discover() -> None:
+    """Import every file of this folder, which registers what is in it."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+
+
+def parse(spec: str, always: Iterable[str] = ("accuracy",)) -> tuple[str, ...]:
+    """The names in `auc,loss`, after those that are measured `always`: accuracy chooses the best round."""
+    names = [name.strip() for name in spec.split(",") if name.strip()]
+    for name in names:
+        if name not in known():
+            raise unknown("measure", name, known())
+    return tuple(dict.fromkeys([*always, *names]))
+
+
+def asked(names: Iterable[str]) -> set[str]:
+    """What these measures ask for."""
+    return {parameter for name in names for parameter in known()[name][1]}
+
+
+def take(names: Iterable[str], given: Mapping[str, Any]) -> Numbers:
+    """Those of the measures that ask for nothing but what is given; what is not defined is left out."""
+    found: Numbers = {}
+    for name in names:
+        function, asks = known()[name]
+        if asks <= given.keys() and (value := function(**{key: given[key] for key in asks})) is not None:
+            found[name] = value
+    return found

@@ -1,0 +1,96 @@
+"""The SQLite file of a run: its tables, how it is opened, and what is said when that fails."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from feddbe.errors import StoreError
+
+__all__ = ["FILE", "FORMAT", "SCHEMA", "alone", "clear", "connect", "damaged", "format_of", "remove"]
+
+FILE = "run.sqlite"
+FORMAT = 3
+"""SQLite's `user_version`; format 2 had none."""
+SCHEMA = f"""
+PRAGMA user_version = {FORMAT};
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE rows (
+    round INTEGER, client INTEGER, moment TEXT, name TEXT, value REAL, weight REAL, crc INTEGER NOT NULL,
+    PRIMARY KEY (round, client, moment, name)) WITHOUT ROWID;
+CREATE TABLE states (
+    kind TEXT, client INTEGER, round INTEGER NOT NULL, crc INTEGER NOT NULL, state BLOB NOT NULL,
+    PRIMARY KEY (kind, client));
+"""
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def format_of(folder: Path) -> int:
+    """The format of the run in this folder, from its first bytes: nothing is opened that may be replaced."""
+    try:
+        with (folder / FILE).open("rb") as file:
+            head = file.read(100)
+    except OSError as error:
+        raise StoreError(f"cannot read '{folder / FILE}': {error.strerror}") from error
+    if not head:
+        raise StoreError(f"'{folder}' holds a run that never began; remove the folder")
+    if not head.startswith(b"SQLite format 3\0"):
+        raise damaged(folder, "file is not a database")
+    return int.from_bytes(head[60:64], "big") or 2
+
+
+def remove(path: Path) -> None:
+    """A database with the files that SQLite keeps beside it."""
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def connect(path: Path, page: int = 0) -> sqlite3.Connection:
+    if not os.access(path.parent, os.W_OK):  # another's run, or a read-only medium: it can still be read
+        how = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
+        address = f"{path.resolve().as_uri()}?{how}"
+        return sqlite3.connect(address, uri=True, isolation_level=None)
+    connection = sqlite3.connect(path, timeout=5, isolation_level=None)
+    if page:
+        connection.execute(f"PRAGMA page_size = {page}")
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+    except UnicodeDecodeError as error:  # from Python's sqlite3, which quotes a damaged schema
+        raise damaged(path.parent, "its tables") from error
+    connection.execute("PRAGMA synchronous = FULL")
+    return connection
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One process at a time."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def damaged(folder: Path, what: str) -> StoreError:
+    """The error that names the file and the part of it, which may quote damaged text."""
+    shown = " ".join(what.split())[:200]
+    return StoreError(f"'{folder / FILE}' is damaged ({shown}); restore it from a copy or start again")
+
+
+@contextmanager
+def clear(folder: Path) -> Iterator[None]:
+    """Turn what SQLite says into one line."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        # Python's own complaint, about text that is no text, has no code
+        if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _DAMAGE:
+            raise damaged(folder, str(error)) from error
+        locked = "locked" in str(error)
+        reason = "another process is writing this run" if locked else str(error)
+        raise StoreError(f"cannot use the run in '{folder}': {reason}; what was there is intact") from error
