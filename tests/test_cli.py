@@ -16,7 +16,8 @@ import feddbe
 from feddbe import cli, compiled, data, defaults, models
 from feddbe.document import Entry
 from feddbe.loop import Watch
-from feddbe.methods import METHODS, FedAvg
+from feddbe.methods import METHODS
+from feddbe.methods.fedavg import FedAvg
 from feddbe.store import FILE, Store
 
 SMALL = "--clients 3 --partition iid --model mlp --engine serial"

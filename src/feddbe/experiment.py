@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from feddbe import data, defaults, models
 from feddbe.config import Config
-from feddbe.data import har
 from feddbe.data.dataset import Dataset
 from feddbe.data.partition import Split, load_split, partition
 from feddbe.errors import BadInput, unknown
@@ -181,6 +180,8 @@ def _laid_out(dataset: Dataset, config: Config, default: str) -> tuple[Dataset, 
         if config.har_layout is not None:
             raise BadInput(f"har_layout = {config.har_layout}; the data is '{dataset.name}', not har")
         return dataset, config
+    from feddbe.data import har  # here: a reader, which a client has no use for
+
     layout = config.har_layout or default
     laid_out = har.scrambled(dataset) if layout == "scrambled" else dataset
     return laid_out, dataclasses.replace(config, har_layout=layout)

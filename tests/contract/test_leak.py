@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from feddbe.local import Local
-from feddbe.methods import MR, PRBM, Composed, FedAvg
+from feddbe.methods import MR, PRBM, Composed
+from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State
 from feddbe.task import Context
 from tests.contract.test_every_method import leaks

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from feddbe.local import Local
-from feddbe.methods import MR, PRBM, Composed, FedAvg, Upload
+from feddbe.methods import MR, PRBM, Composed, Upload
+from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.scaffold import Scaffold
 from feddbe.task import Context
 from tests.federation import experiment
