@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from feddbe.evaluate.accuracy import Measure, measure
 from feddbe.local import Local
-from feddbe.methods.base import Method
+from feddbe.methods.base import MODEL, Method, refused
 from feddbe.state import State, named, nbytes, prefixed, taken, without
 from feddbe.task import Context, Task
 
@@ -59,6 +59,8 @@ def perform(task: Task, method: Method, job: Job, received: State, private: Stat
     start = time.perf_counter()
     ctx = Context(task, job.round)
     message, averaged = without(received, [BUFFER]), taken(received, BUFFER)
+    allowed = (MODEL,) if job.work == "prepare" else method.receives
+    _refuse(method, "receive", refused(message, allowed, task.model))
     if private is None:
         private = method.newcomer(ctx, message) if job.newcomer else method.client_init(ctx)
     private, kept = without(private, [BUFFER]), taken(private, BUFFER)
@@ -97,9 +99,9 @@ def perform(task: Task, method: Method, job: Job, received: State, private: Stat
         local = Local(task, job.round, job.client, buffers)
         work = method.prepare if job.work == "prepare" else method.train
         up, new = work(ctx, local, message, private)
-        leak = next((name for name in up if named(name, method.private)), None)
-        if leak is not None:
-            raise AssertionError(f"{method.name} would send '{leak}', which it declares private")
+        _refuse(method, "send", [name for name in up if named(name, method.secret)])
+        _refuse(method, "send", refused(up, method.sends, task.model))
+        _refuse(method, "keep", refused(new, method.keeps, task.model))
         buffers = local.trained_buffers()
         after = measured(*deployed(message | up, new)) if job.after else None
         if task.training.bn_buffers == "average":
@@ -109,3 +111,9 @@ def perform(task: Task, method: Method, job: Job, received: State, private: Stat
         trained = local.losses.get("shared", (0.0, 0))
         reply = reply._replace(up=up, private=None if new is private else new, after=after, trained=trained)
     return reply._replace(seconds=time.perf_counter() - start)
+
+
+def _refuse(method: Method, verb: str, names: list[str]) -> None:
+    """A method that does other than it says is stopped before anything leaves the client."""
+    if names:
+        raise AssertionError(f"{method.base} would {verb} '{names[0]}', against what it declares")

@@ -91,7 +91,7 @@ class Description(TypedDict):
     addons: list[str]
     parameters: list[dict[str, Any]]
     facts: dict[str, str]
-    """Messages and private state in models, and what is evaluated."""
+    """Messages and kept state in models, and what is evaluated."""
 
 
 Defaults = Mapping[str, Mapping[str, Any]]
