@@ -29,6 +29,7 @@ __all__ = ["carry_out", "compare", "draw", "draw_paper_splits", "load", "run"]
 _LABELS_AT_MOST = 100_000
 """Label counts of larger federations are not stored: nobody can look at them."""
 _NOT_TOLD = {"rounds", "patience", "engine", "data_dir", "out", "resume", "force", "json", "method_options"}
+_NOT_TOLD |= {"min_replies"}
 """Settings in which two runs of one configuration may differ; hyper-parameters are told one by one."""
 
 
@@ -243,10 +244,12 @@ def _git_commit() -> str | None:
 
 def _remarks(store: Store) -> list[str]:
     found: dict[str, float] = store.meta("found") or {}
-    return [
-        *(store.meta("remarks") or []),
-        *(f"{name} {value:.3g}, found by itself" for name, value in found.items()),
-    ]
+    missing: dict[str, int] = store.meta("missing") or {}
+    remarks = [*(store.meta("remarks") or [])]
+    remarks += [f"{name} {value:.3g}, found by itself" for name, value in found.items()]
+    if missing:
+        remarks.append(f"{sum(missing.values())} replies are missing, in {len(missing)} rounds")
+    return remarks
 
 
 def _document(store: Store, *, hashes: bool = True) -> RunDocument:

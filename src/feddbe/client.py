@@ -12,10 +12,10 @@ from feddbe.methods.base import MODEL, Method, refused
 from feddbe.state import State, named, nbytes, prefixed, taken, without
 from feddbe.task import Context, Task
 
-__all__ = ["BUFFER", "Job", "Reply", "perform"]
+__all__ = ["BUFFER", "Job", "Missing", "Reply", "perform"]
 
 BUFFER = "buffer/"
-"""Prefix of BatchNorm statistics: `buffer/NAME` in a message, `buffer/TRACK/NAME` in a private state."""
+"""Prefix of BatchNorm statistics: `buffer/NAME` in a message, `buffer/TRACK/NAME` in a kept state."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Job:
 
 
 class Reply(NamedTuple):
-    """What a client answers, and the private state that stays with it (None: it is unchanged)."""
+    """What a client answers, and the state that stays with it (None: it is unchanged)."""
 
     client: int
     up: State = {}  # noqa: RUF012  (never written to)
@@ -52,6 +52,13 @@ class Reply(NamedTuple):
     received: int = 0
     """Bytes of the message, with the constants."""
     seconds: float = 0.0
+
+
+class Missing(NamedTuple):
+    """In place of a reply: the client did not answer."""
+
+    client: int
+    reason: str
 
 
 def perform(task: Task, method: Method, job: Job, received: State, private: State | None) -> Reply:

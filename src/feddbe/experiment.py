@@ -27,7 +27,7 @@ from feddbe.task import Task, Training
 
 __all__ = ["Experiment", "label_counts", "load_data", "resolve"]
 
-_NOT_IN_HASH = {"rounds", "patience", "engine", "out", "resume", "force", "json"}
+_NOT_IN_HASH = {"rounds", "patience", "engine", "min_replies", "out", "resume", "force", "json"}
 _NOT_IN_HASH |= {"method", "data", "data_dir", "split", "partition", "partition_seed", "har_layout", "model"}
 """A run can be extended, moved, and done elsewhere; the method is hashed by its parts, data by content, a
 model by its kind, and a user's own by content too."""

@@ -17,10 +17,10 @@ from typing import Literal
 import torch
 
 from feddbe import seeds
-from feddbe.client import BUFFER, Job, Reply
+from feddbe.client import BUFFER, Job, Missing, Reply
 from feddbe.document import Accuracy, score
 from feddbe.engines import Engine, Messages
-from feddbe.errors import BadInput
+from feddbe.errors import BadInput, FeddbeError
 from feddbe.evaluate.accuracy import over_clients
 from feddbe.evaluate.memory import used_mb
 from feddbe.experiment import Experiment
@@ -92,6 +92,8 @@ class Loop:
         self.contacted = store.contacted()
         self.accuracy = {e["round"]: score(e) for e in store.entries() if e["accuracy"]}
         """What the best round is chosen by."""
+        self.missing: list[Missing] = []
+        """Who did not answer in the last call."""
         self._look_again = 0.0
 
     def exchange(self, round: int) -> None:
@@ -100,6 +102,9 @@ class Loop:
         cohort = self._cohort(round)
         with store.transaction(round):
             replies = self._call(ctx, cohort, "train" if round else "prepare")
+            if self.missing:
+                absent = {**(store.meta("missing") or {}), str(round): len(self.missing)}
+                store.set_meta("missing", absent)
             if round:
                 self._write_evaluation(round - 1, replies)
             replies = [reply for reply in replies if reply.client in set(cohort)]
@@ -115,7 +120,7 @@ class Loop:
             self._watch_memory()
             store.write_exchange(time.perf_counter() - start, up, down, loss)
         self.server = new
-        self.contacted.update(cohort if round else ())
+        self.contacted.update(reply.client for reply in replies if round)
         self.watch.round(round, self._latest())
 
     def evaluate_last(self) -> None:
@@ -170,7 +175,7 @@ class Loop:
         return self._ask(ctx, jobs, prepare=work == "prepare")
 
     def _ask(self, ctx: Context, jobs: Sequence[Job], *, prepare: bool = False) -> list[Reply]:
-        """Send these jobs out with this round's messages; the replies in client order."""
+        """Send these jobs out with this round's messages; the replies in client order, if they are enough."""
         server, buffers = _apart(self.server)
         fixed = self._constants(server) | buffers
         if prepare:
@@ -179,11 +184,35 @@ class Loop:
             messages = Messages(self.method.down(ctx, server, -1) | fixed)
         else:
             messages = Messages(fixed, lambda client: self.method.down(ctx, server, client))
-        replies = []
-        for reply in self.engine.run(jobs, messages, self.store):
-            replies.append(reply)
-            self.watch.client(len(replies), len(jobs))
+        replies: list[Reply] = []
+        self.missing = []
+        for answer in self.engine.run(jobs, messages, self.store):
+            if isinstance(answer, Missing):
+                self.missing.append(answer)
+            else:
+                replies.append(answer)
+            self.watch.client(len(replies) + len(self.missing), len(jobs))
+        self._check_enough(ctx.round, jobs)
         return sorted(replies, key=lambda reply: reply.client)
+
+    def _check_enough(self, round: int, jobs: Sequence[Job]) -> None:
+        """Whether to go on without those who are missing. Those who only evaluate are not counted in a round
+        in which others work."""
+        if not self.missing:
+            return
+        least, first = self.options.min_replies, self.missing[0]
+        working = {job.client for job in jobs if job.work != "none"}
+        asked = (working if least else None) or {job.client for job in jobs}
+        absent = asked & {missing.client for missing in self.missing}
+        why = f"client {first.client} did not answer in round {round} ({first.reason})"
+        if self.method.needs_all and absent & working:
+            raise FeddbeError(f"{why}; {self.method.base} cannot go on without: {self.method.needs_all}")
+        if least is None or len(asked) - len(absent) < min(least, len(asked)):
+            raise FeddbeError(
+                f"{why}: {len(asked) - len(absent)} of {len(asked)} answered, needed are "
+                f"{'all' if least is None else least} (--min-replies); the round is not written, "
+                "--resume continues"
+            )
 
     def _combined(self, ctx: Context, replies: list[Reply]) -> State:
         """The server's state after this round; BatchNorm statistics, where sent, are averaged too."""
@@ -253,7 +282,7 @@ class Loop:
         if jobs:
             replies = self._ask(ctx, jobs)
             measured = {moment: _over(replies, moment) for moment in ("before", "adapted")}
-            found = {"round": ctx.round - 1, "clients": len(jobs), "epochs": epochs, **measured}
+            found = {"round": ctx.round - 1, "clients": len(replies), "epochs": epochs, **measured}
             self.store.set_meta("newcomers", found)
 
     def _constants(self, server: State) -> State:

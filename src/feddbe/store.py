@@ -13,7 +13,7 @@ from typing import Any
 
 from feddbe.document import Accuracy, Entry
 from feddbe.errors import StoreError
-from feddbe.state import State, decode, encode, nbytes, sha256
+from feddbe.state import Receipt, State, decode, encode, nbytes, sha256
 
 __all__ = ["FILE", "Store"]
 
@@ -37,7 +37,7 @@ CREATE TABLE uploads (client INTEGER PRIMARY KEY, round INTEGER NOT NULL, state 
 
 
 class Store:
-    """An open run. `read` and `stage` are the engines' view of the private states."""
+    """An open run. `read` and `stage` are the engines' view of the clients' states."""
 
     def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
         self.folder, self._db = folder, connection
@@ -234,13 +234,19 @@ class Store:
         )
 
     def clients(self) -> Iterator[tuple[int, State]]:
-        """The private states, one at a time."""
-        for client, blob in self._db.execute("SELECT client, state FROM clients ORDER BY client"):
-            yield client, decode(blob)
+        """The clients' states, one at a time; not those that are kept elsewhere."""
+        for client, blob in self._staged():
+            if Receipt.decode(blob) is None:
+                yield client, decode(blob)
 
     def hashes(self) -> tuple[str, dict[str, str]]:
         """SHA-256 of the server's state and of each client's."""
-        return sha256(self.server()), {str(client): sha256(state) for client, state in self.clients()}
+        receipts = {client: Receipt.decode(blob) for client, blob in self._staged()}
+        elsewhere = {str(client): receipt.sha256 for client, receipt in receipts.items() if receipt}
+        return sha256(self.server()), elsewhere | {str(c): sha256(state) for c, state in self.clients()}
+
+    def _staged(self) -> Iterator[tuple[int, bytes]]:
+        yield from self._db.execute("SELECT client, state FROM clients ORDER BY client")
 
 
 def _remove(path: Path) -> None:

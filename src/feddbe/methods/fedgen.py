@@ -125,6 +125,8 @@ class FedGen(FedAvg):
         model = ctx.task.model
         counts = server[COUNTS][[u.client for u in uploads]]
         labels = counts.sum(0).nonzero().flatten()
+        if not len(labels):  # none of them answered in the preparation
+            return {}
         shares = counts / counts.sum(0).clamp(min=1)
         if self.lite:
             shares = (counts.sum(1, keepdim=True) / counts.sum()).expand_as(counts)
