@@ -48,6 +48,8 @@ class Experiment:
     floor: float
     remarks: list[str]
     """What a reader of its results must know."""
+    in_memory: str = ""
+    """What of it was given as a Python object, so that no other process can make it from its options."""
 
 
 def load_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset, Split, Config]:
@@ -87,6 +89,7 @@ def resolve(
     name: str, options: Config, *, dataset: Dataset | None = None, model: ModelSource | None = None
 ) -> Experiment:
     """Fill in every default, load the data, build the model and the method."""
+    objects = {"data": dataset, "model": None if isinstance(model, str) else model}
     first = parse(name, force=options.force)  # a wrong name should not have to wait for the data
     given = {f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default}
     dataset, split, options = load_data(options, dataset)
@@ -162,6 +165,7 @@ def resolve(
         config_hash=hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest(),
         floor=majority_floor(dataset, split, task.members),
         remarks=remarks,
+        in_memory=" and ".join(what for what, one in objects.items() if one is not None),
     )
 
 
