@@ -9,21 +9,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from feddbe import engines, loop
+from feddbe import engines, loop, seeds
 from feddbe.client import Job, Reply
 from feddbe.config import Config
 from feddbe.data import digits
 from feddbe.data.dataset import Dataset
 from feddbe.document import Entry
-from feddbe.engines import Engine, Messages, PrivateStates, Serial
+from feddbe.engines import ClientStates, Engine, Messages, Missing, Receipt, Serial
 from feddbe.experiment import Experiment, resolve
 from feddbe.measures.rows import ALL
 from feddbe.methods import ADDONS, METHODS
-from feddbe.state import State, decode
+from feddbe.state import State, decode, sha256
 from feddbe.store import Store
 
 __all__ = [
     "COMBINATIONS",
+    "Elsewhere",
+    "Forgetful",
     "Outcome",
     "Recorder",
     "carry_out",
@@ -99,6 +101,68 @@ def same_bits(a: State, b: State) -> bool:
     return a.keys() == b.keys() and all(a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a)
 
 
+class Forgetful:
+    """The serial engine, from which one client gets no job in each call: in round t, `forgotten(t)`."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.serial = Serial(experiment.task, experiment.method)
+
+    def forgotten(self, round: int) -> int:
+        return int(seeds.stream(5, "forget", round).randint(self.serial.task.split.clients))
+
+    def close(self) -> None:
+        pass
+
+    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply | Missing]:
+        for job in jobs:
+            if job.client == self.forgotten(job.round):
+                yield Missing(job.client, "forgotten")
+            else:
+                yield from self.serial.run([job], messages, states)
+
+
+class Elsewhere(Forgetful):
+    """Clients keep their states themselves, one for each round, and the run's file gets receipts. Of
+    `forgotten` ones the answer is lost on its way: they have trained, and have a new state."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        super().__init__(experiment)
+        self.kept: dict[tuple[int, int], bytes] = {}
+
+    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply | Missing]:
+        for job in jobs:
+            node = _Node(job, states, self.kept)
+            answers = list(self.serial.run([job], messages, node))
+            if job.client == self.forgotten(job.round):
+                yield Missing(job.client, "its answer was lost")
+                continue
+            if node.receipt:
+                states.stage(job.client, node.receipt.encode())
+            yield from answers
+
+
+class _Node:
+    """Where one client keeps its states."""
+
+    def __init__(self, job: Job, accepted: ClientStates, kept: dict[tuple[int, int], bytes]) -> None:
+        self.job, self.accepted, self.kept = job, accepted, kept
+        self.receipt: Receipt | None = None
+
+    def read(self, client: int) -> bytes | None:
+        found = self.accepted.read(client)
+        if found is None:
+            return None
+        receipt = Receipt.decode(found)
+        assert receipt is not None
+        state = self.kept[client, receipt.round]
+        assert sha256(decode(state)) == receipt.sha256
+        return state
+
+    def stage(self, client: int, state: bytes) -> None:
+        self.kept[client, self.job.round] = state
+        self.receipt = Receipt(self.job.round, sha256(decode(state)))
+
+
 class Recorder(Serial):
     """The serial engine, which remembers every message and every private state."""
 
@@ -107,7 +171,7 @@ class Recorder(Serial):
         self.messages: list[State] = []
         self.private: list[State] = []
 
-    def run(self, jobs: Sequence[Job], messages: Messages, states: PrivateStates) -> Iterator[Reply]:
+    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply]:
         self.messages += [messages.to(job.client) for job in jobs]
         for reply in super().run(jobs, messages, _Tap(states, self.private.append)):
             self.messages.append(reply.up)
@@ -115,7 +179,7 @@ class Recorder(Serial):
 
 
 class _Tap:
-    def __init__(self, inner: PrivateStates, tell: Callable[[State], None]) -> None:
+    def __init__(self, inner: ClientStates, tell: Callable[[State], None]) -> None:
         self.inner, self.tell = inner, tell
 
     def read(self, client: int) -> bytes | None:

@@ -16,7 +16,8 @@ import feddbe
 from feddbe import cli, data, defaults, models
 from feddbe.document import Entry
 from feddbe.loop import Watch
-from feddbe.methods import METHODS, FedAvg
+from feddbe.methods import METHODS
+from feddbe.methods.fedavg import FedAvg
 from feddbe.store import FILE, Store
 from feddbe.training.trainers import fasttext
 

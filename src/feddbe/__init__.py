@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from feddbe.data.dataset import Dataset
     from feddbe.data.partition import Split, load_split, partition
     from feddbe.errors import BadInput, Diverged, FeddbeError, StoreError
-    from feddbe.methods import METHODS, MR, PRBM, FedAvg, Method
+    from feddbe.methods import METHODS, MR, PRBM, Method
+    from feddbe.methods.fedavg import FedAvg
     from feddbe.models import SplitModel
 
 __all__ = [
@@ -34,7 +35,7 @@ __all__ = [
     "run",
 ]
 
-_HOMES = ("errors", "api", "methods", "models", "data.dataset", "data.partition")
+_HOMES = ("errors", "api", "methods", "methods.fedavg", "models", "data.dataset", "data.partition")
 
 
 def __getattr__(name: str) -> Any:

@@ -34,6 +34,7 @@ _NOT_TOLD = {
     "patience",
     "engine",
     "measure",
+    "min_replies",
     "data_dir",
     "out",
     "resume",
@@ -256,10 +257,12 @@ def _git_commit() -> str | None:
 
 def _remarks(store: Store) -> list[str]:
     found: dict[str, float] = store.meta("found") or {}
-    return [
-        *(store.meta("remarks") or []),
-        *(f"{name} {value:.3g}, found by itself" for name, value in found.items()),
-    ]
+    missing: dict[str, int] = store.meta("missing") or {}
+    remarks = [*(store.meta("remarks") or [])]
+    remarks += [f"{name} {value:.3g}, found by itself" for name, value in found.items()]
+    if missing:
+        remarks.append(f"{sum(missing.values())} replies are missing, in {len(missing)} rounds")
+    return remarks
 
 
 def _document(store: Store, *, hashes: bool = True) -> RunDocument:

@@ -13,14 +13,14 @@ from torch import Tensor
 from feddbe.local import Local
 from feddbe.measures import asked, take
 from feddbe.measures.rows import Measured, Numbers
-from feddbe.methods.base import Method
+from feddbe.methods.base import MODEL, Method, refused
 from feddbe.state import State, named, nbytes, prefixed, taken, without
 from feddbe.task import Context, Task
 
-__all__ = ["BUFFER", "Job", "Reply", "perform"]
+__all__ = ["BUFFER", "Job", "Missing", "Reply", "perform"]
 
 BUFFER = "buffer/"
-"""Prefix of BatchNorm statistics: `buffer/NAME` in a message, `buffer/TRACK/NAME` in a private state."""
+"""Prefix of BatchNorm statistics: `buffer/NAME` in a message, `buffer/TRACK/NAME` in a kept state."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Job:
 
 
 class Reply(NamedTuple):
-    """What a client answers, and the private state that stays with it (None: it is unchanged)."""
+    """What a client answers, and the state that stays with it (None: it is unchanged)."""
 
     client: int
     up: State = {}  # noqa: RUF012  (never written to)
@@ -59,11 +59,20 @@ class Reply(NamedTuple):
     """Who did the training (`training/trainers`)."""
 
 
+class Missing(NamedTuple):
+    """In place of a reply: the client did not answer."""
+
+    client: int
+    reason: str
+
+
 def perform(task: Task, method: Method, job: Job, received: State, private: State | None) -> Reply:
     """Do the job. `private` is None at first contact."""
     start = time.perf_counter()
     ctx = Context(task, job.round)
     message, averaged = without(received, [BUFFER]), taken(received, BUFFER)
+    allowed = (MODEL,) if job.work == "prepare" else method.receives
+    _refuse(method, "receive", refused(message, allowed, task.model))
     if private is None:
         private = method.newcomer(ctx, message) if job.newcomer else method.client_init(ctx)
     private, kept = without(private, [BUFFER]), taken(private, BUFFER)
@@ -108,9 +117,9 @@ def perform(task: Task, method: Method, job: Job, received: State, private: Stat
         local = Local(task, job.round, job.client, buffers)
         work = method.prepare if job.work == "prepare" else method.train
         up, new = work(ctx, local, message, private)
-        leak = next((name for name in up if named(name, method.private)), None)
-        if leak is not None:
-            raise AssertionError(f"{method.name} would send '{leak}', which it declares private")
+        _refuse(method, "send", [name for name in up if named(name, method.secret)])
+        _refuse(method, "send", refused(up, method.sends, task.model))
+        _refuse(method, "keep", refused(new, method.keeps, task.model))
         buffers = local.trained_buffers()
         if job.after:
             measured["after"] = look(*deployed(message | up, new))
@@ -132,3 +141,9 @@ def perform(task: Task, method: Method, job: Job, received: State, private: Stat
             trainers=tuple(sorted(local.trainers)),
         )
     return reply._replace(measured=measured)
+
+
+def _refuse(method: Method, verb: str, names: list[str]) -> None:
+    """A method that does other than it says is stopped before anything leaves the client."""
+    if names:
+        raise AssertionError(f"{method.base} would {verb} '{names[0]}', against what it declares")

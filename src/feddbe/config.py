@@ -66,6 +66,9 @@ class Config(Parameters):
     )
     short_batch: str | None = parameter(None, "a client smaller than a batch", choices=("keep", "refuse"))
     engine: str = parameter("auto", "auto, serial, pool or pool:N")
+    min_replies: int | None = parameter(
+        None, "replies with which a round goes on if clients do not answer; none: all", low=1
+    )
     out: str | None = parameter(None, "folder of the run; default: a new one in runs/")
     resume: bool = parameter(False, "continue the run in --out, or the last one with this configuration")
     force: bool = parameter(False, "allow an add-on that the method refuses")

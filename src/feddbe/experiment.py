@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from feddbe import data, defaults, models
 from feddbe.config import Config
-from feddbe.data import har
 from feddbe.data.dataset import Dataset
 from feddbe.data.partition import Split, load_split, partition
 from feddbe.errors import BadInput, unknown
@@ -28,7 +27,7 @@ from feddbe.task import Task, Training
 
 __all__ = ["Experiment", "label_counts", "load_data", "resolve"]
 
-_NOT_IN_HASH = {"rounds", "patience", "engine", "measure", "out", "resume", "force", "json"}
+_NOT_IN_HASH = {"rounds", "patience", "engine", "measure", "min_replies", "out", "resume", "force", "json"}
 _NOT_IN_HASH |= {"method", "data", "data_dir", "split", "partition", "partition_seed", "har_layout", "model"}
 """A run can be extended, moved, and done elsewhere; the method is hashed by its parts, data by content, a
 model by its kind, and a user's own by content too."""
@@ -49,6 +48,8 @@ class Experiment:
     floor: float
     remarks: list[str]
     """What a reader of its results must know."""
+    in_memory: str = ""
+    """What of it was given as a Python object, so that no other process can make it from its options."""
 
 
 def load_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset, Split, Config]:
@@ -88,6 +89,7 @@ def resolve(
     name: str, options: Config, *, dataset: Dataset | None = None, model: ModelSource | None = None
 ) -> Experiment:
     """Fill in every default, load the data, build the model and the method."""
+    objects = {"data": dataset, "model": None if isinstance(model, str) else model}
     first = parse(name, force=options.force)  # a wrong name should not have to wait for the data
     given = {f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default}
     dataset, split, options = load_data(options, dataset)
@@ -163,6 +165,7 @@ def resolve(
         config_hash=hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest(),
         floor=majority_floor(dataset, split, task.members),
         remarks=remarks,
+        in_memory=" and ".join(what for what, one in objects.items() if one is not None),
     )
 
 
@@ -181,6 +184,8 @@ def _laid_out(dataset: Dataset, config: Config, default: str) -> tuple[Dataset, 
         if config.har_layout is not None:
             raise BadInput(f"har_layout = {config.har_layout}; the data is '{dataset.name}', not har")
         return dataset, config
+    from feddbe.data import har  # here: a reader, which a client has no use for
+
     layout = config.har_layout or default
     laid_out = har.scrambled(dataset) if layout == "scrambled" else dataset
     return laid_out, dataclasses.replace(config, har_layout=layout)

@@ -35,7 +35,7 @@ class _Methods:
                     yield from self._one(one)
             yield Text()
         yield Text(
-            "Write them as fedavg+dbe(kappa=5,mu=0.1). Down and up are the messages of a round, private what "
+            "Write them as fedavg+dbe(kappa=5,mu=0.1). Down and up are the messages of a round, kept what "
             "a client keeps to itself, in models; f and h are the model's parts, N is the number of clients.",
             style="dim",
         )
@@ -47,7 +47,7 @@ class _Methods:
         if one["addons"]:
             yield Text(f"  takes {', '.join('+' + name for name in one['addons'])}")
         if facts := one["facts"]:
-            sent = f"down {facts['down']}, up {facts['up']}, private {facts['private']}"
+            sent = f"down {facts['down']}, up {facts['up']}, kept {facts['keeps']}"
             yield Text(f"  {sent}; evaluated: {facts['evaluated']}")
         if parts or not one["parameters"]:
             yield Text(f"  {'the parameters of both' if parts else 'no parameters of its own'}", style="dim")

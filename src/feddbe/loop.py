@@ -17,10 +17,10 @@ from typing import Literal
 import torch
 
 from feddbe import seeds
-from feddbe.client import BUFFER, Job, Reply
+from feddbe.client import BUFFER, Job, Missing, Reply
 from feddbe.document import score
 from feddbe.engines import Engine, Messages
-from feddbe.errors import BadInput, StoreError
+from feddbe.errors import BadInput, FeddbeError, StoreError
 from feddbe.experiment import Experiment
 from feddbe.measures import parse
 from feddbe.measures.memory import used_mb
@@ -98,6 +98,8 @@ class Loop:
         self.trainers: set[str] = set(store.meta("trainers") or ())
         always = ("accuracy", "loss") if self.options.train_loss == "pass" else ("accuracy",)
         self.measures = parse(self.options.measure, always)
+        self.missing: list[Missing] = []
+        """Who did not answer in the last call."""
         self._look_again = 0.0
 
     def exchange(self, round: int) -> None:
@@ -106,6 +108,7 @@ class Loop:
         cohort = self._cohort(round)
         with store.transaction(round):
             replies = self._call(ctx, cohort, "train" if round else "prepare")
+            missing = len(self.missing)
             if round:
                 self._write_evaluation(round - 1, replies)
             replies = [reply for reply in replies if reply.client in set(cohort)]
@@ -122,10 +125,14 @@ class Loop:
                 store.set_meta("trainers", sorted(self.trainers))
             self._watch_memory()
             totals = {n: sum(int(its[n][0]) for its in trained.values()) for n in ("bytes_up", "bytes_down")}
-            whole = {"seconds": time.perf_counter() - start, **totals}
+            whole = {
+                "seconds": time.perf_counter() - start,
+                **totals,
+                **({"missing": missing} if missing else {}),
+            }
             store.write_rows(Row(round, ALL, "round", n, v, len(replies)) for n, v in whole.items())
         self.server = new
-        self.contacted.update(cohort if round else ())
+        self.contacted.update(reply.client for reply in replies if round)
         self.watch.round(round, self._latest())
 
     def evaluate_last(self) -> None:
@@ -181,7 +188,7 @@ class Loop:
         return self._ask(ctx, jobs, prepare=work == "prepare")
 
     def _ask(self, ctx: Context, jobs: Sequence[Job], *, prepare: bool = False) -> list[Reply]:
-        """Send these jobs out with this round's messages; the replies in client order."""
+        """Send these jobs out with this round's messages; the replies in client order, if they are enough."""
         server, buffers = _apart(self.server)
         fixed = self._constants(server) | buffers
         if prepare:
@@ -190,11 +197,35 @@ class Loop:
             messages = Messages(self.method.down(ctx, server, -1) | fixed)
         else:
             messages = Messages(fixed, lambda client: self.method.down(ctx, server, client))
-        replies = []
-        for reply in self.engine.run(jobs, messages, self.store):
-            replies.append(reply)
-            self.watch.client(len(replies), len(jobs))
+        replies: list[Reply] = []
+        self.missing = []
+        for answer in self.engine.run(jobs, messages, self.store):
+            if isinstance(answer, Missing):
+                self.missing.append(answer)
+            else:
+                replies.append(answer)
+            self.watch.client(len(replies) + len(self.missing), len(jobs))
+        self._check_enough(ctx.round, jobs)
         return sorted(replies, key=lambda reply: reply.client)
+
+    def _check_enough(self, round: int, jobs: Sequence[Job]) -> None:
+        """Whether to go on without those who are missing. Those who only evaluate are not counted in a round
+        in which others work."""
+        if not self.missing:
+            return
+        least, first = self.options.min_replies, self.missing[0]
+        working = {job.client for job in jobs if job.work != "none"}
+        asked = (working if least else None) or {job.client for job in jobs}
+        absent = asked & {missing.client for missing in self.missing}
+        why = f"client {first.client} did not answer in round {round} ({first.reason})"
+        if self.method.needs_all and absent & working:
+            raise FeddbeError(f"{why}; {self.method.base} cannot go on without: {self.method.needs_all}")
+        if least is None or len(asked) - len(absent) < min(least, len(asked)):
+            raise FeddbeError(
+                f"{why}: {len(asked) - len(absent)} of {len(asked)} answered, needed are "
+                f"{'all' if least is None else least} (--min-replies); the round is not written, "
+                "--resume continues"
+            )
 
     def _combined(self, ctx: Context, replies: list[Reply]) -> State:
         """The server's state after this round; BatchNorm statistics, where sent, are averaged too."""
@@ -235,7 +266,7 @@ class Loop:
             entry, replies = ctx.round - 1, self._ask(ctx, jobs)
             measured = {r.client: {f"newcomers {when}": n for when, n in r.measured.items()} for r in replies}
             self.store.write_rows(rows(entry, measured))
-            self.store.set_meta("newcomers", {"round": entry, "clients": len(jobs), "epochs": epochs})
+            self.store.set_meta("newcomers", {"round": entry, "clients": len(replies), "epochs": epochs})
 
     def _constants(self, server: State) -> State:
         return {name: t for name, t in server.items() if named(name, self.method.constant)}

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
+from feddbe.errors import StoreError
+
 __all__ = [
+    "Receipt",
     "State",
     "decode",
     "encode",
@@ -43,7 +47,32 @@ def encode(state: Mapping[str, Tensor]) -> bytes:
 
 def decode(data: bytes) -> State:
     """The state in safetensors bytes, in the order of its names (the library has none of its own)."""
+    if receipt := Receipt.decode(data):
+        raise StoreError(
+            f"here is only the receipt of a state of round {receipt.round}, which a client keeps elsewhere; "
+            "continue the run with the engine that began it"
+        )
     return dict(sorted(safetensors.torch.load(data).items()))
+
+
+class Receipt(NamedTuple):
+    """Stands for the state of a client that keeps it elsewhere."""
+
+    round: int
+    """In which the client made it."""
+    sha256: str
+
+    def encode(self) -> bytes:
+        """Bytes that are those of no state: these begin with the size of a header, which would be absurd."""
+        return f"receipt {self.round} {self.sha256}".encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Receipt | None:
+        """None if the bytes are a state's."""
+        if not data.startswith(b"receipt "):
+            return None
+        _, round, digest = data.decode().split()
+        return cls(int(round), digest)
 
 
 def nbytes(state: Mapping[str, Tensor]) -> int:

@@ -20,13 +20,13 @@ from feddbe.measures.rows import ALL, Row
 from feddbe.runs import format2
 from feddbe.runs.checksums import crc_of, sealed
 from feddbe.runs.sqlite_file import FILE, FORMAT, SCHEMA, alone, clear, connect, damaged, format_of, remove
-from feddbe.state import State, decode, encode, nbytes, sha256
+from feddbe.state import Receipt, State, decode, encode, nbytes, sha256
 
 __all__ = ["FILE", "Store"]
 
 
 class Store:
-    """An open run. `read` and `stage` are the engines' view of the private states."""
+    """An open run. `read` and `stage` are the engines' view of the clients' states."""
 
     def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
         self.folder, self._db = folder, connection
@@ -200,15 +200,22 @@ class Store:
         self.write_state("upload", client, encode(state))
 
     def clients(self) -> Iterator[tuple[int, State]]:
-        """The private states, one at a time."""
-        for (client,) in list(self._read("SELECT client FROM states WHERE kind = 'private' ORDER BY client")):
-            state = self.read(client)
-            assert state is not None
-            yield client, decode(state)
+        """The clients' states, one at a time; not those that are kept elsewhere."""
+        for client, blob in self._staged():
+            if Receipt.decode(blob) is None:
+                yield client, decode(blob)
 
     def hashes(self) -> tuple[str, dict[str, str]]:
         """SHA-256 of the server's state and of each client's."""
-        return sha256(self.server()), {str(client): sha256(state) for client, state in self.clients()}
+        receipts = {client: Receipt.decode(blob) for client, blob in self._staged()}
+        elsewhere = {str(client): receipt.sha256 for client, receipt in receipts.items() if receipt}
+        return sha256(self.server()), elsewhere | {str(c): sha256(state) for c, state in self.clients()}
+
+    def _staged(self) -> Iterator[tuple[int, bytes]]:
+        for (client,) in list(self._read("SELECT client FROM states WHERE kind = 'private' ORDER BY client")):
+            state = self.read(client)
+            assert state is not None
+            yield client, state
 
     def _state(self, kind: str, client: int = ALL) -> bytes | None:
         query = "SELECT round, crc, state FROM states WHERE kind = ? AND client = ?"

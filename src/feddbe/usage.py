@@ -26,7 +26,7 @@ _SECTIONS = {
         "force",
     ),
     "Evaluation": ("measure", "eval", "eval_after", "train_loss", "validation", "newcomers", "adapt_epochs"),
-    "Run": ("engine", "out", "resume", "json"),
+    "Run": ("engine", "min_replies", "out", "resume", "json"),
 }  # fmt: skip
 """The options of `Config` in the order in which help lists them."""
 _VALUES = {"data": "NAME|FILE", "data_dir": "DIR", "split": "FILE", "eval": "WHO", "out": "DIR"}

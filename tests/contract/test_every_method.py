@@ -12,6 +12,7 @@ import torch
 from feddbe import seeds
 from feddbe.errors import BadInput
 from feddbe.methods import ADDONS, METHODS, hyper_parameters, parse
+from feddbe.methods.base import Names, refused
 from feddbe.state import named
 from feddbe.store import Store
 from tests.federation import (
@@ -58,21 +59,25 @@ def test_a_run_continued_after_each_round_is_the_same_run(name: str, tmp_path: P
 
 
 @every
-def test_what_is_private_stays_private(name: str, tmp_path: Path) -> None:
+def test_secrets_stay_secret(name: str, tmp_path: Path) -> None:
+    """That names are as declared is checked in every call; here are the values."""
     e = experiment(name)
     recorder = Recorder(e)
     carry_out(e, tmp_path, recorder)
-    assert leaks(recorder, e.method.private) == []
+    assert leaks(recorder, e.method.secret) == []
+    assert refused(e.method.secret, e.method.keeps, e.task.model) == []
+    kept = {n for state in recorder.private for n in state}
+    assert all(any(named(n, [pattern]) for n in kept) for pattern in e.method.keeps), "nothing in vain"
 
 
-def leaks(recorder: Recorder, private: tuple[str, ...]) -> list[str]:
-    """Private names, and private values of eight entries or more, that occur in any message."""
-    found = [n for message in recorder.messages for n in message if named(n, private)]
+def leaks(recorder: Recorder, secret: Names) -> list[str]:
+    """Secret names, and secret values of eight entries or more, that occur in any message."""
+    found = [n for message in recorder.messages for n in message if named(n, secret)]
     secrets = {
-        name: t.contiguous().numpy().tobytes()
-        for state in recorder.private
+        f"{name} of state {i}": t.contiguous().numpy().tobytes()
+        for i, state in enumerate(recorder.private)
         for name, t in state.items()
-        if named(name, private) and t.numel() >= 8
+        if named(name, secret) and t.numel() >= 8
     }
     for message in recorder.messages:
         for sent, tensor in message.items():

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from feddbe.local import Local
-from feddbe.methods import MR, PRBM, Composed, FedAvg
-from feddbe.state import State
+from feddbe.methods import MR, PRBM, Composed, Method
+from feddbe.methods.addons import SIZE
+from feddbe.methods.base import BODY, HEAD, MODEL, PERSONAL, refused
+from feddbe.methods.fedavg import FedAvg
+from feddbe.methods.fedper import FedPer
+from feddbe.state import State, prefixed, taken
 from feddbe.task import Context
 from tests.contract.test_every_method import leaks
 from tests.federation import Recorder, carry_out, experiment
@@ -17,15 +21,15 @@ from tests.federation import Recorder, carry_out, experiment
 
 @dataclasses.dataclass(frozen=True)
 class Renames(Composed):
-    """Sends PRBM's vector inside an entry with an innocent name."""
+    """Sends PRBM's vector inside an entry with a name that it may send."""
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         up, new = super().train(ctx, local, received, private)
-        return {**up, "statistics": new["prbm"].repeat(2)}, new
+        return {**up, SIZE: new["prbm"].repeat(2)}, new
 
 
 @dataclasses.dataclass(frozen=True)
-class Names(Composed):
+class Named(Composed):
     """Sends it under its own name."""
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
@@ -33,14 +37,90 @@ class Names(Composed):
         return {**up, "prbm": new["prbm"]}, new
 
 
-def test_a_private_value_under_another_name_is_found(tmp_path: Path) -> None:
+@dataclasses.dataclass(frozen=True)
+class Head(FedPer):
+    """Sends its head with the body."""
+
+    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        up, new = super().train(ctx, local, received, private)
+        return up | taken(new, PERSONAL), new
+
+
+@dataclasses.dataclass(frozen=True)
+class Early(FedAvg):
+    """Sends something in the preparation."""
+
+    prepares = True
+
+    def prepare(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        return {"labels": local.label_counts()}, private
+
+
+@dataclasses.dataclass(frozen=True)
+class Hoards(FedAvg):
+    """Keeps what it received."""
+
+    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        return super().train(ctx, local, received, private)[0], prefixed("seen/", received)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tells(FedPer):
+    """Its server sends a head to all."""
+
+    def down(self, ctx: Context, server: State, client: int) -> State:
+        return ctx.task.model.parameters
+
+
+def test_a_secret_value_under_another_name_is_found(tmp_path: Path) -> None:
     e = dataclasses.replace(experiment("fedavg+dbe"), method=Renames(FedAvg(), (PRBM(), MR())))
     recorder = Recorder(e)
     carry_out(e, tmp_path, recorder)
-    assert "prbm in statistics" in leaks(recorder, e.method.private)
+    assert any(leak.startswith("prbm") and leak.endswith(SIZE) for leak in leaks(recorder, e.method.secret))
 
 
-def test_a_private_name_does_not_even_leave_the_client(tmp_path: Path) -> None:
-    e = dataclasses.replace(experiment("fedavg+dbe"), method=Names(FedAvg(), (PRBM(), MR())))
-    with pytest.raises(AssertionError, match="would send 'prbm'"):
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (Named(FedAvg(), (PRBM(), MR())), "fedavg would send 'prbm'"),
+        (Head(), "fedper would send 'fc.weight'"),
+        (Early(), "fedavg would send 'labels'"),
+        (Hoards(), "fedavg would keep 'seen/"),
+        (Tells(), "fedper would receive 'fc.weight'"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Method) else "",
+)
+def test_what_is_not_declared_stops_the_client(method: Method, words: str, tmp_path: Path) -> None:
+    e = dataclasses.replace(experiment(f"{method.base}{'+dbe' * (method.name == 'composed')}"), method=method)
+    recorder = Recorder(e)
+    with pytest.raises(AssertionError, match=words):
+        carry_out(e, tmp_path, recorder)
+    assert not any(word in name for word in ("prbm", "labels") for m in recorder.messages for name in m)
+
+
+def test_a_secret_cannot_be_declared_as_sent(tmp_path: Path) -> None:
+    """Of two declarations that disagree the stricter one holds."""
+
+    class Lax(Head):
+        secret = ("fc.weight",)
+        sends = (MODEL,)
+
+    e = dataclasses.replace(experiment("fedper"), method=Lax())
+    with pytest.raises(AssertionError, match=r"would send 'fc.weight'"):
         carry_out(e, tmp_path, Recorder(e))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "wanted"),
+    [
+        ((), ["fc1.1.weight", "fc.weight", "mean", "mr/size"]),
+        ((MODEL,), ["mean", "mr/size"]),
+        ((BODY, "mr/"), ["fc.weight", "mean"]),
+        ((HEAD, "mean"), ["fc1.1.weight", "mr/size"]),
+        (("mr", "mean/", "fc"), ["fc1.1.weight", "fc.weight", "mean", "mr/size"]),
+    ],
+)
+def test_the_grammar(allowed: tuple[str, ...], wanted: list[str]) -> None:
+    """Itself, what begins with it if it ends with a slash, or a part of the model."""
+    names = ["fc1.1.weight", "fc.weight", "mean", "mr/size"]
+    assert refused(names, allowed, experiment("fedavg").task.model) == wanted

@@ -14,7 +14,7 @@ import torch
 
 from feddbe import engines
 from feddbe.client import Job, Reply
-from feddbe.engines import Messages, Pool, PrivateStates, Serial
+from feddbe.engines import ClientStates, Messages, Pool, Serial
 from feddbe.errors import BadInput, Diverged, FeddbeError
 from tests.federation import carry_out, experiment, outcome, same_bits, samples
 
@@ -24,7 +24,7 @@ class Murderous(Pool):
 
     kills = 0
 
-    def run(self, jobs: Sequence[Job], messages: Messages, states: PrivateStates) -> Iterator[Reply]:
+    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply]:
         for reply in super().run(jobs, messages, states):
             if self.kills < 4:
                 self.kills += 1
@@ -57,7 +57,7 @@ def test_a_client_that_always_kills_its_worker_is_named(tmp_path: Path) -> None:
 class Suicidal(Pool):
     """Client 1 is never answered: its worker is killed as soon as it has the job."""
 
-    def run(self, jobs: Sequence[Job], messages: Messages, states: PrivateStates) -> Iterator[Reply]:
+    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply]:
         class Deadly(type(states)):  # type: ignore[misc]
             def read(inner, client: int) -> bytes | None:
                 if client == 1:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from feddbe.local import Local
-from feddbe.methods import MR, PRBM, Composed, FedAvg, Upload
+from feddbe.methods import MR, PRBM, Composed, Upload
+from feddbe.methods.base import MODEL
+from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.scaffold import Scaffold
 from feddbe.task import Context
 from tests.federation import experiment
@@ -39,6 +41,16 @@ def test_the_method_never_sees_what_belongs_to_an_add_on() -> None:
 
 def test_it_shows_what_its_parts_declare() -> None:
     both = Composed(FedAvg(), (PRBM(), MR()))
-    assert (both.private, both.constant, both.prepares) == (("prbm",), ("mean",), True)
+    assert (both.keeps, both.secret, both.constant) == (("prbm",), ("prbm",), ("mean",))
+    assert both.sends == (MODEL, *MR.sends)
+    assert both.receives == (MODEL, *MR.receives)
+    assert both.prepares
     one = Composed(FedAvg(), (PRBM(),))
-    assert (one.private, one.constant, one.prepares) == (("prbm",), (), False)
+    assert (one.keeps, one.constant, one.prepares) == (("prbm",), (), False)
+
+
+def test_the_preparation_sends_of_the_model_what_the_method_sends() -> None:
+    """MR's models are averaged (`init_keep_model`); FedPer's heads are nobody's business."""
+    e = experiment("fedper+mr(init_keep_model=true)")
+    up, _ = e.method.prepare(Context(e.task, 0), Local(e.task, 0, 0), e.task.model.parameters, {})
+    assert up.keys() == {*e.task.model.body, "mean"}

@@ -46,7 +46,7 @@ def test_messages_and_private_state_are_as_told(name: str, tmp_path: Path) -> No
     assert set(down.values()) == {told(facts.down)}
     assert set(up.values()) == {told(facts.up)}
     kept = {nbytes(state) for state in ran.clients.values()} or {0}
-    assert kept == {told(facts.private)}
+    assert kept == {told(facts.keeps)}
 
 
 def test_every_hyper_parameter_of_a_method_has_values_to_try() -> None:

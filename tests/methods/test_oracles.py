@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from feddbe import seeds
 from feddbe.client import BUFFER, Job, Reply
 from feddbe.config import Config
-from feddbe.engines import Messages, PrivateStates, Serial
+from feddbe.engines import ClientStates, Messages, Serial
 from feddbe.experiment import Experiment, resolve
 from feddbe.methods import METHODS
 from feddbe.state import State, without
@@ -131,7 +131,7 @@ class Watched(Serial):
         super().__init__(experiment.task, experiment.method)
         self.seen: dict[tuple[str, int, int], Seen] = {}
 
-    def run(self, jobs: Sequence[Job], messages: Messages, states: PrivateStates) -> Iterator[Reply]:
+    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply]:
         rounds = {job.client: job.round for job in jobs}
         for reply in super().run(jobs, messages, states):
             for moment, found in reply.measured.items():

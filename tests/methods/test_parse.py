@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from feddbe.errors import BadInput
-from feddbe.methods import ADDONS, METHODS, MR, PRBM, Composed, FedAvg, describe, hyper_parameters, parse
+from feddbe.methods import ADDONS, METHODS, MR, PRBM, Composed, describe, hyper_parameters, parse
+from feddbe.methods.fedavg import FedAvg
 
 
 def test_names_and_options() -> None:

@@ -1,53 +1,58 @@
-"""Data sets by name, or a user's own in one of several forms."""
+"""Data sets by name, or a user's own in one of several forms; who reads them is imported when one is read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from feddbe.data import ag_news, cifar100, digits, fmnist, har, tiny_imagenet
 from feddbe.data.dataset import Dataset
-from feddbe.data.download import Progress
-from feddbe.data.forms import FORMS, load_own
 from feddbe.errors import unknown
+
+if TYPE_CHECKING:
+    from feddbe.data.download import Progress
 
 __all__ = ["SOURCES", "Dataset", "Source", "load"]
 
 
 @dataclass(frozen=True)
 class Source:
-    """One data set that is known by name."""
+    """One data set that is known by name: that of the module which reads it."""
 
     name: str
     description: str
-    load: Callable[[Path | None], Dataset]
-    find: Callable[[Path | None], Path | str | None]
-    """Where the data is, if it is there."""
-    get: Callable[[Path | None, Progress | None], Path] | None = None
-    """Downloads it and tells where it is now; None if there is nothing to download."""
+
+    def load(self, data_dir: Path | None) -> Dataset:
+        """All of it."""
+        dataset: Dataset = self._reader.load(data_dir)
+        return dataset
 
     def found(self, data_dir: Path | None) -> str | None:
         """Where the data is, in words; None if it is not there yet."""
-        place = self.find(data_dir)
+        place = getattr(self._reader, "found", self._reader.find)(data_dir)
         return None if place is None else str(place)
+
+    @property
+    def get(self) -> Callable[[Path | None, Progress | None], Path] | None:
+        """Downloads it and tells where it is now; None if there is nothing to download."""
+        return getattr(self._reader, "get", None)
+
+    @property
+    def _reader(self) -> Any:
+        return import_module(f"feddbe.data.{self.name}")
 
 
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
-        Source("digits", "1,797 grey digits of 8x8", lambda _: digits.load(), lambda _: "in scikit-learn"),
-        Source("fmnist", "70,000 grey clothes of 28x28", fmnist.load, fmnist.find, fmnist.get),
-        Source("cifar100", "60,000 colour images of 32x32", cifar100.load, cifar100.find, cifar100.get),
-        Source(
-            "tiny_imagenet",
-            "100,000 colour images of 64x64",
-            tiny_imagenet.load,
-            tiny_imagenet.find,
-            tiny_imagenet.get,
-        ),
-        Source("har", "10,299 sensor windows, 30 users", har.load, har.find, har.get),
-        Source("ag_news", "127,600 news in 4 classes", ag_news.load, ag_news.found, ag_news.get),
+        Source("digits", "1,797 grey digits of 8x8"),
+        Source("fmnist", "70,000 grey clothes of 28x28"),
+        Source("cifar100", "60,000 colour images of 32x32"),
+        Source("tiny_imagenet", "100,000 colour images of 64x64"),
+        Source("har", "10,299 sensor windows, 30 users"),
+        Source("ag_news", "127,600 news in 4 classes"),
     )
 }
 
@@ -57,6 +62,8 @@ def load(name_or_path: str | Path, data_dir: Path | None = None) -> Dataset:
     wanted = str(name_or_path)
     if wanted in SOURCES:
         return SOURCES[wanted].load(data_dir)
+    from feddbe.data.forms import FORMS, load_own
+
     own = load_own(wanted)
     if own is None:
         raise unknown("data set", wanted, [*SOURCES, *FORMS])

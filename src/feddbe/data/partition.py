@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddbe.data.own import open_npz
 from feddbe.errors import BadInput, unknown
 
 __all__ = ["Split", "load_split", "partition"]
@@ -90,6 +89,8 @@ def _sha256(arrays: Sequence[Indices]) -> str:
 
 def load_split(path: Path, n: int) -> Split:
     """A split of a data set of `n` samples, as `Split.save` or anyone's `numpy.savez` wrote it."""
+    from feddbe.data.own import open_npz  # here: a reader, which a client has no use for
+
     with open_npz(path) as arrays:
         found = {name: np.asarray(arrays[name]) for name in arrays}
     clients = sum(name.startswith("train_") for name in found)

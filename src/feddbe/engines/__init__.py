@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 
-from feddbe.engines.base import Engine, Messages, PrivateStates
+from feddbe.engines.base import ClientStates, Engine, Messages, Missing, Receipt
 from feddbe.engines.pool import Pool
 from feddbe.engines.serial import Serial
 from feddbe.errors import unknown
 from feddbe.methods.base import Method
 from feddbe.task import Task
 
-__all__ = ["Engine", "Messages", "Pool", "PrivateStates", "Serial", "make", "workers"]
+__all__ = ["ClientStates", "Engine", "Messages", "Missing", "Pool", "Receipt", "Serial", "make", "workers"]
 
 
 def workers(spec: str) -> int:

@@ -1,18 +1,26 @@
-"""What an engine is: it decides where the clients' part of a method runs, and keeps what is private."""
+"""What an engine is and what it promises: it decides where the clients' part of a method runs, and where what
+they keep lies."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from feddbe.client import Job, Reply
-from feddbe.state import State
+from feddbe.client import Job, Missing, Reply
+from feddbe.state import Receipt, State
 
-__all__ = ["Engine", "Messages", "PrivateStates"]
+__all__ = ["ClientStates", "Engine", "Messages", "Missing", "Receipt"]
 
 
-class PrivateStates(Protocol):
-    """Where private states are kept: read as the last accepted round left them, staged for the next."""
+class ClientStates(Protocol):
+    """What the run's file has of the clients' states: read as the last accepted round left them, staged for
+    the next.
+
+    What is staged becomes a client's state with the round's transaction, and not before: a round that fails
+    after clients have staged leaves every state as it was, and is done again from there. An engine whose
+    clients keep their states elsewhere stages a `Receipt` instead; what it then reads is the last one that
+    was accepted, and exactly that state is the one to go on from, even if the client has made a newer one.
+    """
 
     def read(self, client: int) -> bytes | None: ...
 
@@ -31,8 +39,15 @@ class Messages:
 
 
 class Engine(Protocol):
-    """Runs jobs in any order and place; the replies carry no private state any more."""
+    """Runs jobs in any order and place, and gives one answer to each.
 
-    def run(self, jobs: Sequence[Job], messages: Messages, states: PrivateStates) -> Iterator[Reply]: ...
+    Each is `client.perform` of the job, its message and the client's state, with the same bits as `Serial`; a
+    job may be done twice, but only once staged and answered. The replies carry no kept state any more. A
+    client that does not answer is `Missing`: then nothing is staged for it, whatever it may have done.
+    """
+
+    def run(
+        self, jobs: Sequence[Job], messages: Messages, states: ClientStates
+    ) -> Iterator[Reply | Missing]: ...
 
     def close(self) -> None: ...

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from feddbe.client import Job, Reply, perform
-from feddbe.engines.base import Messages, PrivateStates
+from feddbe.engines.base import ClientStates, Messages
 from feddbe.engines.parcel import Parcel, pack, receive, send
 from feddbe.errors import FeddbeError
 from feddbe.methods.base import Method
@@ -58,7 +58,7 @@ class Pool:
         """The workers' process ids."""
         return [w.process.pid for w in self._workers if w.process.pid is not None]
 
-    def run(self, jobs: Sequence[Job], messages: Messages, states: PrivateStates) -> Iterator[Reply]:
+    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply]:
         queue = deque(sorted(jobs, key=self._cost, reverse=True))
         idle, busy, tries = list(self._workers), dict[Any, tuple[_Worker, Job]](), Counter[int]()
         with pack(messages.shared) as shared:

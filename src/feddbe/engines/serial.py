@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from feddbe.client import Job, Reply, perform
-from feddbe.engines.base import Messages, PrivateStates
+from feddbe.engines.base import ClientStates, Messages
 from feddbe.methods.base import Method
 from feddbe.state import decode, encode
 from feddbe.task import Task
@@ -19,7 +19,7 @@ class Serial:
     def __init__(self, task: Task, method: Method) -> None:
         self.task, self.method = task, method
 
-    def run(self, jobs: Sequence[Job], messages: Messages, states: PrivateStates) -> Iterator[Reply]:
+    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply]:
         for job in jobs:
             kept = states.read(job.client)
             reply = perform(

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from importlib import import_module
 from typing import Any, TypedDict
 
 from feddbe.errors import BadInput, unknown
 from feddbe.methods.addons import FT, MR, PRBM, AddOn
-from feddbe.methods.apfl import APFL
-from feddbe.methods.apple import APPLE
 from feddbe.methods.base import Method, Upload, parameter
 from feddbe.methods.composed import Composed
-from feddbe.methods.ditto import Ditto
-from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.fedbabu import FedBABU
-from feddbe.methods.fedfomo import FedFomo
-from feddbe.methods.fedgen import FedGen
-from feddbe.methods.fedper import FedPer
-from feddbe.methods.fedprox import FedProx
-from feddbe.methods.fedrep import FedRep
-from feddbe.methods.fedrod import FedRoD
-from feddbe.methods.floors import LocalOnly, Majority
-from feddbe.methods.moon import Moon
-from feddbe.methods.perfedavg import PerFedAvg
-from feddbe.methods.pfedme import PFedMe
-from feddbe.methods.scaffold import Scaffold
 from feddbe.options import allowed, number_or_text
 
 __all__ = [
@@ -37,7 +22,6 @@ __all__ = [
     "AddOn",
     "Composed",
     "Description",
-    "FedAvg",
     "Method",
     "Upload",
     "describe",
@@ -46,14 +30,56 @@ __all__ = [
     "parse",
 ]
 
-METHODS: dict[str, type[Method]] = {
-    cls.name: cls
-    for cls in (
-        FedAvg, Scaffold, FedProx, Moon, FedGen,
-        PerFedAvg, PFedMe, Ditto, FedPer, FedRep, FedRoD, FedBABU, APFL, FedFomo, APPLE,
-        LocalOnly, Majority,
-    )
-}  # fmt: skip
+
+class _Registry(MutableMapping[str, type[Method]]):
+    """Classes by name, each imported when it is first asked for: a client has no use for the others."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._known: dict[str, str | type[Method]] = dict(places)
+
+    def __getitem__(self, name: str) -> type[Method]:
+        found = self._known[name]
+        if isinstance(found, str):
+            module, _, cls = found.partition(".")
+            found = self._known[name] = getattr(import_module(f"feddbe.methods.{module}"), cls)
+        return found
+
+    def __setitem__(self, name: str, cls: type[Method]) -> None:
+        self._known[name] = cls
+
+    def __delitem__(self, name: str) -> None:
+        del self._known[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known  # without importing it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+METHODS = _Registry({
+    "fedavg": "fedavg.FedAvg",
+    "scaffold": "scaffold.Scaffold",
+    "fedprox": "fedprox.FedProx",
+    "moon": "moon.Moon",
+    "fedgen": "fedgen.FedGen",
+    "perfedavg": "perfedavg.PerFedAvg",
+    "pfedme": "pfedme.PFedMe",
+    "ditto": "ditto.Ditto",
+    "fedper": "fedper.FedPer",
+    "fedrep": "fedrep.FedRep",
+    "fedrod": "fedrod.FedRoD",
+    "fedbabu": "fedbabu.FedBABU",
+    "apfl": "apfl.APFL",
+    "fedfomo": "fedfomo.FedFomo",
+    "apple": "apple.APPLE",
+    "local": "floors.LocalOnly",
+    "majority": "floors.Majority",
+})  # fmt: skip
+"""Name -> module and class, in the order in which people read them."""
 ADDONS: dict[str, tuple[type[AddOn], ...]] = {"prbm": (PRBM,), "mr": (MR,), "dbe": (PRBM, MR), "ft": (FT,)}
 
 
@@ -65,7 +91,7 @@ class Description(TypedDict):
     addons: list[str]
     parameters: list[dict[str, Any]]
     facts: dict[str, str]
-    """Messages and private state in models, and what is evaluated."""
+    """Messages and kept state in models, and what is evaluated."""
 
 
 Defaults = Mapping[str, Mapping[str, Any]]

@@ -43,7 +43,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.local import Extra, Local
-from feddbe.methods.base import Method, Parameters, Upload, parameter
+from feddbe.methods.base import Method, Names, Parameters, Upload, parameter
 from feddbe.state import State, weighted_mean
 from feddbe.task import Context
 from feddbe.terms import MeanPull, Term
@@ -58,10 +58,12 @@ KAPPA, TASK, SIZE = "mr/kappa", "mr/task", "mr/size"
 class AddOn(Parameters):
     """A part that goes on a method without the method knowing."""
 
-    private: ClassVar[tuple[str, ...]] = ()
-    constant: ClassVar[tuple[str, ...]] = ()
-    exchanged: ClassVar[tuple[str, ...]] = ()
-    """What it sends in every round, up and down, beside the method's messages; named like `private`."""
+    keeps: ClassVar[Names] = ()
+    secret: ClassVar[Names] = ()
+    sends: ClassVar[Names] = ()
+    """Beside the method's message; of the model's parameters, those go that the method sends."""
+    receives: ClassVar[Names] = ()
+    constant: ClassVar[Names] = ()
     prepares: ClassVar[bool] = False
     adapts: ClassVar[str] = ""
 
@@ -98,7 +100,8 @@ class PRBM(AddOn):
     """The private translation vector p_i."""
 
     name: ClassVar[str] = "prbm"
-    private: ClassVar[tuple[str, ...]] = ("prbm",)
+    keeps: ClassVar[Names] = ("prbm",)
+    secret: ClassVar[Names] = ("prbm",)
 
     prbm_lr: float | None = parameter(None, "learning rate of p_i; none: that of the model", low=0)
 
@@ -114,8 +117,9 @@ class MR(AddOn):
     """Mean regularization; `kappa` and `mu` have defaults per model and data set (`defaults.py`)."""
 
     name: ClassVar[str] = "mr"
-    constant: ClassVar[tuple[str, ...]] = ("mean",)
-    exchanged: ClassVar[tuple[str, ...]] = ("mr/",)
+    sends: ClassVar[Names] = ("mean", TASK, SIZE)
+    receives: ClassVar[Names] = ("mean", KAPPA)
+    constant: ClassVar[Names] = ("mean",)
     prepares: ClassVar[bool] = True
 
     kappa: float | str = parameter(

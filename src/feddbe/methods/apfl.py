@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.local import Local
-from feddbe.methods.base import Facts, parameter
+from feddbe.methods.base import Facts, Names, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, PERSONAL, TWO_MODELS
 from feddbe.seeds import torch_seeded
@@ -44,8 +44,9 @@ class APFL(FedAvg):
 
     name: ClassVar[str] = "apfl"
     family: ClassVar[str] = "personalized"
-    facts: ClassVar[Facts] = Facts(private="1 + 1 number", evaluated="the mixture of v_i and the new w")
-    private: ClassVar[tuple[str, ...]] = (PERSONAL, ALPHA)
+    facts: ClassVar[Facts] = Facts(keeps="1 + 1 number", evaluated="the mixture of v_i and the new w")
+    keeps: ClassVar[Names] = (PERSONAL, ALPHA)
+    secret: ClassVar[Names] = (PERSONAL, ALPHA)
     refuses = NO_PRBM
     cannot = TWO_MODELS
     deployed_track: ClassVar[str] = "personal"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from feddbe.local import Local
-from feddbe.methods.base import Facts, Method, Upload, parameter
+from feddbe.methods.base import Facts, Method, Names, Upload, parameter
 from feddbe.methods.personal import NO_MR, NO_PRBM
 from feddbe.models.split import SplitModel
 from feddbe.seeds import torch_seed
@@ -66,8 +66,10 @@ class APPLE(Method):
 
     name: ClassVar[str] = "apple"
     family: ClassVar[str] = "personalized"
-    facts: ClassVar[Facts] = Facts("N", private="N numbers", evaluated="the mixture of the new cores")
-    private: ClassVar[tuple[str, ...]] = (RELATIONS,)
+    facts: ClassVar[Facts] = Facts("N", keeps="N numbers", evaluated="the mixture of the new cores")
+    keeps: ClassVar[Names] = (RELATIONS,)
+    secret: ClassVar[Names] = (RELATIONS,)
+    receives: ClassVar[Names] = (CORE,)
     keeps_uploads: ClassVar[bool] = True
     needs_all: ClassVar[str] = "every model is a mixture of the cores of all clients"
     refuses = NO_PRBM

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from feddbe.local import Local
+from feddbe.models.split import SplitModel
 from feddbe.options import Parameters, parameter
 from feddbe.state import State, weighted_mean
 from feddbe.task import Context, Task
 
-__all__ = ["PERSONAL", "Facts", "Method", "Parameters", "Upload", "average", "averaging", "parameter"]
+__all__ = [
+    "BODY",
+    "HEAD",
+    "MODEL",
+    "PERSONAL",
+    "Facts",
+    "Method",
+    "Names",
+    "Parameters",
+    "Upload",
+    "average",
+    "averaging",
+    "parameter",
+    "refused",
+]
+
+Names = tuple[str, ...]
+"""Names in a state: each itself, or with a slash at its end what begins so, or one of the three below."""
+MODEL, BODY, HEAD = "<model>", "<f>", "<h>"
+"""Stand for the model's own parameter names: all of them, those before the cut, those after it."""
 
 PERSONAL = "personal/"
 """Prefix of a client's own parameters."""
@@ -28,13 +48,21 @@ class Upload(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What `feddbe methods` tells of a method. Messages of a round and private state are in models, f and h
-    being its parts, N the clients; `numbers` are single ones."""
+    """What `feddbe methods` tells of a method. Messages of a round and what a client keeps are in models, f
+    and h being its parts, N the clients; `numbers` are single ones."""
 
     down: str = "1"
     up: str = "1"
-    private: str = "0"
+    keeps: str = "0"
     evaluated: str = "the global model"
+
+
+def refused(state: Iterable[str], allowed: Names, model: SplitModel) -> list[str]:
+    """The names that are none of those allowed."""
+    groups: dict[str, Iterable[str]] = {MODEL: model.parameters, BODY: model.body, HEAD: model.head}
+    exact = {name for pattern in allowed for name in groups.get(pattern, (pattern,))}
+    prefixes = tuple(pattern for pattern in allowed if pattern.endswith("/"))
+    return [name for name in state if name not in exact and not name.startswith(prefixes)]
 
 
 def averaging(default: str = "samples") -> Any:
@@ -57,10 +85,16 @@ class Method(Parameters):
 
     family: ClassVar[str] = "traditional"
     facts: ClassVar[Facts] = Facts()
-    private: ClassVar[tuple[str, ...]] = ()
-    """What never leaves a client: names, or prefixes that end with a slash."""
-    constant: ClassVar[tuple[str, ...]] = ()
-    """Server entries fixed by `prepared` (named likewise): sent to a client once, at its first round."""
+    keeps: ClassVar[Names] = ()
+    """What stays with a client from round to round. It need not be secret: some of it is what was sent."""
+    secret: ClassVar[Names] = ()
+    """What of it nobody else may ever see, under any name."""
+    sends: ClassVar[Names] = (MODEL,)
+    """What a client may send, in the preparation or a round."""
+    receives: ClassVar[Names] = (MODEL,)
+    """What it may be sent in a round, constants included. In the preparation that is theta^0."""
+    constant: ClassVar[Names] = ()
+    """Server entries fixed by `prepared`: sent to a client once, at its first round."""
     same_for_all: ClassVar[bool] = True
     """Whether `down` gives every client the same message."""
     refuses: ClassVar[Mapping[str, str]] = {}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from feddbe.errors import BadInput
 from feddbe.local import Local
 from feddbe.methods.addons import AddOn
-from feddbe.methods.base import Method, Upload
+from feddbe.methods.base import Method, Upload, refused
 from feddbe.state import State, named, without
 from feddbe.task import Context, Task
 
@@ -30,9 +30,7 @@ class Composed(Method):
 
     def __post_init__(self) -> None:
         inner = self.inner
-        shown = {
-            "private": inner.private + tuple(p for a in self.addons for p in a.private),
-            "constant": inner.constant + tuple(c for a in self.addons for c in a.constant),
+        shown: dict[str, Any] = {
             "family": inner.family,
             "same_for_all": inner.same_for_all,
             "deployed_track": inner.deployed_track,
@@ -40,6 +38,8 @@ class Composed(Method):
             "needs_all": inner.needs_all,
             "adapts": inner.adapts or next((a.adapts for a in self.addons if a.adapts), ""),
         }
+        for names in ("keeps", "secret", "sends", "receives", "constant"):
+            shown[names] = sum((getattr(part, names) for part in (inner, *self.addons)), ())
         for name, value in shown.items():
             object.__setattr__(self, name, value)
         for addon in self.addons:
@@ -71,7 +71,9 @@ class Composed(Method):
         up, private = self.inner.prepare(ctx, local, received, private)
         for addon in self.addons:
             up = up | addon.prepare(ctx, local, received)
-        return up, private
+        # an add-on may send a model, of which the method may keep a part to itself
+        own = set(refused(ctx.task.model.parameters, self.inner.sends, ctx.task.model))
+        return {name: t for name, t in up.items() if name not in own}, private
 
     def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         server = self.inner.prepared(ctx, server, uploads)
@@ -80,8 +82,8 @@ class Composed(Method):
         return server
 
     def down(self, ctx: Context, server: State, client: int) -> State:
-        exchanged = [name for addon in self.addons for name in addon.exchanged]
-        mine = {name: t for name, t in server.items() if named(name, exchanged)}
+        received = [name for a in self.addons for name in a.receives if name not in a.constant]
+        mine = {name: t for name, t in server.items() if named(name, received)}
         return self.inner.down(ctx, self._theirs(server), client) | mine
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
@@ -129,4 +131,4 @@ class Composed(Method):
 
     def _theirs(self, state: State) -> State:
         """The entries that belong to the inner method."""
-        return without(state, [n for a in self.addons for n in (*a.private, *a.constant, *a.exchanged)])
+        return without(state, [n for a in self.addons for n in (*a.keeps, *a.sends, *a.receives)])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from feddbe.local import Local
-from feddbe.methods.base import Facts, parameter
+from feddbe.methods.base import Facts, Names, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, PERSONAL, TWO_MODELS
 from feddbe.state import State, prefixed, taken
@@ -34,8 +34,9 @@ class Ditto(FedAvg):
 
     name: ClassVar[str] = "ditto"
     family: ClassVar[str] = "personalized"
-    facts: ClassVar[Facts] = Facts(private="1", evaluated="v_i")
-    private: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    facts: ClassVar[Facts] = Facts(keeps="1", evaluated="v_i")
+    keeps: ClassVar[Names] = (PERSONAL,)
+    secret: ClassVar[Names] = (PERSONAL,)
     refuses = NO_PRBM
     cannot = TWO_MODELS
     deployed_track: ClassVar[str] = "personal"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from feddbe.local import Local
-from feddbe.methods.base import Facts
+from feddbe.methods.base import BODY, Facts, Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, TUNES
 from feddbe.state import State
@@ -27,6 +27,8 @@ class FedBABU(FedAvg):
     name: ClassVar[str] = "fedbabu"
     family: ClassVar[str] = "personalized"
     facts: ClassVar[Facts] = Facts("f", "f", evaluated="the new f with the first h; at the end fine-tuned")
+    sends: ClassVar[Names] = (BODY,)
+    receives: ClassVar[Names] = (BODY,)
     adapts: ClassVar[str] = "last"
     refuses = NO_PRBM
     cannot = TUNES

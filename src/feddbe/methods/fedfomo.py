@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from feddbe import seeds
 from feddbe.local import Local
-from feddbe.methods.base import Facts, Method, Upload, parameter
+from feddbe.methods.base import MODEL, Facts, Method, Names, Upload, parameter
 from feddbe.methods.personal import NO_PRBM
 from feddbe.state import State, prefixed, summed, taken, weighted_mean
 from feddbe.task import Context
@@ -44,9 +44,10 @@ class FedFomo(Method):
 
     name: ClassVar[str] = "fedfomo"
     family: ClassVar[str] = "personalized"
-    facts: ClassVar[Facts] = Facts(
-        "m - 1", "1 + N numbers", private="2", evaluated="the model as last trained"
-    )
+    facts: ClassVar[Facts] = Facts("m - 1", "1 + N numbers", keeps="2", evaluated="the model as last trained")
+    keeps: ClassVar[Names] = (OLD, CURRENT)  # no secrets: what was sent, and a mixture of what others sent
+    sends: ClassVar[Names] = (MODEL, AFFINITY)
+    receives: ClassVar[Names] = (OTHERS,)
     same_for_all: ClassVar[bool] = False
     keeps_uploads: ClassVar[bool] = True
     refuses = NO_PRBM

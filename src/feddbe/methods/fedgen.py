@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.local import Local
-from feddbe.methods.base import Facts, Upload, parameter
+from feddbe.methods.base import MODEL, Facts, Names, Upload, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.generator import ADAM, generate, sameness, start, trained
 from feddbe.seeds import torch_seed, torch_seeded
@@ -50,7 +50,9 @@ class FedGen(FedAvg):
 
     name: ClassVar[str] = "fedgen"
     facts: ClassVar[Facts] = Facts(down="1 + generator")
-    constant: ClassVar[tuple[str, ...]] = (PRIOR,)
+    sends: ClassVar[Names] = (MODEL, COUNTS)
+    receives: ClassVar[Names] = (MODEL, GENERATOR, PRIOR)
+    constant: ClassVar[Names] = (PRIOR,)
 
     alpha: float = parameter(1.0, "weight of generated samples", low=0, search="0.1 1 10")
     beta: float = parameter(1.0, "weight of generated targets", low=0, search="0.1 1 10")
@@ -123,6 +125,8 @@ class FedGen(FedAvg):
         model = ctx.task.model
         counts = server[COUNTS][[u.client for u in uploads]]
         labels = counts.sum(0).nonzero().flatten()
+        if not len(labels):  # none of them answered in the preparation
+            return {}
         shares = counts / counts.sum(0).clamp(min=1)
         if self.lite:
             shares = (counts.sum(1, keepdim=True) / counts.sum()).expand_as(counts)

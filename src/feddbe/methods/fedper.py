@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from feddbe.local import Local
-from feddbe.methods.base import Facts
+from feddbe.methods.base import BODY, Facts, Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, PERSONAL
 from feddbe.state import State, prefixed, taken
@@ -25,8 +25,11 @@ class FedPer(FedAvg):
 
     name: ClassVar[str] = "fedper"
     family: ClassVar[str] = "personalized"
-    facts: ClassVar[Facts] = Facts("f", "f", private="h", evaluated="the new f with the client's h")
-    private: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    facts: ClassVar[Facts] = Facts("f", "f", keeps="h", evaluated="the new f with the client's h")
+    keeps: ClassVar[Names] = (PERSONAL,)
+    secret: ClassVar[Names] = (PERSONAL,)
+    sends: ClassVar[Names] = (BODY,)
+    receives: ClassVar[Names] = (BODY,)
     refuses = NO_PRBM
 
     def server_init(self, ctx: Context) -> State:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.local import Local
-from feddbe.methods.base import Facts
+from feddbe.methods.base import Facts, Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, PERSONAL
 from feddbe.state import State, prefixed, taken, without
@@ -37,8 +37,9 @@ class FedRoD(FedAvg):
 
     name: ClassVar[str] = "fedrod"
     family: ClassVar[str] = "personalized"
-    facts: ClassVar[Facts] = Facts(private="h", evaluated="the global model plus the client's h_p")
-    private: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    facts: ClassVar[Facts] = Facts(keeps="h", evaluated="the global model plus the client's h_p")
+    keeps: ClassVar[Names] = (PERSONAL,)
+    secret: ClassVar[Names] = (PERSONAL,)
     refuses = NO_PRBM
     cannot: ClassVar[Mapping[str, str]] = {"ft": "plain SGD would train one of its two heads only"}
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from feddbe.local import Local
-from feddbe.methods.base import Facts, Method, Upload
+from feddbe.methods.base import Facts, Method, Names, Upload
 from feddbe.methods.personal import PERSONAL
 from feddbe.state import State, prefixed, taken
 from feddbe.task import Context, Task
@@ -25,8 +25,11 @@ class LocalOnly(Method):
 
     name: ClassVar[str] = "local"
     family: ClassVar[str] = "floor"
-    facts: ClassVar[Facts] = Facts("0", "0", private="1", evaluated="the client's own model")
-    private: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    facts: ClassVar[Facts] = Facts("0", "0", keeps="1", evaluated="the client's own model")
+    keeps: ClassVar[Names] = (PERSONAL,)
+    secret: ClassVar[Names] = (PERSONAL,)
+    sends: ClassVar[Names] = ()
+    receives: ClassVar[Names] = ()
     cannot = _ALONE
     deployed_track: ClassVar[str] = "personal"
 
@@ -53,6 +56,8 @@ class Majority(Method):
     name: ClassVar[str] = "majority"
     family: ClassVar[str] = "floor"
     facts: ClassVar[Facts] = Facts("0", "0", evaluated="each client's most frequent label")
+    sends: ClassVar[Names] = ()
+    receives: ClassVar[Names] = ()
     cannot = _ALONE
 
     def server_init(self, ctx: Context) -> State:

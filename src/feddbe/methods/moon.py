@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.local import Local
-from feddbe.methods.base import Facts, parameter
+from feddbe.methods.base import MODEL, Facts, Names, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.seeds import torch_seed, torch_seeded
 from feddbe.state import State, prefixed, taken
@@ -43,7 +43,10 @@ class Moon(FedAvg):
     """
 
     name: ClassVar[str] = "moon"
-    facts: ClassVar[Facts] = Facts(private="1")
+    facts: ClassVar[Facts] = Facts(keeps="1")
+    keeps: ClassVar[Names] = (PREVIOUS,)  # no secret: it is what was sent last
+    sends: ClassVar[Names] = (MODEL, PROJECTION)
+    receives: ClassVar[Names] = (MODEL, PROJECTION)
 
     mu: float = parameter(1.0, "weight of the contrast", low=0, search="0.001 0.01 0.1 1 5 10")
     tau: float = parameter(0.5, "temperature", above=0, search="0.1 0.5 1")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from feddbe.local import Local
-from feddbe.methods.base import Facts, Method, Upload, average, averaging, parameter
+from feddbe.methods.base import Facts, Method, Names, Upload, average, averaging, parameter
 from feddbe.methods.personal import NO_MR, NO_PRBM, PERSONAL
 from feddbe.models.split import SplitModel
 from feddbe.state import State, prefixed, taken
@@ -36,8 +36,9 @@ class PFedMe(Method):
 
     name: ClassVar[str] = "pfedme"
     family: ClassVar[str] = "personalized"
-    facts: ClassVar[Facts] = Facts(private="1", evaluated="theta_i")
-    private: ClassVar[tuple[str, ...]] = (PERSONAL,)
+    facts: ClassVar[Facts] = Facts(keeps="1", evaluated="theta_i")
+    keeps: ClassVar[Names] = (PERSONAL,)
+    secret: ClassVar[Names] = (PERSONAL,)
     refuses = NO_PRBM
     cannot = NO_MR
 

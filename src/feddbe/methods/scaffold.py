@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from feddbe.local import Local
-from feddbe.methods.base import Facts, Method, Upload, average, averaging, parameter
+from feddbe.methods.base import MODEL, Facts, Method, Names, Upload, average, averaging, parameter
 from feddbe.state import State, prefixed, taken, without
 from feddbe.task import Context
 
@@ -32,7 +32,10 @@ class Scaffold(Method):
     """
 
     name: ClassVar[str] = "scaffold"
-    facts: ClassVar[Facts] = Facts("2", "2", private="1")
+    facts: ClassVar[Facts] = Facts("2", "2", keeps="1")
+    keeps: ClassVar[Names] = (CONTROL,)  # no secret: c_i is the sum of the changes that were sent
+    sends: ClassVar[Names] = (MODEL, CONTROL)
+    receives: ClassVar[Names] = (MODEL, CONTROL)
 
     eta_g: float = parameter(1.0, "server learning rate", above=0, search="0.5 1")
     weights: str = averaging("uniform")

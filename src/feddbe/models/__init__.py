@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from feddbe.errors import BadInput, one_line, unknown
 from feddbe.models.cnn import cnn, cnn_small, mlp
 from feddbe.models.fasttext import fasttext
 from feddbe.models.har_cnn import har_cnn
+from feddbe.models.own import FromFile
 from feddbe.models.resnet import CUTS, resnet18
 from feddbe.models.split import Forward, Halves, SplitModel
 from feddbe.seeds import torch_seed, torch_seeded
@@ -100,6 +102,8 @@ def build(
         raise BadInput(
             f"the model does not take inputs of shape {shape}: {_misfit(module, sample)}{one_line(error)}"
         ) from error
+    if isinstance(source, FromFile):
+        model.remake = partial(source, shape, classes)
     if clash := RESERVED & model.parameters.keys():
         raise BadInput(
             f"the model has a parameter '{clash.pop()}', a name that feddbe uses itself; rename it"

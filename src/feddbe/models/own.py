@@ -33,6 +33,9 @@ class FromFile:
     sha256: str
     """Of the file and the function's name."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (f"{self.path.resolve()}:{self.function}", self.sha256)
+
     def __call__(self, shape: tuple[int, ...], classes: int) -> nn.Module | Halves:
         where = f"{self.function}({shape}, {classes}) in '{self.path}'"
         try:
@@ -75,6 +78,14 @@ def from_file(model: str) -> FromFile:
     if not callable(call):
         raise unknown(f"function in '{path}':", function, functions)
     return FromFile(path, function, call, digest)
+
+
+def _again(model: str, sha256: str) -> FromFile:
+    """The same builder in another process; the file must not have changed."""
+    found = from_file(model)
+    if found.sha256 != sha256:
+        raise BadInput(f"the model's file '{found.path}' is not the one that the run began with")
+    return found
 
 
 def _executed(content: bytes, path: Path, name: str) -> ModuleType:

@@ -64,6 +64,9 @@ class SplitModel:
             pair.add_module("classifier", module[1])
             module, cut = pair, cut or "features"
         self.module, self.onednn, self.channels_last = module, onednn, onednn and channels_last
+        self.remake: Callable[[], nn.Module | Halves] | None = None
+        """Makes such a module again, where its classes cannot be imported (a user's file)."""
+        self._sample = sample
         # One pair of halves per mode, because tracing writes the training flag of F.dropout into the graph.
         modes = {training: _cuts(module.train(training)) for training in (True, False)}
         self.cuts = tuple(modes[False])
@@ -103,6 +106,11 @@ class SplitModel:
         in_head = {id(p) for p in h.parameters()}
         self.head = tuple(name for name, p in module.named_parameters() if id(p) in in_head)
         self.body = tuple(name for name in self.parameters if name not in self.head)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as what it was made from: the graphs of a traced module cannot be pickled."""
+        how = self._sample, self.cut, self.onednn, self.channels_last
+        return _rebuilt, (self.remake or self.module, *how, self.parameters, self.buffers)
 
     @contextmanager
     def bind(
@@ -178,6 +186,29 @@ class SplitModel:
         for name, tensor in tensors.items():
             for owner, key in self._slots[name]:
                 owner[key] = tensor
+
+
+def _rebuilt(
+    source: nn.Module | Callable[[], nn.Module | Halves],
+    sample: Tensor,
+    cut: str,
+    onednn: bool,
+    channels_last: bool,
+    parameters: State,
+    buffers: State,
+) -> SplitModel:
+    """The same model in another process."""
+    module: nn.Module | Halves
+    if isinstance(source, nn.Module):
+        module = source
+    else:
+        with torch_seeded(0):  # whatever it draws is overwritten
+            module = source()
+    model = SplitModel(module, sample, cut, onednn=onednn, channels_last=channels_last)
+    model.remake = None if isinstance(source, nn.Module) else source
+    model.module.load_state_dict(parameters | buffers, strict=False)
+    model.parameters, model.buffers = parameters, buffers
+    return model
 
 
 def _classes(logits: object) -> int:

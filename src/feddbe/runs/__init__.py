@@ -1,1 +1,1 @@
-"""Runs on disk."""
+"""A run: what it is made from, its rounds, and its file."""

@@ -1,0 +1,219 @@
+"""An engine's promise: what is staged counts with the round's transaction, and an answer may be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feddbe.client import Job, Reply
+from feddbe.engines import ClientStates, Engine, Messages, Missing
+from feddbe.errors import FeddbeError, StoreError
+from feddbe.experiment import Experiment
+from feddbe.loop import Loop
+from feddbe.measures.rows import ALL
+from feddbe.methods import parse
+from feddbe.store import Store
+from feddbe.task import Context
+from tests.federation import (
+    COMBINATIONS,
+    Elsewhere,
+    Forgetful,
+    carry_out,
+    experiment,
+    measured,
+    outcome,
+    samples,
+)
+
+every = pytest.mark.parametrize("name", COMBINATIONS)
+
+
+def left(folder: Path) -> dict[str, Any]:
+    """All that a run leaves, times apart."""
+    store = Store.open(folder)
+    entries = [{**entry, "seconds": 0} for entry in store.entries()]
+    timeless = [row for t in range(len(entries)) for row in store.rows(t) if "seconds" not in row.name]
+    rows = [row for row in timeless if row.name != "missing"]
+    found = {"hashes": store.hashes(), "entries": entries, "rows": rows, "newcomers": store.meta("newcomers")}
+    store.close()
+    return found
+
+
+def missing(store: Store) -> dict[int, float | None]:
+    """How many did not answer, by round."""
+    return {row.round: row.value for row in store.overall() if row.name == "missing"}
+
+
+class Breaking(Elsewhere):
+    """Nobody is forgotten; it fails once in each round, when all clients have staged."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        super().__init__(experiment)
+        self.failed: set[int] = set()
+
+    def forgotten(self, round: int) -> int:
+        return -1
+
+    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply | Missing]:
+        yield from super().run(jobs, messages, states)
+        if any(job.work != "none" for job in jobs) and jobs[0].round not in self.failed:
+            self.failed.add(jobs[0].round)
+            raise ConnectionError("the server went away")
+
+
+@every
+def test_states_kept_elsewhere_count_when_the_round_is_accepted(name: str, tmp_path: Path) -> None:
+    """Each round is broken off after its clients staged, and done again: from the states before it."""
+    e = experiment(name)
+    outcome(e, tmp_path / "serial")
+    wanted, engine, broken = left(tmp_path / "serial"), Breaking(e), 0
+    while True:
+        try:
+            carry_out(e, tmp_path / "elsewhere", engine)
+            break
+        except ConnectionError:
+            broken += 1
+    assert broken == 2 + e.method.prepares
+    assert left(tmp_path / "elsewhere") == wanted
+    assert bool(engine.kept) == bool(wanted["hashes"][1])
+
+
+def test_another_engine_cannot_read_a_receipt(tmp_path: Path) -> None:
+    engine = Breaking(experiment("ditto", rounds=1))
+    engine.failed = {1}
+    carry_out(experiment("ditto", rounds=1), tmp_path, engine)
+    with pytest.raises(StoreError, match=r"only the receipt of a state of round 1, .* the engine that began"):
+        outcome(experiment("ditto", rounds=2), tmp_path)
+
+
+@every
+@pytest.mark.parametrize("kind", [Forgetful, Elsewhere])
+def test_a_round_without_some_is_one_in_which_they_were_not_asked(
+    name: str, kind: type[Forgetful], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the preparation, in rounds and in the last evaluation: the same bits, bytes and accuracies."""
+    e = experiment(name, rounds=3, eval="cohort", min_replies=2)
+    engine = kind(e)
+    assert len({engine.forgotten(round) for round in range(5)}) > 1
+    if parse(name).needs_all:
+        with pytest.raises(FeddbeError, match=r"client \d did not answer .*; apple cannot go on without: "):
+            carry_out(e, tmp_path, engine)
+        return
+    carry_out(e, tmp_path / "missing", engine)
+    store = Store.open(tmp_path / "missing")
+    counted = [t for t in range(4) if t or e.method.prepares]
+    assert missing(store) == dict.fromkeys(counted, 1)
+    store.close()
+
+    cohort = Loop._cohort
+
+    def smaller(loop: Loop, round: int) -> list[int]:
+        return [client for client in cohort(loop, round) if client != engine.forgotten(round)]
+
+    monkeypatch.setattr(Loop, "_cohort", smaller)
+    outcome(e, tmp_path / "smaller")
+    assert left(tmp_path / "missing") == left(tmp_path / "smaller")
+
+
+class Without(Forgetful):
+    """Client 1 never answers, nor does client 3."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        super().__init__(experiment)
+        self.gone = {1, 3}
+
+    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply | Missing]:
+        for job in jobs:
+            if job.client in self.gone:
+                yield Missing(job.client, "no connection")
+            else:
+                yield from self.serial.run([job], messages, states)
+
+
+def test_who_never_answers_leaves_nothing_and_is_sent_the_constants_when_it_does(tmp_path: Path) -> None:
+    """Two of four answer in two rounds; then all do, and MR's mean is in the bytes of the other two."""
+    data = samples([40, 40, 30, 24])
+    first = experiment("scaffold+dbe", data, rounds=2, min_replies=2)
+    engine = Without(first)
+    ran = carry_out(first, tmp_path, engine)
+    assert ran.clients.keys() == {0, 2}
+    store = Store.open(tmp_path)
+    for entry in range(3):
+        assert {row.client for row in store.rows(entry)} == {0, 2, ALL}
+    assert missing(store) == {0: 2, 1: 2, 2: 2}
+    store.close()
+    engine.gone = set()
+    whole = carry_out(experiment("scaffold+dbe", data, rounds=3), tmp_path, engine)
+    assert whole.clients.keys() == {0, 1, 2, 3}
+    store = Store.open(tmp_path)
+    down = [value or 0 for value in measured(store, 3, "bytes_down", "training").values()]
+    store.close()
+    mean = 64 * 4
+    assert [bytes - down[0] for bytes in down] == [0, mean, 0, mean]
+
+
+@pytest.mark.parametrize("least", [None, 3])
+def test_too_few_is_one_line_and_the_round_is_not_written(least: int | None, tmp_path: Path) -> None:
+    data = samples([40, 40, 30, 24])
+    good = outcome(experiment("fedavg+dbe", data, rounds=1), tmp_path)
+    e = experiment("fedavg+dbe", data, rounds=2, min_replies=least)
+    needed = "3" if least else "all"
+    words = rf"client 1 did not answer in round 2 \(no connection\): 2 of 4 answered, needed are {needed} "
+    with pytest.raises(FeddbeError, match=words) as error:
+        carry_out(e, tmp_path, Without(e))
+    assert "\n" not in str(error.value)
+    store = Store.open(tmp_path)
+    assert (store.last_round(), missing(store)) == (1, {})
+    assert dict(store.clients()).keys() == good.clients.keys()
+    store.close()
+    whole = outcome(e, tmp_path / "whole")
+    resumed = outcome(e, tmp_path)
+    assert left(tmp_path)["hashes"] == left(tmp_path / "whole")["hashes"]
+    assert len(resumed.entries) == len(whole.entries) == 3
+
+
+def test_the_preparation_can_be_too_small(tmp_path: Path) -> None:
+    e = experiment("fedgen", samples([40, 40, 30, 24]), min_replies=3)
+    with pytest.raises(FeddbeError, match=r"in round 0 .*: 2 of 4 answered, needed are 3"):
+        carry_out(e, tmp_path, Without(e))
+    store = Store.open(tmp_path)
+    assert store.last_round() == -1
+    store.close()
+
+
+def test_fedgens_generator_waits_for_someone_whose_labels_are_known(tmp_path: Path) -> None:
+    """Clients 0 and 2 answer in the preparation, in round 1 the two others: they cannot teach it."""
+    e = experiment("fedgen(steps=2)", samples([40, 40, 30, 24]), rounds=1, min_replies=1)
+
+    class Turns(Without):
+        def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Any]:
+            self.gone = {0, 2} if jobs[0].round else {1, 3}
+            return super().run(jobs, messages, states)
+
+    ran = carry_out(e, tmp_path, Turns(e))
+    start = e.method.server_init(Context(e.task, 0))
+    assert all(bool((ran.server[n] == t).all()) for n, t in start.items() if n.startswith("generator/"))
+    assert not bool((ran.server["fc.bias"] == start["fc.bias"]).all())
+
+
+def test_those_who_only_evaluate_are_not_needed(tmp_path: Path) -> None:
+    """Half of the clients take part; all but two evaluate. Newcomers, too, are measured without those."""
+    options: dict[str, Any] = {"dataset": samples([24] * 6), "rounds": 1, "join": 0.5, "newcomers": 2}
+    e = experiment("fedavg", **options, min_replies=2)
+
+    class Idle(Without):
+        def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Any]:
+            idle = [job.client for job in jobs if job.work == "none" and not job.newcomer]
+            self.gone = {5, *idle[:1]}
+            return super().run(jobs, messages, states)
+
+    engine: Engine = Idle(e)
+    with pytest.raises(FeddbeError, match=r"client 5 did not answer in round 2 .*: 1 of 2 answered"):
+        carry_out(e, tmp_path, engine)
+    carry_out(experiment("fedavg", **options, min_replies=1), tmp_path, engine)
+    found = left(tmp_path)
+    assert found["newcomers"]["clients"] == 1
+    assert [len([r for r in rows if r["test_samples"]]) for rows in found["rows"]] == [3, 3]
