@@ -17,11 +17,11 @@ from typing import Any
 from torch import Tensor
 
 from feddbe import engines
-from feddbe.config import Config
 from feddbe.experiment import resolve
 from feddbe.local import Local
 from feddbe.loop import Loop, Watch, start
 from feddbe.methods.addons import MR, _start
+from feddbe.options.config import Config
 from feddbe.state import State, without
 from feddbe.store import Store
 from feddbe.terms import Term

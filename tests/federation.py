@@ -11,13 +11,13 @@ import torch
 
 from feddbe import engines, loop
 from feddbe.client import Job, Reply
-from feddbe.config import Config
 from feddbe.data import digits
 from feddbe.data.dataset import Dataset
 from feddbe.document import Entry
 from feddbe.engines import Engine, Messages, PrivateStates, Serial
 from feddbe.experiment import Experiment, resolve
 from feddbe.methods import ADDONS, METHODS
+from feddbe.options.config import Config
 from feddbe.state import State, decode
 from feddbe.store import Store
 

@@ -157,7 +157,7 @@ class Stop(Watch):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("engine", ["serial", "pool:2"])
+@pytest.mark.parametrize("engine", ["serial", "pool(workers=2)"])
 def test_an_interrupt_passes_through_and_the_run_can_be_resumed(engine: str) -> None:
     options: dict[str, Any] = {**SMALL, "data": mine(), "rounds": 4, "engine": engine}
     whole = feddbe.run("fedavg+dbe", **options, out="whole")

@@ -10,13 +10,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
-import typer
 
 import feddbe
-from feddbe import cli, compiled, data, defaults, models
+from feddbe import cli, compiled, data, models
 from feddbe.document import Entry
 from feddbe.loop import Watch
 from feddbe.methods import METHODS, FedAvg
+from feddbe.options import defaults
+from feddbe.options.grammar import signature
 from feddbe.store import FILE, Store
 
 SMALL = "--clients 3 --partition iid --model mlp --engine serial"
@@ -159,8 +160,21 @@ MISTAKES = {
     "run fedavg --model cnn_smal": ["unknown model 'cnn_smal'", "did you mean 'cnn_small'?", "mlp"],
     "run fedavg --model cnn": ["'cnn'", "16x16", "(1, 8, 8)", "cnn_small"],
     "run fedavg --cut cnv1": ["unknown cut 'cnv1'", "did you mean 'conv1'?", "fc1"],
-    "run fedavg --engine pol": ["unknown engine 'pol'", "did you mean 'pool'?", "auto, pool, pool:N, serial"],
-    "run fedavg --engine pool:0": ["unknown engine 'pool:0'", "pool:N"],
+    "run fedavg --engine pol": [
+        "unknown engine 'pol'", "did you mean 'pool'?", "auto, pool, pool(workers=N), serial",
+    ],
+    "run fedavg --engine pool:2": ["unknown engine 'pool:2'", "pool(workers=N)"],
+    "run fedavg --engine 'pool(workers=0)'": ["pool workers = 0", "a whole number >= 1"],
+    "run fedavg --engine 'pool(wrkers=2)'": ["option of pool 'wrkers'", "did you mean 'workers'?"],
+    "run fedavg --engine 'serial(workers=2)'": ["option of serial 'workers'", "allowed: (none)"],
+    "run fedavg --data 'hra(layout=scrambled)'": ["unknown data set 'hra'", "did you mean 'har'?"],
+    "run fedavg --data 'digits(layout=scrambled)'": ["option of digits 'layout'", "allowed: (none)"],
+    "run fedavg --data 'har(lay=scrambled)'": ["option of har 'lay'", "did you mean 'layout'?"],
+    "run fedavg --data 'har(layout=scrumbled)'": ["har layout 'scrumbled'", "channels, scrambled"],
+    "run fedavg --data 'nowhere(1)'": ["unknown data set 'nowhere'"],
+    "run fedavg --model 'mlp(rep=linear)'": ["option of mlp 'rep'", "allowed: (none)"],
+    "run fedavg --model 'fasttext(rep=lin)'": ["fasttext rep 'lin'", "linear, logsoftmax"],
+    "run fedavg --model 'fasttext(rep)'": ["cannot read option 'rep'", "kappa=5"],
     "run fedavg --eval al": ["eval = 'al'", "all, cohort, sample:M"],
     "run fedavg --eval sample:0": ["eval = 'sample:0'", "M >= 1"],
     "run fedavg --variant papr": ["'papr'", "did you mean 'paper'?", "default, official, paper"],
@@ -376,12 +390,14 @@ def test_help_fits(
 def test_help_names_defaults(shell: Shell) -> None:
     words = " ".join(shell("run --help").out.split())
     for part in (
-        f"{', '.join(data.SOURCES)} [digits]", "[dirichlet:0.1, har natural, ag_news dirichlet:1]",
-        "clients N [20]", "linear, logsoftmax",
+        f"{', '.join(signature(name, s.options) for name, s in data.SOURCES.items())} [digits]",
+        "[dirichlet:0.1, har natural, ag_news dirichlet:1]",
+        "clients N [20]", "fasttext(rep=linear|logsoftmax)",
         "[100, digits 40]", "partition [0]",
         "[cnn 0.005, cnn_small 0.1, fasttext 0.5, har_cnn 0.1, mlp 0.1, resnet18 0.1",
-        "default, paper, official [default]", "keep, refuse [keep]", "round [1.0]", ", ".join(models.MODELS),
-        "channels, scrambled [channels]",
+        "default, paper, official [default]", "keep, refuse [keep]", "round [1.0]",
+        "har(layout=channels|scrambled)",
+        ", ".join(signature(name, m.options) for name, m in models.MODELS.items()),
     ):  # fmt: skip
         assert part in words
 
@@ -598,7 +614,7 @@ def test_a_run_that_lost_patience_is_done(shell: Shell) -> None:
 
 DATA = ["--data-dir", "--partition", "--partition-seed", "--clients", "--split"]
 RUN = [
-    "--set", "--data", *DATA, "--har-layout", "--model", "--cut", "--fasttext-rep",
+    "--set", "--dry-run", "--data", *DATA, "--model", "--cut",
     "--rounds", "--patience", "--epochs",
     "--batch", "--lr", "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
     "--eval", "--eval-after", "--train-loss", "--validation",
@@ -629,4 +645,4 @@ def options_by_command(group: Any, prefix: str = "") -> dict[str, list[str]]:
 
 
 def test_commands_and_options_are_these() -> None:
-    assert options_by_command(typer.main.get_command(cli.app)) == COMMANDS
+    assert options_by_command(cli.app) == COMMANDS

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from feddbe import compiled
-from feddbe.config import Config
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput, Diverged
 from feddbe.experiment import resolve
 from feddbe.local import Extra, Fit, Local
 from feddbe.methods.addons import MR
 from feddbe.models.fasttext import MeanEmbedding, fasttext
+from feddbe.options.config import Config
 from feddbe.terms import RunningMean, Term, prox
 
 pytest.importorskip("numba", reason="numba is not installed")

@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from feddbe import data, defaults
-from feddbe.config import Config
+from feddbe import data
 from feddbe.data.dataset import Dataset
 from feddbe.data.partition import Split
 from feddbe.errors import BadInput
 from feddbe.evaluate.accuracy import majority_floor
 from feddbe.experiment import Experiment, label_counts, load_data, resolve
 from feddbe.methods import MR, Composed
+from feddbe.options import defaults
+from feddbe.options.config import Config
 from feddbe.seeds import torch_seeded
 from tests.federation import samples
 
@@ -169,7 +170,7 @@ def test_a_wrong_method_is_told_before_the_data_is_looked_for() -> None:
 # --- the hash
 
 SAME: list[dict[str, Any]] = [
-    {"rounds": 7}, {"patience": 5}, {"engine": "pool:2"}, {"engine": "serial"}, {"out": "there"},
+    {"rounds": 7}, {"patience": 5}, {"engine": "pool(workers=2)"}, {"engine": "serial"}, {"out": "there"},
     {"resume": True}, {"json": True}, {"data_dir": "/data"}, {"lr": 0.1}, {"cut": "fc1"}, {"force": True},
     {"name": "fedavg+dbe(kappa=1)"}, {"name": "FedAvg + mr + prbm"}, {"name": "fedavg+mr(mu=1.0)+prbm"},
 ]  # fmt: skip
