@@ -373,6 +373,31 @@ def test_options_of_a_file_then_set_then_the_command_line(shell: Shell, tmp_path
     assert [run["method"] for run in runs] == ["fedavg", "fedavg+mr"]
 
 
+def test_a_dry_run_tells_what_would_be_run_and_writes_nothing(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text('clients = 3\npartition = "iid"\nbatch = 9\n')
+    before = tree(tmp_path)
+    line = "compare 'fedavg+mr(kappa=3)' local small.toml --set epochs=2 --model mlp --dry-run"
+    code, out, err = shell(line)
+    assert (code, err) == (0, "")
+    rows = [" ".join(row.split()) for row in out.splitlines()]
+    for row in (
+        "batch 9 small.toml", "epochs 2 --set", "model mlp given", "rounds 40 data set digits",
+        "join 1 general default", "mr kappa 3 given", "lr 0.1 model mlp", "fedavg+mr(kappa=3)", "local",
+    ):  # fmt: skip
+        assert rows.count(row) == 1
+    assert sum(row.startswith("estimate: ") for row in rows) == 2
+    assert max(map(len, out.splitlines())) <= 110
+    found = shell.json(line)["experiments"]
+    assert [one["method"] for one in found] == ["fedavg+mr(kappa=3)", "local"]
+    assert found[0]["settings"]["batch"] == {"value": 9, "from": "small.toml"}
+    for one in found:
+        assert one["estimate"]["seconds"] > one["estimate"]["seconds_per_round"] > 0
+        assert one["estimate"]["memory_mb"] > 50
+    assert tree(tmp_path) == before
+    one = shell.json("run local small.toml --model mlp --epochs 2 --dry-run")
+    assert one["config_hash"] == found[1]["config_hash"]
+
+
 @pytest.mark.parametrize("command", ["", "run", "compare", "runs", "show", "methods", "data", "data show"])
 @pytest.mark.parametrize("columns", [60, 80])
 def test_help_fits(

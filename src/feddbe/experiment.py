@@ -21,9 +21,10 @@ from feddbe.evaluate.accuracy import majority_floor
 from feddbe.methods import Method, hyper_parameters, in_brackets, parse
 from feddbe.models import ModelSource
 from feddbe.models.own import FromFile, from_file, names_file
-from feddbe.options import grammar
+from feddbe.options import Parameters
 from feddbe.options.config import Config, identity
 from feddbe.options.defaults import Layers, Setting
+from feddbe.options.grammar import Named
 from feddbe.state import sha256
 from feddbe.task import Task, Training
 
@@ -121,11 +122,15 @@ class _Common:
     task: Task
     """With the learning rate that a method without one of its own has."""
     options: Config
-    kind: str
-    """The model's name, or `own`."""
+    model: Named[Parameters] | None
+    """None: the user's own."""
     content: dict[str, Any]
     """What is hashed of data, split and model."""
     floor: float
+
+    @property
+    def kind(self) -> str:
+        return self.model.name if self.model else "own"
 
 
 def _common(asked: Config, given: dict[str, str], held: Held, model: ModelSource | None) -> _Common:
@@ -134,33 +139,33 @@ def _common(asked: Config, given: dict[str, str], held: Held, model: ModelSource
     source = model or options.model or models.fitting(tuple(dataset.x.shape[1:]), dataset.tokens)
     if isinstance(source, str) and names_file(source):
         source = from_file(source)
-    kind = models.find(source).name if isinstance(source, str) else "own"
-    chosen = Layers(options.variant, dataset.name, kind)
-    if isinstance(source, str):
-        source = str(models.find(source, chosen.of_parts()))
+    named = models.find(source, Layers(options.variant, "").of_parts()) if isinstance(source, str) else None
+    chosen = Layers(options.variant, dataset.name, named.name if named else "own")
     sample = dataset.inputs(dataset.x[:1])
     cut = options.cut or chosen["cut"]
-    built = models.build(source, sample, dataset.classes, cut, options.seed, words=dataset.tokens)
+    built = models.build(
+        str(named) if named else source, sample, dataset.classes, cut, options.seed, words=dataset.tokens
+    )
     options = dataclasses.replace(
         options,
         lr=chosen["lr"] if options.lr is None else options.lr,
         rounds=chosen["rounds"] if options.rounds is None else options.rounds,
         short_batch=options.short_batch or chosen["short_batch"],
-        model=source if isinstance(source, str) else options.model if isinstance(source, FromFile) else "own",
+        model=options.model if isinstance(source, FromFile) else str(named or "own"),
         cut=built.cut,
     )
     _check_short(options, split)
     content: dict[str, Any] = {"data": dataset.sha256(), "split": split.index_sha256() | {"parts": None}}
     content["sizes"] = [[len(rows) for rows in part] for part in (split.train, split.test)]
-    content["model"] = source if isinstance(source, str) else kind
-    if kind == "own":
+    content["model"] = str(named or "own")
+    if named is None:
         content |= {"module": str(built.module), "theta0": sha256(built.parameters)}
     if isinstance(source, FromFile):
         content["file"] = source.sha256
     training = Training(options.lr or 0.0, options.batch, options.epochs, options.bn_buffers)
     task = Task(built, dataset, split, training, options.seed, options.rounds or 0, options.newcomers)
     floor = majority_floor(dataset, split, task.members)
-    return _Common(asked, given, task, options, kind, content, floor)
+    return _Common(asked, given, task, options, named, content, floor)
 
 
 def _resolved(name: str, common: _Common) -> Experiment:
@@ -199,21 +204,19 @@ def _resolved(name: str, common: _Common) -> Experiment:
 
 def _settings(name: str, common: _Common, config: Mapping[str, Any], chosen: Layers) -> dict[str, Setting]:
     """Where each value came from; what is given wins, then what the layers of defaults say."""
-    data_set, model = f"data set {common.task.dataset.name}", f"model {common.kind}"
+    data_set, model = (
+        f"data set {common.task.dataset.name}",
+        f"model {common.kind}",
+    )
     origins = {"model": data_set, "cut": model} | {k: default.origin for k, default in chosen.options.items()}
     if common.options.partition in (None, "natural"):  # the data came divided
         origins |= {"partition": data_set, "clients": data_set}
     origins |= {"method": "given"} | common.given
-    parts, brackets, defaults = dict(config["method_options"]), in_brackets(name), chosen.of_parts()
-    asked = common.asked.data, common.asked.model or config["model"]
-    found_names = (
-        data.find(asked[0], defaults),
-        models.find(asked[1], defaults) if common.kind != "own" else None,
-    )
-    for text, named in zip(asked, found_names, strict=True):
+    parts, brackets = dict(config["method_options"]), in_brackets(name)
+    for named in (data.find(common.asked.data, chosen.of_parts()), common.model):
         if named:
             parts[named.name] = dataclasses.asdict(named.options)
-            brackets |= {f"{named.name} {key}" for key in (grammar.read(text) or ("", {}))[1]}
+            brackets |= {f"{named.name} {key}" for key in named.given}
     found = {key: (value, origins.get(key)) for key, value in config.items() if key != "method_options"}
     for part, options in parts.items():
         layers = chosen.parts.get(part, {})

@@ -30,7 +30,7 @@ _BATCHES, _TESTED = 5, 100
 """What each of the two clients trains on and is tested with."""
 _TRAINING = 3
 """Training on a sample costs about so many predictions."""
-_PROGRAM_MB, _WORKER_MB = 300, 40
+_PROGRAM_MB, _WORKER_MB = 300, 70
 """What the program needs without data, and each worker process of its own; measured."""
 
 

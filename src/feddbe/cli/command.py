@@ -4,7 +4,6 @@ user got wrong."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -78,20 +77,10 @@ class Group(click.Group):
             formatter.write_dl([(name, command.help or "") for name, command in self.commands.items()])
 
 
-def config_options(*names: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Give a command the options of `Config`, all or those named, as `options`; None is one not given."""
+def config_options(*names: str) -> list[click.Parameter]:
+    """The options of `Config`, all or those named; None is the value of one that was not given."""
     fields = [f for f in dataclasses.fields(Config) if (f.name in names if names else f.name != "method")]
-
-    def decorate(function: Callable[..., int]) -> Callable[..., int]:
-        def command(**given: Any) -> int:
-            return function(options={field.name: given.pop(field.name) for field in fields}, **given)
-
-        command.__doc__, params = function.__doc__, getattr(function, "__click_params__", [])
-        # click collects decorators from the last to the first
-        command.__click_params__ = [_option(f) for f in reversed(fields)] + params  # type: ignore[attr-defined]
-        return command
-
-    return decorate
+    return [_option(field) for field in fields]
 
 
 def _option(field: dataclasses.Field[Any]) -> Option:

@@ -62,12 +62,13 @@ def _get(name: str, data_dir: Path | None) -> int:
     return 0
 
 
-@group.command("show")
-@config_options("data_dir", "partition", "partition_seed", "split", "clients", "json")
+@group.command(
+    "show", params=config_options("data_dir", "partition", "partition_seed", "split", "clients", "json")
+)
 @click.argument("name", cls=Argument, help="data set, or your own file or folder")
 @click.option("--save", metavar="FILE", type=Path, help="write the partition to this .npz")
 @click.option("--plot", metavar="FILE", type=Path, help="draw it: .png, .svg or .pdf")
-def _show(name: str, options: dict[str, Any], save: Path | None, plot: Path | None) -> int:
+def _show(name: str, save: Path | None, plot: Path | None, **options: Any) -> int:
     """Show how a data set is divided among clients."""
     from feddbe import pictures, terminal
     from feddbe.experiment import label_counts, load_data

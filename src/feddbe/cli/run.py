@@ -25,8 +25,7 @@ _DRY_RUN = "only tell what would be run, where each value comes from, and about 
 
 
 def _command(name: str, words: str, *, single: bool) -> click.Command:
-    @click.command(name, cls=Command, help=words)
-    @config_options()
+    @click.command(name, cls=Command, help=words, params=config_options())
     @click.argument(
         "methods",
         cls=Argument,
@@ -38,7 +37,7 @@ def _command(name: str, words: str, *, single: bool) -> click.Command:
         "--set", "settings", cls=Option, section="Run", multiple=True, metavar="KEY=VALUE", help=_SET
     )
     @click.option("--dry-run", cls=Option, section="Run", is_flag=True, help=_DRY_RUN)
-    def command(methods: list[str], options: dict[str, Any], settings: list[str], dry_run: bool) -> int:
+    def command(methods: list[str], settings: list[str], dry_run: bool, **options: Any) -> int:
         asked = config.read(methods, options, settings)
         if dry_run:
             return _preview(asked, single=single)

@@ -24,10 +24,12 @@ class Named(Generic[P]):
 
     name: str
     options: P
+    given: frozenset[str] = frozenset()
+    """Those in its brackets."""
 
     def __str__(self) -> str:
-        given = {k: v for k, v in dataclasses.asdict(self.options).items() if v is not None}
-        return self.name + (f"({','.join(f'{k}={written(v)}' for k, v in given.items())})" if given else "")
+        values = {k: v for k, v in dataclasses.asdict(self.options).items() if v is not None}
+        return self.name + (f"({','.join(f'{k}={written(v)}' for k, v in values.items())})" if values else "")
 
 
 def read(text: str) -> tuple[str, dict[str, Any]] | None:
@@ -59,7 +61,7 @@ def find(
     name, given = read(text) or (text, {})
     if name not in known:
         raise unknown(kind, name, [*known, *also])
-    return Named(name, make(name, [known[name]], given, defaults)[0])
+    return Named(name, make(name, [known[name]], given, defaults)[0], frozenset(given))
 
 
 def make(
