@@ -639,11 +639,12 @@ def test_a_run_that_lost_patience_is_done(shell: Shell) -> None:
 
 DATA = ["--data-dir", "--partition", "--partition-seed", "--clients", "--split"]
 RUN = [
-    "--set", "--dry-run", "--data", *DATA, "--model", "--cut",
+    "--data", *DATA, "--model", "--cut",
     "--rounds", "--patience", "--epochs",
     "--batch", "--lr", "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
     "--eval", "--eval-after", "--train-loss", "--validation",
-    "--newcomers", "--adapt-epochs", "--engine", "--out", "--resume", "--json",
+    "--newcomers", "--adapt-epochs", "--engine", "--out", "--resume", "--json", "--set",
+    "--dry-run",
 ]  # fmt: skip
 COMMANDS = {
     "run": RUN,
@@ -653,7 +654,7 @@ COMMANDS = {
     "methods": ["--json"],
     "data list": ["--data-dir", "--json"],
     "data get": ["--data-dir"],
-    "data show": ["--save", "--plot", *DATA, "--json"],
+    "data show": [*DATA, "--json", "--save", "--plot"],
     "data plots": ["--data-dir"],
 }
 

@@ -11,7 +11,8 @@ from tests.federation import COMBINATIONS, experiment
 
 OPTIONS: list[dict[str, Any]] = [
     {"validation": 0.2}, {"newcomers": 1, "adapt_epochs": 2}, {"join": 0.4, "eval": "cohort"},
-    {"eval": "sample:1", "eval_after": False, "patience": 1}, {"rounds": 0}, {"engine": "serial"},
+    {"eval": "sample:1", "eval_after": False, "patience": 1}, {"rounds": 0},
+    {"lr": 1e30}, {"engine": "serial"},
 ]  # fmt: skip
 
 

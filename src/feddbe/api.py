@@ -22,10 +22,10 @@ from feddbe.experiment import Experiment, label_counts, load_data, resolve_all
 from feddbe.loop import Watch
 from feddbe.models import ModelSource
 from feddbe.options import config, defaults
-from feddbe.options.config import Asked, Config, telling
+from feddbe.options.config import Asked, Config, pick_identity
 from feddbe.store import Store
 
-__all__ = ["carry_out", "compare", "draw", "draw_paper_splits", "load", "resolved", "run"]
+__all__ = ["carry_out", "compare", "draw", "draw_paper_splits", "load", "resolve", "run"]
 
 _LABELS_AT_MOST = 100_000
 """Label counts of larger federations are not stored: nobody can look at them."""
@@ -78,7 +78,7 @@ def carry_out(
     A method that diverges does not keep the others from running; then `Diverged` is raised, with the names of
     those that did as notes.
     """
-    experiments = resolved(asked, single=single, dataset=dataset, model=model)
+    experiments = resolve(asked, single=single, dataset=dataset, model=model)
     places = _places(experiments, asked.config, single=single)
     documents, diverged = [], dict[str, Diverged]()
     with folders.none_left_empty(places, made=not asked.config.out):
@@ -95,7 +95,7 @@ def carry_out(
     return documents
 
 
-def resolved(
+def resolve(
     asked: Asked, *, single: bool, dataset: Dataset | None = None, model: ModelSource | None = None
 ) -> list[Experiment]:
     """What was asked for, with every choice made; nothing is run or written."""
@@ -186,7 +186,7 @@ def _check_same(experiment: Experiment, place: Path, *, resume: bool) -> None:
 
 def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What tells two configurations apart, in words; hyper-parameters only of parts that both have."""
-    before, after = telling(there), telling(now)
+    before, after = pick_identity(there), pick_identity(now)
     return [
         f"{key} {before.get(key)} there, {value} now"
         for key, value in after.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-from feddbe.options.config import telling
+from feddbe.options.config import pick_identity
 
 __all__ = [
     "Accuracy",
@@ -142,8 +142,8 @@ def labels(documents: Sequence[RunDocument], *, seed: bool = True) -> list[str]:
 
 
 def _label(document: RunDocument, documents: Sequence[RunDocument], seed: bool) -> str:
-    peers = [telling(d["config"], seed=seed) for d in documents if d["method"] == document["method"]]
-    mine = telling(document["config"], seed=seed)
+    peers = [pick_identity(d["config"], seed=seed) for d in documents if d["method"] == document["method"]]
+    mine = pick_identity(document["config"], seed=seed)
     keys = dict.fromkeys(key for peer in peers for key in peer if key != "method")
     differ = [key for key in keys if any(p.get(key) != peers[0].get(key) for p in peers)]
     return ", ".join([document["method"], *(f"{key} {mine.get(key, '-')}" for key in differ)])

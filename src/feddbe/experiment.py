@@ -109,8 +109,8 @@ def resolve_all(
         parse(name, force=options.force)  # a wrong name should not have to wait for the data
     changed = [f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default]
     given = dict.fromkeys(changed, "given") | dict(origins or {})
-    common = _common(options, given, load_data(options, dataset), model)
-    return [_resolved(name, common) for name in names]
+    common = _prepare(options, given, load_data(options, dataset), model)
+    return [_resolve_one(name, common) for name in names]
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class _Common:
         return self.model.name if self.model else "own"
 
 
-def _common(asked: Config, given: dict[str, str], held: Held, model: ModelSource | None) -> _Common:
+def _prepare(asked: Config, given: dict[str, str], held: Held, model: ModelSource | None) -> _Common:
     """Everything but the method."""
     dataset, split, options = held
     source = model or options.model or models.fitting(tuple(dataset.x.shape[1:]), dataset.tokens)
@@ -168,7 +168,7 @@ def _common(asked: Config, given: dict[str, str], held: Held, model: ModelSource
     return _Common(asked, given, task, options, named, content, floor)
 
 
-def _resolved(name: str, common: _Common) -> Experiment:
+def _resolve_one(name: str, common: _Common) -> Experiment:
     """The experiment of one method."""
     options, task, given = common.options, common.task, common.given
     base = parse(name, force=options.force).base

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from feddbe.document import RunDocument, labels, moment, points
 from feddbe.errors import BadInput, unknown
-from feddbe.options.config import telling
+from feddbe.options.config import pick_identity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,7 +77,7 @@ def _groups(documents: Sequence[RunDocument]) -> list[list[RunDocument]]:
     found: dict[str, list[RunDocument]] = {}
     for document in documents:
         if rounds := [t for t, _ in points(document)]:
-            rest = telling(document["config"], seed=False)
+            rest = pick_identity(document["config"], seed=False)
             key = json.dumps([document["method"], rest, rounds], sort_keys=True, default=str)
             found.setdefault(key, []).append(document)
     return list(found.values())

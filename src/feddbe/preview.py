@@ -103,9 +103,10 @@ def _probe(experiment: Experiment) -> tuple[dict[int, float], float, int, float]
         parts=None,
         validation=tuple(task.split.validation[k][:_TESTED] for k in middle if task.split.validation),
     )
+    training = dataclasses.replace(task.training, lr=1e-9)  # takes as long, and does not diverge
     small = dataclasses.replace(
         experiment,
-        task=dataclasses.replace(task, split=split, rounds=2, newcomers=0),
+        task=dataclasses.replace(task, split=split, training=training, rounds=2, newcomers=0),
         options=dataclasses.replace(options, join=1.0, eval="all", patience=None, newcomers=0),
     )
     engine = _Timed(small.task, small.method)

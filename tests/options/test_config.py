@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from feddbe.errors import BadInput
-from feddbe.options.config import SECTIONS, Config, identity, read, telling
+from feddbe.options.config import SECTIONS, Config, identity, pick_identity, read
 
 
 def toml(folder: Path, text: str, name: str = "run.toml") -> str:
@@ -55,8 +55,8 @@ def test_what_tells_runs_apart() -> None:
     config = {"lr": 0.1, "seed": 3, "resume": True, "rounds": 5, "data": "digits", "forgotten": 1}
     config["method_options"] = {"mr": {"kappa": 5.0}}
     told = {"lr": 0.1, "data": "digits", "forgotten": 1, "mr kappa": 5.0}
-    assert telling(config, seed=False) == told
-    assert telling(config) == told | {"seed": 3}
+    assert pick_identity(config, seed=False) == told
+    assert pick_identity(config) == told | {"seed": 3}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import click
 
 from feddbe.cli import data, methods, results, run
-from feddbe.cli.command import Group, misuse
+from feddbe.cli.command import Group, explain
 from feddbe.cli.output import complain
 from feddbe.errors import FeddbeError
 
@@ -45,4 +45,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return complain(f"{error.filename or 'output'}: {error.strerror or error}", 2)
     except click.ClickException as error:
-        return complain(misuse(error), 2)
+        return complain(explain(error), 2)

@@ -12,7 +12,7 @@ from feddbe.errors import unknown
 from feddbe.options import defaults, number_or_text
 from feddbe.options.config import SECTIONS, Config
 
-__all__ = ["Argument", "Command", "Group", "Option", "config_options", "misuse"]
+__all__ = ["Argument", "Command", "Group", "Option", "config_options", "explain"]
 
 _NAMED, _NAMES = ("data", "model"), "<names>"
 """Options that take names besides files, and what stands for these until somebody asks for help."""
@@ -118,7 +118,7 @@ def _names(option: str) -> str:
     return ", ".join(signature(name, one.options) for name, one in known.items())
 
 
-def misuse(error: click.ClickException) -> str:
+def explain(error: click.ClickException) -> str:
     """A sentence for click's own errors."""
     context = getattr(error, "ctx", None)
     if isinstance(error, click.NoSuchOption) and context:

@@ -86,7 +86,7 @@ def _preview(asked: Asked, *, single: bool) -> int:
     from feddbe import api
     from feddbe.preview import preview
 
-    previews = [preview(experiment) for experiment in api.resolved(asked, single=single)]
+    previews = [preview(experiment) for experiment in api.resolve(asked, single=single)]
     if asked.config.json:
         show_json(previews[0] if single else {"experiments": previews})
         return 0

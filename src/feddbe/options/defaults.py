@@ -8,17 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = [
-    "GENERAL",
-    "OF_METHOD",
-    "OF_VARIANT",
-    "PAPER_SPLITS",
-    "PER_DATA",
-    "PER_MODEL",
-    "VARIANTS",
-    "Layers",
-    "Setting",
-]
+__all__ = ["GENERAL", "PAPER_SPLITS", "PER_DATA", "PER_MODEL", "VARIANTS", "Layers", "Setting"]
 
 GENERAL: dict[str, Any] = {
     "partition": "dirichlet:0.1",
