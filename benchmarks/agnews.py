@@ -28,11 +28,11 @@ from torch import Tensor, nn
 
 from feddbe import engines, seeds
 from feddbe.client import Job
-from feddbe.config import Config
 from feddbe.data.dataset import Dataset
 from feddbe.engines import Messages
 from feddbe.experiment import Experiment, resolve
 from feddbe.loop import Loop, Watch, start
+from feddbe.options.config import Config
 from feddbe.state import State
 from feddbe.store import Store
 

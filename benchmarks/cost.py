@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from feddbe import loop, methods
-from feddbe.config import Config
 from feddbe.data.dataset import Dataset
 from feddbe.engines import Serial
 from feddbe.experiment import resolve
+from feddbe.options.config import Config
 from feddbe.store import Store
 
 CLIENTS, CLASSES = 20, 10

@@ -16,9 +16,10 @@ from statistics import mean, stdev
 
 from scipy.stats import t as student
 
-from feddbe import api, config, methods
+from feddbe import api, methods
 from feddbe.document import Accuracy, RunDocument
 from feddbe.errors import Diverged
+from feddbe.options import config
 
 
 def combinations() -> list[str]:
@@ -40,8 +41,8 @@ def once(method: str, seed: int, lr: float | None, out: Path) -> RunDocument:
     """The run of this seed, new or from the folder."""
     folder = out / f"{method}-{seed}{f'-{lr:g}' if lr else ''}"
     options = {"data": "digits", "seed": seed, "lr": lr, "out": str(folder)}
-    names, chosen = config.read([method], options | {"resume": (folder / "run.sqlite").exists()})
-    return api.carry_out(names, chosen, single=True)[0]
+    asked = config.read([method], options | {"resume": (folder / "run.sqlite").exists()})
+    return api.carry_out(asked, single=True)[0]
 
 
 def main() -> None:

@@ -13,10 +13,10 @@ import tempfile
 from pathlib import Path
 
 from feddbe import engines
-from feddbe.config import Config
 from feddbe.experiment import resolve
 from feddbe.local import Local
 from feddbe.loop import Loop, Watch, start
+from feddbe.options.config import Config
 from feddbe.state import without
 from feddbe.store import Store
 from feddbe.terms import MeanPull, Term

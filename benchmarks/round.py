@@ -30,12 +30,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from feddbe import engines
 from feddbe.client import Job
-from feddbe.config import Config
 from feddbe.engines import Messages
 from feddbe.experiment import Experiment, resolve
 from feddbe.loop import Loop, Watch, start
 from feddbe.measures.memory import used_mb
 from feddbe.models.cnn import cnn
+from feddbe.options.config import Config
 from feddbe.store import Store
 
 Samples = list[tuple[Tensor, Tensor]]

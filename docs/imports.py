@@ -9,8 +9,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "feddbe"
 ROOMS = [
-    "base", "options", "data", "models", "training", "methods", "measures", "engines", "runs", "results", "show",
-    "api", "cli",
+    "base", "options", "data", "models", "training", "methods", "measures", "engines", "runs", "results",
+    "show", "api", "cli",
 ]  # fmt: skip
 """From the bottom to the top: a room may use those before it."""
 _BASE = ("errors", "seeds", "state")
@@ -37,7 +37,7 @@ def room(module: str) -> str:
 
 @cache
 def uses(module: str) -> frozenset[str]:
-    """The modules that it imports, at the top or in a function; what only type checkers see does not count."""
+    """The modules that it imports, anywhere in it; what only type checkers see does not count."""
     tree = ast.parse(modules()[module].read_text(encoding="utf-8"))
     hidden = {
         id(inner)
@@ -88,7 +88,8 @@ def draw(path: Path) -> None:
             (0.42 * side, top),
             arrowprops={
                 "arrowstyle": "-|>", "color": "#0072b2" if side > 0 else "#d55e00", "alpha": 0.55,
-                "lw": 0.5 + 0.25 * min(count, 12), "connectionstyle": f"arc3,rad={-side * bend * 3 / (top - bottom):.3f}",
+                "lw": 0.5 + 0.25 * min(count, 12),
+                "connectionstyle": f"arc3,rad={-side * bend * 3 / (top - bottom):.3f}",
                 "shrinkA": 2, "shrinkB": 2,
             },
         )  # fmt: skip

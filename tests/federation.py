@@ -11,7 +11,6 @@ import torch
 
 from feddbe import engines, loop, seeds
 from feddbe.client import Job, Reply
-from feddbe.config import Config
 from feddbe.data import digits
 from feddbe.data.dataset import Dataset
 from feddbe.document import Entry
@@ -19,6 +18,7 @@ from feddbe.engines import ClientStates, Engine, Messages, Missing, Receipt, Ser
 from feddbe.experiment import Experiment, resolve
 from feddbe.measures.rows import ALL
 from feddbe.methods import ADDONS, METHODS
+from feddbe.options.config import Config
 from feddbe.state import State, decode, sha256
 from feddbe.store import Store
 

@@ -10,11 +10,11 @@ import torch
 
 from feddbe import api
 from feddbe.client import Job, perform
-from feddbe.config import Config
 from feddbe.errors import BadInput
 from feddbe.experiment import Experiment
 from feddbe.local import Local
 from feddbe.methods import parse
+from feddbe.options.config import Config
 from feddbe.state import State, named, taken
 from feddbe.store import Store
 from feddbe.task import Context

@@ -82,6 +82,15 @@ def test_compare_has_equal_data_model_and_seed() -> None:
     assert first["config_hash"] != second["config_hash"]
 
 
+def test_a_comparison_is_its_runs_one_by_one() -> None:
+    """They share data and model, and leave both as they were."""
+    names = ["fedavg+dbe", "ditto", "fedavg"]
+    for together in feddbe.compare(names, **SMALL, out="all"):
+        alone = feddbe.run(together["method"], **SMALL, out=f"alone-{together['method']}")
+        for key in ("config_hash", "server_sha256", "clients_sha256"):
+            assert alone[key] == together[key]
+
+
 def test_own_data() -> None:
     document = feddbe.run("fedavg+dbe", data=mine(), partition="natural", rounds=3, lr=0.1, engine="serial")
     assert document["config"]["data"] == "clouds"
@@ -157,7 +166,7 @@ class Stop(Watch):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("engine", ["serial", "pool:2"])
+@pytest.mark.parametrize("engine", ["serial", "pool(workers=2)"])
 def test_an_interrupt_passes_through_and_the_run_can_be_resumed(engine: str) -> None:
     options: dict[str, Any] = {**SMALL, "data": mine(), "rounds": 4, "engine": engine}
     whole = feddbe.run("fedavg+dbe", **options, out="whole")

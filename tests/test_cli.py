@@ -10,14 +10,15 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
-import typer
 
 import feddbe
-from feddbe import cli, data, defaults, models
+from feddbe import cli, data, models
 from feddbe.document import Entry
 from feddbe.loop import Watch
 from feddbe.methods import METHODS
 from feddbe.methods.fedavg import FedAvg
+from feddbe.options import defaults
+from feddbe.options.grammar import signature
 from feddbe.store import FILE, Store
 from feddbe.training.trainers import fasttext
 
@@ -161,8 +162,21 @@ MISTAKES = {
     "run fedavg --model cnn_smal": ["unknown model 'cnn_smal'", "did you mean 'cnn_small'?", "mlp"],
     "run fedavg --model cnn": ["'cnn'", "16x16", "(1, 8, 8)", "cnn_small"],
     "run fedavg --cut cnv1": ["unknown cut 'cnv1'", "did you mean 'conv1'?", "fc1"],
-    "run fedavg --engine pol": ["unknown engine 'pol'", "did you mean 'pool'?", "auto, pool, pool:N, serial"],
-    "run fedavg --engine pool:0": ["unknown engine 'pool:0'", "pool:N"],
+    "run fedavg --engine pol": [
+        "unknown engine 'pol'", "did you mean 'pool'?", "auto, pool, pool(workers=N), serial",
+    ],
+    "run fedavg --engine pool(workers=2)": ["unknown engine 'pool(workers=2)'", "pool(workers=N)"],
+    "run fedavg --engine 'pool(workers=0)'": ["pool workers = 0", "a whole number >= 1"],
+    "run fedavg --engine 'pool(wrkers=2)'": ["option of pool 'wrkers'", "did you mean 'workers'?"],
+    "run fedavg --engine 'serial(workers=2)'": ["option of serial 'workers'", "allowed: (none)"],
+    "run fedavg --data 'hra(layout=scrambled)'": ["unknown data set 'hra'", "did you mean 'har'?"],
+    "run fedavg --data 'digits(layout=scrambled)'": ["option of digits 'layout'", "allowed: (none)"],
+    "run fedavg --data 'har(lay=scrambled)'": ["option of har 'lay'", "did you mean 'layout'?"],
+    "run fedavg --data 'har(layout=scrumbled)'": ["har layout 'scrumbled'", "channels, scrambled"],
+    "run fedavg --data 'nowhere(1)'": ["unknown data set 'nowhere'"],
+    "run fedavg --model 'mlp(rep=linear)'": ["option of mlp 'rep'", "allowed: (none)"],
+    "run fedavg --model 'fasttext(rep=lin)'": ["fasttext rep 'lin'", "linear, logsoftmax"],
+    "run fedavg --model 'fasttext(rep)'": ["cannot read option 'rep'", "kappa=5"],
     "run fedavg --eval al": ["eval = 'al'", "all, cohort, sample:M"],
     "run fedavg --eval sample:0": ["eval = 'sample:0'", "M >= 1"],
     "run fedavg --variant papr": ["'papr'", "did you mean 'paper'?", "default, official, paper"],
@@ -361,6 +375,31 @@ def test_options_of_a_file_then_set_then_the_command_line(shell: Shell, tmp_path
     assert [run["method"] for run in runs] == ["fedavg", "fedavg+mr"]
 
 
+def test_a_dry_run_tells_what_would_be_run_and_writes_nothing(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text('clients = 3\npartition = "iid"\nbatch = 9\n')
+    before = tree(tmp_path)
+    line = "compare 'fedavg+mr(kappa=3)' local small.toml --set epochs=2 --model mlp --dry-run"
+    code, out, err = shell(line)
+    assert (code, err) == (0, "")
+    rows = [" ".join(row.split()) for row in out.splitlines()]
+    for row in (
+        "batch 9 small.toml", "epochs 2 --set", "model mlp given", "rounds 40 data set digits",
+        "join 1 general default", "mr kappa 3 given", "lr 0.1 model mlp", "fedavg+mr(kappa=3)", "local",
+    ):  # fmt: skip
+        assert rows.count(row) == 1
+    assert sum(row.startswith("estimate: ") for row in rows) == 2
+    assert max(map(len, out.splitlines())) <= 110
+    found = shell.json(line)["experiments"]
+    assert [one["method"] for one in found] == ["fedavg+mr(kappa=3)", "local"]
+    assert found[0]["settings"]["batch"] == {"value": 9, "from": "small.toml"}
+    for one in found:
+        assert one["estimate"]["seconds"] > one["estimate"]["seconds_per_round"] > 0
+        assert one["estimate"]["memory_mb"] > 50
+    assert tree(tmp_path) == before
+    one = shell.json("run local small.toml --model mlp --epochs 2 --dry-run")
+    assert one["config_hash"] == found[1]["config_hash"]
+
+
 @pytest.mark.parametrize("command", ["", "run", "compare", "runs", "show", "methods", "data", "data show"])
 @pytest.mark.parametrize("columns", [60, 80])
 def test_help_fits(
@@ -378,12 +417,14 @@ def test_help_fits(
 def test_help_names_defaults(shell: Shell) -> None:
     words = " ".join(shell("run --help").out.split())
     for part in (
-        f"{', '.join(data.SOURCES)} [digits]", "[dirichlet:0.1, har natural, ag_news dirichlet:1]",
-        "clients N [20]", "linear, logsoftmax",
+        f"{', '.join(signature(name, s.options) for name, s in data.SOURCES.items())} [digits]",
+        "[dirichlet:0.1, har natural, ag_news dirichlet:1]",
+        "clients N [20]", "fasttext(rep=linear|logsoftmax)",
         "[100, digits 40]", "partition [0]",
         "[cnn 0.005, cnn_small 0.1, fasttext 0.5, har_cnn 0.1, mlp 0.1, resnet18 0.1",
-        "default, paper, official [default]", "keep, refuse [keep]", "round [1.0]", ", ".join(models.MODELS),
-        "channels, scrambled [channels]",
+        "default, paper, official [default]", "keep, refuse [keep]", "round [1.0]",
+        "har(layout=channels|scrambled)",
+        ", ".join(signature(name, m.options) for name, m in models.MODELS.items()),
     ):  # fmt: skip
         assert part in words
 
@@ -600,11 +641,12 @@ def test_a_run_that_lost_patience_is_done(shell: Shell) -> None:
 
 DATA = ["--data-dir", "--partition", "--partition-seed", "--clients", "--split"]
 RUN = [
-    "--set", "--data", *DATA, "--har-layout", "--model", "--cut", "--fasttext-rep",
+    "--data", *DATA, "--model", "--cut",
     "--rounds", "--patience", "--epochs",
     "--batch", "--lr", "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
     "--eval", "--eval-after", "--train-loss", "--validation",
-    "--newcomers", "--adapt-epochs", "--engine", "--out", "--resume", "--json",
+    "--newcomers", "--adapt-epochs", "--engine", "--out", "--resume", "--json", "--set",
+    "--dry-run",
 ]  # fmt: skip
 COMMANDS = {
     "run": RUN,
@@ -614,7 +656,7 @@ COMMANDS = {
     "methods": ["--json"],
     "data list": ["--data-dir", "--json"],
     "data get": ["--data-dir"],
-    "data show": ["--save", "--plot", *DATA, "--json"],
+    "data show": [*DATA, "--json", "--save", "--plot"],
     "data plots": ["--data-dir"],
 }
 
@@ -631,4 +673,4 @@ def options_by_command(group: Any, prefix: str = "") -> dict[str, list[str]]:
 
 
 def test_commands_and_options_are_these() -> None:
-    assert options_by_command(typer.main.get_command(cli.app)) == COMMANDS
+    assert options_by_command(cli.app) == COMMANDS

@@ -100,7 +100,10 @@ def in_the_middle(place: Path, request: pytest.FixtureRequest) -> Iterator[tuple
     """A run on two workers, caught after its second round: its process, its folder, its workers."""
     here = place / request.node.name
     here.mkdir()
-    process, folder = start([*RUN, "--engine", "pool:2"], here), here / "runs" / "digits-fedavg+dbe-1"
+    process, folder = (
+        start([*RUN, "--engine", "pool(workers=2)"], here),
+        here / "runs" / "digits-fedavg+dbe-1",
+    )
     try:
         until(lambda: rounds_written(folder) >= 2, "two rounds")
         found = workers(process)
@@ -196,10 +199,8 @@ def kinds(found: dict[str, Any]) -> dict[str, type]:
 def test_json_goes_to_standard_output_and_progress_to_the_terminal(tmp_path: Path) -> None:
     """Standard error is a terminal here; standard output is the document, key by key."""
     ours, theirs = pty.openpty()
-    words = (
-        "run fedavg+dbe --rounds 2 --clients 3 --partition iid --engine pool:2 --eval-after --json --out r"
-    )
-    process = start(words.split(), tmp_path, stderr=theirs)
+    words = "run fedavg+dbe --rounds 2 --clients 3 --partition iid --eval-after --json --out r"
+    process = start([*words.split(), "--engine", "pool(workers=2)"], tmp_path, stderr=theirs)
     os.close(theirs)
     shown = b""
     with contextlib.suppress(OSError):  # EIO: the other side has closed it

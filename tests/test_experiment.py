@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
-from feddbe import data, defaults
-from feddbe.config import Config
+from feddbe import data
 from feddbe.data.dataset import Dataset
 from feddbe.data.partition import Split
 from feddbe.errors import BadInput
-from feddbe.experiment import Experiment, label_counts, load_data, resolve
+from feddbe.experiment import Experiment, label_counts, load_data, resolve, resolve_all
 from feddbe.measures.accuracy import majority_floor
 from feddbe.methods import MR, Composed
+from feddbe.options import defaults
+from feddbe.options.config import Config
 from feddbe.seeds import torch_seeded
 from tests.federation import samples
 
@@ -166,10 +168,78 @@ def test_a_wrong_method_is_told_before_the_data_is_looked_for() -> None:
         resolve("fedavgg", Config(data="nowhere.npz"))
 
 
+def test_where_each_value_came_from() -> None:
+    asked = {"seed": "given", "batch": "run.toml", "epochs": "--set"}
+    options = Config(seed=1, batch=9, epochs=2, variant="official", partition="iid", clients=3)
+    names = ["fedavg+dbe(kappa=7)", "scaffold"]
+    one, two = (e.settings for e in resolve_all(names, options, origins=asked))
+    origins = {key: setting.origin for key, setting in one.items()}
+    assert {key: origins[key] for key in asked} == asked
+    wanted = {
+        "variant": "given", "rounds": "data set digits", "model": "data set digits", "cut": "model cnn_small",
+        "lr": "model cnn_small", "join": "general default", "short_batch": "variant official",
+        "mr kappa": "given", "mr init_epochs": "variant official", "mr mu": "general default",
+    }  # fmt: skip
+    assert {key: origins[key] for key in wanted} == wanted
+    assert one["mr init_epochs"].value == 2
+    assert two["lr"] == (0.05, "method scaffold")
+    natural = tiny().settings
+    assert natural["clients"] == (3, "data set tiny")
+    assert tiny(model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10))).settings["lr"].origin == "model own"
+
+
+def test_where_the_options_of_names_came_from() -> None:
+    texts = Dataset(
+        "texts", (torch.arange(240) % 12).int().reshape(40, 6), torch.arange(40) % 3, 3, tokens=12
+    )
+    options: dict[str, Any] = {"partition": "iid", "clients": 2, "batch": 5, "variant": "official"}
+
+    def found(**more: Any) -> Any:
+        return resolve("fedavg", Config(**options, **more), dataset=texts).settings["fasttext rep"]
+
+    assert found() == found(model="fasttext") == ("logsoftmax", "variant official")
+    assert found(model="fasttext(rep=linear)") == ("linear", "given")
+    assert found(model="fasttext( rep = logsoftmax )") == ("logsoftmax", "given")
+
+
+def test_a_comparison_loads_its_data_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = []
+    load = data.Source.load
+
+    def counted(source: data.Source, data_dir: Path | None) -> Dataset:
+        loaded.append(source.name)
+        return load(source, data_dir)
+
+    monkeypatch.setattr(data.Source, "load", counted)
+    experiments = resolve_all(["fedavg", "fedavg+dbe", "scaffold"], Config(partition="iid", clients=3))
+    assert len(loaded) == 1
+    assert len({id(e.task.split) for e in experiments}) == len({id(e.task.dataset) for e in experiments}) == 1
+    alone = resolve("scaffold", Config(partition="iid", clients=3))
+    assert (alone.config_hash, alone.config) == (experiments[2].config_hash, experiments[2].config)
+
+
+def test_files_with_brackets_in_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What exists is a file; a name that is known without brackets stays a name."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos(1).npz", "har(layout=scrambled).npz"):
+        images(tmp_path, name, n=40)
+        assert load_data(Config(data=name, partition="iid", clients=2)).options.data == name
+    rng = np.random.RandomState(0)
+    for k in (0, 1):
+        (tmp_path / "har(2)" / str(k)).mkdir(parents=True)
+        for i in range(4):
+            pixels = rng.randint(0, 256, (8, 8)).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "har(2)" / str(k) / f"{i}.png")
+    assert len(load_data(Config(data="har(2)", partition="iid", clients=2)).dataset) == 8
+    source = "from torch import nn\ndef build(shape, classes):\n    return nn.Sequential(nn.Flatten(), "
+    (tmp_path / "mine(1).py").write_text(f"{source}nn.Linear(64, 8), nn.Linear(8, classes))\n")
+    assert tiny(model="mine(1).py:build").config["model"] == "mine(1).py:build"
+
+
 # --- the hash
 
 SAME: list[dict[str, Any]] = [
-    {"rounds": 7}, {"patience": 5}, {"engine": "pool:2"}, {"engine": "serial"}, {"out": "there"},
+    {"rounds": 7}, {"patience": 5}, {"engine": "pool(workers=2)"}, {"engine": "serial"}, {"out": "there"},
     {"resume": True}, {"json": True}, {"measure": "loss"},
     {"data_dir": "/data"}, {"lr": 0.1}, {"cut": "fc1"}, {"force": True},
     {"name": "fedavg+dbe(kappa=1)"}, {"name": "FedAvg + mr + prbm"}, {"name": "fedavg+mr(mu=1.0)+prbm"},

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddbe.config import Config
 from feddbe.data.dataset import Dataset
 from feddbe.experiment import Experiment, resolve
 from feddbe.local import Local
 from feddbe.models.fasttext import fasttext
+from feddbe.options.config import Config
 from feddbe.training.plan import Samples, gradient
 from tests.federation import COMBINATIONS, outcome, same_bits
 
@@ -133,5 +133,5 @@ class _Sum(DenseMean):
 
 def test_serial_and_pool_give_the_same_bits(tmp_path: Path) -> None:
     experiment = resolve("fedavg+dbe", Config(partition="iid", clients=2, rounds=2), dataset=texts())
-    serial, pool = (outcome(experiment, tmp_path / name, name) for name in ("serial", "pool:2"))
+    serial, pool = (outcome(experiment, tmp_path / name, name) for name in ("serial", "pool(workers=2)"))
     assert same_bits(serial.server, pool.server)

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from feddbe import seeds
 from feddbe.client import BUFFER
-from feddbe.config import Config
 from feddbe.errors import BadInput, Diverged, StoreError
 from feddbe.experiment import Experiment, resolve
 from feddbe.local import Local
 from feddbe.loop import evaluated
+from feddbe.options.config import Config
 from feddbe.store import Store
 from tests.federation import Outcome, experiment, measured, outcome, same_bits, samples
 
@@ -234,7 +234,7 @@ def test_batch_norm_statistics_are_averaged(tmp_path: Path) -> None:
 def test_batch_norm_survives_the_preparation_and_every_engine(buffers: str, tmp_path: Path) -> None:
     """MR's epoch before round 1 moves the statistics (as in the published code), on serial and pool alike."""
     e, ran = with_batch_norm(tmp_path / "serial", "fedavg+dbe", bn_buffers=buffers)
-    pool = outcome(e, tmp_path / "pool", "pool:2")
+    pool = outcome(e, tmp_path / "pool", "pool(workers=2)")
     assert same_bits(ran.server, pool.server)
     assert all(same_bits(ran.clients[c], pool.clients[c]) for c in ran.clients)
     holder = ran.server if buffers == "average" else ran.clients[0]

@@ -77,6 +77,13 @@ def test_seeds_become_a_mean_and_a_band() -> None:
     assert names(figure)[0] == "fedavg (2 seeds): best 60.0 % in round 1"
 
 
+def test_a_resumed_seed_stays_in_its_group() -> None:
+    """Nor do a folder, an engine or a number of rounds make it another experiment."""
+    seeds = [document("fedavg", RISING, seed=s, resume=s == 2, out=f"{s}", force=s == 1) for s in range(3)]
+    figure = pictures._curves_figure(seeds)
+    assert names(figure)[0].startswith("fedavg (3 seeds): ")
+
+
 def test_runs_that_are_not_one_experiment_are_not_averaged() -> None:
     """A run that stopped early would make the mean jump; another lr is another experiment."""
     early = pictures._curves_figure([document("fedavg", RISING), document("fedavg", RISING[:2], seed=1)])

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from feddbe import cli, config
+from feddbe import cli
 from feddbe.experiment import resolve
 from feddbe.methods import parse
+from feddbe.options import config
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -55,8 +55,9 @@ def words_of(line: str) -> list[str]:
 
 
 def parsed(words: list[str]) -> tuple[str, dict[str, Any]]:
-    """The command's name and its values, as typer reads them; what it does not know raises."""
-    command, name = typer.main.get_command(cli.app), ""
+    """The command's name and its values, as click reads them; what it does not know raises."""
+    command: Any = cli.app
+    name = ""
     while commands := getattr(command, "commands", None):
         assert words[0] in commands
         name, words = f"{name} {words[0]}".strip(), words[1:]
@@ -73,10 +74,10 @@ def test_command(
     words = words_of(line)
     name, values = parsed(words)
     if name in ("run", "compare"):
-        methods, settings = values.pop("methods") or [], values.pop("settings") or []
+        methods, settings, _ = values.pop("methods"), values.pop("settings"), values.pop("dry_run")
         if any(method.endswith(".toml") for method in methods):
             return  # the file is the reader's own
-        names, chosen = config.read(methods, values, settings)
+        names, chosen, _ = config.read(methods, values, settings)
         for method in names:
             parse(method)
         if chosen.data != "digits" or chosen.resume:

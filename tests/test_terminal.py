@@ -166,6 +166,8 @@ def test_results_tell_runs_of_one_method_apart() -> None:
     assert "fedavg, seed 0 " in found
     assert "fedavg, seed 1 " in found
     assert "moon, seed" not in found
+    resumed = [document("fedavg", RISING, resume=resume, data_dir=str(resume)) for resume in (False, True)]
+    assert "fedavg," not in words(terminal.results_table(resumed))
     assert "runs/" not in found
 
 

@@ -13,36 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from feddbe import config, defaults, engines, folders, loop, measures, pictures
-from feddbe.config import Config
+from feddbe import engines, folders, loop, pictures
 from feddbe.data import SOURCES
 from feddbe.data.dataset import Dataset
 from feddbe.document import RunDocument, score
 from feddbe.errors import BadInput, Diverged
-from feddbe.experiment import Experiment, label_counts, load_data, resolve
+from feddbe.experiment import Experiment, label_counts, load_data, resolve_all
 from feddbe.loop import Watch
 from feddbe.models import ModelSource
+from feddbe.options import config, defaults
+from feddbe.options.config import Asked, Config, pick_identity
 from feddbe.store import Store
 from feddbe.training.trainers import fasttext
 
-__all__ = ["carry_out", "compare", "draw", "draw_paper_splits", "load", "run"]
+__all__ = ["carry_out", "compare", "draw", "draw_paper_splits", "load", "resolve", "run"]
 
 _LABELS_AT_MOST = 100_000
 """Label counts of larger federations are not stored: nobody can look at them."""
-_NOT_TOLD = {
-    "rounds",
-    "patience",
-    "engine",
-    "measure",
-    "min_replies",
-    "data_dir",
-    "out",
-    "resume",
-    "force",
-    "json",
-    "method_options",
-}
-"""Settings in which two runs of one configuration may differ; hyper-parameters are told one by one."""
 
 
 def run(
@@ -75,36 +62,27 @@ def compare(
     given = options | {"data": dataset.name if dataset else data}
     if isinstance(model, str):
         given, model = given | {"model": model}, None
-    names, chosen = config.read(methods, given)
-    return carry_out(names, chosen, single=_single, dataset=dataset, model=model, watch=watch)
+    asked = config.read(methods, given)
+    return carry_out(asked, single=_single, dataset=dataset, model=model, watch=watch)
 
 
 def carry_out(
-    names: Sequence[str],
-    options: Config,
+    asked: Asked,
     *,
     single: bool,
     dataset: Dataset | None = None,
     model: ModelSource | None = None,
     watch: Watch | None = None,
 ) -> list[RunDocument]:
-    """Resolve all methods first, so that a mistake in the last is found before the first one runs.
+    """All methods are resolved first, so that a mistake in the last is found before the first one runs.
 
     A method that diverges does not keep the others from running; then `Diverged` is raised, with the names of
     those that did as notes.
     """
-    if single and len(names) > 1:
-        raise BadInput(f"run takes one method, not {len(names)} ({', '.join(names)}); compare takes several")
-    engines.workers(options.engine)
-    loop.evaluated(options.eval, 0, 0, 1, [])
-    measures.parse(options.measure)
-    experiments = [resolve(name, options, dataset=dataset, model=model) for name in names]
-    slugs = [folders.slug(name) for name in names]
-    if len(set(slugs)) < len(slugs):
-        raise BadInput(f"the same method twice: {', '.join(names)}")
-    places = _places(experiments, slugs, options, single=single)
+    experiments = resolve(asked, single=single, dataset=dataset, model=model)
+    places = _places(experiments, asked.config, single=single)
     documents, diverged = [], dict[str, Diverged]()
-    with folders.none_left_empty(places, made=not options.out):
+    with folders.none_left_empty(places, made=not asked.config.out):
         for experiment, place in zip(experiments, places, strict=True):
             try:
                 documents.append(_one(experiment, place, watch or Watch()))
@@ -116,6 +94,21 @@ def carry_out(
                 first.add_note(name)
             raise first
     return documents
+
+
+def resolve(
+    asked: Asked, *, single: bool, dataset: Dataset | None = None, model: ModelSource | None = None
+) -> list[Experiment]:
+    """What was asked for, with every choice made; nothing is run or written."""
+    names, options, origins = asked
+    if single and len(names) > 1:
+        raise BadInput(f"run takes one method, not {len(names)} ({', '.join(names)}); compare takes several")
+    engines.workers(options.engine)
+    loop.evaluated(options.eval, 0, 0, 1, [])
+    found = resolve_all(names, options, dataset=dataset, model=model, origins=origins)
+    if len({folders.slug(name) for name in names}) < len(names):
+        raise BadInput(f"the same method twice: {', '.join(names)}")
+    return found
 
 
 def load(folder: str | Path, *, hashes: bool = True) -> RunDocument:
@@ -157,10 +150,9 @@ def draw_paper_splits(folder: Path, data_dir: Path | None = None) -> Iterator[tu
             yield source.name, path
 
 
-def _places(
-    experiments: Sequence[Experiment], slugs: Sequence[str], options: Config, *, single: bool
-) -> list[Path]:
+def _places(experiments: Sequence[Experiment], options: Config, *, single: bool) -> list[Path]:
     """The folder of each run; checked before any of them begins."""
+    slugs = [folders.slug(experiment.name) for experiment in experiments]
     data = Path(experiments[0].task.dataset.name).stem
     if options.out:
         root = Path(options.out).expanduser()
@@ -195,11 +187,12 @@ def _check_same(experiment: Experiment, place: Path, *, resume: bool) -> None:
 
 def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What tells two configurations apart, in words; hyper-parameters only of parts that both have."""
-    pairs = {key: (there.get(key), now[key]) for key in now if key not in _NOT_TOLD}
-    for part, options in now["method_options"].items():
-        for option, value in there.get("method_options", {}).get(part, {}).items():
-            pairs[f"{part} {option}"] = (value, options.get(option))
-    return [f"{key} {before} there, {after} now" for key, (before, after) in pairs.items() if before != after]
+    before, after = pick_identity(there), pick_identity(now)
+    return [
+        f"{key} {before.get(key)} there, {value} now"
+        for key, value in after.items()
+        if before.get(key) != value and (key in before or key in now)
+    ]
 
 
 def _one(experiment: Experiment, place: Path, watch: Watch) -> RunDocument:

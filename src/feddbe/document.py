@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, cast
 
 from feddbe.measures.rows import Readings, Row, readings
+from feddbe.options.config import pick_identity
 
 __all__ = [
     "Accuracy",
@@ -166,16 +167,15 @@ def points(document: RunDocument) -> list[tuple[int, float]]:
     return [(e["round"], 100 * e["accuracy"]["weighted"]) for e in document["rounds"] if e["accuracy"]]
 
 
-def labels(documents: Sequence[RunDocument], ignore: Collection[str] = ()) -> list[str]:
-    """A name for each run: its method, and where others have the same one, the settings that differ.
-
-    Settings in `ignore` are never named.
-    """
-    return [_label(document, documents, ignore) for document in documents]
+def labels(documents: Sequence[RunDocument], *, seed: bool = True) -> list[str]:
+    """A name for each run: its method, and where others have the same one, the settings that tell them apart
+    (`seed`: that one, too)."""
+    return [_label(document, documents, seed) for document in documents]
 
 
-def _label(document: RunDocument, documents: Sequence[RunDocument], ignore: Collection[str]) -> str:
-    peers = [d["config"] for d in documents if d["method"] == document["method"]]
-    keys = dict.fromkeys(key for peer in peers for key in peer if key not in ignore)
+def _label(document: RunDocument, documents: Sequence[RunDocument], seed: bool) -> str:
+    peers = [pick_identity(d["config"], seed=seed) for d in documents if d["method"] == document["method"]]
+    mine = pick_identity(document["config"], seed=seed)
+    keys = dict.fromkeys(key for peer in peers for key in peer if key != "method")
     differ = [key for key in keys if any(p.get(key) != peers[0].get(key) for p in peers)]
-    return ", ".join([document["method"], *(f"{key} {document['config'].get(key, '-')}" for key in differ)])
+    return ", ".join([document["method"], *(f"{key} {mine.get(key, '-')}" for key in differ)])

@@ -5,32 +5,30 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from feddbe import data, defaults, models
-from feddbe.config import Config
+from feddbe import data, models
 from feddbe.data.dataset import Dataset
 from feddbe.data.partition import Split, load_split, partition
-from feddbe.errors import BadInput, unknown
+from feddbe.errors import BadInput
 from feddbe.measures.accuracy import majority_floor
-from feddbe.methods import Method, hyper_parameters, parse
+from feddbe.methods import Method, hyper_parameters, in_brackets, parse
 from feddbe.models import ModelSource
 from feddbe.models.own import FromFile, from_file, names_file
+from feddbe.options import Parameters
+from feddbe.options.config import Config, identity
+from feddbe.options.defaults import Layers, Setting
+from feddbe.options.grammar import Named
 from feddbe.state import sha256
 from feddbe.task import Task, Training
 
-__all__ = ["Experiment", "label_counts", "load_data", "resolve"]
-
-_NOT_IN_HASH = {"rounds", "patience", "engine", "measure", "min_replies", "out", "resume", "force", "json"}
-_NOT_IN_HASH |= {"method", "data", "data_dir", "split", "partition", "partition_seed", "har_layout", "model"}
-"""A run can be extended, moved, and done elsewhere; the method is hashed by its parts, data by content, a
-model by its kind, and a user's own by content too."""
+__all__ = ["Experiment", "Held", "label_counts", "load_data", "resolve", "resolve_all"]
 
 
 @dataclass(frozen=True)
@@ -48,20 +46,29 @@ class Experiment:
     floor: float
     remarks: list[str]
     """What a reader of its results must know."""
+    settings: dict[str, Setting]
+    """Every value and where it came from: of options, and of names' own options, as in `mr kappa`."""
     in_memory: str = ""
     """What of it was given as a Python object, so that no other process can make it from its options."""
 
 
-def load_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset, Split, Config]:
+class Held(NamedTuple):
     """The data, who holds which rows, and the options with partition and number of clients filled in."""
+
+    dataset: Dataset
+    split: Split
+    options: Config
+
+
+def load_data(config: Config, dataset: Dataset | None = None) -> Held:
+    """The data that the options name, or the one in memory, divided among clients."""
     directory = Path(config.data_dir).expanduser() if config.data_dir else None
-    dataset = dataset or data.load(config.data, directory)
-    chosen = {
-        **defaults.GENERAL,
-        **defaults.PER_DATA.get(dataset.name, {}),
-        **defaults.VARIANTS[config.variant],
-    }
-    dataset, config = _laid_out(dataset, config, chosen["har_layout"])
+    found = data.find(config.data, Layers(config.variant, "").of_parts())
+    if dataset is None:
+        dataset = data.load(str(found or config.data), directory)
+    elif found:
+        dataset = found.options.arrange(dataset)
+    config = dataclasses.replace(config, data=str(found or config.data))
     given = dataset.split if config.partition is None else None
     if config.split is not None:
         given = load_split(Path(config.split).expanduser(), len(dataset))
@@ -70,125 +77,161 @@ def load_data(config: Config, dataset: Dataset | None = None) -> tuple[Dataset, 
     if given is not None:
         if config.clients not in (None, given.clients):
             raise BadInput(f"clients = {config.clients}; '{config.split or config.data}' has {given.clients}")
-        return dataset, _held_out(given, config), dataclasses.replace(config, clients=given.clients)
-    if dataset.client is not None:
-        chosen["partition"] = "natural"
-    spec = config.partition or chosen["partition"]
+        return Held(dataset, _held_out(given, config), dataclasses.replace(config, clients=given.clients))
+    chosen = Layers(config.variant, dataset.name)
+    spec = config.partition or ("natural" if dataset.client is not None else str(chosen["partition"]))
     clients = config.clients
     if clients is None and spec != "natural":
         clients = chosen["clients"]
     split = partition(dataset.y.numpy(), spec, clients, config.partition_seed, dataset.client)
-    return (
-        dataset,
-        _held_out(split, config),
-        dataclasses.replace(config, partition=spec, clients=split.clients),
-    )
+    config = dataclasses.replace(config, partition=spec, clients=split.clients)
+    return Held(dataset, _held_out(split, config), config)
 
 
 def resolve(
     name: str, options: Config, *, dataset: Dataset | None = None, model: ModelSource | None = None
 ) -> Experiment:
     """Fill in every default, load the data, build the model and the method."""
+    return resolve_all([name], options, dataset=dataset, model=model)[0]
+
+
+def resolve_all(
+    names: Sequence[str],
+    options: Config,
+    *,
+    dataset: Dataset | None = None,
+    model: ModelSource | None = None,
+    origins: Mapping[str, str] | None = None,
+) -> list[Experiment]:
+    """One experiment for each method, on the same data, split and model, which are made once.
+
+    `origins`: where the options came from that were given.
+    """
+    for name in names:
+        parse(name, force=options.force)  # a wrong name should not have to wait for the data
+    changed = [f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default]
+    given = dict.fromkeys(changed, "given") | dict(origins or {})
     objects = {"data": dataset, "model": None if isinstance(model, str) else model}
-    first = parse(name, force=options.force)  # a wrong name should not have to wait for the data
-    given = {f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default}
-    dataset, split, options = load_data(options, dataset)
+    in_memory = " and ".join(what for what, one in objects.items() if one is not None)
+    common = _prepare(options, given, load_data(options, dataset), model, in_memory)
+    return [_resolve_one(name, common) for name in names]
+
+
+@dataclass(frozen=True)
+class _Common:
+    """What the methods of a comparison share."""
+
+    asked: Config
+    given: dict[str, str]
+    task: Task
+    """With the learning rate that a method without one of its own has."""
+    options: Config
+    model: Named[Parameters] | None
+    """None: the user's own."""
+    content: dict[str, Any]
+    """What is hashed of data, split and model."""
+    floor: float
+    in_memory: str
+
+    @property
+    def kind(self) -> str:
+        return self.model.name if self.model else "own"
+
+
+def _prepare(
+    asked: Config, given: dict[str, str], held: Held, model: ModelSource | None, in_memory: str
+) -> _Common:
+    """Everything but the method."""
+    dataset, split, options = held
     source = model or options.model or models.fitting(tuple(dataset.x.shape[1:]), dataset.tokens)
     if isinstance(source, str) and names_file(source):
         source = from_file(source)
-    kind = source if isinstance(source, str) else "own"
-    if kind not in defaults.PER_MODEL:
-        raise unknown("model", kind, [*models.MODELS, "FILE.py:FUNCTION"])
-    layers = [
-        defaults.GENERAL,
-        defaults.PER_MODEL[kind],
-        defaults.PER_DATA.get(dataset.name, {}),
-        defaults.VARIANTS[options.variant],
-        defaults.OF_VARIANT.get(options.variant, {}).get(kind, {}),
-    ]
-    chosen = {key: value for layer in layers for key, value in layer.items()}
-    remarks = []
-    own_rate = defaults.OF_METHOD.get(first.base, {}).get(kind)
-    if own_rate is not None and options.lr is None:
-        remarks.append(f"lr {own_rate:g} by default, where other methods have {chosen['lr']:g}")
-        chosen["lr"] = own_rate
-    representation = _representation(options, kind, chosen)
+    named = models.find(source, Layers(options.variant, "").of_parts()) if isinstance(source, str) else None
+    chosen = Layers(options.variant, dataset.name, named.name if named else "own")
+    sample = dataset.inputs(dataset.x[:1])
+    cut = options.cut or chosen["cut"]
     built = models.build(
-        source,
-        dataset.inputs(dataset.x[:1]),
-        dataset.classes,
-        options.cut or chosen.get("cut"),
-        options.seed,
-        words=dataset.tokens,
-        representation=representation or "linear",
+        str(named) if named else source, sample, dataset.classes, cut, options.seed, words=dataset.tokens
     )
-    lr = chosen["lr"] if options.lr is None else options.lr
-    rounds = chosen["rounds"] if options.rounds is None else options.rounds
     options = dataclasses.replace(
         options,
-        lr=lr,
-        rounds=rounds,
+        lr=chosen["lr"] if options.lr is None else options.lr,
+        rounds=chosen["rounds"] if options.rounds is None else options.rounds,
         short_batch=options.short_batch or chosen["short_batch"],
-        model=options.model if isinstance(source, FromFile) else kind,
+        model=options.model if isinstance(source, FromFile) else str(named or "own"),
         cut=built.cut,
-        fasttext_rep=representation,
     )
     _check_short(options, split)
-    parts: dict[str, dict[str, Any]] = {}
-    for part, values in (item for layer in layers for item in layer.items() if isinstance(item[1], dict)):
-        parts.setdefault(part, {}).update(values)
+    content: dict[str, Any] = {"data": dataset.sha256(), "split": split.index_sha256() | {"parts": None}}
+    content["sizes"] = [[len(rows) for rows in part] for part in (split.train, split.test)]
+    content["model"] = str(named or "own")
+    if named is None:
+        content |= {"module": str(built.module), "theta0": sha256(built.parameters)}
+    if isinstance(source, FromFile):
+        content["file"] = source.sha256
+    training = Training(options.lr or 0.0, options.batch, options.epochs, options.bn_buffers)
+    task = Task(built, dataset, split, training, options.seed, options.rounds or 0, options.newcomers)
+    floor = majority_floor(dataset, split, task.members)
+    return _Common(asked, given, task, options, named, content, floor, in_memory)
+
+
+def _resolve_one(name: str, common: _Common) -> Experiment:
+    """The experiment of one method."""
+    options, task, given = common.options, common.task, common.given
+    base = parse(name, force=options.force).base
+    chosen = Layers(options.variant, task.dataset.name, common.kind, base)
+    parts = chosen.of_parts()
     if parts.get("mr", {}).get("init_epochs") == "epochs":
         parts["mr"]["init_epochs"] = options.epochs
     method = parse(name, parts, force=options.force)
-    _check_members(method, options, split)
-
-    training = Training(lr, options.batch, options.epochs, options.bn_buffers)
-    task = Task(built, dataset, split, training, options.seed, rounds, options.newcomers)
+    _check_members(method, options, task.split)
+    remarks = []
+    if common.asked.lr is None and chosen["lr"] != options.lr:
+        remarks.append(f"lr {chosen['lr']:g} by default, where other methods have {options.lr:g}")
+        options = dataclasses.replace(options, lr=chosen["lr"])
+        task = dataclasses.replace(task, training=dataclasses.replace(task.training, lr=chosen["lr"]))
     unused = method.unused(task)
     remarks += [f"{key} does nothing: {why}" for key, why in unused.items() if key in given]
     config = dataclasses.asdict(options) | {"method": name, "method_options": hyper_parameters(method)}
     config |= dict.fromkeys(unused)
-    hashed = {key: value for key, value in config.items() if key not in _NOT_IN_HASH}
-    hashed |= {"data": dataset.sha256(), "split": split.index_sha256() | {"parts": None}}
-    hashed["sizes"] = [[len(rows) for rows in part] for part in (split.train, split.test)]
-    hashed["model"] = kind
-    if kind == "own":
-        hashed |= {"module": str(built.module), "theta0": sha256(built.parameters)}
-    if isinstance(source, FromFile):
-        hashed["file"] = source.sha256
+    hashed = {key: value for key, value in config.items() if identity(key) in ("yes", "seed")}
+    digest = hashlib.sha256(json.dumps(hashed | common.content, sort_keys=True).encode()).hexdigest()
     return Experiment(
         name=name,
         options=options,
         task=task,
         method=method,
         config=config,
-        config_hash=hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest(),
-        floor=majority_floor(dataset, split, task.members),
+        config_hash=digest,
+        floor=common.floor,
         remarks=remarks,
-        in_memory=" and ".join(what for what, one in objects.items() if one is not None),
+        settings=_settings(name, common, config, chosen),
+        in_memory=common.in_memory,
     )
 
 
-def _representation(options: Config, kind: str, chosen: Mapping[str, Any]) -> str | None:
-    """fastText's choice; for other models there is none."""
-    if kind == "fasttext":
-        return options.fasttext_rep or str(chosen["fasttext_rep"])
-    if options.fasttext_rep is not None:
-        raise BadInput(f"fasttext_rep = {options.fasttext_rep}; the model is '{kind}', not fasttext")
-    return None
-
-
-def _laid_out(dataset: Dataset, config: Config, default: str) -> tuple[Dataset, Config]:
-    """HAR's windows as `har_layout` says; for other data there is no such choice."""
-    if dataset.name != "har":
-        if config.har_layout is not None:
-            raise BadInput(f"har_layout = {config.har_layout}; the data is '{dataset.name}', not har")
-        return dataset, config
-    from feddbe.data import har  # here: a reader, which a client has no use for
-
-    layout = config.har_layout or default
-    laid_out = har.scrambled(dataset) if layout == "scrambled" else dataset
-    return laid_out, dataclasses.replace(config, har_layout=layout)
+def _settings(name: str, common: _Common, config: Mapping[str, Any], chosen: Layers) -> dict[str, Setting]:
+    """Where each value came from; what is given wins, then what the layers of defaults say."""
+    data_set, model = (
+        f"data set {common.task.dataset.name}",
+        f"model {common.kind}",
+    )
+    origins = {"model": data_set, "cut": model} | {k: default.origin for k, default in chosen.options.items()}
+    if common.options.partition in (None, "natural"):  # the data came divided
+        origins |= {"partition": data_set, "clients": data_set}
+    origins |= {"method": "given"} | common.given
+    parts, brackets = dict(config["method_options"]), in_brackets(name)
+    for named in (data.find(common.asked.data, chosen.of_parts()), common.model):
+        if named:
+            parts[named.name] = dataclasses.asdict(named.options)
+            brackets |= {f"{named.name} {key}" for key in named.given}
+    found = {key: (value, origins.get(key)) for key, value in config.items() if key != "method_options"}
+    for part, options in parts.items():
+        layers = chosen.parts.get(part, {})
+        for key, value in options.items():
+            origin = layers[key].origin if key in layers else None
+            found[f"{part} {key}"] = value, "given" if f"{part} {key}" in brackets else origin
+    return {key: Setting(value, origin or "general default") for key, (value, origin) in found.items()}
 
 
 def label_counts(dataset: Dataset, split: Split) -> npt.NDArray[np.int64]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from feddbe.document import RunDocument, labels, moment, points
 from feddbe.errors import BadInput, unknown
+from feddbe.options.config import pick_identity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,8 +68,6 @@ def _write(path: Path, figure: Figure) -> None:
 
 # Curves
 
-_NOT_THE_EXPERIMENT = ("seed", "rounds", "engine", "out")
-
 
 def _groups(documents: Sequence[RunDocument]) -> list[list[RunDocument]]:
     """Runs of one experiment that were evaluated in the same rounds, in order of appearance.
@@ -78,7 +77,7 @@ def _groups(documents: Sequence[RunDocument]) -> list[list[RunDocument]]:
     found: dict[str, list[RunDocument]] = {}
     for document in documents:
         if rounds := [t for t, _ in points(document)]:
-            rest = {k: v for k, v in document["config"].items() if k not in _NOT_THE_EXPERIMENT}
+            rest = pick_identity(document["config"], seed=False)
             key = json.dumps([document["method"], rest, rounds], sort_keys=True, default=str)
             found.setdefault(key, []).append(document)
     return list(found.values())
@@ -86,7 +85,7 @@ def _groups(documents: Sequence[RunDocument]) -> list[list[RunDocument]]:
 
 def _names(groups: Sequence[Sequence[RunDocument]]) -> list[str]:
     """A legend entry for each group; seeds are counted, or named where that alone tells lines apart."""
-    plain = labels([group[0] for group in groups], ignore=_NOT_THE_EXPERIMENT)
+    plain = labels([group[0] for group in groups], seed=False)
     return [
         f"{name} ({len(group)} seeds)"
         if len(group) > 1

@@ -173,7 +173,7 @@ class _Results:
             names += ["s per\nround", "up", "down"]
         for name in names:
             table.add_column(name, justify="right", no_wrap=True)
-        runs = labels(self.documents, ignore=("out",))
+        runs = labels(self.documents)
         for document, run in zip(self.documents, runs, strict=True):
             # All lines in one row, so that a long name has the room of all.
             lines = [_entry("best", document["best"]), _entry("last", document["last"]), *_adapted(document)]

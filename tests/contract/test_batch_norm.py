@@ -15,13 +15,13 @@ from torch.func import functional_call
 
 import feddbe
 from feddbe.client import BUFFER
-from feddbe.config import Config
 from feddbe.errors import BadInput
 from feddbe.experiment import Experiment, resolve
 from feddbe.local import Local
 from feddbe.methods import METHODS
 from feddbe.methods.moon import Moon
 from feddbe.models.resnet import BasicBlock
+from feddbe.options.config import Config
 from feddbe.state import State, sha256, taken, weighted_mean
 from feddbe.task import Context
 from feddbe.terms import At

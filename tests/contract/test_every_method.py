@@ -38,7 +38,7 @@ def share(name: str) -> float:
 def test_engines_give_the_same_bits(name: str, tmp_path: Path) -> None:
     """Two workers, whoever is first: the same server, clients and accuracies as one after the other."""
     e = experiment(name, join=share(name))
-    serial, pool = outcome(e, tmp_path / "serial"), outcome(e, tmp_path / "pool", "pool:2")
+    serial, pool = outcome(e, tmp_path / "serial"), outcome(e, tmp_path / "pool", "pool(workers=2)")
     assert same_bits(serial.server, pool.server)
     assert serial.clients.keys() == pool.clients.keys()
     assert all(same_bits(serial.clients[c], pool.clients[c]) for c in serial.clients)

@@ -51,7 +51,7 @@ def result(folder: Path) -> dict[str, Any]:
     return {"rounds": rounds, "server": document["server_sha256"], "clients": document["clients_sha256"]}
 
 
-@pytest.mark.parametrize("engine", ["serial", "pool:2"])
+@pytest.mark.parametrize("engine", ["serial", "pool(workers=2)"])
 def test_kill_and_resume(engine: str, tmp_path: Path) -> None:
     whole = feddbe(0, tmp_path / "whole", engine)
     assert whole.returncode == 0, whole.stderr

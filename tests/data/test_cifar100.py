@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from feddbe.config import Config
 from feddbe.data import cifar100
 from feddbe.errors import BadInput
 from feddbe.experiment import resolve
+from feddbe.options.config import Config
 
 needs_cifar100 = pytest.mark.skipif(
     cifar100.find(None) is None, reason="CIFAR-100 is not on this machine (feddbe data get cifar100)"

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import torch
 
-from feddbe.config import Config
 from feddbe.data import har
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput
 from feddbe.experiment import load_data, resolve
+from feddbe.options.config import Config
 
 needs_har = pytest.mark.skipif(
     har.find(None) is None, reason="UCI HAR is not on this machine (FEDDBE_DATA says where to look)"
@@ -104,7 +104,7 @@ def test_the_real_data() -> None:
     total, body = data.x[:, 6:], data.x[:, :3]
     assert 0.9 < float((total - body).square().sum(1).sqrt().mean()) < 1.1, "total less body is gravity, 1 g"
     _, split, options = load_data(Config(data="har"), data)
-    assert (options.partition, split.clients, options.har_layout) == ("natural", 30, "channels")
+    assert (options.partition, split.clients, options.data) == ("natural", 30, "har(layout=channels)")
 
 
 @pytest.mark.parametrize("write", [folder, zipped, tarred])
@@ -216,22 +216,23 @@ def test_the_cache_does_not_vouch_for_the_scrambled_windows(tmp_path: Path) -> N
 
 
 def test_the_variant_chooses_layout_and_cut_and_what_is_given_wins() -> None:
-    def chosen(**options: Any) -> tuple[object, object, bool]:
-        found = resolve("fedavg", Config(data="har", **options), dataset=windows())
+    def chosen(data: str = "har", **options: Any) -> tuple[object, object, bool]:
+        found = resolve("fedavg", Config(data=data, **options), dataset=windows())
         as_read = torch.equal(found.task.dataset.x, windows().x)
-        return found.config["har_layout"], found.config["cut"], as_read
+        return found.config["data"], found.config["cut"], as_read
 
-    assert chosen() == chosen(variant="paper") == ("channels", "fc2", True)
-    assert chosen(variant="official") == ("scrambled", "conv2", False)
-    assert chosen(variant="official", har_layout="channels", cut="fc1") == ("channels", "fc1", True)
-    assert chosen(har_layout="scrambled") == ("scrambled", "fc2", False)
+    channels, scrambled = "har(layout=channels)", "har(layout=scrambled)"
+    assert chosen() == chosen(variant="paper") == (channels, "fc2", True)
+    assert chosen(variant="official") == (scrambled, "conv2", False)
+    assert chosen(channels, variant="official", cut="fc1") == (channels, "fc1", True)
+    assert chosen(scrambled) == (scrambled, "fc2", False)
 
 
 def test_other_data_has_no_layout() -> None:
-    with pytest.raises(BadInput, match=r"^har_layout = channels; the data is 'digits', not har$"):
-        resolve("fedavg", Config(har_layout="channels"))
+    with pytest.raises(BadInput, match=r"^unknown option of digits 'layout'; allowed: \(none\)$"):
+        resolve("fedavg", Config(data="digits(layout=channels)"))
     assert (
-        resolve("fedavg", Config(variant="official", clients=3, partition="iid")).config["har_layout"] is None
+        resolve("fedavg", Config(variant="official", clients=3, partition="iid")).config["data"] == "digits"
     )
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from feddbe.config import Config
 from feddbe.data import load
 from feddbe.errors import BadInput
 from feddbe.experiment import load_data
+from feddbe.options.config import Config
 
 SIZES = {"train/0": 5, "train/1": 3, "test/0": 2, "test/1": 1}
 

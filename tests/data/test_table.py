@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from feddbe.config import Config
 from feddbe.data import load
 from feddbe.errors import BadInput
 from feddbe.experiment import load_data
+from feddbe.options.config import Config
 
 PEOPLE = "age,income,label,client\n30,1e4,yes,b\n40,2e4,no,a\n50,3e4,no,b\n40,2e4,yes,a\n"
 REVIEWS = "title,text,y\nGood,a good film!,1\nBad,a bad film,3\nGood,,1\n"

@@ -70,7 +70,7 @@ class Suicidal(Pool):
 
 def test_a_divergence_in_a_worker_reaches_us_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(Diverged) as error:
-        outcome(experiment("fedavg", lr=1e30), tmp_path, "pool:2")
+        outcome(experiment("fedavg", lr=1e30), tmp_path, "pool(workers=2)")
     assert error.value.round == 1
     assert error.value.client in (0, 1, 2)
 
@@ -115,12 +115,16 @@ def test_closing_leaves_no_process() -> None:
 
 def test_names() -> None:
     cores = len(os.sched_getaffinity(0))
-    assert [engines.workers(n) for n in ("serial", "pool", "pool:5")] == [0, cores, 5]
+    assert [engines.workers(n) for n in ("serial", "pool", "pool(workers=5)")] == [0, cores, 5]
     e = experiment("fedavg")
-    for name, kind in (("serial", Serial), ("pool:1", Pool)):
+    for name, kind in (("serial", Serial), ("pool(workers=1)", Pool)):
         engine = engines.make(name, e.task, e.method)
         assert type(engine) is kind
         engine.close()
-    for wrong in ("pools", "pool:0", "pool:x", "serial:2", ""):
-        with pytest.raises(BadInput, match=r"unknown engine .* allowed: auto, pool, pool:N, serial"):
+    for wrong in ("pools", "pool(workers=2)", "pool(workers=2", ""):
+        with pytest.raises(
+            BadInput, match=r"unknown engine .* allowed: auto, pool, pool\(workers=N\), serial"
+        ):
             engines.workers(wrong)
+    with pytest.raises(BadInput, match="pool workers = 'x'; allowed: a whole number >= 1"):
+        engines.workers("pool(workers=x)")

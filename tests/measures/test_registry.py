@@ -65,7 +65,7 @@ def test_what_cannot_be_given_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("new")
-@pytest.mark.parametrize("engine", ["serial", "pool:2"])
+@pytest.mark.parametrize("engine", ["serial", "pool(workers=2)"])
 def test_a_new_measure_is_in_the_run_and_in_show(
     engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

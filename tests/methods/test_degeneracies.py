@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from feddbe.config import Config
 from feddbe.errors import BadInput
 from feddbe.experiment import Experiment, resolve
 from feddbe.local import Fit, Local
@@ -19,6 +18,7 @@ from feddbe.methods import parse, pfedme
 from feddbe.methods.fedrep import FedRep
 from feddbe.methods.fedrod import _balanced
 from feddbe.methods.scaffold import CONTROL, Scaffold
+from feddbe.options.config import Config
 from feddbe.state import State, prefixed, taken
 from feddbe.task import Context
 from feddbe.terms import At, Batch

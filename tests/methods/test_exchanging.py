@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from feddbe.client import BUFFER
-from feddbe.config import Config
 from feddbe.data.dataset import Dataset
 from feddbe.experiment import Experiment, resolve
 from feddbe.local import Local
 from feddbe.methods import parse
+from feddbe.options.config import Config
 from feddbe.state import State, prefixed, taken, without
 from feddbe.store import Store
 from feddbe.task import Context

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from feddbe import seeds
 from feddbe.client import BUFFER, Job, Reply
-from feddbe.config import Config
 from feddbe.engines import ClientStates, Messages, Serial
 from feddbe.experiment import Experiment, resolve
 from feddbe.methods import METHODS
+from feddbe.options.config import Config
 from feddbe.state import State, without
 from tests.federation import COMBINATIONS, Outcome, carry_out, experiment, samples
 from tests.oracles import methods as oracle

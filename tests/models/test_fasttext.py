@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddbe.config import Config
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput
 from feddbe.experiment import Experiment, resolve
 from feddbe.models import build, fitting
 from feddbe.models.fasttext import MeanEmbedding, fasttext
+from feddbe.options.config import Config
 
 X = torch.tensor([[1, 2, 2, 0], [3, 0, 0, 0], [0, 0, 0, 0], [2, 1, 4, 3]])
 
@@ -76,7 +76,7 @@ def test_the_published_representation() -> None:
     hidden = linear[:2](X)
     torch.testing.assert_close(linear(X), linear[-1](hidden))
     torch.testing.assert_close(published(X), linear[-1](F.log_softmax(hidden, 1)))
-    model = build("fasttext", X, 3, None, 0, words=5, representation="logsoftmax")
+    model = build("fasttext(rep=logsoftmax)", X, 3, None, 0, words=5)
     z = model.forward(model.parameters, X).z_g
     torch.testing.assert_close(z.exp().sum(1), torch.ones(len(X)))
     assert (model.cut, model.feature_shape) == ("logsoftmax", (32,))
@@ -97,20 +97,20 @@ def test_texts_get_it_and_nothing_else_does() -> None:
 
 def test_defaults_and_variants() -> None:
     default = resolved()
-    assert default.options.model == "fasttext"
-    assert default.options.fasttext_rep == "linear"
+    assert default.options.model == "fasttext(rep=linear)"
+    assert default.config_hash == resolved(model="fasttext").config_hash
     assert (
         default.config["method_options"]["mr"] | {"kappa": 0.1, "mu": 1.0}
         == default.config["method_options"]["mr"]
     )
     official = resolved(variant="official", batch=5)
-    assert official.options.fasttext_rep == "logsoftmax"
+    assert official.options.model == "fasttext(rep=logsoftmax)"
     assert official.task.model.cut == "logsoftmax"
-    chosen = resolved(variant="official", batch=5, fasttext_rep="linear")
+    chosen = resolved(variant="official", batch=5, model="fasttext(rep=linear)")
     assert chosen.task.model.cut == "fc1"
     assert chosen.config_hash != official.config_hash
 
 
 def test_a_choice_for_another_model_is_refused() -> None:
-    with pytest.raises(BadInput, match="fasttext_rep = linear; the model is 'mlp', not fasttext"):
-        resolve("fedavg", Config(fasttext_rep="linear", model="mlp"))
+    with pytest.raises(BadInput, match=r"unknown option of mlp 'rep'; allowed: \(none\)"):
+        resolve("fedavg", Config(model="mlp(rep=linear)"))

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import feddbe
-from feddbe.config import Config
 from feddbe.errors import BadInput
 from feddbe.experiment import Experiment, resolve
+from feddbe.options.config import Config
 from tests.federation import outcome, same_bits, samples
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
@@ -77,7 +77,7 @@ def test_the_hash_follows_the_content_not_the_place(tmp_path: Path) -> None:
 def test_serial_pool_and_resume_agree(tmp_path: Path) -> None:
     path = write(tmp_path)
     serial = outcome(own(path), tmp_path / "serial")
-    pool = outcome(own(path), tmp_path / "pool", "pool:2")
+    pool = outcome(own(path), tmp_path / "pool", "pool(workers=2)")
     outcome(own(path, rounds=1), tmp_path / "resumed")
     resumed = outcome(own(path), tmp_path / "resumed")
     assert same_bits(serial.server, pool.server)

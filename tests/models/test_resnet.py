@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddbe.config import Config
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput
 from feddbe.experiment import resolve
 from feddbe.models import build
 from feddbe.models.resnet import CUTS, ResNet18, resnet18
 from feddbe.models.split import SplitModel
+from feddbe.options.config import Config
 from feddbe.seeds import torch_seeded
 from feddbe.state import State
 from tests.federation import outcome

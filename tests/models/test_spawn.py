@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from feddbe.client import Job, perform
-from feddbe.config import Config
 from feddbe.data.dataset import Dataset
 from feddbe.experiment import Experiment, resolve
 from feddbe.models import MODELS
+from feddbe.options.config import Config
 from feddbe.state import sha256
 from feddbe.task import Context
 

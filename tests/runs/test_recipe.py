@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from torch import nn
 
-from feddbe.config import Config
 from feddbe.errors import BadInput
 from feddbe.experiment import Experiment, resolve
 from feddbe.models import ModelSource
+from feddbe.options.config import Config
 from feddbe.runs.recipe import Recipe
 from tests.federation import same_bits, samples
 

@@ -1,4 +1,5 @@
-"""Data sets by name, or a user's own in one of several forms; who reads them is imported when one is read."""
+"""Data sets by name, as in `har(layout=scrambled)`, or a user's own in one of several forms; who reads them
+is imported when one is read."""
 
 from __future__ import annotations
 
@@ -8,13 +9,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddbe.data.dataset import Dataset
+from feddbe.data.dataset import Arrangement, Dataset
 from feddbe.errors import unknown
+from feddbe.options import grammar
 
 if TYPE_CHECKING:
     from feddbe.data.download import Progress
 
-__all__ = ["SOURCES", "Dataset", "Source", "load"]
+__all__ = ["SOURCES", "Dataset", "Source", "find", "load"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,11 @@ class Source:
         return getattr(self._reader, "get", None)
 
     @property
+    def options(self) -> type[Arrangement]:
+        """What can be chosen of it, as in `har(layout=scrambled)`: the reader's `Layout`, if it has one."""
+        return getattr(self._reader, "Layout", Arrangement)
+
+    @property
     def _reader(self) -> Any:
         return import_module(f"feddbe.data.{self.name}")
 
@@ -57,14 +64,22 @@ SOURCES: dict[str, Source] = {
 }
 
 
+def find(text: str, defaults: grammar.Defaults | None = None) -> grammar.Named[Arrangement] | None:
+    """The known data set that `text` names, with its options; None if that may be a user's own."""
+    name = text.partition("(")[0].strip()
+    if name not in SOURCES or (name != text and Path(text).expanduser().exists()):
+        return None
+    return grammar.find("data set", text, {name: SOURCES[name].options}, defaults)
+
+
 def load(name_or_path: str | Path, data_dir: Path | None = None) -> Dataset:
     """The data set of this name, or the user's own in this place."""
     wanted = str(name_or_path)
-    if wanted in SOURCES:
-        return SOURCES[wanted].load(data_dir)
+    if known := find(wanted):
+        return known.options.arrange(SOURCES[known.name].load(data_dir))
     from feddbe.data.forms import FORMS, load_own
 
     own = load_own(wanted)
     if own is None:
-        raise unknown("data set", wanted, [*SOURCES, *FORMS])
+        raise unknown("data set", wanted.partition("(")[0], [*SOURCES, *FORMS])
     return own

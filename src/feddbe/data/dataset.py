@@ -12,10 +12,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from feddbe.options import Parameters
+
 if TYPE_CHECKING:
     from feddbe.data.partition import Split
 
-__all__ = ["Dataset"]
+__all__ = ["Arrangement", "Dataset"]
 
 
 @dataclass(frozen=True)
@@ -65,3 +67,11 @@ class Dataset:
             if values is not None
         ]
         return hashlib.sha256(" ".join([about, *hashes]).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Arrangement(Parameters):
+    """What can be chosen of a data set that is known by name; of most, nothing."""
+
+    def arrange(self, dataset: Dataset) -> Dataset:
+        return dataset

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,12 @@ import torch
 
 from feddbe.data.archives import DAMAGE, damaged, members
 from feddbe.data.cache import New, cached
-from feddbe.data.dataset import Dataset
+from feddbe.data.dataset import Arrangement, Dataset
 from feddbe.data.download import Progress, cache_folder, download, find_first, missing
 from feddbe.errors import BadInput
+from feddbe.options import parameter
 
-__all__ = ["find", "get", "load", "scrambled"]
+__all__ = ["Layout", "find", "get", "load", "scrambled"]
 
 URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/00240/UCI%20HAR%20Dataset.zip"
 FOLDER = "UCI HAR Dataset"
@@ -86,6 +87,20 @@ def scrambled(dataset: Dataset) -> Dataset:
     x = dataset.x.transpose(1, 3).reshape(dataset.x.shape)
     known = {name: sha256 for name, sha256 in dataset.known_sha256.items() if name != "x"}
     return replace(dataset, x=x, known_sha256=known)
+
+
+@dataclass(frozen=True)
+class Layout(Arrangement):
+    """How a window lies in its array."""
+
+    name: ClassVar[str] = "har"
+
+    layout: str = parameter(
+        "channels", "windows: one signal per channel, or as published", choices=("channels", "scrambled")
+    )
+
+    def arrange(self, dataset: Dataset) -> Dataset:
+        return scrambled(dataset) if self.layout == "scrambled" else dataset
 
 
 def _decode(place: Path, new: New) -> None:

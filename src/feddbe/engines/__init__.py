@@ -1,29 +1,51 @@
-"""Engines by name: `serial`, `pool`, `pool:N`, or `auto`."""
+"""Engines by name: `serial`, `pool`, `pool(workers=4)`, or `auto`."""
 
 from __future__ import annotations
 
 import os
-import re
+from dataclasses import dataclass
+from typing import ClassVar
 
 from feddbe.engines.base import ClientStates, Engine, Messages, Missing, Receipt
 from feddbe.engines.pool import Pool
 from feddbe.engines.serial import Serial
-from feddbe.errors import unknown
 from feddbe.methods.base import Method
+from feddbe.options import Parameters, grammar, parameter
 from feddbe.task import Task
 
-__all__ = ["ClientStates", "Engine", "Messages", "Missing", "Pool", "Receipt", "Serial", "make", "workers"]
+__all__ = [
+    "ENGINES",
+    "ClientStates",
+    "Engine",
+    "Messages",
+    "Missing",
+    "Pool",
+    "Receipt",
+    "Serial",
+    "make",
+    "workers",
+]
+
+
+@dataclass(frozen=True)
+class Workers(Parameters):
+    """What can be chosen of the pool."""
+
+    name: ClassVar[str] = "pool"
+
+    workers: int | None = parameter(None, "processes; by default one per core", low=1, high=9999)
+
+
+ENGINES: dict[str, type[Parameters]] = {"auto": Parameters, "serial": Parameters, "pool": Workers}
 
 
 def workers(spec: str) -> int:
     """How many worker processes an engine's name means; 0 is serial."""
-    match = re.fullmatch(r"auto|serial|pool(?::([1-9][0-9]{0,3}))?", spec)
-    if match is None:
-        raise unknown("engine", spec, ["auto", "serial", "pool", "pool:N"])
+    engine = grammar.find("engine", spec, ENGINES, also=["pool(workers=N)"])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if spec == "serial" or (spec == "auto" and cores == 1):
+    if engine.name == "serial" or (engine.name == "auto" and cores == 1):
         return 0
-    return int(match[1] or cores)
+    return getattr(engine.options, "workers", None) or cores
 
 
 def make(spec: str, task: Task, method: Method) -> Engine:

@@ -12,7 +12,8 @@ from feddbe.errors import BadInput, unknown
 from feddbe.methods.addons import FT, MR, PRBM, AddOn
 from feddbe.methods.base import Method, Upload, parameter
 from feddbe.methods.composed import Composed
-from feddbe.options import allowed, number_or_text
+from feddbe.options import allowed, grammar
+from feddbe.options.grammar import Defaults
 
 __all__ = [
     "ADDONS",
@@ -26,6 +27,7 @@ __all__ = [
     "Upload",
     "describe",
     "hyper_parameters",
+    "in_brackets",
     "parameter",
     "parse",
 ]
@@ -94,22 +96,15 @@ class Description(TypedDict):
     """Messages and kept state in models, and what is evaluated."""
 
 
-Defaults = Mapping[str, Mapping[str, Any]]
-"""Part (`mr`) -> option -> value."""
-
-
 def parse(text: str, defaults: Defaults | None = None, *, force: bool = False) -> Method:
     """The method that `text` names. `defaults` win over a part's own, and lose against those in brackets.
     `force` allows an add-on that the method refuses."""
-    name, own, rest = _head(text)
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    method = _make((METHODS[name],), own, defaults or {})[0]
+    (name, own), *rest = _read(text)
+    method = grammar.make(name, [METHODS[name]], own, defaults)[0]
     addons: list[AddOn] = []
     for addon, given in rest:
-        if addon not in ADDONS:
-            raise unknown("add-on", addon, ADDONS)
-        for part in _make(ADDONS[addon], given, defaults or {}):
+        classes = ADDONS[addon]
+        for part in grammar.make("+".join(c.name for c in classes), classes, given, defaults):
             if any(part.name == a.name for a in addons):
                 raise BadInput(f"'{text}' has {part.name} twice (dbe = prbm + mr)")
             reason = method.cannot.get(part.name) or ("" if force else method.refuses.get(part.name))
@@ -155,38 +150,26 @@ def _taken(method: type[Method]) -> list[str]:
     return [name for name, parts in ADDONS.items() if not {p.name for p in parts} & refused]
 
 
-def _head(text: str) -> tuple[str, dict[str, Any], list[tuple[str, dict[str, Any]]]]:
-    """`a(x=1)+b(y=2)` -> a, {x: 1}, [(b, {y: 2})]."""
-    parts = []
-    for piece in re.split(r"\+(?![^(]*\))", text.replace(" ", "").lower()):  # a plus outside of brackets
-        match = re.fullmatch(r"([a-z_0-9]*)(?:\(([^()]*)\))?", piece)
-        if match is None:
+def in_brackets(text: str) -> set[str]:
+    """The hyper-parameters that a method's name gives, as in `mr kappa`."""
+    return {
+        f"{part.name} {field.name}"
+        for name, given in _read(text)
+        for part in ADDONS.get(name) or (METHODS[name],)
+        for field in dataclasses.fields(part)
+        if field.name in given
+    }
+
+
+def _read(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """`a(x=1)+b(y=2)` -> [(a, {x: 1}), (b, {y: 2})]: a method, then add-ons."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    for piece in re.split(r"\+(?![^(]*\))", text.lower()):  # a plus outside of brackets
+        part = grammar.read(piece)
+        if part is None:
             raise BadInput(f"cannot read method '{text}'; write it like fedavg+dbe(kappa=5,mu=0.1)")
-        given: dict[str, Any] = {}
-        for item in filter(None, (match[2] or "").split(",")):
-            key, equals, value = item.partition("=")
-            if not equals or not key or not value:
-                raise BadInput(f"cannot read option '{item}' in '{text}'; write it like kappa=5")
-            given[key] = _value(value)
-        parts.append((match[1], given))
-    (name, own), *rest = parts
-    return name, own, rest
-
-
-def _value(text: str) -> Any:
-    """true, false, none, a number, or else a word."""
-    words: dict[str, Any] = {"true": True, "false": False, "none": None}
-    return words[text] if text in words else number_or_text(text)
-
-
-def _make(classes: tuple[type[Any], ...], given: dict[str, Any], defaults: Defaults) -> list[Any]:
-    """One instance per class, each taking its own of the given options."""
-    names = {cls: {f.name for f in dataclasses.fields(cls)} for cls in classes}
-    every = set().union(*names.values())
-    for key in given:
-        if key not in every:
-            raise unknown(f"option of {'+'.join(c.name for c in classes)}", key, every or {"(none)"})
-    return [
-        cls(**{**defaults.get(cls.name, {}), **{k: v for k, v in given.items() if k in names[cls]}})
-        for cls in classes
-    ]
+        kind, known = ("add-on", ADDONS) if found else ("method", METHODS)
+        if part[0] not in known:
+            raise unknown(kind, part[0], known)
+        found.append(part)
+    return found

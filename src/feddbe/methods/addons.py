@@ -114,7 +114,7 @@ class PRBM(AddOn):
 
 @dataclass(frozen=True)
 class MR(AddOn):
-    """Mean regularization; `kappa` and `mu` have defaults per model and data set (`defaults.py`)."""
+    """Mean regularization; `kappa` and `mu` have defaults per model and data set (`options/defaults.py`)."""
 
     name: ClassVar[str] = "mr"
     sends: ClassVar[Names] = ("mean", TASK, SIZE)

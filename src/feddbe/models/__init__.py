@@ -1,24 +1,25 @@
-"""Models by name, and the cut that makes a SplitModel of any of them."""
+"""Models by name, as in `fasttext(rep=logsoftmax)`, and the cut that makes a SplitModel of any of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from feddbe.errors import BadInput, one_line, unknown
+from feddbe.errors import BadInput, one_line
 from feddbe.models.cnn import cnn, cnn_small, mlp
-from feddbe.models.fasttext import fasttext
+from feddbe.models.fasttext import Representation, fasttext
 from feddbe.models.har_cnn import har_cnn
 from feddbe.models.own import FromFile
 from feddbe.models.resnet import CUTS, resnet18
 from feddbe.models.split import Forward, Halves, SplitModel
+from feddbe.options import Parameters, grammar
 from feddbe.seeds import torch_seed, torch_seeded
 
-__all__ = ["MODELS", "Forward", "Known", "ModelSource", "SplitModel", "build", "fitting"]
+__all__ = ["MODELS", "Forward", "Known", "ModelSource", "SplitModel", "build", "find", "fitting"]
 
 Shape = tuple[int, ...]
 Builder = Callable[[Shape, int], nn.Module | Halves]
@@ -32,7 +33,7 @@ class Known:
     """A model that is known by name."""
 
     build: Callable[..., nn.Module | Halves]
-    """A `Builder`; of a model for texts, a function of (words, classes, representation)."""
+    """A `Builder`; of a model for texts, a function of (words, classes); and of its options."""
     takes: str
     """The inputs that it takes, in words."""
     fits: Callable[[Shape], bool]
@@ -42,6 +43,7 @@ class Known:
     """Whether it is faster so, measured."""
     texts: bool = False
     """Whether it takes word numbers; the others take none."""
+    options: type[Parameters] = Parameters
 
 
 def _images(builder: Builder, least: int) -> Known:
@@ -59,7 +61,9 @@ MODELS: dict[str, Known] = {
     ),
     "mlp": Known(mlp, "inputs of any shape", lambda s: True),
     "resnet18": replace(_images(resnet18, 16), aliases=CUTS, channels_last=False),
-    "fasttext": Known(fasttext, "texts as word numbers", lambda s: len(s) == 1, texts=True),
+    "fasttext": Known(
+        fasttext, "texts as word numbers", lambda s: len(s) == 1, texts=True, options=Representation
+    ),
 }
 """In the order in which they are tried on data for which no model was named."""
 
@@ -73,6 +77,12 @@ def fitting(shape: Shape, words: int = 0) -> str:
     return next(name for name, k in MODELS.items() if k.texts == bool(words) and k.fits(shape))
 
 
+def find(text: str, defaults: grammar.Defaults | None = None) -> grammar.Named[Parameters]:
+    """The model that `text` names, with its options."""
+    known = {name: model.options for name, model in MODELS.items()}
+    return grammar.find("model", text, known, defaults, also=["FILE.py:FUNCTION"])
+
+
 def build(
     source: ModelSource,
     sample: Tensor,
@@ -81,18 +91,17 @@ def build(
     seed: int,
     *,
     words: int = 0,
-    representation: str = "linear",
 ) -> SplitModel:
     """The model at theta^0 for inputs like `sample` (with a batch axis), cut at `cut`.
 
-    `words`: the size of the vocabulary if inputs are word numbers. `representation`: see `fasttext`.
+    `words`: the size of the vocabulary if inputs are word numbers.
     """
     shape = tuple(sample.shape[1:])
     with torch_seeded(torch_seed(seed, "model")):
-        module = _module(source, shape, classes, words, representation)
+        module = _module(source, shape, classes, words)
     # oneDNN and channels-last pay off from about 16x16 on, and for long signals
     onednn = len(shape) == 3 and (min(shape[1:]) >= 16 or max(shape[1:]) >= 128)
-    known = MODELS.get(source) if isinstance(source, str) else None
+    known = MODELS[find(source).name] if isinstance(source, str) else None
     aliases, channels_last = (known.aliases, known.channels_last) if known else ({}, True)
     try:
         model = SplitModel(module, sample, cut, onednn=onednn, channels_last=channels_last, aliases=aliases)
@@ -113,23 +122,20 @@ def build(
     return model
 
 
-def _module(
-    source: ModelSource, shape: Shape, classes: int, words: int, representation: str
-) -> nn.Module | Halves:
+def _module(source: ModelSource, shape: Shape, classes: int, words: int) -> nn.Module | Halves:
     if isinstance(source, nn.Module | tuple):
         return source
     if callable(source):
         return source(shape, classes)
-    if source not in MODELS:
-        raise unknown("model", source, [*MODELS, "FILE.py:FUNCTION"])
-    known = MODELS[source]
+    chosen = find(source)
+    known = MODELS[chosen.name]
     if known.texts != bool(words) or not known.fits(shape):
         kind = "texts as word numbers" if words else "inputs"
         raise BadInput(
-            f"model '{source}' takes {known.takes}, the data has {kind} of shape {shape}; "
+            f"model '{chosen.name}' takes {known.takes}, the data has {kind} of shape {shape}; "
             f"fitting: {fitting(shape, words)}"
         )
-    return known.build(words, classes, representation) if known.texts else known.build(shape, classes)
+    return known.build(words if known.texts else shape, classes, **asdict(chosen.options))
 
 
 def _misfit(module: nn.Module | Halves, sample: Tensor) -> str:

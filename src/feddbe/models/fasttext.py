@@ -7,12 +7,16 @@ vectors is sparse: the rows that were used, and nothing of the others. `Local.fi
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["MeanEmbedding", "fasttext"]
+from feddbe.options import Parameters, parameter
+
+__all__ = ["MeanEmbedding", "Representation", "fasttext"]
 
 SIZE = 32
 
@@ -45,13 +49,23 @@ class MeanEmbedding(nn.Module):
         return shares @ F.embedding(words, self.weight, sparse=True)
 
 
-def fasttext(words: int, classes: int, representation: str = "linear") -> nn.Sequential:
-    """Vectors of 32 numbers, their mean, FC 32 without activation, FC.
+@dataclass(frozen=True)
+class Representation(Parameters):
+    """As published the log-softmax meant for the logits comes before the last layer as soon as the model is
+    split there."""
 
-    `representation`: `linear`, or `logsoftmax` as published, where the log-softmax meant for the logits comes
-    before the last layer as soon as the model is split there.
-    """
+    name: ClassVar[str] = "fasttext"
+
+    rep: str = parameter(
+        "linear",
+        "representation: the hidden layer, or as published its log-softmax",
+        choices=("linear", "logsoftmax"),
+    )
+
+
+def fasttext(words: int, classes: int, rep: str = "linear") -> nn.Sequential:
+    """Vectors of 32 numbers, their mean, FC 32 without activation, FC; `rep`: see `Representation`."""
     layers: dict[str, nn.Module] = {"embedding": MeanEmbedding(words, SIZE), "fc1": nn.Linear(SIZE, SIZE)}
-    if representation == "logsoftmax":
+    if rep == "logsoftmax":
         layers["logsoftmax"] = nn.LogSoftmax(1)
     return nn.Sequential(OrderedDict(layers, fc=nn.Linear(SIZE, classes)))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from feddbe.config import Config
 from feddbe.errors import BadInput
 from feddbe.experiment import Experiment, resolve
 from feddbe.methods.base import Method
+from feddbe.options.config import Config
 from feddbe.task import Task
 
 __all__ = ["Recipe"]

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from feddbe.config import Config
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput, Diverged
 from feddbe.experiment import resolve
 from feddbe.local import Extra, Fit, Local
 from feddbe.methods.addons import MR
 from feddbe.models.fasttext import MeanEmbedding, fasttext
+from feddbe.options.config import Config
 from feddbe.terms import MeanPull, Term, prox
 from feddbe.training.trainers import fasttext as trainer
 

@@ -1,26 +1,26 @@
 """The published settings, per data set and per model, and what each `--variant` changes.
 
-Resolved before a run and stored with it; what the user gives wins, then the variant, the data set, the model.
+Resolved before a run and stored with it; what the user gives wins, then the method's own, the variant, the
+data set, the model. A value that is a mapping holds the options of a name: an add-on, a data set or a model.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["GENERAL", "OF_METHOD", "OF_VARIANT", "PAPER_SPLITS", "PER_DATA", "PER_MODEL", "VARIANTS"]
+__all__ = ["GENERAL", "PAPER_SPLITS", "PER_DATA", "PER_MODEL", "VARIANTS", "Layers", "Setting"]
 
 GENERAL: dict[str, Any] = {
     "partition": "dirichlet:0.1",
     "clients": 20,
     "rounds": 100,
     "short_batch": "keep",
-    "har_layout": "channels",
 }
 
 PER_MODEL: dict[str, dict[str, Any]] = {
     "cnn": {"lr": 0.005, "mr": {"kappa": 50.0}},
     "cnn_small": {"lr": 0.1, "mr": {"kappa": 1.0}},
-    "fasttext": {"lr": 0.5, "fasttext_rep": "linear", "mr": {"kappa": 0.1}},
+    "fasttext": {"lr": 0.5, "mr": {"kappa": 0.1}},
     "har_cnn": {"lr": 0.1, "mr": {"kappa": 1.0}},
     "mlp": {"lr": 0.1, "mr": {"kappa": 1.0}},
     "resnet18": {"lr": 0.1, "mr": {"kappa": 1.0, "mu": 0.1}},
@@ -52,8 +52,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {"mr": {"init_mean": "exact"}},
     "official": {
         "short_batch": "refuse",
-        "har_layout": "scrambled",
-        "fasttext_rep": "logsoftmax",
+        "har": {"layout": "scrambled"},
+        "fasttext": {"rep": "logsoftmax"},
         "mr": {"init_mean": "momentum", "init_epochs": "epochs"},
         "fedgen": {"lite": True, "noise": 512, "hidden": 512, "steps": 1000, "gen_batch": 10,
                    "gen_lr": 0.005},
@@ -67,3 +67,41 @@ other methods' faults in it, those that are an option here."""
 
 OF_VARIANT: dict[str, dict[str, dict[str, Any]]] = {"official": {"har_cnn": {"cut": "conv2"}}}
 """Variant -> model -> what is different then: HAR's head is all three linear layers."""
+
+
+class Setting(NamedTuple):
+    """A value and where it came from."""
+
+    value: Any
+    origin: str
+
+
+class Layers:
+    """All that applies to one experiment: of its options, and by part (`mr`, `har`) of theirs."""
+
+    def __init__(self, variant: str, data: str, model: str = "", method: str = "") -> None:
+        own_rate = OF_METHOD.get(method, {}).get(model)
+        layers: list[tuple[str, dict[str, Any]]] = [
+            ("general default", GENERAL),
+            (f"model {model}", PER_MODEL.get(model, {})),
+            (f"data set {data}", PER_DATA.get(data, {})),
+            (f"variant {variant}", VARIANTS[variant] | OF_VARIANT.get(variant, {}).get(model, {})),
+            (f"method {method}", {} if own_rate is None else {"lr": own_rate}),
+        ]
+        self.options: dict[str, Setting] = {}
+        self.parts: dict[str, dict[str, Setting]] = {}
+        for origin, layer in layers:
+            for key, value in layer.items():
+                if isinstance(value, dict):
+                    part = {option: Setting(v, origin) for option, v in value.items()}
+                    self.parts.setdefault(key, {}).update(part)
+                else:
+                    self.options[key] = Setting(value, origin)
+
+    def __getitem__(self, option: str) -> Any:
+        """The default of an option; None if there is none."""
+        return self.options[option].value if option in self.options else None
+
+    def of_parts(self) -> dict[str, dict[str, Any]]:
+        """The parts' values without where they came from."""
+        return {part: {key: d.value for key, d in found.items()} for part, found in self.parts.items()}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from feddbe.config import Config, read
 from feddbe.errors import BadInput
+from feddbe.options.config import SECTIONS, Config, identity, pick_identity, read
 
 
 def toml(folder: Path, text: str, name: str = "run.toml") -> str:
@@ -30,7 +31,7 @@ def test_the_options_and_their_defaults() -> None:
     """All of the command line's; what is None follows from data and model."""
     assert vars(Config()) == {
         "method": "", "data": "digits", "data_dir": None, "partition": None, "partition_seed": 1,
-        "split": None, "clients": None, "har_layout": None, "model": None, "cut": None, "fasttext_rep": None,
+        "split": None, "clients": None, "model": None, "cut": None,
         "rounds": None,
         "patience": None,
         "epochs": 1, "batch": 10, "lr": None, "join": 1.0, "seed": 0, "variant": "default",
@@ -38,6 +39,24 @@ def test_the_options_and_their_defaults() -> None:
         "validation": 0.0, "newcomers": 0, "adapt_epochs": 10, "bn_buffers": "local", "short_batch": None,
         "engine": "auto", "min_replies": None, "out": None, "resume": False, "force": False, "json": False,
     }  # fmt: skip
+
+
+def test_every_option_is_classified() -> None:
+    """A new one must say where help lists it and what it has to do with a run's identity."""
+    for field in dataclasses.fields(Config):
+        assert field.metadata.get("section") in SECTIONS, field.name
+        assert field.metadata.get("identity") in ("yes", "content", "seed", "no"), field.name
+    asked = {field.name for field in dataclasses.fields(Config) if identity(field.name) == "no"}
+    assert asked == {"data_dir", "rounds", "patience", "force", "engine", "out", "resume", "json"}
+    assert [f.name for f in dataclasses.fields(Config) if identity(f.name) == "seed"] == ["seed"]
+
+
+def test_what_tells_runs_apart() -> None:
+    config = {"lr": 0.1, "seed": 3, "resume": True, "rounds": 5, "data": "digits", "forgotten": 1}
+    config["method_options"] = {"mr": {"kappa": 5.0}}
+    told = {"lr": 0.1, "data": "digits", "forgotten": 1, "mr kappa": 5.0}
+    assert pick_identity(config, seed=False) == told
+    assert pick_identity(config) == told | {"seed": 3}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +104,7 @@ def test_values_at_the_limit(option: str, value: Any) -> None:
 
 
 def test_a_file(tmp_path: Path) -> None:
-    names, config = read(
+    names, config, _ = read(
         [
             toml(
                 tmp_path,
@@ -110,9 +129,9 @@ def test_a_file(tmp_path: Path) -> None:
 
 def test_a_file_with_methods_of_the_command_line(tmp_path: Path) -> None:
     path = toml(tmp_path, "seed = 3")
-    assert read(["fedavg", path, "fedavg+dbe"]) == (["fedavg", "fedavg+dbe"], Config(seed=3))
+    assert read(["fedavg", path, "fedavg+dbe"])[:2] == (["fedavg", "fedavg+dbe"], Config(seed=3))
     named = toml(tmp_path, 'method = "fedavg+mr"\nlr = 0.5', "other.toml")
-    assert read([path, named, "fedavg"]) == (["fedavg+mr", "fedavg"], Config(seed=3, lr=0.5))
+    assert read([path, named, "fedavg"])[:2] == (["fedavg+mr", "fedavg"], Config(seed=3, lr=0.5))
 
 
 def test_later_files_win(tmp_path: Path) -> None:
@@ -123,16 +142,22 @@ def test_later_files_win(tmp_path: Path) -> None:
 
 def test_options_win_over_settings_and_settings_over_files(tmp_path: Path) -> None:
     path = toml(tmp_path, "seed = 1\nbatch = 1\nepochs = 1\nlr = 1.0")
-    _, config = read([path, "fedavg"], {"seed": 3, "lr": None}, ["seed=2", "batch=2"])
+    _, config, _ = read([path, "fedavg"], {"seed": 3, "lr": None}, ["seed=2", "batch=2"])
     assert (config.seed, config.batch, config.epochs, config.lr) == (3, 2, 1, 1.0)
     assert read(["fedavg"], settings=["seed=1", "seed=2"])[1].seed == 2
+
+
+def test_where_options_came_from(tmp_path: Path) -> None:
+    path = toml(tmp_path, "seed = 1\nbatch = 1\nepochs = 1\nlr = 1.0")
+    found = read([path, "fedavg"], {"seed": 0, "lr": None}, ["seed=2", "batch=2"]).origins
+    assert found == {"seed": "given", "batch": "--set", "epochs": path, "lr": path}
 
 
 def test_the_method_can_be_an_option(tmp_path: Path) -> None:
     path = toml(tmp_path, 'method = "fedavg"')
     assert read([path], settings=["method=fedavg+dbe(kappa=5,mu=0.1)"])[0] == ["fedavg+dbe(kappa=5,mu=0.1)"]
     assert read([path], {"method": "fedavg+mr"}, ["method=fedavg+dbe"])[0] == ["fedavg+mr"]
-    assert read([], {"method": "fedavg"}) == (["fedavg"], Config())
+    assert read([], {"method": "fedavg"})[:2] == (["fedavg"], Config())
 
 
 def test_a_file_may_list_several_methods(tmp_path: Path) -> None:

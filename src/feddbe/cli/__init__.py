@@ -1,0 +1,48 @@
+"""The command line. It holds no logic: it reads options, calls what Python users call, and shows.
+
+Commands import what they need: torch takes seconds, and who asks for help should not wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from feddbe.cli import data, methods, results, run
+from feddbe.cli.command import Group, explain
+from feddbe.cli.output import complain
+from feddbe.errors import FeddbeError
+
+__all__ = ["app", "main"]
+
+app = Group("feddbe", "Personalized federated learning with the Domain Bias Eliminator.")
+click.version_option(package_name="feddbe", message="feddbe %(version)s")(app)
+for command in (run.run, run.compare, results.runs, results.show, methods.methods, data.group):
+    app.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code: 2 is bad input, 3 diverged, 130 Ctrl-C."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        # not app.main, which has its own ideas about Ctrl-C and broken pipes
+        with app.make_context("feddbe", list(given), obj=given) as context:
+            code = app.invoke(context)
+        sys.stdout.flush()
+        return int(code or 0)
+    except click.exceptions.Exit as done:  # --help
+        return done.exit_code
+    except FeddbeError as error:
+        return complain(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return complain("stopped", 130)
+    except BrokenPipeError:  # `feddbe show RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return complain(f"{error.filename or 'output'}: {error.strerror or error}", 2)
+    except click.ClickException as error:
+        return complain(explain(error), 2)

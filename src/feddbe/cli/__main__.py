@@ -1,0 +1,5 @@
+import sys
+
+from feddbe.cli import main
+
+sys.exit(main())

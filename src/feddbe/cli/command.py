@@ -1,0 +1,128 @@
+"""Commands of the command line: help in sections, options from `Config`, and our own sentences for what the
+user got wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+
+from feddbe.errors import unknown
+from feddbe.options import defaults, number_or_text
+from feddbe.options.config import SECTIONS, Config
+
+__all__ = ["Argument", "Command", "Group", "Option", "config_options", "explain"]
+
+_NAMED, _NAMES = ("data", "model"), "<names>"
+"""Options that take names besides files, and what stands for these until somebody asks for help."""
+
+
+class Argument(click.Argument):
+    """An argument that help explains."""
+
+    def __init__(self, *args: Any, help: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.words = help
+
+
+class Option(click.Option):
+    """An option that help lists in its section."""
+
+    def __init__(self, *args: Any, section: str = "Options", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.section = section
+
+
+class Command(click.Command):
+    """A command whose help lists arguments and options by section."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if isinstance(param, Argument):
+                term = param.metavar or (param.name or "").upper()
+                sections.setdefault("Arguments", []).append((term.strip("[]."), param.words))
+            elif row := param.get_help_record(ctx):
+                text = row[1].replace(_NAMES, _names(str(param.name))) if _NAMES in row[1] else row[1]
+                sections.setdefault(getattr(param, "section", "Options"), []).append((row[0], text))
+        width = max(len(term) for rows in sections.values() for term, _ in rows)  # one column for all
+        for section in ("Arguments", *SECTIONS, "Options"):
+            if section in sections:
+                with formatter.section(section):
+                    formatter.write_dl([(term.ljust(width), text) for term, text in sections[section]])
+
+
+@click.pass_context
+def _help_if_alone(context: click.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+class Group(click.Group):
+    """A group of commands; without one it shows its help."""
+
+    command_class = Command
+
+    def __init__(self, name: str, help: str) -> None:
+        super().__init__(name, help=help, invoke_without_command=True, callback=_help_if_alone)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0] not in self.commands:
+            raise unknown("command", args[0], self.commands)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):  # click would cut what does not fit in one line
+            formatter.write_dl([(name, command.help or "") for name, command in self.commands.items()])
+
+
+def config_options(*names: str) -> list[click.Parameter]:
+    """The options of `Config`, all or those named; None is the value of one that was not given."""
+    fields = [f for f in dataclasses.fields(Config) if (f.name in names if names else f.name != "method")]
+    return [_option(field) for field in fields]
+
+
+def _option(field: dataclasses.Field[Any]) -> Option:
+    kind, about, name = str(field.type).split(" ")[0], field.metadata, field.name.replace("_", "-")
+    names = about["choices"] or ([_NAMES] if field.name in _NAMED else [])
+    choices = f": {', '.join(names)}" if names else ""
+    flag, number = kind == "bool", {"int": "N", "float": "X"}.get(kind)
+    return Option(
+        [f"--{name}/--no-{name}" if field.default is True else f"--{name}"],
+        section=about["section"],
+        help=about["meaning"] + choices + _default(field),
+        default=None,
+        is_flag=flag,
+        metavar=None if flag else number or about["value"] or "NAME",
+        type=bool if flag else number_or_text if number else str,
+    )
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    """An option's default, with what data sets and models have instead."""
+    if isinstance(field.default, bool):
+        return ""
+    general = defaults.GENERAL.get(field.name) if field.default is None else field.default
+    layers = {**defaults.PER_DATA, **{k: v for k, v in defaults.PER_MODEL.items() if k != "own"}}
+    special = [f"{name} {layer[field.name]}" for name, layer in layers.items() if field.name in layer]
+    known = [*([] if general is None else [str(general)]), *special]
+    return f" [{', '.join(known)}]" if known else ""
+
+
+def _names(option: str) -> str:
+    from feddbe import data, models  # seconds
+    from feddbe.options.grammar import signature
+
+    known = data.SOURCES if option == "data" else models.MODELS
+    return ", ".join(signature(name, one.options) for name, one in known.items())
+
+
+def explain(error: click.ClickException) -> str:
+    """A sentence for click's own errors."""
+    context = getattr(error, "ctx", None)
+    if isinstance(error, click.NoSuchOption) and context:
+        options = [name for param in context.command.get_params(context) for name in param.opts]
+        return str(unknown("option", error.option_name, [name for name in options if name.startswith("--")]))
+    text = error.format_message().rstrip(".")
+    return f"{text[:1].lower()}{text[1:]}" + (f"; see {context.command_path} --help" if context else "")

@@ -1,0 +1,110 @@
+"""`feddbe data`: data sets and how they are divided among clients."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from feddbe.cli.command import Argument, Group, config_options
+from feddbe.cli.output import AS_JSON, show, show_json
+from feddbe.errors import unknown
+from feddbe.options import config
+
+__all__ = ["group"]
+
+group = Group("data", "Data sets and how they are divided among clients.")
+_DATA_DIR = click.option("--data-dir", metavar="DIR", type=Path, help="where data files are looked for first")
+
+
+@group.command("list")
+@_DATA_DIR
+@AS_JSON
+def _list(data_dir: Path | None, as_json: bool) -> int:
+    """List the data sets that are known by name, and where they are."""
+    from feddbe import data
+
+    rows = [
+        {"name": source.name, "description": source.description, "found": source.found(data_dir)}
+        for source in data.SOURCES.values()
+    ]
+    if as_json:
+        show_json({"data": rows})
+        return 0
+    names, words = (max(len(row[key] or "") for row in rows) for key in ("name", "description"))
+    for row in rows:
+        place = row["found"] or f"feddbe data get {row['name']}"
+        print(f"{row['name']:<{names}}  {row['description']:<{words}}  {place}")
+    return 0
+
+
+@group.command("get")
+@click.argument("name", cls=Argument, help="data set")
+@_DATA_DIR
+def _get(name: str, data_dir: Path | None) -> int:
+    """Download a data set from its publisher, unless it is there."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from feddbe import data
+
+    if name not in data.SOURCES:
+        raise unknown("data set", name, data.SOURCES)
+    source = data.SOURCES[name]
+    place = source.found(data_dir)
+    if place is None and source.get is not None:
+        with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bars:
+            task = bars.add_task(name)
+            place = str(source.get(data_dir, lambda done, of: bars.update(task, completed=done, total=of)))
+    print(f"{name}: {place}")
+    return 0
+
+
+@group.command(
+    "show", params=config_options("data_dir", "partition", "partition_seed", "split", "clients", "json")
+)
+@click.argument("name", cls=Argument, help="data set, or your own file or folder")
+@click.option("--save", metavar="FILE", type=Path, help="write the partition to this .npz")
+@click.option("--plot", metavar="FILE", type=Path, help="draw it: .png, .svg or .pdf")
+def _show(name: str, save: Path | None, plot: Path | None, **options: Any) -> int:
+    """Show how a data set is divided among clients."""
+    from feddbe import pictures, terminal
+    from feddbe.experiment import label_counts, load_data
+
+    asked = config.read(["data show"], {**options, "data": name})
+    dataset, split, chosen = load_data(asked.config)
+    labels = label_counts(dataset, split)
+    title = f"{Path(name).name}, {chosen.partition or chosen.split or 'as given'}, {split.clients} clients"
+    if plot is not None:
+        pictures.bubbles(plot, labels, title)
+    if save is not None:
+        split.save(save)
+    if chosen.json:
+        rows = [
+            {"train": len(train), "test": len(test), "labels": counts.tolist()}
+            for train, test, counts in zip(split.train, split.test, labels, strict=True)
+        ]
+        note = {"note": dataset.note} if dataset.note else {}
+        show_json({"clients": rows, "index_sha256": split.index_sha256(), **note})
+        return 0
+    if dataset.note:
+        print(f"{dataset.name}: {dataset.note}")
+    show(terminal.split_table([*map(len, split.train)], [*map(len, split.test)], labels))
+    for path in filter(None, (save, plot)):
+        print(path)
+    return 0
+
+
+@group.command("plots")
+@click.argument("folder", cls=Argument, type=Path, help="where the pictures go")
+@_DATA_DIR
+def _plots(folder: Path, data_dir: Path | None) -> int:
+    """Draw who holds what in the paper's settings, for all data sets that are here."""
+    from feddbe import api
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, path in api.draw_paper_splits(folder, data_dir):
+        print(path or f"{name} is not here: feddbe data get {name}")
+    return 0

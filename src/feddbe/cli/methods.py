@@ -1,0 +1,106 @@
+"""`feddbe methods`: each hyper-parameter with its default, what it takes and what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from feddbe.cli.command import Command
+from feddbe.cli.output import AS_JSON, show, show_json
+from feddbe.options import defaults
+from feddbe.options.grammar import written
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from feddbe.methods import Description
+
+__all__ = ["methods"]
+
+
+@click.command("methods", cls=Command)
+@AS_JSON
+def methods(as_json: bool) -> int:
+    """List methods, add-ons and their hyper-parameters."""
+    from feddbe.methods import describe
+
+    if as_json:
+        show_json({"methods": describe()})
+    else:
+        show(*_listed(describe()))
+    return 0
+
+
+def _listed(described: Sequence[Description]) -> Iterator[RenderableType]:
+    """Methods, then add-ons; a parameter has its default beside its name and its meaning below."""
+    from rich.text import Text
+
+    for heading, addons in (("Methods", False), ("Add-ons", True)):
+        yield Text(heading, style="bold underline")
+        for one in described:
+            if (one["family"] == "add-on") == addons:
+                yield Text()
+                yield from _one(one, _parts(one, described))
+        yield Text()
+    yield Text(
+        "Write them as fedavg+dbe(kappa=5,mu=0.1). Down and up are the messages of a round, kept what "
+        "a client keeps to itself, in models; f and h are the model's parts, N is the number of clients.",
+        style="dim",
+    )
+
+
+def _one(one: Description, parts: list[str]) -> Iterator[RenderableType]:
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    addon = one["family"] == "add-on"
+    about = f"  {' and '.join(f'+{part}' for part in parts)}" if addon else f"  {one['family']}"
+    yield Text.assemble((f"+{one['name']}" if addon else one["name"], "bold"), about.rstrip())
+    if one["addons"]:
+        yield Text(f"  takes {', '.join('+' + name for name in one['addons'])}")
+    if facts := one["facts"]:
+        sent = f"down {facts['down']}, up {facts['up']}, kept {facts['keeps']}"
+        yield Text(f"  {sent}; evaluated: {facts['evaluated']}")
+    if parts or not one["parameters"]:
+        yield Text(f"  {'the parameters of both' if parts else 'no parameters of its own'}", style="dim")
+        return
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="cyan")
+    table.add_column(overflow="fold")
+    for parameter in one["parameters"]:
+        words = Text(parameter["meaning"])
+        about = f"\n{parameter['allowed']}; default {_default(parameter)}"
+        if parameter["search"]:
+            about += f"; try {parameter['search']}"
+        words.append(about, style="dim")
+        table.add_row(parameter["name"], words)
+    yield Padding(table, (0, 0, 0, 2))
+
+
+def _parts(one: Description, described: Sequence[Description]) -> list[str]:
+    """The add-ons that this one consists of, if its parameters are theirs."""
+    own = {parameter["name"] for parameter in one["parameters"]}
+    others = {
+        other["name"]: {parameter["name"] for parameter in other["parameters"]}
+        for other in described
+        if other["family"] == "add-on" and other["name"] != one["name"]
+    }
+    inside = [name for name, theirs in others.items() if theirs and theirs < own]
+    return inside if own and set().union(*(others[name] for name in inside)) == own else []
+
+
+def _default(parameter: dict[str, Any]) -> str:
+    """The default, and where models have others, theirs."""
+    name, chosen = parameter["name"], dict[str, list[str]]()
+    for model, layer in defaults.PER_MODEL.items():
+        theirs = layer.get(parameter["part"], {})
+        if name in theirs:
+            chosen.setdefault(written(theirs[name]), []).append(model)
+    if not chosen:
+        return written(parameter["default"])
+    if len(chosen) == 1:
+        return next(iter(chosen))
+    return "; ".join(f"{value} for {', '.join(models)}" for value, models in chosen.items())

@@ -1,0 +1,86 @@
+"""`feddbe runs` and `feddbe show`: what has been run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from feddbe.cli.command import Argument, Command
+from feddbe.cli.output import AS_JSON, show_json
+from feddbe.cli.output import show as show_tables
+from feddbe.errors import StoreError, unknown
+
+if TYPE_CHECKING:
+    from feddbe.terminal import RunRow
+
+__all__ = ["runs", "show"]
+
+
+@click.command("runs", cls=Command)
+@click.argument(
+    "where", cls=Argument, required=False, metavar="[FOLDER]", type=Path, help="where to look [runs]"
+)
+@AS_JSON
+def runs(where: Path | None, as_json: bool) -> int:
+    """List the runs below a folder."""
+    from feddbe import folders, terminal
+
+    folder = where or folders.RUNS
+    rows = [_row(path, folder) for path in folders.listing(folder)]
+    if as_json:
+        show_json({"runs": rows})
+    elif rows:
+        show_tables(terminal.runs_table(rows))
+    else:
+        print(f"no runs in {folder}/; start one with: feddbe run fedavg+dbe")
+    return 0
+
+
+def _row(path: Path, root: Path) -> RunRow:
+    from feddbe import api
+
+    name = str(path.relative_to(root)) if path != root else path.name
+    try:
+        document = api.load(path, hashes=False)
+    except StoreError:
+        nothing: RunRow = {
+            "name": name, "method": "-", "data": "-", "rounds": 0, "best": None, "last": None,
+            "state": "unreadable",
+        }  # fmt: skip
+        return nothing
+    best, last, settings = document["best"], document["last"], document["config"]
+    done = document["rounds"][-1]["round"] if document["rounds"] else 0
+    evaluated = last is not None and last["round"] == done
+    finished = evaluated and (done >= settings["rounds"] or settings["patience"] is not None)
+    return {
+        "name": name,
+        "method": document["method"],
+        "data": Path(settings["data"]).name,
+        "rounds": done,
+        "best": best["accuracy"]["weighted"] if best and best["accuracy"] else None,
+        "last": last["accuracy"]["weighted"] if last and last["accuracy"] else None,
+        "state": "done" if finished else f"{settings['rounds']} wanted",
+    }
+
+
+@click.command("show", cls=Command)
+@click.argument("run", cls=Argument, help="folder of a run or a comparison, or its name in runs/")
+@click.option("--when", default="published", help="moment: published, before, adapted or after")
+@AS_JSON
+def show(run: str, when: str, as_json: bool) -> int:
+    """Show a run or a comparison: table and learning curves."""
+    from feddbe import api, folders, terminal
+    from feddbe.document import at
+
+    if when not in (moments := ("published", "before", "adapted", "after")):
+        raise unknown("moment", when, moments)
+    documents = [api.load(folder, hashes=as_json) for folder in folders.find_all(run)]
+    if when != "published":
+        documents = [at(document, when) for document in documents]
+    if as_json:
+        show_json(documents[0] if len(documents) == 1 else {"runs": documents})
+    else:
+        show_tables(terminal.results_table(documents), *(terminal.curve(document) for document in documents))
+    return 0

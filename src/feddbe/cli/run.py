@@ -1,0 +1,129 @@
+"""`feddbe run` and `feddbe compare`: run methods, or with `--dry-run` say what would be run."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from feddbe.cli.command import Argument, Command, Option, config_options
+from feddbe.cli.output import complain, show, show_json
+from feddbe.errors import Diverged
+from feddbe.options import config
+from feddbe.options.config import Asked
+from feddbe.options.grammar import written
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["compare", "run"]
+
+_METHOD = "as in fedavg+dbe(kappa=5,mu=0.1), or a file with options"
+_SET = "any option, over that of a file; may be repeated"
+_DRY_RUN = "only tell what would be run, where each value comes from, and about what it costs"
+
+
+def _command(name: str, words: str, *, single: bool) -> click.Command:
+    @click.command(name, cls=Command, help=words, params=config_options())
+    @click.argument(
+        "methods",
+        cls=Argument,
+        nargs=-1,
+        metavar=f"[METHOD|FILE.toml]{'' if single else '...'}",
+        help=_METHOD,
+    )
+    @click.option(
+        "--set", "settings", cls=Option, section="Run", multiple=True, metavar="KEY=VALUE", help=_SET
+    )
+    @click.option("--dry-run", cls=Option, section="Run", is_flag=True, help=_DRY_RUN)
+    def command(methods: list[str], settings: list[str], dry_run: bool, **options: Any) -> int:
+        asked = config.read(methods, options, settings)
+        if dry_run:
+            return _preview(asked, single=single)
+        return _carry_out(asked, click.get_current_context().obj, single=single)
+
+    return command
+
+
+run = _command("run", "Run one method: feddbe run fedavg+dbe --rounds 20", single=True)
+compare = _command(
+    "compare", "Run several methods on the same data and show them side by side.", single=False
+)
+
+
+def _carry_out(asked: Asked, given: list[str], *, single: bool) -> int:
+    from feddbe import api, terminal
+    from feddbe.progress import Bars
+    from feddbe.training.trainers import fasttext
+
+    watch = Bars()
+    try:
+        with watch.bars:
+            documents = api.carry_out(asked, single=single, watch=watch)
+    except KeyboardInterrupt:
+        return complain(watch.stopped(given, single=single), 130)
+    except Diverged as error:
+        names, folder = error.__notes__, watch.root(single=single)
+        return complain(f"{', '.join(names)}: {error}; see feddbe show {folder}", error.exit_code)
+    folder = watch.root(single=single)
+    if asked.config.json:
+        show_json(documents[0] if single else {"runs": documents})
+    else:
+        show(terminal.results_table(documents))
+    curves, *distribution = api.draw(folder, documents)
+    if not asked.config.json:
+        print(f"\ncurves  {curves}")
+        for path in distribution:
+            print(f"data    {path}")
+        print(f"run     {folder}")
+        if documents[0]["config"]["model"].startswith("fasttext") and not fasttext.available():
+            print("\nfastText trains several times faster with numba: pip install 'feddbe[text]'")
+    return 0
+
+
+def _preview(asked: Asked, *, single: bool) -> int:
+    """What all methods share once, then each with what it has of its own."""
+    from feddbe import api
+    from feddbe.preview import preview
+
+    previews = [preview(experiment) for experiment in api.resolve(asked, single=single)]
+    if asked.config.json:
+        show_json(previews[0] if single else {"experiments": previews})
+        return 0
+    first, *others = (one["settings"] for one in previews)
+    common = {k: s for k, s in first.items() if not single and all(o.get(k) == s for o in others)}
+    if common:
+        show(_settings("all methods", common))
+    for one in previews:
+        own = {k: s for k, s in one["settings"].items() if k not in common and k != "method"}
+        cost, rounds = one["estimate"], one["settings"]["rounds"]["value"]
+        memory = (
+            f"{cost['memory_mb'] / 1000:.1f} GB"
+            if cost["memory_mb"] >= 1000
+            else f"{cost['memory_mb']:.0f} MB"
+        )
+        where = f"{cost['workers']} workers" if cost["workers"] else "one process"
+        show(_settings(one["method"], own))
+        print(
+            f"estimate: {timedelta(seconds=round(cost['seconds']))} for {rounds} rounds of "
+            f"{cost['seconds_per_round']:.2g} s in {where}, {memory}; roughly, from a few batches"
+        )
+        for remark in one["remarks"]:
+            print(remark)
+    return 0
+
+
+def _settings(title: str, settings: dict[str, dict[str, Any]]) -> RenderableType:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(
+        box=None, pad_edge=False, title=title, title_justify="left", title_style="bold", show_header=False
+    )
+    for _ in range(3):
+        table.add_column(overflow="fold")
+    for key, setting in settings.items():
+        if setting["value"] is not None:
+            table.add_row(key, escape(written(setting["value"])), setting["from"])
+    return table

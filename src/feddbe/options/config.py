@@ -1,0 +1,178 @@
+"""The options of a run: one table for the command line, TOML files and Python.
+
+Each option says all about itself: its section of the help, its part in what a run is, its limits and meaning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from feddbe.errors import BadInput, unknown
+from feddbe.options.limits import Parameters, parameter
+
+__all__ = ["SECTIONS", "Asked", "Config", "Identity", "identity", "pick_identity", "read"]
+
+SECTIONS = ("Data", "Model", "Training", "Evaluation", "Run")
+Identity = Literal["yes", "content", "seed", "no"]
+"""Whether a run with another value is another one. `content`: yes, hashed by what is named rather than by its
+name; `seed`: yes, but the same experiment once more; `no`: the same run, done elsewhere or longer."""
+
+
+def option(
+    section: str, identity: Identity, default: Any, meaning: str, *, value: str = "", **limits: Any
+) -> Any:
+    """A field of `Config`; `value` is what help calls its value if the type does not say enough."""
+    field = parameter(default, meaning, **limits)
+    about = {**field.metadata, "section": section, "identity": identity, "value": value}
+    return dataclasses.field(default=default, metadata=about)
+
+
+@dataclass(frozen=True)
+class Config(Parameters):
+    """What a run is asked to be; None means the default for the data and the model."""
+
+    # fmt: off
+    method: str = option("Run", "content", "", "name, as in fedavg+dbe(kappa=5,mu=0.1)")
+    data: str = option("Data", "content", "digits",
+        "data set, or your own: FILE.npz, .csv, .parquet, FOLDER, hf:NAME", value="NAME|FILE")
+    data_dir: str | None = option("Data", "no", None, "where data files are looked for first", value="DIR")
+    partition: str | None = option("Data", "content", None,
+        "iid, dirichlet:BETA, pathological:C or natural")
+    partition_seed: int = option("Data", "content", 1,
+        "seed of the partition; 1 is the published split", low=0)
+    clients: int | None = option("Data", "yes", None, "number of clients N", low=1)
+    split: str | None = option("Data", "content", None,
+        "FILE.npz with a saved partition, instead of making one", value="FILE")
+    model: str | None = option("Model", "content", None,
+        "model, or FILE.py:FUNCTION; by default the one that fits the data")
+    cut: str | None = option("Model", "yes", None,
+        "where the model is cut; default: before the last linear layer")
+    rounds: int | None = option("Training", "no", None, "aggregations", low=0)
+    patience: int | None = option("Training", "no", None,
+        "stop when the best accuracy is more than this many rounds old", low=1)
+    epochs: int = option("Training", "yes", 1, "local epochs E", low=1)
+    batch: int = option("Training", "yes", 10, "batch size B", low=1)
+    lr: float | None = option("Training", "yes", None, "learning rate", above=0)
+    join: float = option("Training", "yes", 1.0,
+        "share rho of the clients that take part in a round", above=0, high=1)
+    seed: int = option("Training", "seed", 0, "seed of everything but the partition", low=0)
+    variant: str = option("Training", "yes", "default",
+        "where paper and published code differ", choices=("default", "paper", "official"))
+    short_batch: str | None = option("Training", "yes", None,
+        "a client smaller than a batch", choices=("keep", "refuse"))
+    bn_buffers: str = option("Training", "yes", "local",
+        "BatchNorm statistics: private, or averaged", choices=("local", "average"))
+    force: bool = option("Training", "no", False, "allow an add-on that the method refuses")
+    measure: str = option("Evaluation", "no", "accuracy,auc,loss",
+        "what clients measure, by name; accuracy always", value="NAMES")
+    eval: str = option("Evaluation", "yes", "all",
+        "who is evaluated each round: all, cohort or sample:M", value="WHO")
+    eval_after: bool = option("Evaluation", "yes", True,
+        "evaluate after local training too, which is the default")
+    train_loss: str = option("Evaluation", "yes", "training",
+        "loss of the batches trained on, or of a pass over the training data", choices=("training", "pass"))
+    validation: float = option("Evaluation", "yes", 0.0,
+        "share of the training data that is held out to choose the best round by", low=0, high=0.9)
+    newcomers: int = option("Evaluation", "yes", 0,
+        "the last so many clients join when training is over, and adapt", low=0)
+    adapt_epochs: int = option("Evaluation", "yes", 10,
+        "epochs of fine-tuning at the end (+ft, fedbabu, newcomers)", low=1)
+    engine: str = option("Run", "no", "auto", "auto, serial, pool or pool(workers=N)")
+    min_replies: int | None = option("Run", "no", None,
+        "replies with which a round goes on if clients do not answer; none: all", low=1)
+    out: str | None = option("Run", "no", None, "folder of the run; default: a new one in runs/", value="DIR")
+    resume: bool = option("Run", "no", False,
+        "continue the run in --out, or the last one with this configuration")
+    json: bool = option("Run", "no", False, "print one JSON document")
+    # fmt: on
+
+
+_FIELDS = {field.name: field for field in dataclasses.fields(Config)}
+
+
+def identity(key: str) -> Identity:
+    """Of a key in a stored configuration; one that is no option (any more) was part of what the run was."""
+    found: Identity = _FIELDS[key].metadata["identity"] if key in _FIELDS else "yes"
+    return found
+
+
+def pick_identity(config: Mapping[str, Any], *, seed: bool = True) -> dict[str, Any]:
+    """The settings that tell this run from others (`seed`: from others of the same experiment, too), with the
+    hyper-parameters by part and name, as in `mr kappa`."""
+    never = ("no",) if seed else ("no", "seed")
+    told = {k: v for k, v in config.items() if k != "method_options" and identity(k) not in never}
+    for part, options in config.get("method_options", {}).items():
+        told |= {f"{part} {key}": value for key, value in options.items()}
+    return told
+
+
+class Asked(NamedTuple):
+    """What somebody asked for."""
+
+    names: list[str]
+    """The methods."""
+    config: Config
+    origins: dict[str, str]
+    """Where each option came from that was given: a file's name, `--set` or `given`."""
+
+
+def read(
+    methods: Sequence[str] = (), options: Mapping[str, Any] | None = None, settings: Sequence[str] = ()
+) -> Asked:
+    """Methods and options from what was given: TOML files among `methods`, over them `settings` (key=value),
+    over them `options`. Every option is a key of the file with the same name; `method` may be a list."""
+    names: list[str] = []
+    layers: list[tuple[dict[str, Any], str]] = []
+    for name in methods:
+        if name.endswith(".toml"):
+            found = _read_toml(Path(name))
+            given = found.pop("method", [])
+            names += map(str, given if isinstance(given, list) else [given])
+            layers.append((found, name))
+        else:
+            names.append(name)
+    for item in settings:
+        key, equals, text = item.partition("=")
+        if not equals:
+            raise BadInput(f"--set {item}: write it as --set key=value")
+        layers.append((_known({key.strip(): _toml_value(text.strip())}, f"--set {item}"), "--set"))
+    layers.append((_known({k: v for k, v in (options or {}).items() if v is not None}), "given"))
+    values = {key: value for found, _ in layers for key, value in found.items()}
+    origins = {key: origin for found, origin in layers for key in found}
+    if "method" in values:  # --set method=... or Python
+        names = [str(values.pop("method"))]
+    if not names:
+        raise BadInput("no method given; name one, as in fedavg+dbe (feddbe methods lists them)")
+    return Asked(names, Config(**values), origins)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"cannot read '{path}': {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"'{path}' is not valid TOML: {error}") from error
+    return _known(values, f"'{path}'")
+
+
+def _known(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """The values under the options' own names (`partition-seed` is `partition_seed`)."""
+    named = {key.replace("-", "_"): value for key, value in values.items()}
+    for key in named:
+        if key not in _FIELDS:
+            raise unknown(f"key in {where}:" if where else "option", key, _FIELDS)
+    return named
+
+
+def _toml_value(text: str) -> Any:
+    """5 is a number, true a boolean, everything else text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
