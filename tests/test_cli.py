@@ -603,7 +603,7 @@ RUN = [
     "--rounds", "--patience", "--epochs",
     "--batch", "--lr", "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
     "--eval", "--eval-after", "--train-loss", "--validation",
-    "--newcomers", "--adapt-epochs", "--engine", "--out", "--resume", "--json",
+    "--newcomers", "--adapt-epochs", "--engine", "--min-replies", "--out", "--resume", "--json",
 ]  # fmt: skip
 COMMANDS = {
     "run": RUN,
