@@ -644,8 +644,8 @@ RUN = [
     "--data", *DATA, "--model", "--cut",
     "--rounds", "--patience", "--epochs",
     "--batch", "--lr", "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
-    "--eval", "--eval-after", "--train-loss", "--validation",
-    "--newcomers", "--adapt-epochs", "--engine", "--out", "--resume", "--json", "--set",
+    "--measure", "--eval", "--eval-after", "--train-loss", "--validation",
+    "--newcomers", "--adapt-epochs", "--engine", "--min-replies", "--out", "--resume", "--json", "--set",
     "--dry-run",
 ]  # fmt: skip
 COMMANDS = {

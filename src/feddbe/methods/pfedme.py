@@ -38,7 +38,7 @@ class PFedMe(Method):
     family: ClassVar[str] = "personalized"
     facts: ClassVar[Facts] = Facts(keeps="1", evaluated="theta_i")
     keeps: ClassVar[Names] = (PERSONAL,)
-    secret: ClassVar[Names] = (PERSONAL,)
+    secret: ClassVar[Names] = (PERSONAL,)  # with evaluate=w it is a copy of what was sent, and no secret
     refuses = NO_PRBM
     cannot = NO_MR
 
