@@ -601,7 +601,7 @@ RUN = [
     "--set", "--data", *DATA, "--har-layout", "--model", "--cut", "--fasttext-rep",
     "--rounds", "--patience", "--epochs",
     "--batch", "--lr", "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
-    "--eval", "--eval-after", "--train-loss", "--validation",
+    "--measure", "--eval", "--eval-after", "--train-loss", "--validation",
     "--newcomers", "--adapt-epochs", "--engine", "--out", "--resume", "--json",
 ]  # fmt: skip
 COMMANDS = {
