@@ -107,6 +107,8 @@ def entry(round: int, when: str, overall: Sequence[Row]) -> Entry:
     moments = {
         moment: cast(Accuracy | None, numbers.pop("accuracy", None)) for moment, numbers in found.items()
     }
+    for name in whole:  # clients' parts of what is there in total
+        found.get("training", {}).pop(name, None)
     loss = found.get("train", {}).get("loss") or found.get("training", {}).get("loss") or {}
     return Entry(
         round=round,
