@@ -27,14 +27,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddbe import engines, seeds
-from feddbe.client import Job
 from feddbe.data.dataset import Dataset
 from feddbe.engines import Messages
-from feddbe.experiment import Experiment, resolve
-from feddbe.loop import Loop, Watch, start
+from feddbe.engines.client import Job
 from feddbe.options.config import Config
+from feddbe.runs.experiment import Experiment, resolve
+from feddbe.runs.rounds import Loop, Watch, start
+from feddbe.runs.store import Store
 from feddbe.state import State
-from feddbe.store import Store
 
 ROWS, WORDS, LENGTH, CLASSES = 127_600, 98_635, 200, 4
 

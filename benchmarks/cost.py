@@ -19,12 +19,13 @@ from statistics import median
 import numpy as np
 import torch
 
-from feddbe import loop, methods
+from feddbe import methods
 from feddbe.data.dataset import Dataset
 from feddbe.engines import Serial
-from feddbe.experiment import resolve
 from feddbe.options.config import Config
-from feddbe.store import Store
+from feddbe.runs import rounds
+from feddbe.runs.experiment import resolve
+from feddbe.runs.store import Store
 
 CLIENTS, CLASSES = 20, 10
 PAPER = {
@@ -62,8 +63,8 @@ def main() -> None:
         for name in names:
             options = Config(partition="natural", model="cnn", rounds=10_000, eval_after=False)
             e = resolve(name, options, dataset=dataset)
-            store = Store.create(Path(root) / name, {}, loop.start(e))
-            loops[name] = loop.Loop(e, store, Serial(e.task, e.method), loop.Watch())
+            store = Store.create(Path(root) / name, {}, rounds.start(e))
+            loops[name] = rounds.Loop(e, store, Serial(e.task, e.method), rounds.Watch())
             for round in (0, 1):  # what is needed once: the preparation, and memory
                 loops[name].exchange(round)
         torch.set_num_threads(1)

@@ -17,9 +17,9 @@ from statistics import mean, stdev
 from scipy.stats import t as student
 
 from feddbe import api, methods
-from feddbe.document import Accuracy, RunDocument
 from feddbe.errors import Diverged
 from feddbe.options import config
+from feddbe.results.document import Accuracy, RunDocument
 
 
 def combinations() -> list[str]:

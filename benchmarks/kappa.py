@@ -13,13 +13,13 @@ import tempfile
 from pathlib import Path
 
 from feddbe import engines
-from feddbe.experiment import resolve
-from feddbe.local import Local
-from feddbe.loop import Loop, Watch, start
 from feddbe.options.config import Config
+from feddbe.runs.experiment import resolve
+from feddbe.runs.rounds import Loop, Watch, start
+from feddbe.runs.store import Store
 from feddbe.state import without
-from feddbe.store import Store
-from feddbe.terms import MeanPull, Term
+from feddbe.training.local import Local
+from feddbe.training.terms import MeanPull, Term
 
 
 def losses(loop: Loop, kappa: float, t: int) -> tuple[float, float]:

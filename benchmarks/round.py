@@ -29,14 +29,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from feddbe import engines
-from feddbe.client import Job
 from feddbe.engines import Messages
-from feddbe.experiment import Experiment, resolve
-from feddbe.loop import Loop, Watch, start
+from feddbe.engines.client import Job
 from feddbe.measures.memory import used_mb
 from feddbe.models.cnn import cnn
 from feddbe.options.config import Config
-from feddbe.store import Store
+from feddbe.runs.experiment import Experiment, resolve
+from feddbe.runs.rounds import Loop, Watch, start
+from feddbe.runs.store import Store
 
 Samples = list[tuple[Tensor, Tensor]]
 

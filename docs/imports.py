@@ -9,7 +9,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "feddbe"
 ROOMS = [
-    "base", "options", "data", "models", "training", "methods", "measures", "engines", "runs", "results",
+    "base", "options", "data", "models", "training", "methods", "measures", "results", "engines", "runs",
     "show", "api", "cli",
 ]  # fmt: skip
 """From the bottom to the top: a room may use those before it."""

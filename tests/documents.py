@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from feddbe.document import Accuracy, Entry, RunDocument
+from feddbe.results.document import Accuracy, Entry, RunDocument
 
 __all__ = ["document"]
 

@@ -9,18 +9,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from feddbe import engines, loop, seeds
-from feddbe.client import Job, Reply
-from feddbe.data import digits
+from feddbe import engines, seeds
 from feddbe.data.dataset import Dataset
-from feddbe.document import Entry
+from feddbe.data.published import digits
 from feddbe.engines import ClientStates, Engine, Messages, Missing, Receipt, Serial
-from feddbe.experiment import Experiment, resolve
+from feddbe.engines.client import Job, Reply
 from feddbe.measures.rows import ALL
 from feddbe.methods import ADDONS, METHODS
 from feddbe.options.config import Config
+from feddbe.results.document import Entry
+from feddbe.runs import rounds
+from feddbe.runs.experiment import Experiment, resolve
+from feddbe.runs.store import Store
 from feddbe.state import State, decode, sha256
-from feddbe.store import Store
 
 __all__ = [
     "COMBINATIONS",
@@ -71,9 +72,9 @@ def carry_out(experiment: Experiment, folder: Path, engine: Engine) -> Outcome:
     if Store.is_run(folder):
         store = Store.open(folder)
     else:
-        store = Store.create(folder, {"config_hash": experiment.config_hash}, loop.start(experiment))
+        store = Store.create(folder, {"config_hash": experiment.config_hash}, rounds.start(experiment))
     try:
-        loop.run(experiment, store, engine)
+        rounds.run(experiment, store, engine)
         return Outcome(store.server(), dict(store.clients()), store.entries())
     finally:
         store.close()

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import feddbe
-from feddbe.loop import Watch
 from feddbe.models import ModelSource
+from feddbe.runs.rounds import Watch
 from feddbe.state import State
-from feddbe.task import Context
+from feddbe.training.task import Context
 
 SMALL: dict[str, Any] = {"clients": 3, "partition": "iid", "engine": "serial", "rounds": 2, "lr": 0.1}
 

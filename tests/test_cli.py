@@ -13,13 +13,13 @@ import pytest
 
 import feddbe
 from feddbe import cli, data, models
-from feddbe.document import Entry
-from feddbe.loop import Watch
 from feddbe.methods import METHODS
 from feddbe.methods.fedavg import FedAvg
 from feddbe.options import defaults
 from feddbe.options.grammar import signature
-from feddbe.store import FILE, Store
+from feddbe.results.document import Entry
+from feddbe.runs.rounds import Watch
+from feddbe.runs.store import FILE, Store
 from feddbe.training.trainers import fasttext
 
 SMALL = "--clients 3 --partition iid --model mlp --engine serial"

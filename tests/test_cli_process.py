@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import feddbe
-from feddbe.document import RunDocument
+from feddbe.results.document import RunDocument
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 

@@ -7,7 +7,7 @@ import sys
 
 CHILD = """
 import sys
-import feddbe.client, feddbe.engines, feddbe.runs.recipe
+import feddbe.engines.client, feddbe.engines, feddbe.runs.recipe
 from feddbe.methods import METHODS, parse
 parse("fedavg+dbe")
 assert "scaffold" in METHODS and len(METHODS) > 10 and list(METHODS)[0] == "fedavg"

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from feddbe import cli
-from feddbe.experiment import resolve
 from feddbe.methods import parse
 from feddbe.options import config
+from feddbe.runs.experiment import resolve
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

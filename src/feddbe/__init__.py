@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from feddbe.api import compare, draw, load, run
     from feddbe.data.dataset import Dataset
-    from feddbe.data.partition import Split, load_split, partition
+    from feddbe.data.partition import partition
+    from feddbe.data.split import Split, load_split
     from feddbe.errors import BadInput, Diverged, FeddbeError, StoreError
     from feddbe.methods import METHODS, MR, PRBM, Method
     from feddbe.methods.fedavg import FedAvg
@@ -35,7 +36,16 @@ __all__ = [
     "run",
 ]
 
-_HOMES = ("errors", "api", "methods", "methods.fedavg", "models", "data.dataset", "data.partition")
+_HOMES = (
+    "errors",
+    "api",
+    "methods",
+    "methods.fedavg",
+    "models",
+    "data.dataset",
+    "data.partition",
+    "data.split",
+)
 
 
 def __getattr__(name: str) -> Any:

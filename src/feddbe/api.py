@@ -13,17 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from feddbe import engines, folders, loop, pictures
+from feddbe import engines
 from feddbe.data import SOURCES
 from feddbe.data.dataset import Dataset
-from feddbe.document import RunDocument, score
 from feddbe.errors import BadInput, Diverged
-from feddbe.experiment import Experiment, label_counts, load_data, resolve_all
-from feddbe.loop import Watch
 from feddbe.models import ModelSource
 from feddbe.options import config, defaults
 from feddbe.options.config import Asked, Config, pick_identity
-from feddbe.store import Store
+from feddbe.results.document import RunDocument, score
+from feddbe.runs import folders, rounds
+from feddbe.runs.experiment import Experiment, label_counts, load_data, resolve_all
+from feddbe.runs.rounds import Watch
+from feddbe.runs.store import Store
+from feddbe.show import pictures
 from feddbe.training.trainers import fasttext
 
 __all__ = ["carry_out", "compare", "draw", "draw_paper_splits", "load", "resolve", "run"]
@@ -104,7 +106,7 @@ def resolve(
     if single and len(names) > 1:
         raise BadInput(f"run takes one method, not {len(names)} ({', '.join(names)}); compare takes several")
     engines.workers(options.engine)
-    loop.evaluated(options.eval, 0, 0, 1, [])
+    rounds.evaluated(options.eval, 0, 0, 1, [])
     found = resolve_all(names, options, dataset=dataset, model=model, origins=origins)
     if len({folders.slug(name) for name in names}) < len(names):
         raise BadInput(f"the same method twice: {', '.join(names)}")
@@ -200,12 +202,14 @@ def _one(experiment: Experiment, place: Path, watch: Watch) -> RunDocument:
     engine = engines.make(experiment.options.engine, experiment.task, experiment.method)
     try:
         begun = Store.is_run(place)
-        store = Store.open(place) if begun else Store.create(place, _meta(experiment), loop.start(experiment))
+        store = (
+            Store.open(place) if begun else Store.create(place, _meta(experiment), rounds.start(experiment))
+        )
         try:
             if begun:  # it may have been extended, or moved
                 with store.transaction(store.last_round()):
                     store.set_meta("config", experiment.config)
-            loop.run(experiment, store, engine, watch)
+            rounds.run(experiment, store, engine, watch)
             return _document(store)
         finally:
             store.close()

@@ -14,17 +14,17 @@ from torch import nn
 from torch.func import functional_call
 
 import feddbe
-from feddbe.client import BUFFER
+from feddbe.engines.client import BUFFER
 from feddbe.errors import BadInput
-from feddbe.experiment import Experiment, resolve
-from feddbe.local import Local
 from feddbe.methods import METHODS
 from feddbe.methods.moon import Moon
 from feddbe.models.resnet import BasicBlock
 from feddbe.options.config import Config
+from feddbe.runs.experiment import Experiment, resolve
 from feddbe.state import State, sha256, taken, weighted_mean
-from feddbe.task import Context
-from feddbe.terms import At
+from feddbe.training.local import Local
+from feddbe.training.task import Context
+from feddbe.training.terms import At
 from tests.federation import Recorder, carry_out, outcome, same_bits, samples
 
 SHARED = f"{BUFFER}shared/"

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from feddbe.client import Job, Reply
 from feddbe.engines import ClientStates, Engine, Messages, Missing
+from feddbe.engines.client import Job, Reply
 from feddbe.errors import FeddbeError, StoreError
-from feddbe.experiment import Experiment
-from feddbe.loop import Loop
 from feddbe.measures.rows import ALL
 from feddbe.methods import parse
-from feddbe.store import Store
-from feddbe.task import Context
+from feddbe.runs.experiment import Experiment
+from feddbe.runs.rounds import Loop
+from feddbe.runs.store import Store
+from feddbe.training.task import Context
 from tests.federation import (
     COMBINATIONS,
     Elsewhere,

@@ -13,8 +13,8 @@ from feddbe import seeds
 from feddbe.errors import BadInput
 from feddbe.methods import ADDONS, METHODS, hyper_parameters, parse
 from feddbe.methods.base import Names, refused
+from feddbe.runs.store import Store
 from feddbe.state import named
-from feddbe.store import Store
 from tests.federation import (
     COMBINATIONS,
     Recorder,

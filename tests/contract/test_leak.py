@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from feddbe.local import Local
 from feddbe.methods import MR, PRBM, Composed, Method
 from feddbe.methods.addons import SIZE
 from feddbe.methods.base import BODY, HEAD, MODEL, PERSONAL, refused
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.fedper import FedPer
 from feddbe.state import State, prefixed, taken
-from feddbe.task import Context
+from feddbe.training.local import Local
+from feddbe.training.task import Context
 from tests.contract.test_every_method import leaks
 from tests.federation import Recorder, carry_out, experiment
 

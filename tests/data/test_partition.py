@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddbe.data import digits, fmnist
-from feddbe.data.partition import Split, load_split, partition
+from feddbe.data.partition import partition
+from feddbe.data.published import digits, fmnist
+from feddbe.data.split import Split, load_split
 from feddbe.errors import BadInput
 
 Labels = npt.NDArray[np.int64]

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddbe.data import SOURCES, fmnist, load
+from feddbe.data import SOURCES, load
+from feddbe.data.published import fmnist
 from feddbe.errors import BadInput
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from feddbe import engines
-from feddbe.client import Job, Reply
 from feddbe.engines import ClientStates, Messages, Pool, Serial
+from feddbe.engines.client import Job, Reply
 from feddbe.errors import BadInput, Diverged, FeddbeError
 from tests.federation import carry_out, experiment, outcome, same_bits, samples
 

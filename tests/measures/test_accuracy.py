@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from feddbe.data.dataset import Dataset
-from feddbe.data.partition import Split
+from feddbe.data.split import Split
 from feddbe.measures.accuracy import accuracy, majority_floor
 from feddbe.measures.auc import auc
 from feddbe.measures.loss import loss

@@ -13,11 +13,11 @@ from torch import Tensor
 import feddbe
 from feddbe import measures
 from feddbe.cli import main
-from feddbe.client import Job, perform
+from feddbe.engines.client import Job, perform
 from feddbe.errors import BadInput
 from feddbe.measures.rows import ALL, Value
 from feddbe.models.split import SplitModel
-from feddbe.store import Store
+from feddbe.runs.store import Store
 from tests.federation import experiment, samples
 
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import feddbe
-from feddbe.local import Local
 from feddbe.methods import MR, PRBM, Upload
 from feddbe.state import State
-from feddbe.task import Context, Task
-from feddbe.terms import At, Batch, MeanPull
+from feddbe.training.local import Local
+from feddbe.training.task import Context, Task
+from feddbe.training.terms import At, Batch, MeanPull
 from tests.federation import Recorder, carry_out, experiment, outcome, same_bits
 
 

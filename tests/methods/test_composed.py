@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from feddbe.local import Local
 from feddbe.methods import MR, PRBM, Composed, Upload
 from feddbe.methods.base import MODEL
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.scaffold import Scaffold
-from feddbe.task import Context
+from feddbe.training.local import Local
+from feddbe.training.task import Context
 from tests.federation import experiment
 
 

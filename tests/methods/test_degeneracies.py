@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from feddbe.errors import BadInput
-from feddbe.experiment import Experiment, resolve
-from feddbe.local import Fit, Local
 from feddbe.methods import parse, pfedme
 from feddbe.methods.fedrep import FedRep
 from feddbe.methods.fedrod import _balanced
 from feddbe.methods.scaffold import CONTROL, Scaffold
 from feddbe.options.config import Config
+from feddbe.runs.experiment import Experiment, resolve
 from feddbe.state import State, prefixed, taken
-from feddbe.task import Context
-from feddbe.terms import At, Batch
+from feddbe.training.local import Fit, Local
 from feddbe.training.plan import Gradient, Samples, gradient
+from feddbe.training.task import Context
+from feddbe.training.terms import At, Batch
 from tests.federation import experiment, outcome, same_bits, samples
 
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from feddbe.client import BUFFER
 from feddbe.data.dataset import Dataset
-from feddbe.experiment import Experiment, resolve
-from feddbe.local import Local
+from feddbe.engines.client import BUFFER
 from feddbe.methods import parse
 from feddbe.options.config import Config
+from feddbe.runs.experiment import Experiment, resolve
+from feddbe.runs.store import Store
 from feddbe.state import State, prefixed, taken, without
-from feddbe.store import Store
-from feddbe.task import Context
+from feddbe.training.local import Local
+from feddbe.training.task import Context
 from tests.federation import experiment, outcome, same_bits
 from tests.methods.test_oracles import EXCHANGING, SETTINGS, Compared, close, combinations, compared, joined
 from tests.oracles import exchanging as oracle

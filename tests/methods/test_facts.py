@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from feddbe.methods import METHODS, describe
+from feddbe.runs.store import Store
 from feddbe.state import nbytes
-from feddbe.store import Store
 from tests.federation import experiment, measured, outcome, samples
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from feddbe import seeds
-from feddbe.experiment import Experiment, resolve
-from feddbe.local import Local
 from feddbe.methods import Upload, hyper_parameters, parse
 from feddbe.options.config import Config
-from feddbe.task import Context
+from feddbe.runs.experiment import Experiment, resolve
+from feddbe.training.local import Local
+from feddbe.training.task import Context
 from tests.federation import experiment, outcome, samples
 from tests.oracles import fedavg as oracle
 

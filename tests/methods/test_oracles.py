@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from feddbe import seeds
-from feddbe.client import BUFFER, Job, Reply
 from feddbe.engines import ClientStates, Messages, Serial
-from feddbe.experiment import Experiment, resolve
+from feddbe.engines.client import BUFFER, Job, Reply
 from feddbe.methods import METHODS
 from feddbe.options.config import Config
+from feddbe.runs.experiment import Experiment, resolve
 from feddbe.state import State, without
 from tests.federation import COMBINATIONS, Outcome, carry_out, experiment, samples
 from tests.oracles import methods as oracle

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput
-from feddbe.experiment import Experiment, resolve
 from feddbe.models import build, fitting
 from feddbe.models.fasttext import MeanEmbedding, fasttext
 from feddbe.options.config import Config
+from feddbe.runs.experiment import Experiment, resolve
 
 X = torch.tensor([[1, 2, 2, 0], [3, 0, 0, 0], [0, 0, 0, 0], [2, 1, 4, 3]])
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput
-from feddbe.experiment import resolve
 from feddbe.models import build
 from feddbe.models.resnet import CUTS, ResNet18, resnet18
 from feddbe.models.split import SplitModel
 from feddbe.options.config import Config
+from feddbe.runs.experiment import resolve
 from feddbe.seeds import torch_seeded
 from feddbe.state import State
 from tests.federation import outcome

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddbe.client import Job, perform
 from feddbe.data.dataset import Dataset
-from feddbe.experiment import Experiment, resolve
+from feddbe.engines.client import Job, perform
 from feddbe.models import MODELS
 from feddbe.options.config import Config
+from feddbe.runs.experiment import Experiment, resolve
 from feddbe.state import sha256
-from feddbe.task import Context
+from feddbe.training.task import Context
 
 SHAPES = {
     "cnn": (1, 16, 16), "cnn_small": (1, 8, 8), "mlp": (5,), "har_cnn": (9, 1, 32), "resnet18": (3, 32, 32),

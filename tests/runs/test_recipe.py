@@ -12,9 +12,9 @@ import pytest
 from torch import nn
 
 from feddbe.errors import BadInput
-from feddbe.experiment import Experiment, resolve
 from feddbe.models import ModelSource
 from feddbe.options.config import Config
+from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.recipe import Recipe
 from tests.federation import same_bits, samples
 

@@ -70,8 +70,8 @@ def _get(name: str, data_dir: Path | None) -> int:
 @click.option("--plot", metavar="FILE", type=Path, help="draw it: .png, .svg or .pdf")
 def _show(name: str, save: Path | None, plot: Path | None, **options: Any) -> int:
     """Show how a data set is divided among clients."""
-    from feddbe import pictures, terminal
-    from feddbe.experiment import label_counts, load_data
+    from feddbe.runs.experiment import label_counts, load_data
+    from feddbe.show import pictures, tables
 
     asked = config.read(["data show"], {**options, "data": name})
     dataset, split, chosen = load_data(asked.config)
@@ -91,7 +91,7 @@ def _show(name: str, save: Path | None, plot: Path | None, **options: Any) -> in
         return 0
     if dataset.note:
         print(f"{dataset.name}: {dataset.note}")
-    show(terminal.split_table([*map(len, split.train)], [*map(len, split.test)], labels))
+    show(tables.split_table([*map(len, split.train)], [*map(len, split.test)], labels))
     for path in filter(None, (save, plot)):
         print(path)
     return 0

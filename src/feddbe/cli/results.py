@@ -13,7 +13,7 @@ from feddbe.cli.output import show as show_tables
 from feddbe.errors import StoreError, unknown
 
 if TYPE_CHECKING:
-    from feddbe.terminal import RunRow
+    from feddbe.show.tables import RunRow
 
 __all__ = ["runs", "show"]
 
@@ -25,14 +25,15 @@ __all__ = ["runs", "show"]
 @AS_JSON
 def runs(where: Path | None, as_json: bool) -> int:
     """List the runs below a folder."""
-    from feddbe import folders, terminal
+    from feddbe.runs import folders
+    from feddbe.show import tables
 
     folder = where or folders.RUNS
     rows = [_row(path, folder) for path in folders.listing(folder)]
     if as_json:
         show_json({"runs": rows})
     elif rows:
-        show_tables(terminal.runs_table(rows))
+        show_tables(tables.runs_table(rows))
     else:
         print(f"no runs in {folder}/; start one with: feddbe run fedavg+dbe")
     return 0
@@ -71,8 +72,10 @@ def _row(path: Path, root: Path) -> RunRow:
 @AS_JSON
 def show(run: str, when: str, as_json: bool) -> int:
     """Show a run or a comparison: table and learning curves."""
-    from feddbe import api, folders, terminal
-    from feddbe.document import at
+    from feddbe import api
+    from feddbe.results.document import at
+    from feddbe.runs import folders
+    from feddbe.show import chart, tables
 
     if when not in (moments := ("published", "before", "adapted", "after")):
         raise unknown("moment", when, moments)
@@ -82,5 +85,5 @@ def show(run: str, when: str, as_json: bool) -> int:
     if as_json:
         show_json(documents[0] if len(documents) == 1 else {"runs": documents})
     else:
-        show_tables(terminal.results_table(documents), *(terminal.curve(document) for document in documents))
+        show_tables(tables.results_table(documents), *(chart.curve(document) for document in documents))
     return 0

@@ -53,8 +53,9 @@ compare = _command(
 
 
 def _carry_out(asked: Asked, given: list[str], *, single: bool) -> int:
-    from feddbe import api, terminal
-    from feddbe.progress import Bars
+    from feddbe import api
+    from feddbe.cli.progress import Bars
+    from feddbe.show import tables
     from feddbe.training.trainers import fasttext
 
     watch = Bars()
@@ -70,7 +71,7 @@ def _carry_out(asked: Asked, given: list[str], *, single: bool) -> int:
     if asked.config.json:
         show_json(documents[0] if single else {"runs": documents})
     else:
-        show(terminal.results_table(documents))
+        show(tables.results_table(documents))
     curves, *distribution = api.draw(folder, documents)
     if not asked.config.json:
         print(f"\ncurves  {curves}")
@@ -85,7 +86,7 @@ def _carry_out(asked: Asked, given: list[str], *, single: bool) -> int:
 def _preview(asked: Asked, *, single: bool) -> int:
     """What all methods share once, then each with what it has of its own."""
     from feddbe import api
-    from feddbe.preview import preview
+    from feddbe.runs.preview import preview
 
     previews = [preview(experiment) for experiment in api.resolve(asked, single=single)]
     if asked.config.json:

@@ -14,7 +14,7 @@ from feddbe.errors import unknown
 from feddbe.options import grammar
 
 if TYPE_CHECKING:
-    from feddbe.data.download import Progress
+    from feddbe.data.files.download import Progress
 
 __all__ = ["SOURCES", "Dataset", "Source", "find", "load"]
 
@@ -77,7 +77,7 @@ def load(name_or_path: str | Path, data_dir: Path | None = None) -> Dataset:
     wanted = str(name_or_path)
     if known := find(wanted):
         return known.options.arrange(SOURCES[known.name].load(data_dir))
-    from feddbe.data.forms import FORMS, load_own
+    from feddbe.data.own.detect import FORMS, load_own
 
     own = load_own(wanted)
     if own is None:

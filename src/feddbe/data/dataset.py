@@ -15,7 +15,7 @@ from torch import Tensor
 from feddbe.options import Parameters
 
 if TYPE_CHECKING:
-    from feddbe.data.partition import Split
+    from feddbe.data.split import Split
 
 __all__ = ["Arrangement", "Dataset"]
 

@@ -11,7 +11,7 @@ from feddbe.engines.pool import Pool
 from feddbe.engines.serial import Serial
 from feddbe.methods.base import Method
 from feddbe.options import Parameters, grammar, parameter
-from feddbe.task import Task
+from feddbe.training.task import Task
 
 __all__ = [
     "ENGINES",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from feddbe.client import Job, Missing, Reply
+from feddbe.engines.client import Job, Missing, Reply
 from feddbe.state import Receipt, State
 
 __all__ = ["ClientStates", "Engine", "Messages", "Missing", "Receipt"]

@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
-from feddbe.client import Job, Reply, perform
 from feddbe.engines.base import ClientStates, Messages
-from feddbe.engines.parcel import Parcel, pack, receive, send
+from feddbe.engines.client import Job, Reply, perform
+from feddbe.engines.shared_memory import Parcel, pack, receive, send
 from feddbe.errors import FeddbeError
 from feddbe.methods.base import Method
 from feddbe.state import State, decode, encode
-from feddbe.task import Task
+from feddbe.training.task import Task
 
 __all__ = ["Pool"]
 

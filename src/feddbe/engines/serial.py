@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from feddbe.client import Job, Reply, perform
 from feddbe.engines.base import ClientStates, Messages
+from feddbe.engines.client import Job, Reply, perform
 from feddbe.methods.base import Method
 from feddbe.state import decode, encode
-from feddbe.task import Task
+from feddbe.training.task import Task
 
 __all__ = ["Serial"]
 

@@ -13,7 +13,7 @@ from feddbe.measures.rows import Value
 
 if TYPE_CHECKING:
     from feddbe.data.dataset import Dataset
-    from feddbe.data.partition import Split
+    from feddbe.data.split import Split
 
 __all__ = ["accuracy", "majority_floor"]
 

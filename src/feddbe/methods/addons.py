@@ -42,11 +42,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from feddbe.local import Extra, Local
 from feddbe.methods.base import Method, Names, Parameters, Upload, parameter
 from feddbe.state import State, weighted_mean
-from feddbe.task import Context
-from feddbe.terms import MeanPull, Term
+from feddbe.training.local import Extra, Local
+from feddbe.training.task import Context
+from feddbe.training.terms import MeanPull, Term
 
 __all__ = ["AUTO_ROUNDS", "FT", "MR", "PRBM", "AddOn"]
 

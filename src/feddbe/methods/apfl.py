@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from feddbe.local import Local
 from feddbe.methods.base import Facts, Names, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, PERSONAL, TWO_MODELS
 from feddbe.seeds import torch_seeded
 from feddbe.state import State, prefixed, summed, taken, without
-from feddbe.task import Context
-from feddbe.terms import At, Term
+from feddbe.training.local import Local
+from feddbe.training.task import Context
+from feddbe.training.terms import At, Term
 
 __all__ = ["APFL"]
 

@@ -10,14 +10,14 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from feddbe.local import Local
 from feddbe.methods.base import Facts, Method, Names, Upload, parameter
 from feddbe.methods.personal import NO_MR, NO_PRBM
 from feddbe.models.split import SplitModel
 from feddbe.seeds import torch_seed
 from feddbe.state import State, prefixed, summed, taken
-from feddbe.task import Context, Task
+from feddbe.training.local import Local
 from feddbe.training.plan import Losses, Samples, gradient, no_losses
+from feddbe.training.task import Context, Task
 
 __all__ = ["APPLE"]
 

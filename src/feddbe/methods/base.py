@@ -8,11 +8,11 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from feddbe.local import Local
 from feddbe.models.split import SplitModel
 from feddbe.options import Parameters, parameter
 from feddbe.state import State, weighted_mean
-from feddbe.task import Context, Task
+from feddbe.training.local import Local
+from feddbe.training.task import Context, Task
 
 __all__ = [
     "BODY",

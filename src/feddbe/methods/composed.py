@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from feddbe.errors import BadInput
-from feddbe.local import Local
 from feddbe.methods.addons import AddOn
 from feddbe.methods.base import Method, Upload, refused
 from feddbe.state import State, named, without
-from feddbe.task import Context, Task
+from feddbe.training.local import Local
+from feddbe.training.task import Context, Task
 
 __all__ = ["Composed"]
 

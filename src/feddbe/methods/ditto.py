@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.local import Local
 from feddbe.methods.base import Facts, Names, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, PERSONAL, TWO_MODELS
 from feddbe.state import State, prefixed, taken
-from feddbe.task import Context
-from feddbe.terms import prox
+from feddbe.training.local import Local
+from feddbe.training.task import Context
+from feddbe.training.terms import prox
 
 __all__ = ["Ditto"]
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.local import Local
 from feddbe.methods.base import Method, Upload, average, averaging
 from feddbe.state import State
-from feddbe.task import Context
+from feddbe.training.local import Local
+from feddbe.training.task import Context
 
 __all__ = ["FedAvg"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.local import Local
 from feddbe.methods.base import BODY, Facts, Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, TUNES
 from feddbe.state import State
-from feddbe.task import Context
+from feddbe.training.local import Local
+from feddbe.training.task import Context
 
 __all__ = ["FedBABU"]
 

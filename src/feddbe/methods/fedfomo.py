@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from feddbe import seeds
-from feddbe.local import Local
 from feddbe.methods.base import MODEL, Facts, Method, Names, Upload, parameter
 from feddbe.methods.personal import NO_PRBM
 from feddbe.state import State, prefixed, summed, taken, weighted_mean
-from feddbe.task import Context
+from feddbe.training.local import Local
+from feddbe.training.task import Context
 
 __all__ = ["FedFomo"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.local import Local
 from feddbe.methods.base import parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State
-from feddbe.task import Context
-from feddbe.terms import prox
+from feddbe.training.local import Local
+from feddbe.training.task import Context
+from feddbe.training.terms import prox
 
 __all__ = ["FedProx"]
 

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from feddbe.local import Local
 from feddbe.methods.base import Facts, Method, Names, Upload
 from feddbe.methods.personal import PERSONAL
 from feddbe.state import State, prefixed, taken
-from feddbe.task import Context, Task
+from feddbe.training.local import Local
+from feddbe.training.task import Context, Task
 
 __all__ = ["LocalOnly", "Majority"]
 

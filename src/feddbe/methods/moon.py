@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from feddbe.local import Local
 from feddbe.methods.base import MODEL, Facts, Names, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.seeds import torch_seed, torch_seeded
 from feddbe.state import State, prefixed, taken
-from feddbe.task import Context
-from feddbe.terms import At, Term
+from feddbe.training.local import Local
+from feddbe.training.task import Context
+from feddbe.training.terms import At, Term
 
 __all__ = ["Moon"]
 

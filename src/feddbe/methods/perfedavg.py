@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from feddbe.local import Local
 from feddbe.methods.base import Facts, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_MR, NO_PRBM, TUNES
 from feddbe.models.split import SplitModel
 from feddbe.state import State
-from feddbe.task import Context, Task
+from feddbe.training.local import Local
 from feddbe.training.plan import Losses, Samples, gradient, no_losses
+from feddbe.training.task import Context, Task
 
 __all__ = ["PerFedAvg"]
 

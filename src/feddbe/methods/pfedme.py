@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from feddbe.local import Local
 from feddbe.methods.base import Facts, Method, Names, Upload, average, averaging, parameter
 from feddbe.methods.personal import NO_MR, NO_PRBM, PERSONAL
 from feddbe.models.split import SplitModel
 from feddbe.state import State, prefixed, taken
-from feddbe.task import Context, Task
+from feddbe.training.local import Local
 from feddbe.training.plan import Losses, Samples, gradient, no_losses
+from feddbe.training.task import Context, Task
 
 __all__ = ["PFedMe"]
 

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import torch
 
-from feddbe.local import Local
 from feddbe.methods.base import MODEL, Facts, Method, Names, Upload, average, averaging, parameter
 from feddbe.state import State, prefixed, taken, without
-from feddbe.task import Context
+from feddbe.training.local import Local
+from feddbe.training.task import Context
 
 __all__ = ["Scaffold"]
 

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from feddbe.errors import BadInput, one_line
 from feddbe.models.cnn import cnn, cnn_small, mlp
+from feddbe.models.cuts import Halves
 from feddbe.models.fasttext import Representation, fasttext
+from feddbe.models.from_file import FromFile
 from feddbe.models.har_cnn import har_cnn
-from feddbe.models.own import FromFile
 from feddbe.models.resnet import CUTS, resnet18
-from feddbe.models.split import Forward, Halves, SplitModel
+from feddbe.models.split import Forward, SplitModel
 from feddbe.options import Parameters, grammar
 from feddbe.seeds import torch_seed, torch_seeded
 

@@ -11,7 +11,7 @@ from feddbe.measures.rows import ALL, Row
 from feddbe.runs.sqlite_file import damaged
 
 if TYPE_CHECKING:
-    from feddbe.store import Store
+    from feddbe.runs.store import Store
 
 __all__ = ["copy"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feddbe.errors import BadInput
-from feddbe.experiment import Experiment, resolve
 from feddbe.methods.base import Method
 from feddbe.options.config import Config
-from feddbe.task import Task
+from feddbe.runs.experiment import Experiment, resolve
+from feddbe.training.task import Task
 
 __all__ = ["Recipe"]
 

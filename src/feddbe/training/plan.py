@@ -23,7 +23,7 @@ from feddbe.data.dataset import Dataset
 from feddbe.errors import Diverged
 from feddbe.models.split import SplitModel
 from feddbe.state import State
-from feddbe.terms import Term
+from feddbe.training.terms import Term
 
 __all__ = [
     "Batches",

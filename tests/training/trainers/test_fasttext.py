@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput, Diverged
-from feddbe.experiment import resolve
-from feddbe.local import Extra, Fit, Local
 from feddbe.methods.addons import MR
 from feddbe.models.fasttext import MeanEmbedding, fasttext
 from feddbe.options.config import Config
-from feddbe.terms import MeanPull, Term, prox
+from feddbe.runs.experiment import resolve
+from feddbe.training.local import Extra, Fit, Local
+from feddbe.training.terms import MeanPull, Term, prox
 from feddbe.training.trainers import fasttext as trainer
 
 pytest.importorskip("numba", reason="numba is not installed")

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from feddbe.state import State
-from feddbe.terms import At, Batch
 from feddbe.training.plan import FitPlan, Fitted, Losses, Samples, fold, no_losses
+from feddbe.training.terms import At, Batch
 
 __all__ = ["RANK", "refuses", "train"]
 

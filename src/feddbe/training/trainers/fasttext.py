@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from feddbe.errors import BadInput
 from feddbe.models.fasttext import MeanEmbedding
 from feddbe.state import State
-from feddbe.terms import CROSS_ENTROPY, MeanPull, Term
 from feddbe.training.plan import FitPlan, Fitted, check, no_losses
+from feddbe.training.terms import CROSS_ENTROPY, MeanPull, Term
 
 __all__ = ["RANK", "available", "refuses", "train"]
 

@@ -1,0 +1,1 @@
+"""A user's own data, in the forms people have it."""

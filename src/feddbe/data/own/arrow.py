@@ -1,0 +1,67 @@
+"""Arrow tables, as Parquet files and Hugging Face data sets hold them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feddbe.data.dataset import Dataset
+from feddbe.data.own.arrays import Array
+from feddbe.data.own.table import Choice, Table, as_dataset
+from feddbe.errors import BadInput, one_line
+
+__all__ = ["arrow_table", "load_parquet", "pyarrow"]
+
+
+def pyarrow(needed_by: str) -> Any:
+    """The library, which not everybody needs."""
+    try:
+        import pyarrow  # here: its import takes long
+    except ImportError:
+        raise BadInput(f"{needed_by} needs pyarrow; install it with: pip install 'feddbe[table]'") from None
+    return pyarrow
+
+
+def load_parquet(path: Path, choice: Choice) -> Dataset:
+    """The data set in a .parquet file."""
+    pa = pyarrow(str(path))
+    from pyarrow import parquet
+
+    try:
+        table = parquet.read_table(path, partitioning=None)
+    except (OSError, pa.ArrowException) as error:
+        raise BadInput(f"cannot read {path}: {one_line(error)}") from None
+    return as_dataset(arrow_table(table, str(path)), choice, path.name)
+
+
+def arrow_table(table: Any, where: str) -> Table:
+    """An Arrow table; text, numbers and images as the Hugging Face hub stores them can be read."""
+    pa = pyarrow(where)
+    if not table.num_rows:
+        raise BadInput(f"{where} has no rows")
+
+    def read(name: str) -> Array:
+        column, kind = table.column(name), table.schema.field(name).type
+        if pa.types.is_dictionary(kind):
+            column, kind = column.cast(kind.value_type), kind.value_type
+        if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:  # the hub's images
+            column = pa.chunked_array([chunk.field("bytes") for chunk in column.chunks])
+            kind = column.type
+        if column.null_count:
+            row = column.is_null().to_pylist().index(True)
+            raise BadInput(f"column '{name}' of {where} has no value in row {row}; fill it in")
+        types = pa.types
+        if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+            return np.asarray(column.to_numpy())
+        if any(is_kind(kind) for is_kind in (types.is_string, types.is_large_string, types.is_binary)):
+            values = np.empty(len(column), object)
+            values[:] = column.to_pylist()
+            return values
+        raise BadInput(
+            f"column '{name}' of {where} holds {kind}; accepted are numbers, text and images: choose others "
+            "with ?x=COLUMN,COLUMN"
+        )
+
+    return Table(where, table.column_names, read)

@@ -1,0 +1,112 @@
+"""A partition that PFLlib wrote: config.json, train/0.npz, test/0.npz, train/1.npz, ...
+
+Each file is one client's part, as a pickled dict of `x` and `y`. So the data comes divided: into clients, and
+each client's into train and test.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from feddbe.data.dataset import Dataset
+from feddbe.data.files import safe_pickle
+from feddbe.data.own.arrays import Array, labels_of, made, samples_of
+from feddbe.data.split import Split
+from feddbe.errors import BadInput, one_line
+
+__all__ = ["is_pfllib", "load_pfllib"]
+
+
+def is_pfllib(folder: Path) -> bool:
+    """Whether this looks like such a folder."""
+    return (folder / "config.json").is_file() and any((folder / "train").glob("*.npz"))
+
+
+def load_pfllib(folder: Path) -> Dataset:
+    """All clients' train sets, then all test sets, and who holds which rows."""
+    clients, classes = _config(folder / "config.json")
+    files = [folder / part / f"{k}.npz" for part in ("train", "test") for k in range(clients)]
+    if extra := {*(folder / "train").glob("*.npz"), *(folder / "test").glob("*.npz")} - {*files}:
+        raise BadInput(f"{min(extra)} is no client's: config.json says num_clients = {clients}")
+    parts = [_part(file) for file in files]
+    shapes = {x.shape[1:]: file for (x, _), file in zip(parts, files, strict=True)}
+    if len(shapes) > 1:
+        (one, first), (other, second) = list(shapes.items())[:2]
+        raise BadInput(f"samples in {first} have shape {one}, in {second} {other}; they must be the same")
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    tokens = int(x.max()) + 1 if x.dtype == np.int32 else 0
+    if not tokens:
+        x = samples_of(x, f"x in {folder}")
+    y, found = labels_of(y, len(x), f"y in {folder}")
+    if found > (classes or found):
+        raise BadInput(f"{folder} has the label {found - 1}, but config.json says num_classes = {classes}")
+    ends = np.cumsum([len(labels) for _, labels in parts])[:-1]
+    rows = tuple(np.split(np.arange(len(x)), ends))
+    split = Split(rows[:clients], rows[clients:], parts=None)
+    return made(f"{folder.resolve().name}/", x, y, classes or found, tokens=tokens, split=split)
+
+
+def _config(path: Path) -> tuple[int, int]:
+    """Clients and classes; newer versions do not write the latter, then they are 0."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        clients, classes = config["num_clients"], config.get("num_classes", 0)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise BadInput(f"cannot use {path}: {type(error).__name__} {one_line(error)}") from None
+    if type(clients) is not int or type(classes) is not int or clients < 1 or classes < 0:
+        raise BadInput(
+            f"{path} has num_clients = {clients!r} and num_classes = {classes!r}; both must be whole numbers"
+        )
+    return clients, classes
+
+
+def _part(path: Path) -> tuple[Array, Array]:
+    """x and y of one file; texts as int32."""
+    match _content(path):
+        case {"x": np.ndarray() as x, "y": np.ndarray() as y}:
+            pass
+        case _:
+            raise BadInput(f"{path} does not hold what PFLlib writes: a dict of arrays x and y in 'data'")
+    if x.dtype == object:
+        x = _texts(x, path)
+    if y.shape != x.shape[:1] or not len(y):
+        raise BadInput(
+            f"{path} has x of shape {x.shape} and y of shape {y.shape}; they must be as long as each other, "
+            "and every client needs at least one sample to train and one to test"
+        )
+    return x, y
+
+
+def _texts(x: Array, path: Path) -> Array:
+    """PFLlib's texts are pairs of a padded list of word numbers and its length."""
+    try:
+        texts = np.array([row[0] for row in x])
+    except (ValueError, TypeError, IndexError):
+        texts = np.empty(0)
+    if texts.ndim != 2 or texts.dtype.kind != "i" or texts.min() < 0 or texts.max() >= 2**31:
+        raise BadInput(f"x in {path} is neither numbers nor texts of one length as PFLlib writes them")
+    return texts.astype(np.int32)
+
+
+def _content(path: Path) -> Any:
+    """What 'data' in a file holds, without executing the pickle."""
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open("data.npy") as member:
+            version = np.lib.format.read_magic(member)
+            heads = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            _, _, dtype = heads[version](member)
+            if not dtype.hasobject:
+                return None
+            content = safe_pickle.load(member)
+            return content.item() if isinstance(content, np.ndarray) and content.ndim == 0 else None
+    except FileNotFoundError:
+        raise BadInput(f"there is no file {path}, which config.json calls for") from None
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+    except Exception as error:  # damaged bytes make zipfile, zlib and numpy's header parser raise anything
+        raise BadInput(f"cannot read {path}: {one_line(error)}; let PFLlib write it again") from None

@@ -1,0 +1,183 @@
+"""A client's work in one call: a pure function of the job, so that it can be done again anywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from feddbe.measures import asked, take
+from feddbe.measures.rows import Measured, Numbers
+from feddbe.methods.base import MODEL, Method, refused
+from feddbe.state import State, named, nbytes, prefixed, taken, without
+from feddbe.training.local import Local
+from feddbe.training.task import Context, Task
+
+__all__ = ["BUFFER", "Job", "Missing", "Reply", "perform"]
+
+BUFFER = "buffer/"
+"""Prefix of BatchNorm statistics: `buffer/NAME` in a message, `buffer/TRACK/NAME` in a kept state."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a client is asked in one call: evaluate what it deploys now, adapt, then prepare or train."""
+
+    client: int
+    round: int
+    work: Literal["prepare", "train", "none"] = "none"
+    evaluate: bool = False
+    adapt: int | None = None
+    """Evaluate also after so many epochs of adapting (0: as many as a round has)."""
+    after: bool = False
+    """Evaluate once more after local training."""
+    train_pass: bool = False
+    """With the evaluation, measure the deployed model on the training data too."""
+    newcomer: bool = False
+    """It joins now, after the last round."""
+    measures: tuple[str, ...] = ("accuracy",)
+    """What to measure, by name."""
+
+
+class Reply(NamedTuple):
+    """What a client answers, and the state that stays with it (None: it is unchanged)."""
+
+    client: int
+    up: State = {}  # noqa: RUF012  (never written to)
+    private: State | None = None
+    measured: Measured = {}  # noqa: RUF012
+    """By moment, of the model that it received: `validation` is on training data that was held out, at the
+    moment that the method is judged by, `train` on the training data."""
+    trained: Numbers = {}  # noqa: RUF012
+    """Of local training: `loss`, `seconds` of the whole call, `bytes_up`, `bytes_down` with the constants,
+    and measures of the training itself."""
+    trainers: tuple[str, ...] = ()
+    """Who did the training (`training/trainers`)."""
+
+
+class Missing(NamedTuple):
+    """In place of a reply: the client did not answer."""
+
+    client: int
+    reason: str
+
+
+def perform(task: Task, method: Method, job: Job, received: State, private: State | None) -> Reply:
+    """Do the job. `private` is None at first contact."""
+    start = time.perf_counter()
+    call = _Call.begin(task, method, job, received, private)
+    measured = call.evaluate() if job.evaluate else {}
+    if job.work == "none":
+        return Reply(job.client, measured=measured)
+    reply, kept, buffers = call.work()
+    if job.after:
+        after = dataclasses.replace(call, message=call.message | reply.up, buffers=buffers)
+        measured["after"] = after.look(*after.deployed(kept))
+    up, new = call.with_statistics(reply.up, kept, buffers)
+    loss = reply.trained.get("loss")
+    cost = {"seconds": time.perf_counter() - start, "bytes_up": nbytes(up), "bytes_down": nbytes(received)}
+    trained = reply.trained | {name: (value, 1) for name, value in cost.items()}
+    about = {"loss_sum": float(loss[0] * loss[1]), "samples": int(loss[1])} if loss else {}
+    trained |= take(job.measures, cost | about)
+    return reply._replace(up=up, private=new, measured=measured, trained=trained)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One client with what it has at hand: its message, what it kept, its BatchNorm statistics by track."""
+
+    task: Task
+    method: Method
+    job: Job
+    message: State
+    private: State
+    buffers: Mapping[str, State]
+
+    @classmethod
+    def begin(cls, task: Task, method: Method, job: Job, received: State, private: State | None) -> _Call:
+        ctx = Context(task, job.round)
+        message, averaged = without(received, [BUFFER]), taken(received, BUFFER)
+        allowed = (MODEL,) if job.work == "prepare" else method.receives
+        _refuse(method, "receive", refused(message, allowed, task.model))
+        if private is None:
+            private = method.newcomer(ctx, message) if job.newcomer else method.client_init(ctx)
+        private, kept = without(private, [BUFFER]), taken(private, BUFFER)
+        buffers = {track: taken(kept, f"{track}/") for track in {name.split("/")[0] for name in kept}}
+        if averaged:
+            buffers["shared"] = averaged
+        return cls(task, method, job, message, private, buffers)
+
+    def local(self, task: Task) -> Local:
+        return Local(task, self.job.round, self.job.client, self.buffers)
+
+    def deployed(self, private: State) -> tuple[Local, State]:
+        """What the client predicts with."""
+        local, ctx = self.local(self.task), Context(self.task, self.job.round)
+        return local, self.method.deployed(ctx, local, self.message, private)
+
+    def look(self, local: Local, state: State, on: str = "test") -> Numbers:
+        """The measures of one pass over these rows."""
+        job, method = self.job, self.method
+        kept: dict[str, list[Tensor]] = {name: [] for name in asked(job.measures) & {"z", "z_g"}}
+
+        def logits(params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+            out = local.forward(params, x) if kept else None
+            for name, parts in kept.items():
+                parts.append(getattr(out, name))
+            return method.logits(local, params, x)
+
+        found, y = local.predict(state, logits, on=on, track=method.deployed_track)
+        given = {name: torch.cat(parts) for name, parts in kept.items()}
+        return take(job.measures, given | {"logits": found, "y": y}) if len(y) else {}
+
+    def evaluate(self) -> dict[str, Numbers]:
+        """By moment, of what it received."""
+        job, method, task = self.job, self.method, self.task
+        judged = self.deployed(self.private)
+        measured = {"before": self.look(*judged)}
+        if job.train_pass:
+            measured["train"] = self.look(*judged, on="train")
+        if job.adapt is not None:
+            tuned = task.with_epochs(job.adapt or task.training.epochs)
+            local = self.local(tuned)
+            adapt = method.adapt if job.newcomer else method.tune
+            state = adapt(Context(tuned, job.round), local, self.message, self.private)
+            measured["adapted"] = self.look(local, state)
+            if method.adapts == "each":
+                judged = local, state
+        if task.split.validation:
+            measured["validation"] = self.look(*judged, on="validation")
+        return measured
+
+    def work(self) -> tuple[Reply, State, dict[str, State]]:
+        """Prepare or train: what came of it, what the client keeps, and its statistics then."""
+        job, method, model = self.job, self.method, self.task.model
+        local = self.local(self.task)
+        work = method.prepare if job.work == "prepare" else method.train
+        up, new = work(Context(self.task, job.round), local, self.message, self.private)
+        _refuse(method, "send", [name for name in up if named(name, method.secret)])
+        _refuse(method, "send", refused(up, method.sends, model))
+        _refuse(method, "keep", refused(new, method.keeps, model))
+        loss, seen = local.losses.get("shared", (0.0, 0))
+        trained: Numbers = {"loss": (loss / seen, seen)} if seen else {}
+        reply = Reply(job.client, up, trained=trained, trainers=tuple(sorted(local.trainers)))
+        return reply, new, local.trained_buffers()
+
+    def with_statistics(self, up: State, new: State, buffers: dict[str, State]) -> tuple[State, State | None]:
+        """What is sent and what is kept (None: it is unchanged), BatchNorm statistics with them."""
+        if self.task.training.bn_buffers == "average":
+            up = up | prefixed(BUFFER, buffers.pop("shared", {}))
+        for track, state in buffers.items():
+            new = new | prefixed(f"{BUFFER}{track}/", state)
+        return up, None if new is self.private else new
+
+
+def _refuse(method: Method, verb: str, names: list[str]) -> None:
+    """A method that does other than it says is stopped before anything leaves the client."""
+    if names:
+        raise AssertionError(f"{method.base} would {verb} '{names[0]}', against what it declares")

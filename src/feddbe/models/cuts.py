@@ -1,0 +1,127 @@
+"""Where a module can be cut: every place in it where exactly one tensor crosses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from torch import fx, nn
+
+from feddbe.errors import BadInput, one_line
+
+__all__ = ["Cuts", "Halves", "Layers", "before_last_linear", "find_cuts", "find_layers"]
+
+Halves = tuple[nn.Module, nn.Module]
+Layers = list[tuple[nn.Module, dict[str, str]]]
+"""Layers that are called one after the other, and the model's names of each one's parameters."""
+Cuts = dict[str, Callable[[], Halves]]
+
+
+def find_cuts(module: nn.Module) -> Cuts:
+    """All places of the module where it can be cut, each with how to make the two halves."""
+    if _plain(module):
+        return _sequential_cuts(module)
+    try:
+        graph = fx.symbolic_trace(module)
+    except Exception as error:  # a module's own forward can fail in any way when it is traced
+        raise BadInput(
+            f"torch.fx cannot trace {type(module).__name__} ({one_line(error)}); "
+            "give a pair (features, classifier) instead"
+        ) from error
+    return _traced_cuts(graph)
+
+
+def _plain(module: nn.Module) -> bool:
+    """Whether it is a Sequential that does nothing but call its layers one after the other."""
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The layers of nested Sequentials in order, with their dotted names."""
+    for name, child in module._modules.items():  # named_children leaves out a layer's second use
+        assert child is not None
+        if _plain(child):
+            yield from _leaves(child, f"{prefix}{name}.")
+        else:
+            yield prefix + name, child
+
+
+def find_layers(half: nn.Module, names: Mapping[int, str]) -> Layers:
+    row = [layer for _, layer in _leaves(half)] if _plain(half) else [half]
+    return [(layer, {own: names[id(p)] for own, p in layer.named_parameters()}) for layer in row]
+
+
+def _sequential_cuts(module: nn.Module) -> Cuts:
+    leaves = list(_leaves(module))
+    ends: dict[str, int] = {}  # place -> how many leaves lie before it; a block's place is its end
+    for position, (name, _) in enumerate(leaves, start=1):
+        parts = name.split(".")
+        for depth in range(1, len(parts) + 1):
+            ends[".".join(parts[:depth])] = position
+    layers = [layer for _, layer in leaves]
+
+    def halves(at: int) -> Halves:
+        return _row(layers[:at]), _row(layers[at:])
+
+    # by place, of several names the shortest last
+    ordered = sorted(ends.items(), key=lambda item: (item[1], -len(item[0])))
+    return {name: lambda at=at: halves(at) for name, at in ordered if at < len(leaves)}  # type: ignore[misc]
+
+
+def _row(layers: list[nn.Module]) -> nn.Module:
+    """The layers one after the other."""
+    return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
+
+
+def _traced_cuts(graph: fx.GraphModule) -> Cuts:
+    nodes = list(graph.graph.nodes)
+    position = {node: i for i, node in enumerate(nodes)}
+    places: dict[str, fx.Node] = {}
+    for node in nodes:
+        if node.op in ("call_module", "call_function", "call_method"):
+            for path, _ in node.meta.get("nn_module_stack", {}).values():
+                places[path] = node  # the last node inside a block is the block's place
+            places[str(node.target) if node.op == "call_module" else node.name] = node
+    places.pop("", None)
+    result = set(nodes[-1].all_input_nodes)
+
+    def crosses_alone(cut: fx.Node) -> bool:
+        later = nodes[position[cut] + 1 :]
+        needed = {
+            a for n in later for a in n.all_input_nodes if position[a] <= position[cut] and a.op != "get_attr"
+        }
+        return needed == {cut}
+
+    return {
+        name: lambda node=node: _halves_at(graph, node)  # type: ignore[misc]
+        for name, node in sorted(places.items(), key=lambda item: (position[item[1]], -len(item[0])))
+        if node not in result and crosses_alone(node)
+    }
+
+
+def _halves_at(traced: fx.GraphModule, cut: fx.Node) -> Halves:
+    """Two graphs over the same layers: the nodes up to the cut, and those after it."""
+    nodes = list(traced.graph.nodes)
+    at = nodes.index(cut)
+    first, second = fx.Graph(), fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in nodes[: at + 1]:
+        copies[node] = first.node_copy(node, lambda n: copies[n])
+    first.output(copies[cut])
+    later: dict[fx.Node, fx.Node] = {cut: second.placeholder("z")}
+    used = {argument for node in nodes[at + 1 :] for argument in node.all_input_nodes}
+    for node in [n for n in nodes[: at + 1] if n.op == "get_attr" and n in used] + nodes[at + 1 :]:
+        later[node] = second.node_copy(node, lambda n: later[n])
+    return fx.GraphModule(traced, first), fx.GraphModule(traced, second)
+
+
+def before_last_linear(module: nn.Module, cuts: tuple[str, ...]) -> str:
+    """The last place before the last linear layer."""
+    linear = [
+        name for name, layer in module.named_modules(remove_duplicate=False) if isinstance(layer, nn.Linear)
+    ]
+    before = list(cuts)
+    if linear and linear[-1] in before:
+        before = before[: before.index(linear[-1])]
+    if not before:
+        raise BadInput(f"no place before the last linear layer is a cut; allowed: {', '.join(cuts)}")
+    return before[-1]

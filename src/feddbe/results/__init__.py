@@ -1,0 +1,1 @@
+"""What runs come to, read from their files."""

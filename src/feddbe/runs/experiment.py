@@ -1,0 +1,267 @@
+"""From options to what is run: data, split, model and method, and the hash that tells runs apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feddbe import data, models
+from feddbe.data.dataset import Dataset
+from feddbe.data.partition import partition
+from feddbe.data.split import Split, load_split
+from feddbe.errors import BadInput
+from feddbe.measures.accuracy import majority_floor
+from feddbe.methods import Method, hyper_parameters, in_brackets, parse
+from feddbe.models import ModelSource
+from feddbe.models.from_file import FromFile, from_file, names_file
+from feddbe.options import Parameters
+from feddbe.options.config import Config, identity
+from feddbe.options.defaults import Layers, Setting
+from feddbe.options.grammar import Named
+from feddbe.state import sha256
+from feddbe.training.task import Task, Training
+
+__all__ = ["Experiment", "Held", "label_counts", "load_data", "resolve", "resolve_all"]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A run to be: all choices made."""
+
+    name: str
+    """The method as the user named it."""
+    options: Config
+    task: Task
+    method: Method
+    config: dict[str, Any]
+    """All options and hyper-parameters, as stored with the run."""
+    config_hash: str
+    floor: float
+    remarks: list[str]
+    """What a reader of its results must know."""
+    settings: dict[str, Setting]
+    """Every value and where it came from: of options, and of names' own options, as in `mr kappa`."""
+    in_memory: str = ""
+    """What of it was given as a Python object, so that no other process can make it from its options."""
+
+
+class Held(NamedTuple):
+    """The data, who holds which rows, and the options with partition and number of clients filled in."""
+
+    dataset: Dataset
+    split: Split
+    options: Config
+
+
+def load_data(config: Config, dataset: Dataset | None = None) -> Held:
+    """The data that the options name, or the one in memory, divided among clients."""
+    directory = Path(config.data_dir).expanduser() if config.data_dir else None
+    found = data.find(config.data, Layers(config.variant, "").of_parts())
+    if dataset is None:
+        dataset = data.load(str(found or config.data), directory)
+    elif found:
+        dataset = found.options.arrange(dataset)
+    config = dataclasses.replace(config, data=str(found or config.data))
+    given = dataset.split if config.partition is None else None
+    if config.split is not None:
+        given = load_split(Path(config.split).expanduser(), len(dataset))
+        if config.partition is not None:
+            raise BadInput("--split and --partition exclude each other: the file is the partition")
+    if given is not None:
+        if config.clients not in (None, given.clients):
+            raise BadInput(f"clients = {config.clients}; '{config.split or config.data}' has {given.clients}")
+        return Held(dataset, _held_out(given, config), dataclasses.replace(config, clients=given.clients))
+    chosen = Layers(config.variant, dataset.name)
+    spec = config.partition or ("natural" if dataset.client is not None else str(chosen["partition"]))
+    clients = config.clients
+    if clients is None and spec != "natural":
+        clients = chosen["clients"]
+    split = partition(dataset.y.numpy(), spec, clients, config.partition_seed, dataset.client)
+    config = dataclasses.replace(config, partition=spec, clients=split.clients)
+    return Held(dataset, _held_out(split, config), config)
+
+
+def resolve(
+    name: str, options: Config, *, dataset: Dataset | None = None, model: ModelSource | None = None
+) -> Experiment:
+    """Fill in every default, load the data, build the model and the method."""
+    return resolve_all([name], options, dataset=dataset, model=model)[0]
+
+
+def resolve_all(
+    names: Sequence[str],
+    options: Config,
+    *,
+    dataset: Dataset | None = None,
+    model: ModelSource | None = None,
+    origins: Mapping[str, str] | None = None,
+) -> list[Experiment]:
+    """One experiment for each method, on the same data, split and model, which are made once.
+
+    `origins`: where the options came from that were given.
+    """
+    for name in names:
+        parse(name, force=options.force)  # a wrong name should not have to wait for the data
+    changed = [f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default]
+    given = dict.fromkeys(changed, "given") | dict(origins or {})
+    objects = {"data": dataset, "model": None if isinstance(model, str) else model}
+    in_memory = " and ".join(what for what, one in objects.items() if one is not None)
+    common = _prepare(options, given, load_data(options, dataset), model, in_memory)
+    return [_resolve_one(name, common) for name in names]
+
+
+@dataclass(frozen=True)
+class _Common:
+    """What the methods of a comparison share."""
+
+    asked: Config
+    given: dict[str, str]
+    task: Task
+    """With the learning rate that a method without one of its own has."""
+    options: Config
+    model: Named[Parameters] | None
+    """None: the user's own."""
+    content: dict[str, Any]
+    """What is hashed of data, split and model."""
+    floor: float
+    in_memory: str
+
+    @property
+    def kind(self) -> str:
+        return self.model.name if self.model else "own"
+
+
+def _prepare(
+    asked: Config, given: dict[str, str], held: Held, model: ModelSource | None, in_memory: str
+) -> _Common:
+    """Everything but the method."""
+    dataset, split, options = held
+    source = model or options.model or models.fitting(tuple(dataset.x.shape[1:]), dataset.tokens)
+    if isinstance(source, str) and names_file(source):
+        source = from_file(source)
+    named = models.find(source, Layers(options.variant, "").of_parts()) if isinstance(source, str) else None
+    chosen = Layers(options.variant, dataset.name, named.name if named else "own")
+    sample = dataset.inputs(dataset.x[:1])
+    cut = options.cut or chosen["cut"]
+    built = models.build(
+        str(named) if named else source, sample, dataset.classes, cut, options.seed, words=dataset.tokens
+    )
+    options = dataclasses.replace(
+        options,
+        lr=chosen["lr"] if options.lr is None else options.lr,
+        rounds=chosen["rounds"] if options.rounds is None else options.rounds,
+        short_batch=options.short_batch or chosen["short_batch"],
+        model=options.model if isinstance(source, FromFile) else str(named or "own"),
+        cut=built.cut,
+    )
+    _check_short(options, split)
+    content: dict[str, Any] = {"data": dataset.sha256(), "split": split.index_sha256() | {"parts": None}}
+    content["sizes"] = [[len(rows) for rows in part] for part in (split.train, split.test)]
+    content["model"] = str(named or "own")
+    if named is None:
+        content |= {"module": str(built.module), "theta0": sha256(built.parameters)}
+    if isinstance(source, FromFile):
+        content["file"] = source.sha256
+    training = Training(options.lr or 0.0, options.batch, options.epochs, options.bn_buffers)
+    task = Task(built, dataset, split, training, options.seed, options.rounds or 0, options.newcomers)
+    floor = majority_floor(dataset, split, task.members)
+    return _Common(asked, given, task, options, named, content, floor, in_memory)
+
+
+def _resolve_one(name: str, common: _Common) -> Experiment:
+    """The experiment of one method."""
+    options, task, given = common.options, common.task, common.given
+    base = parse(name, force=options.force).base
+    chosen = Layers(options.variant, task.dataset.name, common.kind, base)
+    parts = chosen.of_parts()
+    if parts.get("mr", {}).get("init_epochs") == "epochs":
+        parts["mr"]["init_epochs"] = options.epochs
+    method = parse(name, parts, force=options.force)
+    _check_members(method, options, task.split)
+    remarks = []
+    if common.asked.lr is None and chosen["lr"] != options.lr:
+        remarks.append(f"lr {chosen['lr']:g} by default, where other methods have {options.lr:g}")
+        options = dataclasses.replace(options, lr=chosen["lr"])
+        task = dataclasses.replace(task, training=dataclasses.replace(task.training, lr=chosen["lr"]))
+    unused = method.unused(task)
+    remarks += [f"{key} does nothing: {why}" for key, why in unused.items() if key in given]
+    config = dataclasses.asdict(options) | {"method": name, "method_options": hyper_parameters(method)}
+    config |= dict.fromkeys(unused)
+    hashed = {key: value for key, value in config.items() if identity(key) in ("yes", "seed")}
+    digest = hashlib.sha256(json.dumps(hashed | common.content, sort_keys=True).encode()).hexdigest()
+    return Experiment(
+        name=name,
+        options=options,
+        task=task,
+        method=method,
+        config=config,
+        config_hash=digest,
+        floor=common.floor,
+        remarks=remarks,
+        settings=_settings(name, common, config, chosen),
+        in_memory=common.in_memory,
+    )
+
+
+def _settings(name: str, common: _Common, config: Mapping[str, Any], chosen: Layers) -> dict[str, Setting]:
+    """Where each value came from; what is given wins, then what the layers of defaults say."""
+    data_set, model = (
+        f"data set {common.task.dataset.name}",
+        f"model {common.kind}",
+    )
+    origins = {"model": data_set, "cut": model} | {k: default.origin for k, default in chosen.options.items()}
+    if common.options.partition in (None, "natural"):  # the data came divided
+        origins |= {"partition": data_set, "clients": data_set}
+    origins |= {"method": "given"} | common.given
+    parts, brackets = dict(config["method_options"]), in_brackets(name)
+    for named in (data.find(common.asked.data, chosen.of_parts()), common.model):
+        if named:
+            parts[named.name] = dataclasses.asdict(named.options)
+            brackets |= {f"{named.name} {key}" for key in named.given}
+    found = {key: (value, origins.get(key)) for key, value in config.items() if key != "method_options"}
+    for part, options in parts.items():
+        layers = chosen.parts.get(part, {})
+        for key, value in options.items():
+            origin = layers[key].origin if key in layers else None
+            found[f"{part} {key}"] = value, "given" if f"{part} {key}" in brackets else origin
+    return {key: Setting(value, origin or "general default") for key, (value, origin) in found.items()}
+
+
+def label_counts(dataset: Dataset, split: Split) -> npt.NDArray[np.int64]:
+    """(clients x classes) samples of each label, train and test together."""
+    y = dataset.y.numpy()
+    rows = [
+        np.bincount(y[np.concatenate([train, test])], minlength=dataset.classes)
+        for train, test in zip(split.train, split.test, strict=True)
+    ]
+    return np.stack(rows).astype(np.int64)
+
+
+def _held_out(split: Split, config: Config) -> Split:
+    return split.held_out(config.validation) if config.validation else split
+
+
+def _check_members(method: Method, config: Config, split: Split) -> None:
+    """Whether enough clients take part."""
+    if config.newcomers >= split.clients:
+        raise BadInput(f"newcomers = {config.newcomers}; of {split.clients} clients at least one must train")
+    if method.needs_all and (config.join < 1 or config.newcomers):
+        raise BadInput(f"{config.method or method.name} needs join = 1 and no newcomers: {method.needs_all}")
+
+
+def _check_short(config: Config, split: Split) -> None:
+    if config.short_batch == "refuse":
+        for client, rows in enumerate(split.train):
+            if len(rows) < config.batch:
+                raise BadInput(
+                    f"client {client} has {len(rows)} training samples, a batch has {config.batch}; "
+                    "short_batch=keep trains it on one short batch"
+                )

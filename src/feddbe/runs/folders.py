@@ -1,0 +1,99 @@
+"""Where runs are: one folder each, numbered under `runs/` unless the user names one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from feddbe.errors import BadInput, StoreError
+from feddbe.runs.store import FILE, Store
+
+__all__ = ["RUNS", "find", "find_all", "listing", "newest", "none_left_empty", "numbered", "slug"]
+
+RUNS = Path("runs")
+
+
+def slug(name: str) -> str:
+    """A method's name as a folder's: fedavg+dbe(kappa=5) -> fedavg+dbe-kappa5."""
+    return re.sub(r"[^a-z0-9_+.-]", "", name.lower().replace("(", "-").replace(",", "-"))
+
+
+def numbered(stem: str, root: Path = RUNS) -> Path:
+    """A new folder `root/stem-N`, with the first N that is free."""
+    number = 1
+    while True:
+        folder = root / f"{stem}-{number}"
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError as error:
+            if not root.is_dir():  # a link to nowhere
+                raise StoreError(f"cannot make the folder '{folder}': '{root}' is not a folder") from error
+            number += 1
+        except OSError as error:
+            raise StoreError(f"cannot make the folder '{folder}': {error.strerror}") from error
+
+
+def listing(root: Path = RUNS) -> list[Path]:
+    """The folders of all runs below `root`, by name."""
+    return sorted(path.parent for path in root.rglob(FILE)) if root.is_dir() else []
+
+
+def newest(wanted: Mapping[str, str], root: Path = RUNS) -> Path:
+    """Of the folders that hold one of the wanted runs, the one whose run was begun last.
+
+    `wanted`: where in that folder a run is (`.` for the folder itself) -> its configuration's hash.
+    """
+    found = []
+    for folder in listing(root):
+        try:
+            store = Store.open(folder)
+        except StoreError:  # not a run that could be continued
+            continue
+        config_hash, begun = store.meta("config_hash"), store.meta("begun")
+        store.close()
+        for place, wanted_hash in wanted.items():
+            if config_hash == wanted_hash and place in (".", folder.name):
+                found.append((begun, folder if place == "." else folder.parent))
+    if not found:
+        raise BadInput(f"--resume: no run with this configuration in '{root}'; start it without --resume")
+    return max(found)[1]
+
+
+@contextmanager
+def none_left_empty(places: Sequence[Path], *, made: bool) -> Iterator[None]:
+    """Runs are begun in these folders; if that fails, those that it made and left empty go away again.
+
+    `made`: the folder that they are in, or the only one, was made for them already.
+    """
+    new = [folder for place in places for folder in (place, *place.parents) if made or not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        for folder in sorted(new, key=lambda folder: len(folder.parts), reverse=True):
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
+        raise
+
+
+def find(run: str) -> Path:
+    """The folder that a person means: a path, or a name in `runs/`."""
+    for folder in (Path(run).expanduser(), RUNS / run):
+        if Store.is_run(folder):
+            return folder
+        if folder.name == FILE and folder.is_file():
+            return folder.parent
+    near = ", ".join(str(path) for path in listing()[:8]) or f"none in {RUNS}/"
+    raise BadInput(f"'{run}' is not the folder of a run; runs here: {near}")
+
+
+def find_all(name: str) -> list[Path]:
+    """The folder of the run that a person means, or those of all runs of a comparison."""
+    for folder in (Path(name).expanduser(), RUNS / name):
+        if not Store.is_run(folder) and (
+            inside := [path.parent for path in sorted(folder.glob(f"*/{FILE}"))]
+        ):
+            return inside
+    return [find(name)]

@@ -1,0 +1,310 @@
+"""The loop between a method and an engine, written to the run's file after every round.
+
+Entry t is what clients deploy after t aggregations. They evaluate it in the call of round t + 1, before they
+train (those that do not take part, in a call of their own): a round is one exchange. The last entry is
+evaluated in a call without training.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from feddbe import seeds
+from feddbe.engines import Engine, Messages
+from feddbe.engines.client import BUFFER, Job, Missing, Reply
+from feddbe.errors import BadInput, FeddbeError, StoreError
+from feddbe.measures import parse
+from feddbe.measures.memory import used_mb
+from feddbe.measures.rows import ALL, Numbers, Row, rows
+from feddbe.methods import Upload
+from feddbe.results.document import score
+from feddbe.runs.experiment import Experiment
+from feddbe.runs.store import Store
+from feddbe.state import State, named, nbytes, prefixed, weighted_mean, without
+from feddbe.training.task import Context
+
+__all__ = ["Loop", "Watch", "evaluated", "run", "start"]
+
+MOMENTS = ("before", "adapted", "after", "validation", "train")
+"""When an entry is measured; the last two are on other than test data."""
+
+
+class Watch:
+    """Is told how a run goes on; this one does nothing with it."""
+
+    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+        """The run in `folder` starts, or goes on after `done` of `rounds`."""
+
+    def client(self, done: int, of: int) -> None:
+        """So many clients of this call are through."""
+
+    def round(self, done: int, accuracy: float | None) -> None:
+        """A round is written; `accuracy` is the latest that is known."""
+
+
+def run(experiment: Experiment, store: Store, engine: Engine, watch: Watch | None = None) -> None:
+    """Carry the run in `store` on to the number of rounds that the experiment asks for."""
+    loop = Loop(experiment, store, engine, watch or Watch())
+    with _one_thread():
+        loop.watch.begin(experiment.name, store.folder, max(0, store.last_round()), experiment.task.rounds)
+        if store.last_round() < 0:
+            loop.exchange(0)
+        while store.last_round() < experiment.task.rounds and not loop.impatient():
+            loop.exchange(store.last_round() + 1)
+        loop.evaluate_last()
+
+
+def start(experiment: Experiment) -> State:
+    """The server's state before anything happened."""
+    state = experiment.method.server_init(Context(experiment.task, 0))
+    if experiment.options.bn_buffers == "average":
+        state |= prefixed(BUFFER, experiment.task.model.buffers)
+    return state
+
+
+def evaluated(spec: str, seed: int, round: int, clients: int, cohort: Sequence[int]) -> Sequence[int]:
+    """Who evaluates in the call of this round: `all`, its `cohort`, or `sample:M` drawn anew each time."""
+    if spec == "all":
+        return range(clients)
+    if spec == "cohort":
+        return cohort
+    match = re.fullmatch(r"sample:([1-9][0-9]*)", spec)
+    if match is None:
+        raise BadInput(f"eval = '{spec}'; allowed: all, cohort, sample:M with M >= 1")
+    drawn: list[int] = seeds.stream(seed, "evaluate", round).permutation(clients)[: int(match[1])].tolist()
+    return sorted(drawn)
+
+
+class Loop:
+    """A run in progress; between rounds only the server's state is in memory."""
+
+    def __init__(self, experiment: Experiment, store: Store, engine: Engine, watch: Watch) -> None:
+        self.options, self.store, self.engine, self.watch = experiment.options, store, engine, watch
+        self.task, self.method = experiment.task, experiment.method
+        self.members = self.task.members
+        store.verify()
+        self.server = store.server()
+        _check_fits(self.server, start(experiment), store.folder)
+        self.contacted = store.contacted()
+        self.accuracy = {e["round"]: score(e) for e in store.entries() if e["accuracy"]}
+        """What the best round is chosen by."""
+        self.trainers: set[str] = set(store.meta("trainers") or ())
+        always = ("accuracy", "loss") if self.options.train_loss == "pass" else ("accuracy",)
+        self.measures = parse(self.options.measure, always)
+        self.missing: list[Missing] = []
+        """Who did not answer in the last call."""
+        self._look_again = 0.0
+
+    def exchange(self, round: int) -> None:
+        """One round in one transaction. Round 0 is the preparation from theta^0: all clients, or none."""
+        start, ctx, store = time.perf_counter(), self._context(round), self.store
+        cohort = self._cohort(round)
+        with store.transaction(round):
+            replies = self._call(ctx, cohort, "train" if round else "prepare")
+            missing = len(self.missing)
+            if round:
+                self._write_evaluation(round - 1, replies)
+            replies = [reply for reply in replies if reply.client in set(cohort)]
+            trained = {reply.client: self._net(reply) for reply in replies}
+            store.write_rows(rows(round, {client: {"training": its} for client, its in trained.items()}))
+            new = self._combined(ctx, replies) if replies else self.server
+            for reply in replies if self.method.keeps_uploads else ():
+                store.keep_upload(reply.client, _apart(reply.up)[0])
+            store.write_server("last", new)
+            if found := self.method.found(new):
+                store.set_meta("found", found)
+            if used := {name for reply in replies for name in reply.trainers} - self.trainers:
+                self.trainers |= used
+                store.set_meta("trainers", sorted(self.trainers))
+            self._watch_memory()
+            totals = {n: sum(int(its[n][0]) for its in trained.values()) for n in ("bytes_up", "bytes_down")}
+            whole = {
+                "seconds": time.perf_counter() - start,
+                **totals,
+                **({"missing": missing} if missing else {}),
+            }
+            store.write_rows(Row(round, ALL, "round", n, v, len(replies)) for n, v in whole.items())
+        self.server = new
+        self.contacted.update(reply.client for reply in replies if round)
+        self.watch.round(round, self._latest())
+
+    def evaluate_last(self) -> None:
+        """The evaluation that the next round would do, unless it was done already; and what comes after the
+        last round: fine-tuning where the method has it, and newcomers."""
+        round = self.store.last_round()
+        if round not in self.accuracy:
+            with self.store.transaction(round):
+                ctx = self._context(round + 1)
+                self._write_evaluation(round, self._call(ctx, self._cohort(round + 1), "none"))
+                self._write_newcomers(ctx)
+        self.watch.round(round, self._latest())
+
+    def impatient(self) -> bool:
+        """The published stopping rule: more than `patience` evaluations since the best accuracy, itself
+        counted."""
+        if self.options.patience is None:
+            return False
+        seen = list(self.accuracy.values())
+        return bool(seen) and len(seen) - seen.index(max(seen)) > self.options.patience
+
+    def _cohort(self, round: int) -> list[int]:
+        if round == 0:
+            return list(range(self.members)) if self.method.prepares else []
+        return seeds.cohort(self.task.seed, round, self.members, self.options.join)
+
+    def _context(self, round: int) -> Context:
+        return Context(self.task, round, self.store.upload if self.method.keeps_uploads else None)
+
+    def _call(
+        self, ctx: Context, cohort: list[int], work: Literal["prepare", "train", "none"]
+    ) -> list[Reply]:
+        """One job for each client that takes part or evaluates."""
+        task, options = self.task, self.options
+        asked = (
+            () if work == "prepare" else evaluated(options.eval, task.seed, ctx.round, self.members, cohort)
+        )
+        adapt = {"each": 0, "last": options.adapt_epochs if work == "none" else None}.get(self.method.adapts)
+        evaluating, working = set(asked), set(cohort if work != "none" else ())
+        jobs = [
+            Job(
+                client,
+                ctx.round,
+                work if client in working else "none",
+                evaluate=client in evaluating,
+                adapt=adapt,
+                after=options.eval_after and work == "train" and client in working & evaluating,
+                train_pass=options.train_loss == "pass" and client in evaluating,
+                measures=self.measures,
+            )
+            for client in sorted(evaluating | working)
+        ]
+        return self._ask(ctx, jobs, prepare=work == "prepare")
+
+    def _ask(self, ctx: Context, jobs: Sequence[Job], *, prepare: bool = False) -> list[Reply]:
+        """Send these jobs out with this round's messages; the replies in client order, if they are enough."""
+        server, buffers = _apart(self.server)
+        fixed = self._constants(server) | buffers
+        if prepare:
+            messages = Messages(self.task.model.parameters | buffers)
+        elif self.method.same_for_all:
+            messages = Messages(self.method.down(ctx, server, -1) | fixed)
+        else:
+            messages = Messages(fixed, lambda client: self.method.down(ctx, server, client))
+        replies: list[Reply] = []
+        self.missing = []
+        for answer in self.engine.run(jobs, messages, self.store):
+            if isinstance(answer, Missing):
+                self.missing.append(answer)
+            else:
+                replies.append(answer)
+            self.watch.client(len(replies) + len(self.missing), len(jobs))
+        self._check_enough(ctx.round, jobs)
+        return sorted(replies, key=lambda reply: reply.client)
+
+    def _check_enough(self, round: int, jobs: Sequence[Job]) -> None:
+        """Whether to go on without those who are missing. Those who only evaluate are not counted in a round
+        in which others work."""
+        if not self.missing:
+            return
+        least, first = self.options.min_replies, self.missing[0]
+        working = {job.client for job in jobs if job.work != "none"}
+        asked = (working if least else None) or {job.client for job in jobs}
+        absent = asked & {missing.client for missing in self.missing}
+        why = f"client {first.client} did not answer in round {round} ({first.reason})"
+        if self.method.needs_all and absent & working:
+            raise FeddbeError(f"{why}; {self.method.base} cannot go on without: {self.method.needs_all}")
+        if least is None or len(asked) - len(absent) < min(least, len(asked)):
+            raise FeddbeError(
+                f"{why}: {len(asked) - len(absent)} of {len(asked)} answered, needed are "
+                f"{'all' if least is None else least} (--min-replies); the round is not written, "
+                "--resume continues"
+            )
+
+    def _combined(self, ctx: Context, replies: list[Reply]) -> State:
+        """The server's state after this round; BatchNorm statistics, where sent, are averaged too."""
+        server, _ = _apart(self.server)
+        samples = self.task.samples
+        split = [_apart(reply.up) for reply in replies]
+        uploads = [Upload(r.client, samples[r.client], up) for r, (up, _) in zip(replies, split, strict=True)]
+        combine = self.method.combine if ctx.round else self.method.prepared
+        weights = [samples[reply.client] for reply in replies]
+        return combine(ctx, server, uploads) | weighted_mean([buffers for _, buffers in split], weights)
+
+    def _net(self, reply: Reply) -> Numbers:
+        """What its training came to; what is constant is sent to a client once."""
+        known = nbytes(self._constants(self.server)) if reply.client in self.contacted else 0
+        return reply.trained | {"bytes_down": (reply.trained["bytes_down"][0] - known, 1)}
+
+    def _write_evaluation(self, entry: int, replies: list[Reply]) -> None:
+        """What clients measured of this entry, each and over all; the best entry's server state is kept."""
+        when = "adapted" if self.method.adapts == "each" else "before"
+        found = rows(entry, {reply.client: reply.measured for reply in replies})
+        self.store.drop_rows(entry, MOMENTS)  # of a run that ended here once and now goes on
+        self.store.write_rows(found)
+        self.store.set_meta("when", when)
+        accuracy = {row.moment: row.value for row in found if (row.client, row.name) == (ALL, "accuracy")}
+        if (score := accuracy.get("validation", accuracy.get(when))) is not None:
+            if score > max(self.accuracy.values(), default=-1.0):
+                self.store.write_server("best", self.server, entry)
+            self.accuracy[entry] = score
+
+    def _write_newcomers(self, ctx: Context) -> None:
+        """Those who join now receive what the last round left, and adapt."""
+        epochs = self.options.adapt_epochs
+        jobs = [
+            Job(client, ctx.round, evaluate=True, adapt=epochs, newcomer=True, measures=self.measures)
+            for client in range(self.members, self.task.split.clients)
+        ]
+        if jobs:
+            entry, replies = ctx.round - 1, self._ask(ctx, jobs)
+            measured = {r.client: {f"newcomers {when}": n for when, n in r.measured.items()} for r in replies}
+            self.store.write_rows(rows(entry, measured))
+            self.store.set_meta("newcomers", {"round": entry, "clients": len(replies), "epochs": epochs})
+
+    def _constants(self, server: State) -> State:
+        return {name: t for name, t in server.items() if named(name, self.method.constant)}
+
+    def _latest(self) -> float | None:
+        return list(self.accuracy.values())[-1] if self.accuracy else None
+
+    def _watch_memory(self) -> None:
+        """Now, with all uploads in memory, is when most is in use. Looking takes a hundredth of the time."""
+        began = time.monotonic()
+        if began >= self._look_again:
+            self.store.set_meta("peak_rss_mb", max(used_mb(), self.store.meta("peak_rss_mb") or 0.0))
+            self._look_again = began + 100 * (time.monotonic() - began)
+
+
+def _apart(state: State) -> tuple[State, State]:
+    """What a method sees, and the averaged BatchNorm statistics, which it does not."""
+    return without(state, [BUFFER]), {name: t for name, t in state.items() if name.startswith(BUFFER)}
+
+
+def _check_fits(found: State, start: State, folder: Path) -> None:
+    """Whether a stored server state has all that this experiment's begins with; a method may add to it."""
+    for name, tensor in start.items():
+        there = found.get(name)
+        if there is None or (there.shape, there.dtype) != (tensor.shape, tensor.dtype):
+            has = "none" if there is None else f"{tuple(there.shape)} {there.dtype}"
+            raise StoreError(
+                f"the server's state in '{folder}' is of another model: it should have '{name}' of "
+                f"{tuple(tensor.shape)} {tensor.dtype}, and has {has}; restore it from a copy or start again"
+            )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sums depend on the number of threads in their last bits; results must not depend on the machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

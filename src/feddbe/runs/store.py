@@ -1,0 +1,304 @@
+"""One run on disk: a folder with one SQLite file. A round is one transaction, so a kill at any moment loses
+at most the round in flight. States are safetensors blobs; nothing pickled is ever read. Every value has a
+checksum, which is verified when it is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from feddbe.errors import StoreError
+from feddbe.measures.rows import ALL, Row
+from feddbe.results.document import Entry, Newcomers, entry, newcomers
+from feddbe.runs import format2
+from feddbe.runs.checksums import crc_of, sealed
+from feddbe.runs.sqlite_file import FILE, FORMAT, SCHEMA, alone, clear, connect, damaged, format_of, remove
+from feddbe.state import Receipt, State, decode, encode, nbytes, sha256
+
+__all__ = ["FILE", "Store"]
+
+
+class Store:
+    """An open run. `read` and `stage` are the engines' view of the clients' states."""
+
+    def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
+        self.folder, self._db = folder, connection
+        self._round = 0
+
+    @classmethod
+    def create(cls, folder: Path, meta: Mapping[str, Any], server: State) -> Store:
+        """A new run in a folder that has none; all of it or nothing is written."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot make the folder '{folder}': {error.strerror}") from error
+
+        def fill(store: Store) -> None:
+            for key, value in meta.items():
+                store.set_meta(key, value)
+            store.write_server("last", server)
+
+        cls._build(folder, fill, large=nbytes(server) > 2**20)
+        return cls.open(folder)
+
+    @classmethod
+    def open(cls, folder: Path) -> Store:
+        """The run in this folder; one of an older format is brought to the present one first."""
+        if not cls.is_run(folder):
+            raise StoreError(f"'{folder}' holds no run (no {FILE} in it)")
+        with clear(folder):
+            found = format_of(folder)
+            if found == 2 and not os.access(folder, os.W_OK):
+                return cls._in_memory(folder)
+            if found == 2:
+                cls._migrate(folder)
+            elif found != FORMAT:
+                raise StoreError(
+                    f"'{folder}' has format {found}, this feddbe reads up to {FORMAT}; update it"
+                )
+            store = cls(folder, connect(folder / FILE))
+            try:
+                store._verify_meta()
+            except BaseException:
+                store.close()
+                raise
+            return store
+
+    @staticmethod
+    def is_run(folder: Path) -> bool:
+        """Whether there is a run in this folder."""
+        return (folder / FILE).is_file()
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def transaction(self, round: int) -> Iterator[None]:
+        """What is written inside belongs to this round, and is there entirely or not at all."""
+        self._round = round
+        with clear(self.folder):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def verify(self) -> None:
+        """Read all that a run is carried on with but the states: those are verified when they are needed."""
+        for (answer,) in self._read("PRAGMA integrity_check(1)"):
+            if answer != "ok":
+                raise damaged(self.folder, answer)
+        for _ in self._rows():
+            pass
+
+    # --- the run itself
+
+    def meta(self, key: str) -> Any:
+        found = next(self._read("SELECT value FROM meta WHERE key = ?", key), None)
+        return None if found is None else json.loads(found[0])
+
+    def set_meta(self, key: str, value: Any) -> None:
+        text = json.dumps(value)
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, text, crc_of((key, text))))
+
+    def _verify_meta(self) -> None:
+        """All of it when the run is opened: of a damaged key nobody would ask for the value."""
+        for key, value, crc in self._read("SELECT key, value, crc FROM meta"):
+            if crc_of((key, value)) != crc:
+                raise damaged(self.folder, f"what is written about it: {key}")
+
+    def last_round(self) -> int:
+        """The last finished round; -1 before the preparation."""
+        last = self._rows("WHERE round = (SELECT max(round) FROM rows)")
+        return next((row.round for row in last), -1)
+
+    # --- what was measured
+
+    def write_rows(self, rows: Iterable[Row]) -> None:
+        """Rows of any round; one that is there already is replaced."""
+        self._db.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)", map(sealed, rows))
+
+    def drop_rows(self, round: int, moments: Sequence[str]) -> None:
+        """Forget what was measured of this round at these moments."""
+        marks = ", ".join("?" * len(moments))
+        self._db.execute(f"DELETE FROM rows WHERE round = ? AND moment IN ({marks})", (round, *moments))
+
+    def rows(self, round: int) -> list[Row]:
+        """All rows of one round, by client."""
+        return list(self._rows("WHERE round = ?", round))
+
+    def overall(self) -> list[Row]:
+        """The rows of all clients together, by round: few, however many clients there are."""
+        # one seek per round; an index could lose rows when it is damaged
+        every = "WITH RECURSIVE t(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM t WHERE n < ?) SELECT n FROM t"
+        return list(self._rows(f"WHERE client = {ALL} AND round IN ({every})", self.last_round()))
+
+    def entries(self) -> list[Entry]:
+        """All rounds in order; none is missing up to that of the server's state."""
+        when = self.meta("when") or "before"
+        last = next(self._read("SELECT round FROM states WHERE kind = 'last'"), (None,))[0]
+        try:
+            rounds = groupby(self.overall(), key=lambda row: row.round)
+            found = [entry(round, when, list(rows)) for round, rows in rounds]
+        except KeyError:
+            found = []
+        if [e["round"] for e in found] != list(range(len(found))) or last != len(found) - 1:
+            raise damaged(self.folder, f"not all rounds up to {last} have their rows")
+        return found
+
+    def newcomers(self) -> Newcomers | None:
+        """What the clients that joined at the end measured."""
+        about = self.meta("newcomers")
+        return about and newcomers(about, [row for row in self.overall() if row.round == about["round"]])
+
+    def calls(self) -> int:
+        """How often a client took part in a round."""
+        whole = (row for row in self.overall() if row.round > 0 and row[2:4] == ("round", "seconds"))
+        return int(sum(row.weight for row in whole))
+
+    def contacted(self) -> set[int]:
+        """Clients that have taken part in a round, and so know the constants."""
+        where = "WHERE round > 0 AND moment = 'training' AND name = 'bytes_down'"
+        return {row.client for row in self._rows(where)} - {ALL}
+
+    # --- states
+
+    def server(self, which: str = "last") -> State:
+        """The server's state of the `last` or the `best` round."""
+        found = self._state(which)
+        if found is None:
+            raise StoreError(f"'{self.folder}' has no {which} round yet")
+        return decode(found)
+
+    def write_server(self, which: str, state: State, round: int | None = None) -> None:
+        self.write_state(which, ALL, encode(state), round)
+
+    def read(self, client: int) -> bytes | None:
+        return self._state("private", client)
+
+    def stage(self, client: int, state: bytes) -> None:
+        self.write_state("private", client, state)
+
+    def upload(self, client: int) -> State:
+        """A client's last upload, of methods that keep them."""
+        found = self._state("upload", client)
+        if found is None:
+            raise StoreError(f"'{self.folder}' has no upload of client {client}")
+        return decode(found)
+
+    def keep_upload(self, client: int, state: State) -> None:
+        self.write_state("upload", client, encode(state))
+
+    def clients(self) -> Iterator[tuple[int, State]]:
+        """The clients' states, one at a time; not those that are kept elsewhere."""
+        for client, blob in self._staged():
+            if Receipt.decode(blob) is None:
+                yield client, decode(blob)
+
+    def hashes(self) -> tuple[str, dict[str, str]]:
+        """SHA-256 of the server's state and of each client's."""
+        receipts = {client: Receipt.decode(blob) for client, blob in self._staged()}
+        elsewhere = {str(client): receipt.sha256 for client, receipt in receipts.items() if receipt}
+        return sha256(self.server()), elsewhere | {str(c): sha256(state) for c, state in self.clients()}
+
+    def _staged(self) -> Iterator[tuple[int, bytes]]:
+        for (client,) in list(self._read("SELECT client FROM states WHERE kind = 'private' ORDER BY client")):
+            state = self.read(client)
+            assert state is not None
+            yield client, state
+
+    def _state(self, kind: str, client: int = ALL) -> bytes | None:
+        query = "SELECT round, crc, state FROM states WHERE kind = ? AND client = ?"
+        for round, crc, state in self._read(query, kind, client):
+            whose = kind if client == ALL else f"{kind} of client {client}"
+            if isinstance(state, bytes) and crc32(state, crc_of((kind, client, round))) == crc:
+                return state
+            raise damaged(self.folder, f"the state '{whose}', round {round}")
+        return None
+
+    def write_state(self, kind: str, client: int, state: bytes, round: int | None = None) -> None:
+        of = self._round if round is None else round
+        values = (kind, client, of, crc32(state, crc_of((kind, client, of))), state)
+        self._db.execute("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?)", values)
+
+    # --- reading
+
+    def _read(self, query: str, *values: Any) -> Iterator[Any]:
+        with clear(self.folder):
+            yield from self._db.execute(query, values)
+
+    def _rows(self, where: str = "", *values: Any) -> Iterator[Row]:
+        order = "ORDER BY round, client, moment, name"
+        for *fields, crc in self._read(f"SELECT * FROM rows {where} {order}", *values):
+            row = Row(*fields)
+            if crc_of(tuple(fields)) != crc:
+                whose = "all clients" if row.client == ALL else f"client {row.client}"
+                raise damaged(self.folder, f"round {row.round}, {whose}: {row.moment} {row.name}")
+            yield row
+
+    # --- making files
+
+    @classmethod
+    def _build(cls, folder: Path, fill: Callable[[Store], None], *, large: bool) -> None:
+        """The run's file with what `fill` writes. It gets its name when it is whole: a kill or a full disk
+        leaves no half run, and what had that name before stays until then."""
+        new = folder / f".{FILE}"
+        try:
+            remove(new)
+            with clear(folder):
+                # large states are written in half the time if pages are large
+                store = cls(folder, connect(new, page=32768 if large else 4096))
+                try:
+                    store._begin(fill)
+                finally:
+                    store.close()
+            new.rename(folder / FILE)
+        except BaseException as error:
+            remove(new)
+            if isinstance(error, OSError):
+                raise StoreError(f"cannot make '{folder / FILE}': {error.strerror}") from error
+            raise
+
+    def _begin(self, fill: Callable[[Store], None]) -> None:
+        with self.transaction(-1):
+            for statement in SCHEMA.split(";"):
+                self._db.execute(statement)
+            fill(self)
+
+    @classmethod
+    def _migrate(cls, folder: Path) -> None:
+        """Put a run of the present format in the place of one of format 2."""
+        with alone(folder):
+            if format_of(folder) != 2:  # another process was faster
+                return
+            old = connect(folder / FILE)
+            try:
+                # fails while an older feddbe uses the run; leaves no WAL for the new file to take for its own
+                old.execute("PRAGMA journal_mode = DELETE")
+                old.execute("BEGIN EXCLUSIVE")
+                ((largest,),) = old.execute("SELECT max(length(state)) FROM server")
+                cls._build(folder, lambda store: format2.copy(old, store), large=largest > 2**20)
+            finally:
+                old.close()
+
+    @classmethod
+    def _in_memory(cls, folder: Path) -> Store:
+        """A run of format 2 that can only be read."""
+        old, new = connect(folder / FILE), sqlite3.connect(":memory:", isolation_level=None)
+        try:
+            store = cls(folder, new)
+            store._begin(lambda store: format2.copy(old, store))
+        finally:
+            old.close()
+        new.execute("PRAGMA query_only = ON")
+        return store

@@ -1,0 +1,273 @@
+"""What the command line shows: tables and a learning curve that fit in 80 columns and survive 60.
+
+Everything is a rich renderable, laid out for the console it meets; one without Unicode gets ASCII.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from feddbe.results.document import Accuracy, Entry, RunDocument, labels, moment
+
+__all__ = ["RunRow", "results_table", "runs_table", "split_table"]
+
+
+class RunRow(TypedDict):
+    """One line of `feddbe runs`; accuracies are weighted, as fractions of one."""
+
+    name: str
+    method: str
+    data: str
+    rounds: int
+    best: float | None
+    last: float | None
+    state: str
+
+
+def results_table(documents: Sequence[RunDocument]) -> RenderableType:
+    """Best and last round of each run, what a round costs, and the majority class to compare with."""
+    return _Results(tuple(documents))
+
+
+def runs_table(rows: Sequence[RunRow]) -> RenderableType:
+    """The runs of a folder, one line each if there is room."""
+    table = _table(gap=1)
+    for name in ("run", "method", "data"):
+        table.add_column(name, overflow="fold")
+    for name in ("rounds", "best %", "last %"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("state", overflow="fold")
+    for row in rows:
+        text = (_Name(row["name"]), _Name(row["method"]), _Name(row["data"]))
+        table.add_row(
+            *text, str(row["rounds"]), _percent(row["best"]), _percent(row["last"]), _Name(row["state"])
+        )
+    table.caption = _caption("Accuracy weighted by samples; the best round is chosen on test accuracy.")
+    return table
+
+
+def split_table(
+    train: Sequence[int] | NDArray[np.int64],
+    test: Sequence[int] | NDArray[np.int64],
+    labels: NDArray[np.int64],
+    rows: int = 25,
+) -> RenderableType:
+    """Each client's training and test samples and its labels (`labels`: clients x classes, sample counts)."""
+    table = _table(gap=2)
+    for name in ("client", "train", "test", "labels"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("most frequent labels")
+    shown = len(labels) if len(labels) <= rows else rows - 1
+    for i in range(shown):
+        table.add_row(str(i), f"{train[i]}", f"{test[i]}", f"{np.count_nonzero(labels[i])}", _top(labels[i]))
+    if shown < len(labels):
+        table.add_row("...", "", "", "", f"... and {len(labels) - shown} more clients")
+    table.add_section()
+    total = labels.sum(axis=0)
+    table.add_row(
+        "all", f"{sum(train)}", f"{sum(test)}", f"{np.count_nonzero(total)}", _top(total), style="bold"
+    )
+    return table
+
+
+# Pieces of tables
+
+
+@dataclass(frozen=True)
+class _Name:
+    """A name that, where it must, breaks before + and ( and after other punctuation rather than anywhere."""
+
+    text: str
+    style: str = ""
+
+    def _pieces(self) -> list[str]:
+        return re.findall(r"[+(]?[^-+(,_/: ]*[-,_/: ]?", self.text)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        longest = max(map(len, self._pieces()))
+        return Measurement(min(longest, 12), max(1, len(self.text))).with_maximum(options.max_width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [""]
+        for piece in self._pieces():
+            if len(lines[-1]) + len(piece.rstrip()) > options.max_width:
+                lines.append("")
+            lines[-1] += piece
+        yield Text("\n".join(line.rstrip() for line in lines if line), style=self.style, overflow="fold")
+
+
+def _table(gap: int) -> Table:
+    """A table without edges, `gap` blanks between columns."""
+    return Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, gap - 1, 0, 0),
+        header_style="bold",
+        caption_justify="left",
+    )
+
+
+def _caption(words: str) -> Text:
+    """As text, because in a plain string rich would take [brackets] for markup."""
+    return Text(words, style="dim")
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{100 * fraction:.2f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.{3 if value < 0.0995 else 2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+
+
+def _bytes(count: float) -> str:
+    """Decimal units and three digits: 950 B, 81.6 kB, 2.33 MB."""
+    unit, *larger = "B", "kB", "MB", "GB", "TB"
+    while count >= 999.5 and larger:
+        count, unit = count / 1000, larger.pop(0)
+    digits = 0 if unit == "B" or count >= 99.95 else 1 if count >= 9.995 else 2
+    return f"{count:.{digits}f} {unit}"
+
+
+def _top(counts: NDArray[np.int64]) -> str:
+    """The three most frequent labels with their shares; of equal ones the lower label first."""
+    order = [int(label) for label in np.argsort(-counts, kind="stable")[:3] if counts[label]]
+    return ", ".join(f"{label} ({counts[label] / counts.sum():.0%})" for label in order)
+
+
+# Results
+
+
+@dataclass(frozen=True)
+class _Results:
+    """The table of results; a class because its layout depends on the console's width."""
+
+    documents: tuple[RunDocument, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        table = _table(gap=1 if width < 76 else 2)
+        table.add_column("method", overflow="fold")
+        table.add_column("round", no_wrap=True)
+        names = ["weigh-\nted" if width < 76 else "weighted", "mean", "worst\ntenth"]
+        if costs := width >= 56:  # below, there is room for the method and its accuracy only
+            names += ["s per\nround", "up", "down"]
+        for name in names:
+            table.add_column(name, justify="right", no_wrap=True)
+        runs = labels(self.documents)
+        for document, run in zip(self.documents, runs, strict=True):
+            # All lines in one row, so that a long name has the room of all.
+            lines = [_entry("best", document["best"]), _entry("last", document["last"]), *_adapted(document)]
+            if costs:
+                lines = [lines[0] + _cost(document), *(line + [""] * 3 for line in lines[1:])]
+            table.add_row(_Name(run, "bold"), *("\n".join(column) for column in zip(*lines, strict=True)))
+        table.add_section()
+        for floor, data in _floors(self.documents).items():
+            table.add_row(_Name(f"majority class{data}"), "", _percent(floor), style="dim")
+        table.caption = _caption(
+            f"Test accuracy in % of the deployed model {_moments(self.documents, runs)}: "
+            "weighted by samples, mean of clients, mean of the worst tenth of clients. "
+            f"{_choice(self.documents)} Majority class: each client's own."
+            + _endings(self.documents)
+            + _statistics(self.documents, runs)
+            + "".join(f" The data: {note}." for note in sorted({d["note"] for d in self.documents} - {""}))
+            + (" Bytes up and down are per client and round." if costs else "")
+            + "".join(
+                f" {name}: {'; '.join(d['remarks'])}."
+                for d, name in zip(self.documents, runs, strict=True)
+                if d["remarks"]
+            )
+        )
+        yield table
+
+
+def _entry(which: str, entry: Entry | None) -> list[str]:
+    if entry is None or entry["accuracy"] is None:
+        return [which, "-", "-", "-"]
+    return _numbers(f"{which} @{entry['round']}", entry["accuracy"])
+
+
+def _numbers(which: str, found: Accuracy | None) -> list[str]:
+    numbers = (found["weighted"], found["mean"], found["worst_tenth"]) if found else (None,) * 3
+    return [which, *map(_percent, numbers)]
+
+
+def _adapted(document: RunDocument) -> list[list[str]]:
+    """What came after the last round: fine-tuned clients, and newcomers before and after they adapted."""
+    lines, last, newcomers = [], document["last"], document["newcomers"]
+    if last and last["adapted"] and last["when"] != "adapted":
+        lines.append(_numbers("tuned", last["adapted"]))
+    if newcomers:
+        lines += [_numbers("new", newcomers["before"]), _numbers("new, tuned", newcomers["adapted"])]
+    return lines
+
+
+def _endings(documents: Sequence[RunDocument]) -> str:
+    """What the lines of `_adapted` mean, if there are any."""
+    epochs = {str(d["config"].get("adapt_epochs")) for d in documents if _adapted(d)}
+    if not epochs:
+        return ""
+    new = " New: clients that took no part in the training." if any(d["newcomers"] for d in documents) else ""
+    return f" Tuned: after {', '.join(sorted(epochs))} epochs of each client's own from the last model.{new}"
+
+
+def _choice(documents: Sequence[RunDocument]) -> str:
+    shares = {d["config"].get("validation") or 0.0 for d in documents}
+    on = {f"on {share:g} of the training data, held out" if share else "on test accuracy" for share in shares}
+    return f"The best round is chosen {' or '.join(sorted(on))}."
+
+
+def _cost(document: RunDocument) -> list[str]:
+    """Seconds of the median round (the first entry is the start, not a round) and bytes."""
+    seconds = [entry["seconds"] for entry in document["rounds"] if entry["round"] >= 1]
+    cost = document["cost"]
+    return [_seconds(median(seconds)) if seconds else "-", _bytes(cost["up"]), _bytes(cost["down"])]
+
+
+def _floors(documents: Sequence[RunDocument]) -> dict[float, str]:
+    """The floors, and if runs differ in it, the data that each belongs to."""
+    found = {document["floor"]: f", {document['config'].get('data', '?')}" for document in documents}
+    return found if len(found) > 1 else dict.fromkeys(found, "")
+
+
+def _moments(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
+    """When the accuracies were measured; with the names of the runs if that differs between them."""
+    pairs = zip(documents, names, strict=True)
+    found = [(moment(d["last"]["when"]), name) for d, name in pairs if d["last"] is not None]
+    if len({when for when, _ in found}) > 1:
+        return f"({_grouped(found)})"
+    return found[0][0] if found else moment("before")
+
+
+_STATISTICS = {"local": "local, each client's own", "average": "averaged over clients"}
+
+
+def _statistics(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
+    """Where BatchNorm statistics are, if a model has any; with the names of the runs if that differs."""
+    pairs = zip(documents, names, strict=True)
+    found = [(_STATISTICS.get(d["bn_buffers"] or "", "none"), name) for d, name in pairs]
+    kinds = {kind for kind, _ in found}
+    if kinds <= {"none"}:
+        return ""
+    return f" BatchNorm statistics: {_grouped(found) if len(kinds) > 1 else kinds.pop()}."
+
+
+def _grouped(pairs: Sequence[tuple[str, str]]) -> str:
+    """Each word with the names that it belongs to."""
+    found: dict[str, list[str]] = {}
+    for word, name in pairs:
+        found.setdefault(word, []).append(name)
+    return "; ".join(f"{word}: {', '.join(those)}" for word, those in found.items())

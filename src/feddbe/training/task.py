@@ -1,0 +1,70 @@
+"""What is to be learnt, by whom and how: the part of an experiment that every method shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from feddbe import seeds
+from feddbe.data.dataset import Dataset
+from feddbe.data.split import Split
+from feddbe.models.split import SplitModel
+from feddbe.state import State
+
+__all__ = ["Context", "Task", "Training"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client trains: plain SGD, batches reshuffled every epoch, the incomplete last one dropped."""
+
+    lr: float
+    batch: int = 10
+    epochs: int = 1
+    bn_buffers: str = "local"
+    """BatchNorm statistics: `local` (private to each client) or `average` (exchanged like parameters)."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model at theta^0, data, who holds which rows of it, and how they train."""
+
+    model: SplitModel
+    dataset: Dataset
+    split: Split
+    training: Training
+    seed: int = 0
+    rounds: int = 1
+    newcomers: int = 0
+    """So many of the clients, the last ones, join when training is over."""
+
+    @cached_property
+    def samples(self) -> tuple[int, ...]:
+        """n_i: training samples of each client."""
+        return tuple(len(rows) for rows in self.split.train)
+
+    @property
+    def members(self) -> int:
+        """N: the clients that training is about."""
+        return self.split.clients - self.newcomers
+
+    def with_epochs(self, epochs: int) -> Task:
+        """The same task with another number of local epochs."""
+        return replace(self, training=replace(self.training, epochs=epochs))
+
+
+@dataclass(frozen=True)
+class Context:
+    """A task at one round; the preparation before round 1 is round 0."""
+
+    task: Task
+    round: int
+    uploads: Callable[[int], State] | None = None
+    """On the server of a method that `keeps_uploads`: the last upload of each client."""
+
+    def stream(self, purpose: str) -> np.random.RandomState:
+        """The server's own randomness in this round."""
+        return seeds.stream(self.task.seed, purpose, self.round)

@@ -1,0 +1,98 @@
+"""Images by class in folders, and the decoding that other forms share."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from feddbe.data import load
+from feddbe.data.files.images import decode
+from feddbe.errors import BadInput
+
+
+def put(path: Path, value: Any, mode: str = "RGB", size: tuple[int, int] = (5, 4)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value).save(path)
+    return path
+
+
+def pets(folder: Path) -> Path:
+    for name, value in {"dog/b.png": (1, 2, 3), "dog/a.png": (4, 5, 6), "cat/x.bmp": (7, 8, 9)}.items():
+        put(folder / name, value)
+    return folder
+
+
+def test_classes_and_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+    (pets(tmp_path / "pets") / "dog" / ".hidden").write_text("not an image")
+    data = load(tmp_path / "pets")
+    assert (data.name, data.classes, data.y.tolist()) == ("pets/", 2, [0, 1, 1])
+    assert (data.x.shape, data.x.dtype, data.client) == ((3, 3, 4, 5), torch.uint8, None)
+    assert data.x[:, :, 0, 0].tolist() == [[7, 8, 9], [4, 5, 6], [1, 2, 3]]
+    assert data.inputs(data.x[:1])[0, 0, 0, 0].item() == pytest.approx(7 * 2 / 255 - 1)
+
+
+def test_train_before_test(tmp_path: Path) -> None:
+    pets(tmp_path / "train")
+    put(tmp_path / "test/dog/1.png", (0, 0, 0))
+    put(tmp_path / "test/eel/1.png", (1, 1, 1))
+    data = load(tmp_path)
+    assert (data.classes, data.y.tolist()) == (3, [0, 1, 1, 1, 2])
+    assert data.x[:, 0, 0, 0].tolist() == [7, 4, 1, 0, 1]
+
+
+def test_grey_images_have_one_channel_unless_one_has_colours(tmp_path: Path) -> None:
+    files = [put(tmp_path / "a.png", 3, "L"), put(tmp_path / "b.png", 1, "1")]
+    assert decode(files, ["a", "b"])[:, 0, 0, 0].tolist() == [3, 255]
+    files.append(put(tmp_path / "c.png", (9, 8, 7, 128), "RGBA"))
+    assert decode(files, ["a", "b", "c"])[:, :, 0, 0].tolist() == [[3, 3, 3], [255, 255, 255], [9, 8, 7]]
+
+
+def test_images_in_memory_have_their_pixels_in_place() -> None:
+    pixels = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    assert np.array_equal(decode([file.getvalue()], ["a"])[0], pixels.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda f: put(f / "dog/c.png", 0, size=(6, 4)),
+            r"dog/c.png is 6x4, but .*cat/x.bmp is 5x4; all",
+        ),
+        (
+            lambda f: (f / "dog/c.png").write_bytes(b"no"),
+            r"cannot read the image .*dog/c.png: cannot",
+        ),
+        (
+            lambda f: (f / "dog/b.png").write_bytes((f / "dog/b.png").read_bytes()[:45]),
+            r"cannot read the image .*dog/b.png: ",
+        ),
+        (lambda f: put(f / "dog/c.png", 500, "I;16"), "dog/c.png has pixels of mode 'I;16'"),
+        (lambda f: (f / "dog/notes.txt").touch(), "notes.txt is no image by its name"),
+        (
+            lambda f: (f / "dog/puppies").mkdir(),
+            "dog/puppies is a folder; a class folder must hold",
+        ),
+        (lambda f: (f / "eel").mkdir(), "the class 'eel' in .* has no images"),
+        (lambda f: put(f / "train/dog/1.png", 0), "has train, and also cat, dog; read is only test"),
+    ],
+)
+def test_refuses(tmp_path: Path, change: Any, message: str) -> None:
+    change(pets(tmp_path))
+    with pytest.raises(BadInput, match=message) as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_class_is_not_enough(tmp_path: Path) -> None:
+    put(tmp_path / "cat/1.png", 0)
+    with pytest.raises(BadInput, match="has 1 folders with images; at least 2 classes are needed"):
+        load(tmp_path)

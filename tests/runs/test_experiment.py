@@ -1,0 +1,451 @@
+"""From options to a run to be: which default applies where, and what the configuration's hash follows."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from feddbe import data
+from feddbe.data.dataset import Dataset
+from feddbe.data.split import Split
+from feddbe.errors import BadInput
+from feddbe.measures.accuracy import majority_floor
+from feddbe.methods import MR, Composed
+from feddbe.options import defaults
+from feddbe.options.config import Config
+from feddbe.runs.experiment import Experiment, label_counts, load_data, resolve, resolve_all
+from feddbe.seeds import torch_seeded
+from tests.federation import samples
+
+
+def images(folder: Path, name: str = "clothes.npz", n: int = 400, *, client: bool = False) -> str:
+    """Noise of 28x28 in ten classes; with a client column, five clients of n/5 samples."""
+    rng = np.random.RandomState(0)
+    arrays: dict[str, Any] = {"x": rng.randint(0, 256, (n, 28, 28)).astype(np.uint8), "y": np.arange(n) % 10}
+    if client:
+        arrays["client"] = np.repeat(["eve", "bob", "ann", "dan", "cat"], n // 5)
+    np.savez(folder / name, **arrays)
+    return str(folder / name)
+
+
+def tiny(
+    name: str = "fedavg+dbe", dataset: Dataset | None = None, model: Any = "mlp", **options: Any
+) -> Experiment:
+    """Three clients with 45, 33 and 21 training samples."""
+    if isinstance(model, str):
+        options, model = options | {"model": model}, None
+    config = Config(**{"partition": "natural", **options})
+    return resolve(name, config, dataset=dataset or samples(), model=model)
+
+
+def mr(experiment: Experiment) -> MR:
+    assert isinstance(experiment.method, Composed)
+    return next(part for part in experiment.method.addons if isinstance(part, MR))
+
+
+# --- defaults
+
+
+def test_the_defaults_for_digits() -> None:
+    found = resolve("fedavg+dbe", Config())
+    options = found.options
+    assert (options.lr, options.rounds, options.clients, options.partition) == (0.1, 40, 20, "dirichlet:0.1")
+    assert (options.model, options.cut, options.short_batch) == ("cnn_small", "fc1", "keep")
+    assert (mr(found).kappa, mr(found).mu, mr(found).init_mean, mr(found).init_epochs) == (
+        1,
+        1,
+        "momentum",
+        1,
+    )
+    assert (found.task.training.lr, found.task.training.batch, found.task.training.epochs) == (0.1, 10, 1)
+    assert (found.task.rounds, found.task.seed, found.task.split.clients) == (40, 0, 20)
+    published = "fc64f7386750e58b651482901f6371da03f86593279935278b802e1caee3cc0c"
+    assert found.task.split.index_sha256()["train"] == published
+    assert 0.3 < found.floor < 1
+
+
+def test_the_defaults_for_images_of_28x28(tmp_path: Path) -> None:
+    found = resolve("fedavg+dbe", Config(data=images(tmp_path)))
+    options = found.options
+    assert (options.lr, options.rounds, options.clients, options.partition) == (
+        0.005, 100, 20, "dirichlet:0.1"
+    )  # fmt: skip
+    assert (options.model, options.cut) == ("cnn", "fc1")
+    assert (mr(found).kappa, mr(found).mu) == (50, 1)
+    assert found.task.model.feature_shape == (512,)
+
+
+def test_the_defaults_for_features_and_for_an_own_module() -> None:
+    x = torch.randn(60, 7)
+    table = Dataset("table", x, torch.arange(60) % 3, 3)
+    options: dict[str, Any] = {"partition": "iid", "clients": 4}
+    features = resolve("fedavg+mr", Config(**options), dataset=table)
+    assert (features.options.model, features.options.lr, mr(features).kappa) == ("mlp", 0.1, 1)
+    own = nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3))
+    found = resolve("fedavg+mr", Config(**options), dataset=table, model=own)
+    assert (found.options.model, found.options.lr, found.options.rounds) == ("own", 0.01, 100)
+    assert (found.options.cut, mr(found).kappa, mr(found).mu) == ("1", 1, 1)
+
+
+def test_the_variants() -> None:
+    """official: as many epochs before round 1 as in a round; paper: the mean over the data, one epoch."""
+    variants = {name: mr(tiny(variant=name, epochs=3)) for name in ("default", "paper", "official")}
+    assert [(v.init_mean, v.init_epochs) for v in variants.values()] == [
+        ("momentum", 1), ("exact", 1), ("momentum", 3)
+    ]  # fmt: skip
+    kept = {name: tiny(variant=name).options.short_batch for name in variants}
+    assert kept == {"default": "keep", "paper": "keep", "official": "refuse"}
+
+
+def test_what_is_given_wins_over_the_variant() -> None:
+    found = tiny("fedavg+dbe(init_epochs=2,init_mean=debiased,kappa=7)", variant="official", epochs=3)
+    assert (mr(found).init_epochs, mr(found).init_mean, mr(found).kappa) == (2, "debiased", 7)
+    assert mr(found).mu == 1
+    assert mr(tiny("fedavg+mr(init_mean=momentum)", variant="paper")).init_mean == "momentum"
+    assert tiny(variant="official", short_batch="keep").options.short_batch == "keep"
+
+
+def test_explicit_then_variant_then_data_then_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer is taken away in turn; hyper-parameters follow the same order."""
+
+    def found(name: str = "fedavg+mr", **options: Any) -> tuple[float | None, int | None, float | str]:
+        one = tiny(name, **options)
+        return one.options.lr, one.options.rounds, mr(one).kappa
+
+    layers = {
+        "variant": (defaults.VARIANTS, "paper", {"lr": 0.3, "rounds": 30, "mr": {"kappa": 30.0}}),
+        "data": (defaults.PER_DATA, "tiny", {"lr": 0.2, "rounds": 20, "mr": {"kappa": 20.0}}),
+        "model": (defaults.PER_MODEL, "mlp", {"lr": 0.1, "rounds": 10, "mr": {"kappa": 10.0}}),
+    }
+    for table, key, layer in layers.values():
+        monkeypatch.setitem(table, key, layer)
+    explicit: dict[str, Any] = {"lr": 0.4, "rounds": 40, "variant": "paper"}
+    assert found("fedavg+mr(kappa=40)", **explicit) == (0.4, 40, 40)
+    assert found(variant="paper") == (0.3, 30, 30)
+    assert found() == (0.2, 20, 20)
+    monkeypatch.delitem(defaults.PER_DATA, "tiny")
+    assert found() == (0.1, 10, 10)
+    monkeypatch.setitem(defaults.PER_MODEL, "mlp", {"lr": 0.1})
+    assert found() == (0.1, defaults.GENERAL["rounds"], 50)
+
+
+def test_layers_of_hyper_parameters_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(defaults.PER_MODEL, "mlp", {"lr": 0.1, "mr": {"kappa": 3.0, "mu": 0.5}})
+    monkeypatch.setitem(defaults.PER_DATA, "tiny", {"mr": {"kappa": 4.0}})
+    found = mr(tiny(variant="paper"))
+    assert (found.kappa, found.mu, found.init_mean) == (4, 0.5, "exact")
+
+
+def test_zero_rounds_is_no_missing_number() -> None:
+    assert tiny(rounds=0).options.rounds == 0
+    assert tiny(rounds=0).task.rounds == 0
+
+
+def test_the_configuration_holds_every_choice() -> None:
+    """All options with their defaults filled in, and the hyper-parameters part by part."""
+    found = tiny("fedavg+dbe(mu=0.5)", seed=3, batch=5)
+    assert found.config["method"] == found.name == "fedavg+dbe(mu=0.5)"
+    assert found.config["method_options"]["mr"]["mu"] == 0.5
+    assert found.config["method_options"]["mr"]["kappa"] == 1
+    assert found.config["method_options"]["prbm"] == {"prbm_lr": None}
+    assert {"fedavg", "mr", "prbm"} == set(found.config["method_options"])
+    chosen = {key: found.config[key] for key in ("seed", "batch", "lr", "rounds", "clients", "model", "cut")}
+    assert chosen == {
+        "seed": 3, "batch": 5, "lr": 0.1, "rounds": 100, "clients": 3, "model": "mlp", "cut": "fc1"
+    }  # fmt: skip
+    assert found.config.keys() == {field.name for field in dataclasses.fields(Config)} | {"method_options"}
+
+
+def test_a_wrong_method_is_told_before_the_data_is_looked_for() -> None:
+    with pytest.raises(BadInput, match="unknown method 'fedavgg'"):
+        resolve("fedavgg", Config(data="nowhere.npz"))
+
+
+def test_where_each_value_came_from() -> None:
+    asked = {"seed": "given", "batch": "run.toml", "epochs": "--set"}
+    options = Config(seed=1, batch=9, epochs=2, variant="official", partition="iid", clients=3)
+    names = ["fedavg+dbe(kappa=7)", "scaffold"]
+    one, two = (e.settings for e in resolve_all(names, options, origins=asked))
+    origins = {key: setting.origin for key, setting in one.items()}
+    assert {key: origins[key] for key in asked} == asked
+    wanted = {
+        "variant": "given", "rounds": "data set digits", "model": "data set digits", "cut": "model cnn_small",
+        "lr": "model cnn_small", "join": "general default", "short_batch": "variant official",
+        "mr kappa": "given", "mr init_epochs": "variant official", "mr mu": "general default",
+    }  # fmt: skip
+    assert {key: origins[key] for key in wanted} == wanted
+    assert one["mr init_epochs"].value == 2
+    assert two["lr"] == (0.05, "method scaffold")
+    natural = tiny().settings
+    assert natural["clients"] == (3, "data set tiny")
+    assert tiny(model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10))).settings["lr"].origin == "model own"
+
+
+def test_where_the_options_of_names_came_from() -> None:
+    texts = Dataset(
+        "texts", (torch.arange(240) % 12).int().reshape(40, 6), torch.arange(40) % 3, 3, tokens=12
+    )
+    options: dict[str, Any] = {"partition": "iid", "clients": 2, "batch": 5, "variant": "official"}
+
+    def found(**more: Any) -> Any:
+        return resolve("fedavg", Config(**options, **more), dataset=texts).settings["fasttext rep"]
+
+    assert found() == found(model="fasttext") == ("logsoftmax", "variant official")
+    assert found(model="fasttext(rep=linear)") == ("linear", "given")
+    assert found(model="fasttext( rep = logsoftmax )") == ("logsoftmax", "given")
+
+
+def test_a_comparison_loads_its_data_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = []
+    load = data.Source.load
+
+    def counted(source: data.Source, data_dir: Path | None) -> Dataset:
+        loaded.append(source.name)
+        return load(source, data_dir)
+
+    monkeypatch.setattr(data.Source, "load", counted)
+    experiments = resolve_all(["fedavg", "fedavg+dbe", "scaffold"], Config(partition="iid", clients=3))
+    assert len(loaded) == 1
+    assert len({id(e.task.split) for e in experiments}) == len({id(e.task.dataset) for e in experiments}) == 1
+    alone = resolve("scaffold", Config(partition="iid", clients=3))
+    assert (alone.config_hash, alone.config) == (experiments[2].config_hash, experiments[2].config)
+
+
+def test_files_with_brackets_in_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What exists is a file; a name that is known without brackets stays a name."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos(1).npz", "har(layout=scrambled).npz"):
+        images(tmp_path, name, n=40)
+        assert load_data(Config(data=name, partition="iid", clients=2)).options.data == name
+    rng = np.random.RandomState(0)
+    for k in (0, 1):
+        (tmp_path / "har(2)" / str(k)).mkdir(parents=True)
+        for i in range(4):
+            pixels = rng.randint(0, 256, (8, 8)).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "har(2)" / str(k) / f"{i}.png")
+    assert len(load_data(Config(data="har(2)", partition="iid", clients=2)).dataset) == 8
+    source = "from torch import nn\ndef build(shape, classes):\n    return nn.Sequential(nn.Flatten(), "
+    (tmp_path / "mine(1).py").write_text(f"{source}nn.Linear(64, 8), nn.Linear(8, classes))\n")
+    assert tiny(model="mine(1).py:build").config["model"] == "mine(1).py:build"
+
+
+# --- the hash
+
+SAME: list[dict[str, Any]] = [
+    {"rounds": 7}, {"patience": 5}, {"engine": "pool(workers=2)"}, {"engine": "serial"}, {"out": "there"},
+    {"resume": True}, {"json": True}, {"measure": "loss"},
+    {"data_dir": "/data"}, {"lr": 0.1}, {"cut": "fc1"}, {"force": True},
+    {"name": "fedavg+dbe(kappa=1)"}, {"name": "FedAvg + mr + prbm"}, {"name": "fedavg+mr(mu=1.0)+prbm"},
+]  # fmt: skip
+OTHER: list[dict[str, Any]] = [
+    {"lr": 0.2}, {"seed": 1}, {"batch": 5}, {"epochs": 2}, {"join": 0.5}, {"cut": "fc1.1"},
+    {"model": "cnn_small"}, {"partition": "iid", "clients": 3}, {"partition": "iid", "clients": 4},
+    {"bn_buffers": "average"}, {"short_batch": "refuse"}, {"variant": "paper"}, {"variant": "official"},
+    {"eval": "cohort"}, {"eval_after": False},
+    {"validation": 0.2}, {"newcomers": 1}, {"adapt_epochs": 5}, {"train_loss": "pass"},
+    {"name": "fedavg"}, {"name": "fedavg+mr"}, {"name": "fedavg+prbm"}, {"name": "fedavg+dbe(kappa=2)"},
+    {"name": "fedavg+dbe(mu=0.5)"}, {"name": "fedavg+dbe(prbm_lr=0.1)"},
+    {"name": "fedavg+dbe(init_epochs=2)"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", SAME, ids=str)
+def test_what_a_run_can_be_continued_with(options: dict[str, Any]) -> None:
+    assert tiny(**options).config_hash == tiny().config_hash
+
+
+def test_everything_else_is_another_run() -> None:
+    hashes = [tiny().config_hash, *(tiny(**options).config_hash for options in OTHER)]
+    twice = [str(options) for options, h in zip(OTHER, hashes[1:], strict=True) if hashes.count(h) > 1]
+    assert twice == []
+
+
+def test_the_partitions_seed_matters_where_it_changes_the_split() -> None:
+    iid: dict[str, Any] = {"partition": "iid", "clients": 3}
+    assert tiny(**iid, partition_seed=2).config_hash != tiny(**iid).config_hash
+    # dirichlet with one client and iid differ in name, and in the order of samples
+    alone = tiny(partition="iid", clients=1).config_hash
+    assert tiny(partition="dirichlet:1", clients=1).config_hash != alone
+
+
+def test_the_hash_follows_the_content_of_a_file_not_its_place(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    options: dict[str, Any] = {"partition": "iid", "clients": 4, "model": "mlp"}
+    first = resolve("fedavg", Config(data=images(tmp_path, n=40), **options)).config_hash
+    moved = images(tmp_path / "a", "other.npz", n=40)
+    assert resolve("fedavg", Config(data=moved, **options)).config_hash == first
+    with np.load(moved) as arrays:
+        x, y = arrays["x"].copy(), arrays["y"].copy()
+    x[3, 4, 5] ^= 1
+    np.savez(moved, x=x, y=y)
+    assert resolve("fedavg", Config(data=moved, **options)).config_hash != first
+    x[3, 4, 5] ^= 1
+    y[0], y[1] = y[1], y[0]
+    np.savez(moved, x=x, y=y)
+    assert resolve("fedavg", Config(data=moved, **options)).config_hash != first
+
+
+def test_a_saved_split_is_the_same_run_as_the_partition_that_it_holds(tmp_path: Path) -> None:
+    """The file has no order before the 75/25 split, so that must not matter."""
+    made = tiny()
+    made.task.split.save(tmp_path / "split.npz")
+    loaded = tiny(partition=None, split=str(tmp_path / "split.npz"))
+    assert loaded.config_hash == made.config_hash
+    assert loaded.options.clients == 3
+    train = [rows.copy() for rows in made.task.split.train]
+    train[0][:2] = train[0][1::-1]
+    Split(tuple(train), made.task.split.test, None).save(tmp_path / "split.npz")
+    assert tiny(partition=None, split=str(tmp_path / "split.npz")).config_hash != made.config_hash
+
+
+def test_the_scale_of_images_is_part_of_the_hash() -> None:
+    """The same bytes as 8-bit images are trained with x 2/255 - 1, as digits with x 2/16 - 1."""
+    digits = samples()
+    assert digits.scale == 2 / 16
+    assert tiny(dataset=dataclasses.replace(digits, scale=2 / 255)).config_hash != tiny().config_hash
+
+
+def test_where_one_client_ends_and_the_next_begins_is_part_of_the_hash(tmp_path: Path) -> None:
+    hashes = []
+    for end in (30, 40):
+        train, test = np.split(np.arange(80), [end]), np.split(np.arange(80, 100), [10])
+        Split(tuple(train), tuple(test), None).save(tmp_path / "split.npz")
+        hashes.append(tiny(partition=None, split=str(tmp_path / "split.npz")).config_hash)
+    assert hashes[0] != hashes[1]
+
+
+def test_the_start_of_an_own_module_is_part_of_the_hash() -> None:
+    def module(seed: int) -> nn.Module:
+        with torch_seeded(seed):
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 10))
+
+    assert tiny(model=module(0)).config_hash == tiny(model=module(0)).config_hash
+    assert tiny(model=module(0)).config_hash != tiny(model=module(1)).config_hash
+
+
+# --- data and splits
+
+
+def test_natural_clients_of_a_file(tmp_path: Path) -> None:
+    """Five names in the order of the alphabet; each 8 samples: 6 to train, 2 to test."""
+    path = images(tmp_path, n=40, client=True)
+    found = resolve("fedavg", Config(data=path, partition="natural"))
+    assert (found.options.clients, found.options.partition) == (5, "natural")
+    assert found.task.samples == (6,) * 5
+    held = [sorted([*a, *b]) for a, b in zip(found.task.split.train, found.task.split.test, strict=True)]
+    starts = {"ann": 16, "bob": 8, "cat": 32, "dan": 24, "eve": 0}
+    assert held == [list(range(start, start + 8)) for start in starts.values()]
+    # without being asked for, the column is not used
+    assert resolve("fedavg", Config(data=path, partition="iid", clients=4)).options.clients == 4
+
+
+def test_natural_clients_need_a_column() -> None:
+    with pytest.raises(BadInput, match="natural"):
+        resolve("fedavg", Config(partition="natural"))
+
+
+def test_the_number_of_clients_and_the_partition_are_filled_in() -> None:
+    dataset, split, config = load_data(Config(partition="iid", clients=7))
+    assert (dataset.name, split.clients, config.clients, config.partition) == ("digits", 7, 7, "iid")
+    assert load_data(Config(partition="iid"))[2].clients == 20
+
+
+def test_a_split_excludes_what_contradicts_it(tmp_path: Path) -> None:
+    path = tmp_path / "split.npz"
+    load_data(Config(partition="iid", clients=3))[1].save(path)
+    dataset, split, config = load_data(Config(split=str(path)))
+    assert (split.clients, config.clients, config.partition) == (3, 3, None)
+    assert load_data(Config(split=str(path), clients=3))[1].clients == 3
+    with pytest.raises(BadInput, match=r"^clients = 4; '.*split\.npz' has 3$"):
+        load_data(Config(split=str(path), clients=4))
+    with pytest.raises(BadInput, match="--split and --partition exclude each other"):
+        load_data(Config(split=str(path), partition="iid"))
+    assert len(dataset) == 1797
+
+
+def test_a_data_set_in_memory_is_used_instead_of_a_name() -> None:
+    mine = samples()
+    assert load_data(Config(data="nowhere", partition="natural"), mine)[0] is mine
+    assert tiny(dataset=mine).task.dataset is mine
+
+
+def test_paths_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    images(tmp_path, n=40)
+    load_data(Config(data="~/clothes.npz", partition="iid", clients=2))[1].save(tmp_path / "s.npz")
+    assert load_data(Config(data="~/clothes.npz", split="~/s.npz"))[1].clients == 2
+
+
+def test_a_client_smaller_than_a_batch_is_refused_where_asked_for() -> None:
+    """45, 33 and 21 training samples."""
+    assert tiny(short_batch="refuse", batch=21).options.batch == 21
+    with pytest.raises(BadInput) as caught:
+        tiny(short_batch="refuse", batch=22)
+    assert str(caught.value) == (
+        "client 2 has 21 training samples, a batch has 22; short_batch=keep trains it on one short batch"
+    )
+    with pytest.raises(BadInput, match="client 0 has 45 training samples, a batch has 50"):
+        tiny(variant="official", batch=50)
+    assert tiny(short_batch="keep", batch=50).task.training.batch == 50
+
+
+def test_training_settings_reach_the_task() -> None:
+    training = tiny(lr=0.3, batch=4, epochs=2, bn_buffers="average").task.training
+    assert (training.lr, training.batch, training.epochs, training.bn_buffers) == (0.3, 4, 2, "average")
+
+
+def test_labels_of_each_client_by_hand() -> None:
+    """Client 0 holds rows 0 1 | 2 with labels 0 2 | 2, client 1 rows 4 | 3 with labels 1 | 1."""
+    toy = Dataset("toy", torch.zeros(5, 1), torch.tensor([0, 2, 2, 1, 1]), 4)
+    split = Split((np.array([0, 1]), np.array([4])), (np.array([2]), np.array([3])), None)
+    assert label_counts(toy, split).tolist() == [[1, 0, 2, 0], [0, 2, 0, 0]]
+    assert label_counts(toy, split).dtype == np.int64
+
+
+def test_labels_of_digits_are_all_there() -> None:
+    dataset = data.load("digits")
+    counts = label_counts(dataset, load_data(Config(partition="iid", clients=5))[1])
+    assert counts.shape == (5, 10)
+    assert counts.sum(0).tolist() == np.bincount(dataset.y.numpy()).tolist()
+    assert counts.sum(1).tolist() == [360, 360, 359, 359, 359]
+
+
+# What a method does with the options
+
+
+def test_an_option_that_does_nothing_is_said_and_not_recorded() -> None:
+    one, two = tiny("pfedme", lr=0.3), tiny("pfedme", lr=0.7)
+    assert one.config["lr"] is None
+    assert one.config_hash == two.config_hash
+    assert one.remarks == ["lr does nothing: its rates are lr_p and eta"]
+    assert tiny("pfedme").remarks == []
+    assert tiny("fedavg", lr=0.3).config["lr"] == 0.3
+    assert tiny("fedavg", lr=0.3).remarks == []
+    assert tiny("perfedavg(beta=0.1)", lr=0.3).remarks == ["lr does nothing: its rates are alpha and beta"]
+    assert tiny("perfedavg(beta=0.1)", lr=0.3, newcomers=1).remarks == [], "newcomers train with it"
+    assert tiny("apple(eta1=0.1)", lr=0.3).remarks == ["lr does nothing: its rates are eta1 and eta2"]
+    assert tiny("pfedme+ft", lr=0.3, force=True).remarks == [], "fine-tuning trains with it"
+    assert tiny("majority", epochs=3).remarks == ["epochs does nothing: it trains nothing"]
+
+
+def test_scaffolds_own_rate_is_said() -> None:
+    digits = Config(data="digits")
+    e = resolve("scaffold+dbe", digits)
+    assert (e.config["lr"], e.remarks) == (0.05, ["lr 0.05 by default, where other methods have 0.1"])
+    e = resolve("scaffold+dbe", dataclasses.replace(digits, lr=0.1))
+    assert (e.config["lr"], e.remarks) == (0.1, [])
+    assert resolve("fedavg", digits).config["lr"] == 0.1
+
+
+def test_the_floor_is_of_those_whose_accuracy_is_measured() -> None:
+    assert tiny("fedavg", newcomers=1).floor == pytest.approx(
+        majority_floor(tiny().task.dataset, tiny().task.split, 2)
+    )
+    assert tiny("fedavg", newcomers=1).floor != tiny("fedavg").floor

@@ -1,0 +1,36 @@
+"""What a run would cost: of every method, whatever is asked of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from feddbe.runs.preview import preview
+from tests.federation import COMBINATIONS, experiment
+
+OPTIONS: list[dict[str, Any]] = [
+    {"validation": 0.2}, {"newcomers": 1, "adapt_epochs": 2}, {"join": 0.4, "eval": "cohort"},
+    {"eval": "sample:1", "eval_after": False, "patience": 1}, {"rounds": 0},
+    {"lr": 1e30}, {"engine": "serial"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*(n for n in COMBINATIONS if "fedgen" not in n), "fedgen(steps=2)"])
+def test_every_method_has_an_estimate(name: str) -> None:
+    found = preview(experiment(name, engine="pool(workers=2)", adapt_epochs=1))
+    assert found["estimate"]["seconds"] > 0
+    assert found["estimate"]["workers"] == 2
+    assert found["method"] == name
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_whatever_is_asked(options: dict[str, Any]) -> None:
+    found = preview(experiment("fedavg+ft", **{"adapt_epochs": 1, **options}))
+    assert found["estimate"]["seconds"] > 0
+    assert set(found["settings"]["lr"]) == {"value", "from"}
+
+
+def test_it_grows_with_the_rounds_and_the_data() -> None:
+    few, many = (preview(experiment("fedavg", rounds=rounds))["estimate"] for rounds in (5, 5000))
+    assert many["seconds"] > 50 * few["seconds"]

@@ -1,0 +1,206 @@
+"""The run's file: all of a round or nothing."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+import torch
+
+from feddbe.errors import StoreError
+from feddbe.measures.rows import ALL, Row
+from feddbe.runs.store import FILE, Store
+from feddbe.state import encode
+from tests.federation import experiment, outcome
+
+
+def new(folder: Path) -> Store:
+    return Store.create(folder, {"config_hash": "x"}, {"w": torch.zeros(2)})
+
+
+def finished(round: int) -> Row:
+    """What stands for a round that three clients took part in."""
+    return Row(round, ALL, "round", "seconds", 1.0, 3.0)
+
+
+def test_a_round_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    store = new(tmp_path / "run")
+    with store.transaction(0):
+        store.stage(3, encode({"p": torch.ones(1)}))
+        store.write_rows([finished(0)])
+    with pytest.raises(KeyboardInterrupt), store.transaction(1):  # noqa: PT012
+        store.stage(3, encode({"p": torch.full((1,), 2.0)}))
+        store.stage(4, encode({"p": torch.ones(1)}))
+        store.write_server("last", {"w": torch.ones(2)})
+        store.write_rows([finished(1)])
+        raise KeyboardInterrupt
+    store.close()
+    store = Store.open(tmp_path / "run")
+    assert store.last_round() == 0
+    assert [(c, s["p"].item()) for c, s in store.clients()] == [(3, 1.0)]
+    assert torch.equal(store.server()["w"], torch.zeros(2))
+    store.close()
+
+
+def test_rows_of_a_round_come_from_two_sides(tmp_path: Path) -> None:
+    """The exchange of round t and the evaluation of entry t come in different transactions."""
+    store = new(tmp_path)
+    exchanged = [Row(1, 5, "training", "bytes_down", 9.0, 1.0), finished(1)]
+    with store.transaction(1):
+        store.write_rows(exchanged)
+    evaluated = [Row(1, 5, "before", "accuracy", 0.75, 4.0), Row(1, 6, "before", "accuracy", None, 2.0)]
+    with store.transaction(2):
+        store.write_rows(evaluated)
+    assert store.rows(1) == [finished(1), evaluated[0], exchanged[0], evaluated[1]]
+    assert store.overall() == [finished(1)]
+    assert store.contacted() == {5}
+    assert store.calls() == 3
+    with store.transaction(2):
+        store.drop_rows(1, ["before", "after"])
+    assert store.rows(1) == [finished(1), exchanged[0]]
+    store.close()
+
+
+def test_numbers_that_sqlite_has_not(tmp_path: Path) -> None:
+    """It turns nan into nothing and -0 into 0; checksums must not take that for damage."""
+    store = new(tmp_path)
+    values = [math.nan, -0.0, math.inf, 5, 2**60 + 1, 1e-320]
+    with store.transaction(0):
+        store.write_rows(Row(0, client, "before", "x", value, 1) for client, value in enumerate(values))
+    assert [row.value for row in store.rows(0)] == [None, 0.0, math.inf, 5.0, float(2**60 + 1), 1e-320]
+    store.close()
+
+
+def test_two_writers_are_told_apart(tmp_path: Path) -> None:
+    one = new(tmp_path)
+    two = Store.open(tmp_path)
+    two._db.execute("PRAGMA busy_timeout = 10")
+    locked = pytest.raises(StoreError, match="another process is writing this run")
+    with one.transaction(0), locked, two.transaction(0):
+        pass
+    one.close()
+    two.close()
+
+
+def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path: Path) -> None:
+    store = new(tmp_path)
+    with store.transaction(0):
+        store.write_rows([finished(0)])
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
+    full = pytest.raises(StoreError, match=r"cannot use the run in .*full.*what was there is intact")
+    with full as error, store.transaction(1):
+        store.write_server("last", {"w": torch.zeros(100_000)})
+    assert "\n" not in str(error.value)
+    assert store.last_round() == 0
+    assert store.server()["w"].numel() == 2
+    store.close()
+
+
+def test_what_is_no_run_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="holds no run"):
+        Store.open(tmp_path)
+    (tmp_path / FILE).write_bytes(b"not a database" * 100)
+    with pytest.raises(StoreError, match="file is not a database"):
+        Store.open(tmp_path)
+    (tmp_path / "empty").mkdir()
+    sqlite3.connect(tmp_path / "empty" / FILE).close()
+    (tmp_path / "empty" / FILE).touch()
+    with pytest.raises(StoreError, match="never began"):
+        Store.open(tmp_path / "empty")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="cannot make the folder"):
+        new(tmp_path / "file" / "run")
+
+
+def test_hashes_tell_states_apart(tmp_path: Path) -> None:
+    store = new(tmp_path)
+    before = store.hashes()
+    with store.transaction(0):
+        store.stage(1, encode({"p": torch.zeros(1)}))
+    assert store.hashes()[0] == before[0]
+    assert store.hashes()[1].keys() == {"1"}
+    store.close()
+
+
+def test_a_run_that_cannot_begin_leaves_no_file(tmp_path: Path) -> None:
+    """What fails, or is killed, while the file is made never gets the run's name."""
+    with pytest.raises(TypeError):
+        Store.create(tmp_path / "run", {"not": object()}, {"w": torch.zeros(2)})
+    assert list((tmp_path / "run").iterdir()) == []
+    new(tmp_path / "run").close()
+    assert Store.is_run(tmp_path / "run")
+
+
+def test_a_newer_format_is_refused_in_one_line(tmp_path: Path) -> None:
+    new(tmp_path).close()
+    db = sqlite3.connect(tmp_path / FILE)
+    db.execute("PRAGMA user_version = 4")
+    db.close()
+    with pytest.raises(StoreError, match=r"^'.*' has format 4, this feddbe reads up to 3; update it$"):
+        Store.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            "UPDATE meta SET value = '\"y\"' WHERE key = 'config_hash'",
+            "what is written about it: config_hash",
+        ),
+        (
+            "UPDATE meta SET key = 'config_hush' WHERE key = 'config_hash'",
+            "what is written about it: config_hush",
+        ),
+        ("UPDATE rows SET value = 0.5 WHERE client = 1 AND round = 1", "round 1, client 1: "),
+        ("UPDATE rows SET weight = 0.5 WHERE client = -1 AND round = 2", "round 2, all clients: "),
+        ("UPDATE rows SET client = 7 WHERE client = 1 AND round = 1", "round 1, client 7: "),
+        ("DELETE FROM rows WHERE client = -1 AND round = 1", "not all rounds up to 2 have their rows"),
+        ("UPDATE states SET state = zeroblob(9) WHERE kind = 'last'", "the state 'last', round 2"),
+        ("UPDATE states SET state = 'x' WHERE kind = 'last'", "the state 'last', round 2"),
+        ("UPDATE states SET round = 1 WHERE client = 2", "the state 'private of client 2', round 1"),
+    ],
+)
+def test_every_value_is_verified_when_it_is_read(change: str, words: str, tmp_path: Path) -> None:
+    e = experiment("fedavg+dbe")
+    outcome(e, tmp_path)
+    db = sqlite3.connect(tmp_path / FILE)
+    db.execute(change)
+    db.commit()
+    db.close()
+    line = rf"run.sqlite' is damaged \({re.escape(words)}.*\); restore it from a copy or start again$"
+    with pytest.raises(StoreError, match=line):
+        outcome(experiment("fedavg+dbe", rounds=3), tmp_path)
+
+
+def test_flipped_bits_are_noticed_or_do_not_matter(tmp_path: Path) -> None:
+    outcome(experiment("fedavg+dbe"), tmp_path)
+
+    def everything() -> str:
+        store = Store.open(tmp_path)
+        try:
+            store.verify()
+            return repr((store.entries(), store.hashes(), store.meta("config_hash"), store.rows(1)))
+        finally:
+            store.close()
+
+    wanted, whole, rng = everything(), (tmp_path / FILE).read_bytes(), random.Random(0)
+    noticed = 0
+    for _ in range(60):
+        for path in tmp_path.iterdir():
+            path.unlink()
+        damaged = bytearray(whole)
+        damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        (tmp_path / FILE).write_bytes(damaged)
+        try:
+            assert everything() == wanted
+        except StoreError:
+            noticed += 1
+    assert noticed > 20
