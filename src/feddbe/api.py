@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import platform
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,17 +17,13 @@ from feddbe.models import ModelSource
 from feddbe.options import config, defaults
 from feddbe.options.config import Asked, Config, pick_identity
 from feddbe.results.document import RunDocument, score
-from feddbe.runs import folders, rounds
+from feddbe.runs import folders, provenance, rounds, schedule
 from feddbe.runs.experiment import Experiment, label_counts, load_data, resolve_all
 from feddbe.runs.rounds import Watch
 from feddbe.runs.store import Store
 from feddbe.show import pictures
-from feddbe.training.trainers import fasttext
 
 __all__ = ["carry_out", "compare", "draw", "draw_paper_splits", "load", "resolve", "run"]
-
-_LABELS_AT_MOST = 100_000
-"""Label counts of larger federations are not stored: nobody can look at them."""
 
 
 def run(
@@ -106,7 +98,7 @@ def resolve(
     if single and len(names) > 1:
         raise BadInput(f"run takes one method, not {len(names)} ({', '.join(names)}); compare takes several")
     engines.workers(options.engine)
-    rounds.evaluated(options.eval, 0, 0, 1, [])
+    schedule.who_evaluates(options.eval, 0, 0, 1, [])
     found = resolve_all(names, options, dataset=dataset, model=model, origins=origins)
     if len({folders.slug(name) for name in names}) < len(names):
         raise BadInput(f"the same method twice: {', '.join(names)}")
@@ -203,7 +195,9 @@ def _one(experiment: Experiment, place: Path, watch: Watch) -> RunDocument:
     try:
         begun = Store.is_run(place)
         store = (
-            Store.open(place) if begun else Store.create(place, _meta(experiment), rounds.start(experiment))
+            Store.open(place)
+            if begun
+            else Store.create(place, provenance.describe(experiment), rounds.start(experiment))
         )
         try:
             if begun:  # it may have been extended, or moved
@@ -217,48 +211,13 @@ def _one(experiment: Experiment, place: Path, watch: Watch) -> RunDocument:
         engine.close()
 
 
-def _meta(experiment: Experiment) -> dict[str, Any]:
-    """What is written about a run when it begins."""
-    task = experiment.task
-    small = task.split.clients * task.dataset.classes <= _LABELS_AT_MOST
-    packages = ("feddbe", "torch", "numpy", "scikit-learn", "safetensors", *["numba"] * fasttext.available())
-    return {
-        "config": experiment.config,
-        "config_hash": experiment.config_hash,
-        "floor": experiment.floor,
-        "bn_buffers": experiment.options.bn_buffers if task.model.buffers else None,
-        "note": task.dataset.note,
-        "remarks": experiment.remarks,
-        "labels": label_counts(task.dataset, task.split).tolist() if small else None,
-        "begun": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {name: version(name) for name in packages} | {"python": platform.python_version()},
-        "machine": platform.platform(),
-        "git_commit": _git_commit(),
-        "seeds": {"run": task.seed, "partition": experiment.options.partition_seed},
-    }
-
-
-def _git_commit() -> str | None:
-    """The commit that the working directory is at, if it is a checkout."""
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=40", "--dirty"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
-
-
 def _remarks(store: Store) -> list[str]:
     found: dict[str, float] = store.meta("found") or {}
-    missing: dict[str, int] = store.meta("missing") or {}
+    missing = [row.value for row in store.overall() if row[2:4] == ("round", "missing") and row.value]
     remarks = [*(store.meta("remarks") or [])]
     remarks += [f"{name} {value:.3g}, found by itself" for name, value in found.items()]
     if missing:
-        remarks.append(f"{sum(missing.values())} replies are missing, in {len(missing)} rounds")
+        remarks.append(f"{sum(missing):g} replies are missing, in {len(missing)} rounds")
     return remarks
 
 

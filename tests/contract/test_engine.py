@@ -44,7 +44,7 @@ def left(folder: Path) -> dict[str, Any]:
 
 def missing(store: Store) -> dict[int, float | None]:
     """How many did not answer, by round."""
-    return {row.round: row.value for row in store.overall() if row.name == "missing"}
+    return {row.round: row.value for row in store.overall() if row.name == "missing" and row.value}
 
 
 class Breaking(Elsewhere):

@@ -47,7 +47,9 @@ def test_every_option_is_classified() -> None:
         assert field.metadata.get("section") in SECTIONS, field.name
         assert field.metadata.get("identity") in ("yes", "content", "seed", "no"), field.name
     asked = {field.name for field in dataclasses.fields(Config) if identity(field.name) == "no"}
-    assert asked == {"data_dir", "rounds", "patience", "force", "engine", "out", "resume", "json"}
+    assert asked == {
+        "data_dir", "rounds", "patience", "force", "measure", "engine", "min_replies", "out", "resume", "json"
+    }  # fmt: skip
     assert [f.name for f in dataclasses.fields(Config) if identity(f.name) == "seed"] == ["seed"]
 
 

@@ -14,7 +14,7 @@ from feddbe.engines.client import BUFFER
 from feddbe.errors import BadInput, Diverged, StoreError
 from feddbe.options.config import Config
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.runs.rounds import evaluated
+from feddbe.runs.schedule import who_evaluates
 from feddbe.runs.store import Store
 from feddbe.training.local import Local
 from tests.federation import Outcome, experiment, measured, outcome, same_bits, samples
@@ -102,7 +102,7 @@ def test_who_is_evaluated(spec: str, tmp_path: Path) -> None:
         wanted = {
             "all": range(5),
             "cohort": cohort,
-            "sample:2": evaluated("sample:2", 0, entry + 1, 5, cohort),
+            "sample:2": who_evaluates("sample:2", 0, entry + 1, 5, cohort),
         }
         assert list(measured(store, entry)) == list(wanted[spec])
     store.close()
@@ -125,7 +125,7 @@ def test_who_takes_part_depends_on_the_seed_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", ["everyone", "sample:0", "sample:", "sample:-1"])
 def test_a_wrong_eval_is_named(wrong: str) -> None:
     with pytest.raises(BadInput, match=rf"eval = '{wrong}'; allowed: all, cohort, sample:M"):
-        evaluated(wrong, 0, 1, 5, [0])
+        who_evaluates(wrong, 0, 1, 5, [0])
 
 
 def test_patience_stops_when_the_best_is_too_old(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class Source:
 
     @property
     def _reader(self) -> Any:
-        return import_module(f"feddbe.data.{self.name}")
+        return import_module(f"feddbe.data.published.{self.name}")
 
 
 SOURCES: dict[str, Source] = {

@@ -20,7 +20,7 @@ from feddbe.engines import ClientStates, Messages, Serial
 from feddbe.engines.client import Job, Reply
 from feddbe.measures.memory import used_mb
 from feddbe.methods import Method
-from feddbe.runs import rounds
+from feddbe.runs import rounds, schedule
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.store import Store
 from feddbe.state import nbytes
@@ -74,7 +74,7 @@ def _estimate(experiment: Experiment) -> Estimate:
     members = range(task.members)
     cohort = max(1, round(options.join * task.members))
     workers = min(engines.workers(options.engine), task.split.clients)
-    tested = len(rounds.evaluated(options.eval, 0, 1, task.members, range(cohort))) / task.members
+    tested = len(schedule.who_evaluates(options.eval, 0, 1, task.members, range(cohort))) / task.members
     train, test = (sum(len(part[k]) for k in members) for part in (task.split.train, task.split.test))
     train, after = _TRAINING * options.epochs * train, test * options.eval_after
     unit = seconds[2] / probed / max(1, min(workers, cohort))

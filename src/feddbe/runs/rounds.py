@@ -7,7 +7,6 @@ evaluated in a call without training.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,18 +18,19 @@ import torch
 from feddbe import seeds
 from feddbe.engines import Engine, Messages
 from feddbe.engines.client import BUFFER, Job, Missing, Reply
-from feddbe.errors import BadInput, FeddbeError, StoreError
+from feddbe.errors import FeddbeError, StoreError
 from feddbe.measures import parse
 from feddbe.measures.memory import used_mb
 from feddbe.measures.rows import ALL, Numbers, Row, rows
 from feddbe.methods import Upload
 from feddbe.results.document import score
 from feddbe.runs.experiment import Experiment
+from feddbe.runs.schedule import who_evaluates
 from feddbe.runs.store import Store
 from feddbe.state import State, named, nbytes, prefixed, weighted_mean, without
 from feddbe.training.task import Context
 
-__all__ = ["Loop", "Watch", "evaluated", "run", "start"]
+__all__ = ["Loop", "Watch", "run", "start"]
 
 MOMENTS = ("before", "adapted", "after", "validation", "train")
 """When an entry is measured; the last two are on other than test data."""
@@ -67,19 +67,6 @@ def start(experiment: Experiment) -> State:
     if experiment.options.bn_buffers == "average":
         state |= prefixed(BUFFER, experiment.task.model.buffers)
     return state
-
-
-def evaluated(spec: str, seed: int, round: int, clients: int, cohort: Sequence[int]) -> Sequence[int]:
-    """Who evaluates in the call of this round: `all`, its `cohort`, or `sample:M` drawn anew each time."""
-    if spec == "all":
-        return range(clients)
-    if spec == "cohort":
-        return cohort
-    match = re.fullmatch(r"sample:([1-9][0-9]*)", spec)
-    if match is None:
-        raise BadInput(f"eval = '{spec}'; allowed: all, cohort, sample:M with M >= 1")
-    drawn: list[int] = seeds.stream(seed, "evaluate", round).permutation(clients)[: int(match[1])].tolist()
-    return sorted(drawn)
 
 
 class Loop:
@@ -125,11 +112,7 @@ class Loop:
                 store.set_meta("trainers", sorted(self.trainers))
             self._watch_memory()
             totals = {n: sum(int(its[n][0]) for its in trained.values()) for n in ("bytes_up", "bytes_down")}
-            whole = {
-                "seconds": time.perf_counter() - start,
-                **totals,
-                **({"missing": missing} if missing else {}),
-            }
+            whole = {"seconds": time.perf_counter() - start, "missing": missing, **totals}
             store.write_rows(Row(round, ALL, "round", n, v, len(replies)) for n, v in whole.items())
         self.server = new
         self.contacted.update(reply.client for reply in replies if round)
@@ -168,7 +151,9 @@ class Loop:
         """One job for each client that takes part or evaluates."""
         task, options = self.task, self.options
         asked = (
-            () if work == "prepare" else evaluated(options.eval, task.seed, ctx.round, self.members, cohort)
+            ()
+            if work == "prepare"
+            else who_evaluates(options.eval, task.seed, ctx.round, self.members, cohort)
         )
         adapt = {"each": 0, "last": options.adapt_epochs if work == "none" else None}.get(self.method.adapts)
         evaluating, working = set(asked), set(cohort if work != "none" else ())

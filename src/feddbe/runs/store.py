@@ -231,8 +231,6 @@ class Store:
         values = (kind, client, of, crc32(state, crc_of((kind, client, of))), state)
         self._db.execute("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?)", values)
 
-    # --- reading
-
     def _read(self, query: str, *values: Any) -> Iterator[Any]:
         with clear(self.folder):
             yield from self._db.execute(query, values)
@@ -245,8 +243,6 @@ class Store:
                 whose = "all clients" if row.client == ALL else f"client {row.client}"
                 raise damaged(self.folder, f"round {row.round}, {whose}: {row.moment} {row.name}")
             yield row
-
-    # --- making files
 
     @classmethod
     def _build(cls, folder: Path, fill: Callable[[Store], None], *, large: bool) -> None:
