@@ -1,9 +1,9 @@
 """Which kappa makes MR's loss of the magnitude of the task loss? The paper's criterion, without test data.
 
-    python benchmarks/kappa.py [--data digits] [--rounds 10]
+    python benchmarks/kappa.py [--data digits] [--rounds 10] [--kappa 0.1 1 10 50]
 
-Runs FedAvg+MR with several kappa and prints, over the batches of every fifth round, the mean cross-entropy
-and the mean of MR's loss kappa/2 mean_k (r_k - zbar_k)^2.
+Runs FedAvg+MR with several kappa and prints, over the batches of every fifth round, the mean cross-entropy,
+the mean of MR's loss kappa/2 mean_k (r_k - zbar_k)^2, and the kappa at which both would be equal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from feddbe.training.terms import MeanPull, Term
 
 
 def losses(loop: Loop, kappa: float, t: int) -> tuple[float, float]:
-    """Mean task loss and mean of MR's loss over all batches that round t would train on."""
+    """Mean task loss and mean of 1/2 mean_k (r_k - zbar_k)^2 over all batches that round t would train on."""
     task, server = loop.task, loop.server
     pull = MeanPull(1.0, kappa / 2)
     term = Term(pull, {"mean": server["mean"]}, pull.start(task.model.feature_shape, measured=True))
@@ -33,7 +33,7 @@ def losses(loop: Loop, kappa: float, t: int) -> tuple[float, float]:
         sums = local.fit(without(server, ["mean"]), terms=[term]).carries[0]
         total, samples = total + local.losses["shared"][0], samples + local.losses["shared"][1]
         apart, batches = apart + float(sums["size"]), batches + float(sums["batches"])
-    return total / samples, kappa * apart / batches
+    return total / samples, apart / batches
 
 
 def observe(kappa: float, data: str, rounds: int, every: int = 5) -> None:
@@ -45,9 +45,10 @@ def observe(kappa: float, data: str, rounds: int, every: int = 5) -> None:
         loop = Loop(experiment, store, engine, Watch())
         for t in range(rounds + 1):
             if t > 0 and t % every == 0:
-                task, regularizer = losses(loop, kappa, t)
+                task, apart = losses(loop, kappa, t)
+                losses_ = f"task loss {task:.3f}  MR loss {kappa * apart:.3f}"
                 print(
-                    f"kappa {kappa:<6g} round {t:<3d} task loss {task:.3f}  MR loss {regularizer:.3f}",
+                    f"kappa {kappa:<4g} round {t:<3d} {losses_}  equal at kappa {task / apart:.3g}",
                     flush=True,
                 )
             loop.exchange(t)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from feddbe.state import State, decode, sha256
 
 __all__ = [
     "COMBINATIONS",
+    "ENGINES",
     "Elsewhere",
     "Forgetful",
     "Outcome",
@@ -53,10 +55,19 @@ def samples(sizes: Sequence[int] = (60, 44, 28)) -> Dataset:
     return Dataset("tiny", whole.x[:n], whole.y[:n], whole.classes, whole.scale, whole.shift, client)
 
 
+def _quick(fedgen: re.Match[str]) -> str:
+    return f"fedgen({fedgen[1]},steps=2)" if fedgen[1] else "fedgen(steps=2)"
+
+
 def experiment(name: str, dataset: Dataset | None = None, **options: Any) -> Experiment:
-    """Two rounds of this method among the three clients."""
+    """Two rounds of this method among the three clients, FedGen's generator with two steps unless said."""
+    name = re.sub(r"^fedgen(?:\(((?!.*steps=)[^)]*)\))?(?=\+|$)", _quick, name)
     chosen = {"partition": "natural", "model": "mlp", "rounds": 2, "lr": 0.1, **options}
     return resolve(name, Config(**chosen), dataset=dataset or samples())
+
+
+ENGINES = ["pool(workers=2)"]
+"""Each must give the bits of `serial`."""
 
 
 class Outcome(NamedTuple):

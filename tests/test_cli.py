@@ -165,7 +165,7 @@ MISTAKES = {
     "run fedavg --engine pol": [
         "unknown engine 'pol'", "did you mean 'pool'?", "auto, pool, pool(workers=N), serial",
     ],
-    "run fedavg --engine pool(workers=2)": ["unknown engine 'pool(workers=2)'", "pool(workers=N)"],
+    "run fedavg --engine pool:2": ["unknown engine 'pool:2'", "pool(workers=N)"],
     "run fedavg --engine 'pool(workers=0)'": ["pool workers = 0", "a whole number >= 1"],
     "run fedavg --engine 'pool(wrkers=2)'": ["option of pool 'wrkers'", "did you mean 'workers'?"],
     "run fedavg --engine 'serial(workers=2)'": ["option of serial 'workers'", "allowed: (none)"],

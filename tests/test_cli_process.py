@@ -30,11 +30,17 @@ PATIENCE = 60.0
 
 
 def start(words: Sequence[str], folder: Path, **more: Any) -> subprocess.Popen[str]:
-    """`feddbe ...` in this folder, in a process group of its own, as a shell would start it."""
+    """`feddbe ...` in this folder, in a process group of its own, as a shell would start it: with Ctrl-C not
+    ignored, which it is for all that was started in the background."""
     environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
     return subprocess.Popen(
-        [*FEDDBE, *words], cwd=folder, env=environment, text=True, start_new_session=True, **pipes
+        [*FEDDBE, *words],
+        cwd=folder,
+        env=environment,
+        text=True,
+        start_new_session=True,
+        **{"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **pipes},
     )
 
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from feddbe.state import (
     State,
+    add_prefix,
     decode,
     encode,
     nbytes,
-    prefixed,
     sha256,
-    taken,
+    strip_prefix,
     weighted_mean,
     without,
 )
@@ -146,11 +146,11 @@ def test_without() -> None:
 
 def test_prefixes_come_and_go() -> None:
     state = {"buffer/a": torch.zeros(1), "buffer/buffer/b": torch.ones(1), "c": torch.ones(2)}
-    assert list(taken(state, "buffer/")) == ["a", "buffer/b"]
-    assert taken(state, "buffer/")["a"] is state["buffer/a"]
-    assert list(prefixed("x/", state)) == ["x/buffer/a", "x/buffer/buffer/b", "x/c"]
-    assert taken(prefixed("x/", state), "x/") == state
-    assert list(prefixed("buffer/", taken(state, "buffer/"))) == ["buffer/a", "buffer/buffer/b"]
+    assert list(strip_prefix(state, "buffer/")) == ["a", "buffer/b"]
+    assert strip_prefix(state, "buffer/")["a"] is state["buffer/a"]
+    assert list(add_prefix("x/", state)) == ["x/buffer/a", "x/buffer/buffer/b", "x/c"]
+    assert strip_prefix(add_prefix("x/", state), "x/") == state
+    assert list(add_prefix("buffer/", strip_prefix(state, "buffer/"))) == ["buffer/a", "buffer/buffer/b"]
 
 
 # --- means

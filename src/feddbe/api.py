@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from feddbe import engines
+from feddbe import engines, measures
 from feddbe.data import SOURCES
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput, Diverged
@@ -99,6 +99,7 @@ def resolve(
         raise BadInput(f"run takes one method, not {len(names)} ({', '.join(names)}); compare takes several")
     engines.workers(options.engine)
     schedule.who_evaluates(options.eval, 0, 0, 1, [])
+    measures.parse(options.measure)
     found = resolve_all(names, options, dataset=dataset, model=model, origins=origins)
     if len({folders.slug(name) for name in names}) < len(names):
         raise BadInput(f"the same method twice: {', '.join(names)}")

@@ -15,14 +15,14 @@ from feddbe.errors import StoreError
 __all__ = [
     "Receipt",
     "State",
+    "add_prefix",
     "decode",
     "encode",
-    "named",
+    "matches",
     "nbytes",
-    "prefixed",
     "sha256",
-    "summed",
-    "taken",
+    "strip_prefix",
+    "sum_by_name",
     "weighted_mean",
     "without",
 ]
@@ -90,28 +90,28 @@ def sha256(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def named(name: str, patterns: Iterable[str]) -> bool:
+def matches(name: str, patterns: Iterable[str]) -> bool:
     """Whether a name is one of the patterns: itself, or what begins with it if it ends with a slash."""
     return any(name.startswith(p) if p.endswith("/") else name == p for p in patterns)
 
 
 def without(state: Mapping[str, Tensor], patterns: Iterable[str]) -> State:
-    """The entries that are `named` by none of the patterns."""
+    """The entries that are `matches` by none of the patterns."""
     skip = tuple(patterns)
-    return {name: t for name, t in state.items() if not named(name, skip)}
+    return {name: t for name, t in state.items() if not matches(name, skip)}
 
 
-def taken(state: Mapping[str, Tensor], prefix: str) -> State:
+def strip_prefix(state: Mapping[str, Tensor], prefix: str) -> State:
     """The entries whose names start with the prefix, it being removed."""
     return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
 
 
-def prefixed(prefix: str, state: Mapping[str, Tensor]) -> State:
+def add_prefix(prefix: str, state: Mapping[str, Tensor]) -> State:
     """The same entries with the prefix before their names."""
     return {prefix + name: t for name, t in state.items()}
 
 
-def summed(parts: Mapping[str, Tensor]) -> Tensor:
+def sum_by_name(parts: Mapping[str, Tensor]) -> Tensor:
     """The sum of what was computed per name, in the order of the names: a dictionary's own order depends on
     where it came from, and the last bits of a sum on its order."""
     return torch.stack([parts[name] for name in sorted(parts)]).sum(0)

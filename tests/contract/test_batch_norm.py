@@ -21,7 +21,7 @@ from feddbe.methods.moon import Moon
 from feddbe.models.resnet import BasicBlock
 from feddbe.options.config import Config
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.state import State, sha256, taken, weighted_mean
+from feddbe.state import State, sha256, strip_prefix, weighted_mean
 from feddbe.training.local import Local
 from feddbe.training.task import Context
 from feddbe.training.terms import At
@@ -72,7 +72,7 @@ def test_local_statistics_are_private_and_never_sent(tmp_path: Path) -> None:
     ran = carry_out(e, tmp_path, engine)
     assert len(engine.messages) > 6
     assert {name for message in engine.messages for name in message} == e.task.model.parameters.keys()
-    held = [taken(state, SHARED) for state in engine.private]
+    held = [strip_prefix(state, SHARED) for state in engine.private]
     assert len(held) == 6, "three clients, two rounds"
     assert all(state.keys() == e.task.model.buffers.keys() for state in held)
     assert len({sha256(state) for state in held}) == 6
@@ -88,17 +88,17 @@ def test_local_statistics_go_on_from_round_to_round(tmp_path: Path) -> None:
     e = experiment("fedavg", bn_buffers="local")
     two = outcome(e, tmp_path / "two")
     for client in range(3):
-        before = taken(one.clients[client], SHARED)
+        before = strip_prefix(one.clients[client], SHARED)
         assert same_bits(before, trained(e, 1, client).buffers("shared"))
         local = Local(e.task, 2, client, {"shared": before})
         local.fit(one.server)
-        assert same_bits(taken(two.clients[client], SHARED), local.buffers("shared"))
+        assert same_bits(strip_prefix(two.clients[client], SHARED), local.buffers("shared"))
 
 
 def test_each_client_evaluates_with_its_own_statistics(tmp_path: Path) -> None:
     e = experiment("fedavg", bn_buffers="local", epochs=4)
     ran = outcome(e, tmp_path)
-    own = [taken(ran.clients[c], SHARED) for c in range(3)]
+    own = [strip_prefix(ran.clients[c], SHARED) for c in range(3)]
     found = [entry["accuracy"]["weighted"] for entry in ran.entries if entry["accuracy"]]
     assert found[0] == accuracy(e, e.task.model.parameters, [e.task.model.buffers] * 3)
     assert found[-1] == accuracy(e, ran.server, own)
@@ -122,7 +122,7 @@ def test_averaged_statistics_travel_like_parameters(tmp_path: Path) -> None:
         weights = [local.samples for local in locals]
         statistics = weighted_mean([local.buffers("shared") for local in locals], weights)
         params = weighted_mean(fits, weights)
-    assert same_bits(taken(ran.server, BUFFER), statistics)
+    assert same_bits(strip_prefix(ran.server, BUFFER), statistics)
     found = ran.entries[-1]["accuracy"]
     assert found is not None
     assert found["weighted"] == accuracy(e, params, [statistics] * 3)
@@ -139,11 +139,11 @@ def test_the_preparation_discards_the_model_and_keeps_the_statistics(buffers: st
     after = [trained(e, 0, client).buffers("shared") for client in range(3)]
     if buffers == "local":
         assert not any(name.startswith(BUFFER) for message in engine.messages for name in message)
-        assert all(same_bits(taken(ran.clients[c], SHARED), after[c]) for c in range(3))
+        assert all(same_bits(strip_prefix(ran.clients[c], SHARED), after[c]) for c in range(3))
         statistics = after
     else:
         statistics = [weighted_mean(after, e.task.samples)] * 3
-        assert same_bits(taken(ran.server, BUFFER), statistics[0])
+        assert same_bits(strip_prefix(ran.server, BUFFER), statistics[0])
     found = ran.entries[0]["accuracy"]
     assert found is not None
     assert found["weighted"] == accuracy(e, e.task.model.parameters, statistics)
@@ -192,7 +192,10 @@ def test_apfl_at_alpha_one_is_local_training_with_statistics_of_its_own(buffers:
     mixed = outcome(e, tmp_path / "apfl")
     for client in range(3):
         for prefix in ("personal/", f"{BUFFER}personal/"):
-            mine, other = taken(mixed.clients[client], prefix), taken(alone.clients[client], prefix)
+            mine, other = (
+                strip_prefix(mixed.clients[client], prefix),
+                strip_prefix(alone.clients[client], prefix),
+            )
             assert mine.keys() == other.keys() != set()
             assert all(torch.allclose(mine[n], other[n], rtol=0, atol=1e-6) for n in mine)
     assert [entry["accuracy"] for entry in mixed.entries] == [entry["accuracy"] for entry in alone.entries]
@@ -209,7 +212,7 @@ def test_moons_other_models_have_statistics_of_their_own_which_stay(buffers: str
 
     class Watching(Moon):
         def _contrast(self, at: At, carry: State) -> tuple[torch.Tensor, State]:
-            seen.append((taken(at.const, "global/"), taken(at.const, "previous/")))
+            seen.append((strip_prefix(at.const, "global/"), strip_prefix(at.const, "previous/")))
             seen[-1] = tuple({n: t.clone() for n, t in s.items()} for s in seen[-1])  # type: ignore[assignment]
             return super()._contrast(at, carry)
 

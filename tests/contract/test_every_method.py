@@ -14,9 +14,10 @@ from feddbe.errors import BadInput
 from feddbe.methods import ADDONS, METHODS, hyper_parameters, parse
 from feddbe.methods.base import Names, refused
 from feddbe.runs.store import Store
-from feddbe.state import named
+from feddbe.state import matches
 from tests.federation import (
     COMBINATIONS,
+    ENGINES,
     Recorder,
     carry_out,
     experiment,
@@ -35,14 +36,15 @@ def share(name: str) -> float:
 
 
 @every
-def test_engines_give_the_same_bits(name: str, tmp_path: Path) -> None:
-    """Two workers, whoever is first: the same server, clients and accuracies as one after the other."""
+@pytest.mark.parametrize("engine", ENGINES)
+def test_engines_give_the_same_bits(name: str, engine: str, tmp_path: Path) -> None:
+    """Wherever clients work, whoever is first: server, clients and accuracies as one after another."""
     e = experiment(name, join=share(name))
-    serial, pool = outcome(e, tmp_path / "serial"), outcome(e, tmp_path / "pool", "pool(workers=2)")
-    assert same_bits(serial.server, pool.server)
-    assert serial.clients.keys() == pool.clients.keys()
-    assert all(same_bits(serial.clients[c], pool.clients[c]) for c in serial.clients)
-    for a, b in zip(serial.entries, pool.entries, strict=True):
+    serial, other = outcome(e, tmp_path / "serial"), outcome(e, tmp_path / "other", engine)
+    assert same_bits(serial.server, other.server)
+    assert serial.clients.keys() == other.clients.keys()
+    assert all(same_bits(serial.clients[c], other.clients[c]) for c in serial.clients)
+    for a, b in zip(serial.entries, other.entries, strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
 
 
@@ -67,17 +69,17 @@ def test_secrets_stay_secret(name: str, tmp_path: Path) -> None:
     assert leaks(recorder, e.method.secret) == []
     assert refused(e.method.secret, e.method.keeps, e.task.model) == []
     kept = {n for state in recorder.private for n in state}
-    assert all(any(named(n, [pattern]) for n in kept) for pattern in e.method.keeps), "nothing in vain"
+    assert all(any(matches(n, [pattern]) for n in kept) for pattern in e.method.keeps), "nothing in vain"
 
 
 def leaks(recorder: Recorder, secret: Names) -> list[str]:
     """Secret names, and secret values of eight entries or more, that occur in any message."""
-    found = [n for message in recorder.messages for n in message if named(n, secret)]
+    found = [n for message in recorder.messages for n in message if matches(n, secret)]
     secrets = {
         f"{name} of state {i}": t.contiguous().numpy().tobytes()
         for i, state in enumerate(recorder.private)
         for name, t in state.items()
-        if named(name, secret) and t.numel() >= 8
+        if matches(name, secret) and t.numel() >= 8
     }
     for message in recorder.messages:
         for sent, tensor in message.items():

@@ -23,7 +23,8 @@ COMMAND = [
 # one is inside SQLite.
 CHILD = """
 import json, os, signal, sys, threading, time
-from feddbe import pictures, progress, terminal
+from feddbe.cli import progress
+from feddbe.show import pictures, tables
 from feddbe.cli import main
 delay, arguments = float(sys.argv[1]), sys.argv[2:]
 def strike():

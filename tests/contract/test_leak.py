@@ -12,7 +12,7 @@ from feddbe.methods.addons import SIZE
 from feddbe.methods.base import BODY, HEAD, MODEL, PERSONAL, refused
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.fedper import FedPer
-from feddbe.state import State, prefixed, taken
+from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.local import Local
 from feddbe.training.task import Context
 from tests.contract.test_every_method import leaks
@@ -43,7 +43,7 @@ class Head(FedPer):
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         up, new = super().train(ctx, local, received, private)
-        return up | taken(new, PERSONAL), new
+        return up | strip_prefix(new, PERSONAL), new
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Hoards(FedAvg):
     """Keeps what it received."""
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        return super().train(ctx, local, received, private)[0], prefixed("seen/", received)
+        return super().train(ctx, local, received, private)[0], add_prefix("seen/", received)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -121,7 +121,7 @@ def test_names() -> None:
         engine = engines.make(name, e.task, e.method)
         assert type(engine) is kind
         engine.close()
-    for wrong in ("pools", "pool(workers=2)", "pool(workers=2", ""):
+    for wrong in ("pools", "pool:2", "pool(workers=2", ""):
         with pytest.raises(
             BadInput, match=r"unknown engine .* allowed: auto, pool, pool\(workers=N\), serial"
         ):

@@ -18,7 +18,7 @@ from feddbe.methods.fedrod import _balanced
 from feddbe.methods.scaffold import CONTROL, Scaffold
 from feddbe.options.config import Config
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.state import State, prefixed, taken
+from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.local import Fit, Local
 from feddbe.training.plan import Gradient, Samples, gradient
 from feddbe.training.task import Context
@@ -39,7 +39,7 @@ def test_scaffold_control_variate_is_the_mean_raw_gradient() -> None:
     rng = torch.Generator().manual_seed(3)
     c, own = ({n: torch.randn(p.shape, generator=rng) * 0.01 for n, p in x.items()} for _ in range(2))
     _, private = Scaffold().train(
-        Context(task, 1), Local(task, 1, 0), x | prefixed(CONTROL, c), prefixed(CONTROL, own)
+        Context(task, 1), Local(task, 1, 0), x | add_prefix(CONTROL, c), add_prefix(CONTROL, own)
     )
     rows = torch.from_numpy(task.split.train[0])
     leaves = {n: p.clone().requires_grad_() for n, p in x.items()}
@@ -48,7 +48,7 @@ def test_scaffold_control_variate_is_the_mean_raw_gradient() -> None:
         nn.functional.cross_entropy(logits, task.dataset.y[rows]), list(leaves.values())
     )
     for name, g in zip(x, gradient, strict=True):
-        torch.testing.assert_close(taken(private, CONTROL)[name], g, rtol=0, atol=2e-6)
+        torch.testing.assert_close(strip_prefix(private, CONTROL)[name], g, rtol=0, atol=2e-6)
 
 
 def test_scaffold_with_identical_clients_and_full_batches_is_fedavg(tmp_path: Path) -> None:
@@ -82,10 +82,10 @@ def test_ditto_with_a_strong_pull_stays_at_the_received_model() -> None:
     task, theta = e.task, e.task.model.parameters
     w = {n: p + 0.5 for n, p in theta.items()}
     _, private = parse("ditto(lam=10)").train(
-        Context(task, 1), Local(task, 1, 0), w, prefixed("personal/", theta)
+        Context(task, 1), Local(task, 1, 0), w, add_prefix("personal/", theta)
     )
     plain = Local(task, 1, 0).fit(theta).params
-    for name, v in taken(private, "personal/").items():
+    for name, v in strip_prefix(private, "personal/").items():
         torch.testing.assert_close(v, w[name] + plain[name] - theta[name], rtol=0, atol=1e-5)
 
 
@@ -243,7 +243,7 @@ def test_apfls_gradient_of_alpha_is_the_numerical_one() -> None:
     task = experiment("apfl", batch=45).task
     w, rng = task.model.parameters, torch.Generator().manual_seed(1)
     v = {n: p + 0.05 * torch.randn(p.shape, generator=rng) for n, p in w.items()}
-    private = prefixed("personal/", v) | {"alpha": torch.tensor(0.5)}
+    private = add_prefix("personal/", v) | {"alpha": torch.tensor(0.5)}
     _, after = parse("apfl").train(Context(task, 1), Local(task, 1, 0), w, private)
     rows = torch.from_numpy(task.split.train[0])
     inputs, y = task.dataset.inputs(task.dataset.x[rows]), task.dataset.y[rows]

@@ -17,7 +17,7 @@ from feddbe.methods import parse
 from feddbe.options.config import Config
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.store import Store
-from feddbe.state import State, prefixed, taken, without
+from feddbe.state import State, add_prefix, strip_prefix, without
 from feddbe.training.local import Local
 from feddbe.training.task import Context
 from tests.federation import experiment, outcome, same_bits
@@ -30,7 +30,7 @@ FEW = (13, 9, 6)
 MANY = (28, 20, 24, 16, 32, 12)
 """Clients so many that FedFomo has to choose whom it sends."""
 FEDGEN = [
-    ("fedgen", "plain", USUAL),
+    ("fedgen(steps=50)", "plain", USUAL),
     ("fedgen(steps=5)+dbe", "plain", FEW),
     ("fedgen(steps=5,lite=true)", "plain", FEW),
     *((name.replace("fedgen", "fedgen(steps=5)"), "plain", USUAL) for name in combinations(["fedgen"])[1:]),
@@ -152,8 +152,8 @@ def test_fedfomo_weights_by_hand() -> None:
 
     def trained(old: float, current: float, other: float) -> tuple[list[float], float]:
         """The weights, and a of the mixture, of client 0."""
-        private = prefixed("old/", scalar(old)) | prefixed("current/", scalar(current))
-        received = prefixed("others/1/", scalar(other))
+        private = add_prefix("old/", scalar(old)) | add_prefix("current/", scalar(current))
+        received = add_prefix("others/1/", scalar(other))
         up, new = parse("fedfomo").train(Context(task, 2), Local(task, 2, 0), received, private)
         assert torch.equal(up["1.weight"], new["current/1.weight"])
         assert up["1.weight"][0, 0] > new["old/1.weight"][0, 0]  # it has trained
@@ -184,7 +184,7 @@ def test_fedfomo_alone_is_local_training_on_the_first_four_fifths(tmp_path: Path
     alone = outcome(e, tmp_path / "local")
     fomo = outcome(experiment("fedfomo(m=1)", rounds=3), tmp_path / "fedfomo")
     for client, state in alone.clients.items():
-        assert same_bits(taken(state, "personal/"), taken(fomo.clients[client], "current/"))
+        assert same_bits(strip_prefix(state, "personal/"), strip_prefix(fomo.clients[client], "current/"))
 
 
 def cores(e: Experiment) -> State:
@@ -192,7 +192,7 @@ def cores(e: Experiment) -> State:
     message: State = {}
     for j in range(3):
         core, _ = e.method.prepare(Context(e.task, 0), Local(e.task, 0, j), {}, {})
-        message |= prefixed(f"core/{j}/", core)
+        message |= add_prefix(f"core/{j}/", core)
     return message
 
 
@@ -200,7 +200,7 @@ def test_apple_with_its_own_core_only_is_local_training() -> None:
     e = experiment("apple(eta1=0.1,eta2=0)")
     message = cores(e)
     for i in range(3):
-        own, alone = taken(message, f"core/{i}/"), {"relations/p": torch.eye(3)[i]}
+        own, alone = strip_prefix(message, f"core/{i}/"), {"relations/p": torch.eye(3)[i]}
         up, private = e.method.train(Context(e.task, 2), Local(e.task, 2, i), message, alone)
         close(up, Local(e.task, 2, i).fit(own).params, 1e-5)
         assert same_bits(private, alone)
@@ -217,14 +217,14 @@ def test_apples_slope_of_p_is_the_numerical_one_plus_the_pull() -> None:
     x, y = task.dataset.inputs(task.dataset.x[rows]).double(), task.dataset.y[rows]
 
     def loss(p: Tensor, own: State) -> Tensor:
-        others = [taken(message, f"core/{j}/") for j in range(3)]
+        others = [strip_prefix(message, f"core/{j}/") for j in range(3)]
         mixed = {
             n: p[0] * c.double() + p[1] * others[1][n].double() + p[2] * others[2][n].double()
             for n, c in own.items()
         }
         return nn.functional.cross_entropy(task.model.forward(mixed, x).logits, y)
 
-    own = taken(message, "core/0/")
+    own = strip_prefix(message, "core/0/")
     rises = [loss(p.double() + d, own) - loss(p.double() - d, own) for d in 1e-5 * torch.eye(3).double()]
     slope = torch.stack(rises) / 2e-5 + 0.3 * (p - torch.tensor(task.samples) / sum(task.samples))
     torch.testing.assert_close((p - private["relations/p"]).double(), slope, rtol=0, atol=1e-5)
@@ -240,7 +240,7 @@ def test_no_client_of_apple_sees_a_core_of_the_same_round(tmp_path: Path) -> Non
     kept = uploads(e, tmp_path / "one", [0, 1, 2])
     message: State = {}
     for j, core in kept.items():
-        message |= prefixed(f"core/{j}/", core)
+        message |= add_prefix(f"core/{j}/", core)
     second = outcome(experiment("apple", rounds=2), tmp_path / "two")
     after = uploads(e, tmp_path / "two", [0, 1, 2])
     for i in (2, 1, 0):

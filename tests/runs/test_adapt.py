@@ -15,7 +15,7 @@ from feddbe.methods import parse
 from feddbe.options.config import Config
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.store import Store
-from feddbe.state import State, named, taken
+from feddbe.state import State, matches, strip_prefix
 from feddbe.training.local import Local
 from feddbe.training.task import Context
 from tests.federation import experiment, outcome, same_bits, samples
@@ -52,7 +52,7 @@ def test_fine_tuning_is_plain_training_of_the_final_global_model(name: str, tmp_
     model = {n: ran.server[n] for n in e.task.model.parameters}
     task = e.task.with_epochs(3)
     ctx = Context(task, 3)
-    fixed = {n: t for n, t in ran.server.items() if named(n, e.method.constant)}
+    fixed = {n: t for n, t in ran.server.items() if matches(n, e.method.constant)}
     for client in range(3):
         private = ran.clients.get(client) or e.method.client_init(ctx)
         message = e.method.down(ctx, ran.server, client) | fixed
@@ -159,7 +159,7 @@ def test_the_others_do_not_notice_who_comes_later(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["ditto", "pfedme", "apfl", "fedrod"])
 def test_a_newcomers_personal_model_begins_at_the_global_one(name: str, tmp_path: Path) -> None:
     e, server = final(name, tmp_path)
-    for key, value in taken(e.method.newcomer(Context(e.task, 3), server), "personal/").items():
+    for key, value in strip_prefix(e.method.newcomer(Context(e.task, 3), server), "personal/").items():
         assert torch.equal(value, server[key])
         assert not torch.equal(value, e.task.model.parameters[key])
 
@@ -167,7 +167,7 @@ def test_a_newcomers_personal_model_begins_at_the_global_one(name: str, tmp_path
 @pytest.mark.parametrize("name", ["fedper", "fedrep"])
 def test_a_newcomers_head_begins_at_the_start_where_the_server_has_none(name: str, tmp_path: Path) -> None:
     e, server = final(name, tmp_path)
-    private = taken(e.method.newcomer(Context(e.task, 3), server), "personal/")
+    private = strip_prefix(e.method.newcomer(Context(e.task, 3), server), "personal/")
     assert same_bits(private, {n: e.task.model.parameters[n] for n in e.task.model.head})
 
 

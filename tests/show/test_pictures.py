@@ -270,7 +270,7 @@ def test_matplotlib_is_loaded_late_and_pyplot_never(tmp_path: Path) -> None:
 import sys
 sys.path[:] = {sys.path!r}
 from pathlib import Path
-from feddbe import pictures
+from feddbe.show import pictures
 assert "matplotlib" not in sys.modules
 import numpy
 pictures.bubbles(Path({str(tmp_path / "b.png")!r}), numpy.eye(2, dtype=int), "")

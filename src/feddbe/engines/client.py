@@ -14,7 +14,7 @@ from torch import Tensor
 from feddbe.measures import asked, take
 from feddbe.measures.rows import Measured, Numbers
 from feddbe.methods.base import MODEL, Method, refused
-from feddbe.state import State, named, nbytes, prefixed, taken, without
+from feddbe.state import State, add_prefix, matches, nbytes, strip_prefix, without
 from feddbe.training.local import Local
 from feddbe.training.task import Context, Task
 
@@ -101,13 +101,13 @@ class _Call:
     @classmethod
     def begin(cls, task: Task, method: Method, job: Job, received: State, private: State | None) -> _Call:
         ctx = Context(task, job.round)
-        message, averaged = without(received, [BUFFER]), taken(received, BUFFER)
+        message, averaged = without(received, [BUFFER]), strip_prefix(received, BUFFER)
         allowed = (MODEL,) if job.work == "prepare" else method.receives
         _refuse(method, "receive", refused(message, allowed, task.model))
         if private is None:
             private = method.newcomer(ctx, message) if job.newcomer else method.client_init(ctx)
-        private, kept = without(private, [BUFFER]), taken(private, BUFFER)
-        buffers = {track: taken(kept, f"{track}/") for track in {name.split("/")[0] for name in kept}}
+        private, kept = without(private, [BUFFER]), strip_prefix(private, BUFFER)
+        buffers = {track: strip_prefix(kept, f"{track}/") for track in {name.split("/")[0] for name in kept}}
         if averaged:
             buffers["shared"] = averaged
         return cls(task, method, job, message, private, buffers)
@@ -160,7 +160,7 @@ class _Call:
         local = self.local(self.task)
         work = method.prepare if job.work == "prepare" else method.train
         up, new = work(Context(self.task, job.round), local, self.message, self.private)
-        _refuse(method, "send", [name for name in up if named(name, method.secret)])
+        _refuse(method, "send", [name for name in up if matches(name, method.secret)])
         _refuse(method, "send", refused(up, method.sends, model))
         _refuse(method, "keep", refused(new, method.keeps, model))
         loss, seen = local.losses.get("shared", (0.0, 0))
@@ -171,9 +171,9 @@ class _Call:
     def with_statistics(self, up: State, new: State, buffers: dict[str, State]) -> tuple[State, State | None]:
         """What is sent and what is kept (None: it is unchanged), BatchNorm statistics with them."""
         if self.task.training.bn_buffers == "average":
-            up = up | prefixed(BUFFER, buffers.pop("shared", {}))
+            up = up | add_prefix(BUFFER, buffers.pop("shared", {}))
         for track, state in buffers.items():
-            new = new | prefixed(f"{BUFFER}{track}/", state)
+            new = new | add_prefix(f"{BUFFER}{track}/", state)
         return up, None if new is self.private else new
 
 

@@ -14,7 +14,7 @@ from feddbe.methods.base import Facts, Names, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, PERSONAL, TWO_MODELS
 from feddbe.seeds import torch_seeded
-from feddbe.state import State, prefixed, summed, taken, without
+from feddbe.state import State, add_prefix, strip_prefix, sum_by_name, without
 from feddbe.training.local import Local
 from feddbe.training.task import Context
 from feddbe.training.terms import At, Term
@@ -57,13 +57,13 @@ class APFL(FedAvg):
     adaptive: bool = parameter(True, "learn alpha")
 
     def client_init(self, ctx: Context) -> State:
-        return prefixed(PERSONAL, ctx.task.model.parameters) | {ALPHA: torch.tensor(self.alpha)}
+        return add_prefix(PERSONAL, ctx.task.model.parameters) | {ALPHA: torch.tensor(self.alpha)}
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         lr = torch.tensor(ctx.task.training.lr)
-        start = private | prefixed(STATISTICS, local.buffers("personal"))
+        start = private | add_prefix(STATISTICS, local.buffers("personal"))
         fit = local.fit(received, terms=[Term(self._personal, {"lr": lr}, start)])
-        local.set_buffers("personal", taken(fit.carries[0], STATISTICS))
+        local.set_buffers("personal", strip_prefix(fit.carries[0], STATISTICS))
         return fit.params, without(fit.carries[0], [STATISTICS])
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
@@ -71,10 +71,10 @@ class APFL(FedAvg):
 
     def _personal(self, at: At, carry: State) -> tuple[None, State]:
         """v and alpha after this batch: carried beside the training of w, to whose loss they add nothing."""
-        lr, alpha, v = at.const["lr"], carry[ALPHA], taken(carry, PERSONAL)
+        lr, alpha, v = at.const["lr"], carry[ALPHA], strip_prefix(carry, PERSONAL)
         w = {name: at.params[name].detach() for name in v}
         mixture = {name: m.requires_grad_() for name, m in _mixture(carry, w).items()}
-        statistics = {name: b.clone() for name, b in taken(carry, STATISTICS).items()}
+        statistics = {name: b.clone() for name, b in strip_prefix(carry, STATISTICS).items()}
         with torch_seeded(at.key):  # dropout in it must not change that of w
             logits = at.model.forward(mixture | statistics, at.batch.x, training=True).logits
         loss = F.cross_entropy(logits, at.batch.y)
@@ -82,11 +82,11 @@ class APFL(FedAvg):
         grads = {name: g.to_dense() for name, g in zip(mixture, every, strict=True)}
         moved = {name: p - lr * alpha * grads[name] for name, p in v.items()}
         if self.adaptive:
-            slope = summed({n: ((v[n] - w[n]) * grads[n]).sum() for n in v})
+            slope = sum_by_name({n: ((v[n] - w[n]) * grads[n]).sum() for n in v})
             alpha = (alpha - lr * slope).clamp(0, 1)
-        return None, prefixed(PERSONAL, moved) | prefixed(STATISTICS, statistics) | {ALPHA: alpha}
+        return None, add_prefix(PERSONAL, moved) | add_prefix(STATISTICS, statistics) | {ALPHA: alpha}
 
 
 def _mixture(private: State, w: Mapping[str, Tensor]) -> State:
     alpha = private[ALPHA]
-    return {name: alpha * v + (1 - alpha) * w[name] for name, v in taken(private, PERSONAL).items()}
+    return {name: alpha * v + (1 - alpha) * w[name] for name, v in strip_prefix(private, PERSONAL).items()}

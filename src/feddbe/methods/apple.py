@@ -14,7 +14,7 @@ from feddbe.methods.base import Facts, Method, Names, Upload, parameter
 from feddbe.methods.personal import NO_MR, NO_PRBM
 from feddbe.models.split import SplitModel
 from feddbe.seeds import torch_seed
-from feddbe.state import State, prefixed, summed, taken
+from feddbe.state import State, add_prefix, strip_prefix, sum_by_name
 from feddbe.training.local import Local
 from feddbe.training.plan import Losses, Samples, gradient, no_losses
 from feddbe.training.task import Context, Task
@@ -100,7 +100,7 @@ class APPLE(Method):
         assert ctx.uploads is not None
         message: State = {}
         for other in range(ctx.task.split.clients):
-            message |= prefixed(f"{CORE}{other}/", ctx.uploads(other))
+            message |= add_prefix(f"{CORE}{other}/", ctx.uploads(other))
         return message
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
@@ -122,7 +122,7 @@ class APPLE(Method):
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
         # after training `received` also has the client's new core, under the plain names
         new = {n: t for n, t in received.items() if not n.startswith(CORE)}
-        received = received | prefixed(f"{CORE}{local.client}/", new)
+        received = received | add_prefix(f"{CORE}{local.client}/", new)
         return _mixture(_stacked(ctx, received), private[RELATIONS])
 
 
@@ -132,7 +132,7 @@ def _shares(ctx: Context) -> Tensor:
 
 
 def _stacked(ctx: Context, received: State) -> State:
-    cores = [taken(received, f"{CORE}{j}/") for j in range(ctx.task.split.clients)]
+    cores = [strip_prefix(received, f"{CORE}{j}/") for j in range(ctx.task.split.clients)]
     return {name: torch.stack([core[name] for core in cores]) for name in cores[0]}
 
 
@@ -143,7 +143,7 @@ def _mixture(cores: State, p: Tensor) -> State:
 def _step(now: _Mixing, const: _Steps, samples: Samples, key: int) -> _Mixing:
     cores, p, own = now.cores, now.p, const.own
     g = gradient(const.model, _mixture(cores, p), now.statistics, samples)
-    slopes = summed({n: torch.tensordot(c, g.of[n], g.of[n].dim()) for n, c in cores.items()})
+    slopes = sum_by_name({n: torch.tensordot(c, g.of[n], g.of[n].dim()) for n, c in cores.items()})
     for name, c in cores.items():  # in place: this stack of all cores is the scan's own, and large
         c[own] -= const.eta1 * p[own] * g.of[name]
     p = p - const.eta2 * (slopes + const.pull * (p - const.p0))

@@ -11,7 +11,7 @@ from torch import Tensor
 from feddbe.errors import BadInput
 from feddbe.methods.addons import AddOn
 from feddbe.methods.base import Method, Upload, refused
-from feddbe.state import State, named, without
+from feddbe.state import State, matches, without
 from feddbe.training.local import Local
 from feddbe.training.task import Context, Task
 
@@ -83,7 +83,7 @@ class Composed(Method):
 
     def down(self, ctx: Context, server: State, client: int) -> State:
         received = [name for a in self.addons for name in a.receives if name not in a.constant]
-        mine = {name: t for name, t in server.items() if named(name, received)}
+        mine = {name: t for name, t in server.items() if matches(name, received)}
         return self.inner.down(ctx, self._theirs(server), client) | mine
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:

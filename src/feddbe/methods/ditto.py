@@ -8,7 +8,7 @@ from typing import ClassVar
 from feddbe.methods.base import Facts, Names, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, PERSONAL, TWO_MODELS
-from feddbe.state import State, prefixed, taken
+from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.local import Local
 from feddbe.training.task import Context
 from feddbe.training.terms import prox
@@ -52,12 +52,12 @@ class Ditto(FedAvg):
         return ("shared",) if self.mr_target == "global" else ("shared", "personal")
 
     def client_init(self, ctx: Context) -> State:
-        return prefixed(PERSONAL, ctx.task.model.parameters)
+        return add_prefix(PERSONAL, ctx.task.model.parameters)
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        near, own = prox(self.lam, received), taken(private, PERSONAL)
+        near, own = prox(self.lam, received), strip_prefix(private, PERSONAL)
         v = local.fit(own, track="personal", epochs=self.personal_epochs, terms=[near]).params
-        return local.fit(received).params, prefixed(PERSONAL, v)
+        return local.fit(received).params, add_prefix(PERSONAL, v)
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        return taken(private, PERSONAL)
+        return strip_prefix(private, PERSONAL)

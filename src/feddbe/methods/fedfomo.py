@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from feddbe import seeds
 from feddbe.methods.base import MODEL, Facts, Method, Names, Upload, parameter
 from feddbe.methods.personal import NO_PRBM
-from feddbe.state import State, prefixed, summed, taken, weighted_mean
+from feddbe.state import State, add_prefix, strip_prefix, sum_by_name, weighted_mean
 from feddbe.training.local import Local
 from feddbe.training.task import Context
 
@@ -66,14 +66,14 @@ class FedFomo(Method):
         return {AFFINITY: torch.zeros(n, n), UPLOADED: torch.zeros(n)}
 
     def client_init(self, ctx: Context) -> State:
-        return prefixed(OLD, ctx.task.model.parameters) | prefixed(CURRENT, ctx.task.model.parameters)
+        return add_prefix(OLD, ctx.task.model.parameters) | add_prefix(CURRENT, ctx.task.model.parameters)
 
     def down(self, ctx: Context, server: State, client: int) -> State:
         assert ctx.uploads is not None
         message: State = {}
         for other in self.chosen(ctx, server, client):
             model = {n: t for n, t in ctx.uploads(other).items() if n in ctx.task.model.parameters}
-            message |= prefixed(f"{OTHERS}{other}/", model)
+            message |= add_prefix(f"{OTHERS}{other}/", model)
         return message
 
     def chosen(self, ctx: Context, server: State, client: int) -> list[int]:
@@ -91,9 +91,11 @@ class FedFomo(Method):
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         local.hold_out(self.held_out)
-        old, current = taken(private, OLD), taken(private, CURRENT)
+        old, current = strip_prefix(private, OLD), strip_prefix(private, CURRENT)
         numbers = {int(name.split("/")[1]) for name in received if name.startswith(OTHERS)}
-        models = {j: taken(received, f"{OTHERS}{j}/") for j in sorted(numbers)} | {local.client: current}
+        models = {j: strip_prefix(received, f"{OTHERS}{j}/") for j in sorted(numbers)} | {
+            local.client: current
+        }
         weights = torch.zeros(ctx.task.split.clients)
         before = _loss(local, old)
         for j, model in models.items():
@@ -103,7 +105,7 @@ class FedFomo(Method):
         if good.any():
             mixture = weighted_mean(list(models.values()), [float(good[j]) for j in models])
         new = local.fit(mixture).params
-        return new | {AFFINITY: weights}, prefixed(OLD, mixture) | prefixed(CURRENT, new)
+        return new | {AFFINITY: weights}, add_prefix(OLD, mixture) | add_prefix(CURRENT, new)
 
     def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         affinity, uploaded = server[AFFINITY].clone(), server[UPLOADED].clone()
@@ -113,7 +115,7 @@ class FedFomo(Method):
         return {AFFINITY: affinity, UPLOADED: uploaded}
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        return taken(private, CURRENT)
+        return strip_prefix(private, CURRENT)
 
 
 def _loss(local: Local, params: State) -> float:
@@ -122,4 +124,4 @@ def _loss(local: Local, params: State) -> float:
 
 
 def _distance(a: State, b: State) -> float:
-    return float(summed({n: F.mse_loss(a[n], b[n], reduction="sum") for n in b}).sqrt())
+    return float(sum_by_name({n: F.mse_loss(a[n], b[n], reduction="sum") for n in b}).sqrt())

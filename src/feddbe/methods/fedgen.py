@@ -12,9 +12,9 @@ from torch import Tensor
 
 from feddbe.methods.base import MODEL, Facts, Names, Upload, parameter
 from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.generator import ADAM, generate, sameness, start, trained
+from feddbe.methods.generator import ADAM, generate, new_generator, sameness, train_generator
 from feddbe.seeds import torch_seed, torch_seeded
-from feddbe.state import State, prefixed, taken, without
+from feddbe.state import State, add_prefix, strip_prefix, without
 from feddbe.training.local import Local
 from feddbe.training.task import Context
 from feddbe.training.terms import At, Term
@@ -73,8 +73,8 @@ class FedGen(FedAvg):
     def server_init(self, ctx: Context) -> State:
         shape, classes = ctx.task.model.feature_shape, ctx.task.dataset.classes
         with torch_seeded(torch_seed(ctx.task.seed, "generator")):
-            generator = start(self.noise, classes, self.hidden, shape)
-        return super().server_init(ctx) | prefixed(GENERATOR, generator)
+            generator = new_generator(self.noise, classes, self.hidden, shape)
+        return super().server_init(ctx) | add_prefix(GENERATOR, generator)
 
     def prepare(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         return {COUNTS: local.label_counts().float()}, private
@@ -97,7 +97,11 @@ class FedGen(FedAvg):
         return local.fit(model, terms=[Term(self._learn, const)]).params, private
 
     def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
-        return {**server, **super().combine(ctx, server, uploads), **self._trained(ctx, server, uploads)}
+        return {
+            **server,
+            **super().combine(ctx, server, uploads),
+            **self._train_generator(ctx, server, uploads),
+        }
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
         return without(received, [GENERATOR, PRIOR])
@@ -110,7 +114,7 @@ class FedGen(FedAvg):
 
         def answers(y: Tensor) -> Tensor:
             eps = torch.rand(n, self.noise, generator=random)
-            z = generate(taken(at.const, GENERATOR), eps, y, at.model.feature_shape)
+            z = generate(strip_prefix(at.const, GENERATOR), eps, y, at.model.feature_shape)
             return at.model.classify(at.params, z + shift)
 
         loss = self.alpha * at.const["now"] * F.cross_entropy(answers(drawn), drawn)
@@ -120,7 +124,7 @@ class FedGen(FedAvg):
             loss = loss + self.beta * at.const["now"] * match
         return loss, carry
 
-    def _trained(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+    def _train_generator(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         """The generator after this round, its Adam state included."""
         model = ctx.task.model
         counts = server[COUNTS][[u.client for u in uploads]]
@@ -141,4 +145,6 @@ class FedGen(FedAvg):
             taught = F.cross_entropy(torch.stack(logits).sum(0), y)
             return taught if self.lite else taught + self.diversity * sameness(eps, z)
 
-        return prefixed(GENERATOR, trained(taken(server, GENERATOR), self.gen_lr, self.steps, loss))
+        return add_prefix(
+            GENERATOR, train_generator(strip_prefix(server, GENERATOR), self.gen_lr, self.steps, loss)
+        )

@@ -8,7 +8,7 @@ from typing import ClassVar
 from feddbe.methods.base import BODY, Facts, Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, PERSONAL
-from feddbe.state import State, prefixed, taken
+from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.local import Local
 from feddbe.training.task import Context
 
@@ -40,12 +40,12 @@ class FedPer(FedAvg):
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         model = ctx.task.model
-        new = self.update(local, received | taken(private, PERSONAL))
-        return {n: new[n] for n in model.body}, prefixed(PERSONAL, {n: new[n] for n in model.head})
+        new = self.update(local, received | strip_prefix(private, PERSONAL))
+        return {n: new[n] for n in model.body}, add_prefix(PERSONAL, {n: new[n] for n in model.head})
 
     def update(self, local: Local, params: State) -> State:
         """One round's training of body and head."""
         return local.fit(params).params
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        return received | taken(private, PERSONAL)
+        return received | strip_prefix(private, PERSONAL)

@@ -13,7 +13,7 @@ from torch import Tensor
 from feddbe.methods.base import Facts, Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.personal import NO_PRBM, PERSONAL
-from feddbe.state import State, prefixed, taken, without
+from feddbe.state import State, add_prefix, strip_prefix, without
 from feddbe.training.local import Local
 from feddbe.training.task import Context
 from feddbe.training.terms import At, Term
@@ -52,14 +52,14 @@ class FedRoD(FedAvg):
         new = local.fit(
             received | private, loss=Term(_balanced, {"prior": prior}), terms=[Term(_personal)]
         ).params
-        return without(new, [PERSONAL]), prefixed(PERSONAL, taken(new, PERSONAL))
+        return without(new, [PERSONAL]), add_prefix(PERSONAL, strip_prefix(new, PERSONAL))
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
         return received | private
 
     def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
         out = local.forward(state, x)
-        return out.logits + local.task.model.classify(taken(state, PERSONAL), out.z)
+        return out.logits + local.task.model.classify(strip_prefix(state, PERSONAL), out.z)
 
 
 def _balanced(at: At, carry: State) -> tuple[Tensor, State]:
@@ -67,5 +67,5 @@ def _balanced(at: At, carry: State) -> tuple[Tensor, State]:
 
 
 def _personal(at: At, carry: State) -> tuple[Tensor, State]:
-    own = at.model.classify(taken(at.params, PERSONAL), at.batch.z.detach())
+    own = at.model.classify(strip_prefix(at.params, PERSONAL), at.batch.z.detach())
     return F.cross_entropy(at.batch.logits.detach() + own, at.batch.y), carry

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from feddbe.methods.base import Facts, Method, Names, Upload
 from feddbe.methods.personal import PERSONAL
-from feddbe.state import State, prefixed, taken
+from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.local import Local
 from feddbe.training.task import Context, Task
 
@@ -37,16 +37,16 @@ class LocalOnly(Method):
         return {}
 
     def client_init(self, ctx: Context) -> State:
-        return prefixed(PERSONAL, ctx.task.model.parameters)
+        return add_prefix(PERSONAL, ctx.task.model.parameters)
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        return {}, prefixed(PERSONAL, local.fit(taken(private, PERSONAL), track="personal").params)
+        return {}, add_prefix(PERSONAL, local.fit(strip_prefix(private, PERSONAL), track="personal").params)
 
     def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         return server
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        return taken(private, PERSONAL)
+        return strip_prefix(private, PERSONAL)
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddbe.state import State, prefixed, taken
+from feddbe.state import State, add_prefix, strip_prefix
 
-__all__ = ["ADAM", "generate", "sameness", "start", "trained"]
+__all__ = ["ADAM", "generate", "new_generator", "sameness", "train_generator"]
 
 ADAM = "adam/"
 """Prefix of Adam's state in that of the generator."""
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
-def start(noise: int, classes: int, hidden: int, shape: tuple[int, ...]) -> State:
+def new_generator(noise: int, classes: int, hidden: int, shape: tuple[int, ...]) -> State:
     """A new generator: noise and label -> hidden, BatchNorm, ReLU -> a representation of this shape."""
     # no bias before BatchNorm: it would do nothing, but Adam would blow its rounding errors up to steps
     wide, norm = nn.Linear(noise + classes, hidden, bias=False), nn.BatchNorm1d(hidden)
@@ -50,12 +50,12 @@ def sameness(eps: Tensor, z: Tensor) -> Tensor:
     return (-apart.mean()).exp()
 
 
-def trained(state: State, lr: float, steps: int, loss: Callable[[State], Tensor]) -> State:
+def train_generator(state: State, lr: float, steps: int, loss: Callable[[State], Tensor]) -> State:
     """The generator and Adam's state after so many steps on `loss(generator)`."""
     g = {name: t.clone() for name, t in state.items() if not name.startswith(ADAM)}
     learnt = {name: t.requires_grad_() for name, t in g.items() if "running" not in name}
     adam = torch.optim.Adam(learnt.values(), lr=lr)
-    if before := taken(state, ADAM):
+    if before := strip_prefix(state, ADAM):
         for name, p in learnt.items():
             adam.state[p] = {moment: before[f"{moment}/{name}"].clone() for moment in _MOMENTS}
     for _ in range(steps):
@@ -63,4 +63,4 @@ def trained(state: State, lr: float, steps: int, loss: Callable[[State], Tensor]
         loss(g).backward()  # type: ignore[no-untyped-call]
         adam.step()
     after = {f"{moment}/{name}": adam.state[p][moment] for name, p in learnt.items() for moment in _MOMENTS}
-    return {name: t.detach() for name, t in g.items()} | prefixed(ADAM, after)
+    return {name: t.detach() for name, t in g.items()} | add_prefix(ADAM, after)

@@ -14,7 +14,7 @@ from torch import Tensor
 from feddbe.methods.base import MODEL, Facts, Names, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.seeds import torch_seed, torch_seeded
-from feddbe.state import State, prefixed, taken
+from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.local import Local
 from feddbe.training.task import Context
 from feddbe.training.terms import At, Term
@@ -57,19 +57,21 @@ class Moon(FedAvg):
         return super().server_init(ctx) | self._head(ctx)
 
     def client_init(self, ctx: Context) -> State:
-        return prefixed(PREVIOUS, ctx.task.model.parameters | self._head(ctx))
+        return add_prefix(PREVIOUS, ctx.task.model.parameters | self._head(ctx))
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         came = {name: b.clone() for name, b in local.buffers("shared").items()}
-        others = private | prefixed(PREVIOUS, local.buffers("previous")) | prefixed(GLOBAL, received | came)
+        others = (
+            private | add_prefix(PREVIOUS, local.buffers("previous")) | add_prefix(GLOBAL, received | came)
+        )
         new = local.fit(received, terms=[Term(self._contrast, others)]).params
         local.set_buffers("previous", local.buffers("shared"))
-        return new, prefixed(PREVIOUS, new)
+        return new, add_prefix(PREVIOUS, new)
 
     def _contrast(self, at: At, carry: State) -> tuple[Tensor, State]:
         z = _project(at.batch.z if self.contrast == "z" else at.batch.z_g, at.params)
         with torch.no_grad():
-            others = [taken(at.const, prefix) for prefix in (GLOBAL, PREVIOUS)]
+            others = [strip_prefix(at.const, prefix) for prefix in (GLOBAL, PREVIOUS)]
             contrasts = [_project(at.model.forward(other, at.batch.x).z_g, other) for other in others]
         cosines = torch.stack([F.cosine_similarity(z, other, dim=1) for other in contrasts], 1)
         nearest = torch.zeros(len(z), dtype=torch.long)  # the global model's is the one to be near to

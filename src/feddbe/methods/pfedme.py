@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 from feddbe.methods.base import Facts, Method, Names, Upload, average, averaging, parameter
 from feddbe.methods.personal import NO_MR, NO_PRBM, PERSONAL
 from feddbe.models.split import SplitModel
-from feddbe.state import State, prefixed, taken
+from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.local import Local
 from feddbe.training.plan import Losses, Samples, gradient, no_losses
 from feddbe.training.task import Context, Task
@@ -54,20 +54,20 @@ class PFedMe(Method):
         return {"lr": "its rates are lr_p and eta"}
 
     def client_init(self, ctx: Context) -> State:
-        return prefixed(PERSONAL, ctx.task.model.parameters)
+        return add_prefix(PERSONAL, ctx.task.model.parameters)
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         start = _Walk(received, received, local.buffers("shared"), no_losses())
         end = local.scan(_step, start, (ctx.task.model, self))
         local.set_buffers("shared", end.statistics)
-        return end.w, prefixed(PERSONAL, end.theta if self.evaluate == "theta" else end.w)
+        return end.w, add_prefix(PERSONAL, end.theta if self.evaluate == "theta" else end.w)
 
     def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         mean = average(uploads, self.weights)
         return {name: (1 - self.beta) * w + self.beta * mean[name] for name, w in server.items()}
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        return taken(private, PERSONAL)
+        return strip_prefix(private, PERSONAL)
 
 
 class _Walk(NamedTuple):

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from feddbe.methods.base import MODEL, Facts, Method, Names, Upload, average, averaging, parameter
-from feddbe.state import State, prefixed, taken, without
+from feddbe.state import State, add_prefix, strip_prefix, without
 from feddbe.training.local import Local
 from feddbe.training.task import Context
 
@@ -47,21 +47,25 @@ class Scaffold(Method):
         return self._zeros(ctx)
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        x, c, c_i = without(received, [CONTROL]), taken(received, CONTROL), taken(private, CONTROL)
+        x, c, c_i = (
+            without(received, [CONTROL]),
+            strip_prefix(received, CONTROL),
+            strip_prefix(private, CONTROL),
+        )
         y = local.fit(x, correction={name: c[name] - c_i[name] for name in x}).params
         scale = 1 / (local.steps() * ctx.task.training.lr)
         delta = {name: (x[name] - y[name]) * scale - c[name] for name in x}  # c_i+ - c_i
-        return y | prefixed(CONTROL, delta), prefixed(CONTROL, {n: c_i[n] + delta[n] for n in x})
+        return y | add_prefix(CONTROL, delta), add_prefix(CONTROL, {n: c_i[n] + delta[n] for n in x})
 
     def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         delta = average(uploads, "uniform")
         y = delta if self.weights == "uniform" else average(uploads, self.weights)
         share = len(uploads) / ctx.task.members
         new = {name: x + self.eta_g * (y[name] - x) for name, x in without(server, [CONTROL]).items()}
-        return new | {name: server[name] + share * delta[name] for name in prefixed(CONTROL, new)}
+        return new | {name: server[name] + share * delta[name] for name in add_prefix(CONTROL, new)}
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
         return without(received, [CONTROL])
 
     def _zeros(self, ctx: Context) -> State:
-        return prefixed(CONTROL, {n: torch.zeros_like(p) for n, p in ctx.task.model.parameters.items()})
+        return add_prefix(CONTROL, {n: torch.zeros_like(p) for n, p in ctx.task.model.parameters.items()})

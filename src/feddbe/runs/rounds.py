@@ -27,7 +27,7 @@ from feddbe.results.document import score
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.schedule import who_evaluates
 from feddbe.runs.store import Store
-from feddbe.state import State, named, nbytes, prefixed, weighted_mean, without
+from feddbe.state import State, add_prefix, matches, nbytes, weighted_mean, without
 from feddbe.training.task import Context
 
 __all__ = ["Loop", "Watch", "run", "start"]
@@ -65,7 +65,7 @@ def start(experiment: Experiment) -> State:
     """The server's state before anything happened."""
     state = experiment.method.server_init(Context(experiment.task, 0))
     if experiment.options.bn_buffers == "average":
-        state |= prefixed(BUFFER, experiment.task.model.buffers)
+        state |= add_prefix(BUFFER, experiment.task.model.buffers)
     return state
 
 
@@ -254,7 +254,7 @@ class Loop:
             self.store.set_meta("newcomers", {"round": entry, "clients": len(replies), "epochs": epochs})
 
     def _constants(self, server: State) -> State:
-        return {name: t for name, t in server.items() if named(name, self.method.constant)}
+        return {name: t for name, t in server.items() if matches(name, self.method.constant)}
 
     def _latest(self) -> float | None:
         return list(self.accuracy.values())[-1] if self.accuracy else None

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.models.split import SplitModel
-from feddbe.state import State, summed
+from feddbe.state import State, sum_by_name
 
 __all__ = ["CROSS_ENTROPY", "At", "Batch", "MeanPull", "Prox", "Term", "prox"]
 
@@ -68,7 +68,7 @@ class Prox:
 
     def __call__(self, at: At, carry: State) -> tuple[Tensor, State]:
         distances = {name: F.mse_loss(at.params[name], at.const[name], reduction="sum") for name in at.const}
-        return 0.5 * self.weight * summed(distances), carry
+        return 0.5 * self.weight * sum_by_name(distances), carry
 
 
 def prox(weight: float, anchor: Mapping[str, Tensor]) -> Term:

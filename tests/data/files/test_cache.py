@@ -159,7 +159,7 @@ def test_a_process_killed_while_building_leaves_no_cache(source: Path, tmp_path:
 import os, signal, sys
 sys.path[:] = {sys.path!r}
 from pathlib import Path
-from feddbe.data.cache import cached
+from feddbe.data.files.cache import cached
 def build(new):
     new("x", (1000,), "u1")[:] = 1
     os.kill(os.getpid(), signal.SIGKILL)
