@@ -97,7 +97,7 @@ def resolve(
     names, options, origins = asked
     if single and len(names) > 1:
         raise BadInput(f"run takes one method, not {len(names)} ({', '.join(names)}); compare takes several")
-    engines.workers(options.engine)
+    engines.find(options.engine)
     schedule.who_evaluates(options.eval, 0, 0, 1, [])
     measures.parse(options.measure)
     found = resolve_all(names, options, dataset=dataset, model=model, origins=origins)

@@ -115,7 +115,7 @@ def test_closing_leaves_no_process() -> None:
 
 def test_names() -> None:
     cores = len(os.sched_getaffinity(0))
-    assert [engines.workers(n) for n in ("serial", "pool", "pool(workers=5)")] == [0, cores, 5]
+    assert [engines.find(n).processes() for n in ("serial", "pool", "pool(workers=5)")] == [0, cores, 5]
     e = experiment("fedavg")
     for name, kind in (("serial", Serial), ("pool(workers=1)", Pool)):
         engine = engines.make(name, e.task, e.method)
@@ -125,6 +125,6 @@ def test_names() -> None:
         with pytest.raises(
             BadInput, match=r"unknown engine .* allowed: auto, pool, pool\(workers=N\), serial"
         ):
-            engines.workers(wrong)
+            engines.find(wrong)
     with pytest.raises(BadInput, match="pool workers = 'x'; allowed: a whole number >= 1"):
-        engines.workers("pool(workers=x)")
+        engines.find("pool(workers=x)")

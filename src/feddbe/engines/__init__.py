@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.engines.base import ClientStates, Engine, Messages, Missing, Receipt
-from feddbe.engines.pool import Pool
-from feddbe.engines.serial import Serial
+from feddbe.engines.base import Choice, ClientStates, Engine, Messages, Missing, Receipt
+from feddbe.engines.pool import Pool, PoolChoice, cores
+from feddbe.engines.serial import Serial, SerialChoice
 from feddbe.methods.base import Method
-from feddbe.options import Parameters, grammar, parameter
+from feddbe.options import grammar
 from feddbe.training.task import Task
 
 __all__ = [
@@ -22,35 +21,33 @@ __all__ = [
     "Pool",
     "Receipt",
     "Serial",
+    "find",
     "make",
-    "workers",
 ]
 
 
 @dataclass(frozen=True)
-class Workers(Parameters):
-    """What can be chosen of the pool."""
+class Auto(Choice):
+    """The pool where it can help."""
 
-    name: ClassVar[str] = "pool"
+    name: ClassVar[str] = "auto"
 
-    workers: int | None = parameter(None, "processes; by default one per core", low=1, high=9999)
+    def processes(self) -> int:
+        return cores() if cores() > 1 else 0
+
+    def make(self, task: Task, method: Method) -> Engine:
+        several = min(self.processes(), task.split.clients) > 1
+        return (PoolChoice() if several else SerialChoice()).make(task, method)
 
 
-ENGINES: dict[str, type[Parameters]] = {"auto": Parameters, "serial": Parameters, "pool": Workers}
+ENGINES: dict[str, type[Choice]] = {choice.name: choice for choice in (Auto, SerialChoice, PoolChoice)}
 
 
-def workers(spec: str) -> int:
-    """How many worker processes an engine's name means; 0 is serial."""
-    engine = grammar.find("engine", spec, ENGINES, also=["pool(workers=N)"])
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if engine.name == "serial" or (engine.name == "auto" and cores == 1):
-        return 0
-    return getattr(engine.options, "workers", None) or cores
+def find(spec: str) -> Choice:
+    """The engine of this name, as in `pool(workers=4)`, with its options."""
+    return grammar.find("engine", spec, ENGINES, also=["pool(workers=N)"]).options
 
 
 def make(spec: str, task: Task, method: Method) -> Engine:
-    """The engine of this name, ready to work."""
-    count = min(workers(spec), task.split.clients)
-    return (
-        Pool(task, method, count) if count and not (spec == "auto" and count == 1) else Serial(task, method)
-    )
+    """The same, ready to work."""
+    return find(spec).make(task, method)

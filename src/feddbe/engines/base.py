@@ -4,12 +4,16 @@ they keep lies."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from feddbe.engines.client import Job, Missing, Reply
+from feddbe.methods.base import Method
+from feddbe.options import Parameters
 from feddbe.state import Receipt, State
+from feddbe.training.task import Task
 
-__all__ = ["ClientStates", "Engine", "Messages", "Missing", "Receipt"]
+__all__ = ["Choice", "ClientStates", "Engine", "Messages", "Missing", "Receipt"]
 
 
 class ClientStates(Protocol):
@@ -51,3 +55,16 @@ class Engine(Protocol):
     ) -> Iterator[Reply | Missing]: ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Choice(Parameters):
+    """What a user can say of an engine: its name, and its options as fields."""
+
+    def processes(self) -> int:
+        """Worker processes on this machine; 0: clients work in this one."""
+        return 0
+
+    def make(self, task: Task, method: Method) -> Engine:
+        """The engine, ready to work."""
+        raise NotImplementedError

@@ -7,6 +7,7 @@ that dies is replaced and its client done again.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
 import traceback
@@ -16,19 +17,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from feddbe.engines.base import ClientStates, Messages
+from feddbe.engines.base import Choice, ClientStates, Messages
 from feddbe.engines.client import Job, Reply, perform
 from feddbe.engines.shared_memory import Parcel, pack, receive, send
 from feddbe.errors import FeddbeError
 from feddbe.methods.base import Method
+from feddbe.options import parameter
 from feddbe.state import State, decode, encode
 from feddbe.training.task import Task
 
-__all__ = ["Pool"]
+__all__ = ["Pool", "PoolChoice", "cores"]
 
 TRIES = 3
 """How often a client's work is started when its worker dies."""
@@ -149,6 +151,26 @@ class Pool:
         ) + job.train_pass * task.samples[client]
         epochs = (job.work != "none") * task.training.epochs + (job.adapt or 0)
         return evaluations + 3 * epochs * task.samples[client]
+
+
+@dataclass(frozen=True)
+class PoolChoice(Choice):
+    """What can be chosen of the pool."""
+
+    name: ClassVar[str] = "pool"
+
+    workers: int | None = parameter(None, "processes; by default one per core", low=1, high=9999)
+
+    def processes(self) -> int:
+        return self.workers or cores()
+
+    def make(self, task: Task, method: Method) -> Pool:
+        return Pool(task, method, min(self.processes(), task.split.clients))
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _work(pipe: Connection, inherited: list[Connection], task: Task, method: Method) -> None:

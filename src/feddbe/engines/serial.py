@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
-from feddbe.engines.base import ClientStates, Messages
+from feddbe.engines.base import Choice, ClientStates, Messages
 from feddbe.engines.client import Job, Reply, perform
 from feddbe.methods.base import Method
 from feddbe.state import decode, encode
 from feddbe.training.task import Task
 
-__all__ = ["Serial"]
+__all__ = ["Serial", "SerialChoice"]
 
 
 class Serial:
@@ -31,3 +33,13 @@ class Serial:
 
     def close(self) -> None:
         pass
+
+
+@dataclass(frozen=True)
+class SerialChoice(Choice):
+    """There is nothing to choose."""
+
+    name: ClassVar[str] = "serial"
+
+    def make(self, task: Task, method: Method) -> Serial:
+        return Serial(task, method)

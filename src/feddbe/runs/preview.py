@@ -73,7 +73,7 @@ def _estimate(experiment: Experiment) -> Estimate:
     seconds, server, up, probed = _probe(experiment)
     members = range(task.members)
     cohort = max(1, round(options.join * task.members))
-    workers = min(engines.workers(options.engine), task.split.clients)
+    workers = min(engines.find(options.engine).processes(), task.split.clients)
     tested = len(schedule.who_evaluates(options.eval, 0, 1, task.members, range(cohort))) / task.members
     train, test = (sum(len(part[k]) for k in members) for part in (task.split.train, task.split.test))
     train, after = _TRAINING * options.epochs * train, test * options.eval_after
