@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from feddbe.methods.base import Facts, Names, parameter
+from feddbe.methods.base import PERSONAL, Facts, Names, parameter
 from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.personal import NO_PRBM, PERSONAL, TWO_MODELS
+from feddbe.methods.refusals import NO_PRBM, TWO_MODELS
 from feddbe.seeds import torch_seeded
 from feddbe.state import State, add_prefix, strip_prefix, sum_by_name, without
 from feddbe.training.local import Local

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from feddbe.methods.base import Facts, Method, Names, Upload, parameter
-from feddbe.methods.personal import NO_MR, NO_PRBM
+from feddbe.methods.refusals import NO_MR, NO_PRBM
 from feddbe.models.split import SplitModel
 from feddbe.seeds import torch_seed
 from feddbe.state import State, add_prefix, strip_prefix, sum_by_name

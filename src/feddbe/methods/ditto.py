@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.methods.base import Facts, Names, parameter
+from feddbe.methods.base import PERSONAL, Facts, Names, parameter
 from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.personal import NO_PRBM, PERSONAL, TWO_MODELS
+from feddbe.methods.refusals import NO_PRBM, TWO_MODELS
 from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.local import Local
 from feddbe.training.task import Context

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from feddbe.methods.base import BODY, Facts, Names
 from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.personal import NO_PRBM, TUNES
+from feddbe.methods.refusals import NO_PRBM, TUNES
 from feddbe.state import State
 from feddbe.training.local import Local
 from feddbe.training.task import Context

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from feddbe import seeds
 from feddbe.methods.base import MODEL, Facts, Method, Names, Upload, parameter
-from feddbe.methods.personal import NO_PRBM
+from feddbe.methods.refusals import NO_PRBM
 from feddbe.state import State, add_prefix, strip_prefix, sum_by_name, weighted_mean
 from feddbe.training.local import Local
 from feddbe.training.task import Context

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.methods.base import BODY, Facts, Names
+from feddbe.methods.base import BODY, PERSONAL, Facts, Names
 from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.personal import NO_PRBM, PERSONAL
+from feddbe.methods.refusals import NO_PRBM
 from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.local import Local
 from feddbe.training.task import Context

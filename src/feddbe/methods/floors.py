@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from feddbe.methods.base import Facts, Method, Names, Upload
-from feddbe.methods.personal import PERSONAL
+from feddbe.methods.base import PERSONAL, Facts, Method, Names, Upload
 from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.local import Local
 from feddbe.training.task import Context, Task

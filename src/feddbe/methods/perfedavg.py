@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from feddbe.methods.base import Facts, parameter
 from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.personal import NO_MR, NO_PRBM, TUNES
+from feddbe.methods.refusals import NO_MR, NO_PRBM, TUNES
 from feddbe.models.split import SplitModel
 from feddbe.state import State
 from feddbe.training.local import Local

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from feddbe.methods.base import Facts, Method, Names, Upload, average, averaging, parameter
-from feddbe.methods.personal import NO_MR, NO_PRBM, PERSONAL
+from feddbe.methods.base import PERSONAL, Facts, Method, Names, Upload, average, averaging, parameter
+from feddbe.methods.refusals import NO_MR, NO_PRBM
 from feddbe.models.split import SplitModel
 from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.local import Local

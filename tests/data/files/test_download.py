@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from feddbe.data.files.download import cache_folder, download, folders
+from feddbe.data.files.download import download
+from feddbe.data.files.places import cache_folder, folders
 from feddbe.errors import BadInput
 
 BODY = bytes(range(256)) * 4096  # 1 MiB: several chunks

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feddbe.data.files.download import cache_folders
+from feddbe.data.files.places import cache_folders
 
 __all__ = ["Cached", "New", "cached"]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError
@@ -14,7 +13,7 @@ from urllib.request import Request, urlopen
 
 from feddbe.errors import BadInput
 
-__all__ = ["Progress", "cache_folder", "cache_folders", "download", "find_first", "folders", "missing"]
+__all__ = ["Progress", "download"]
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes of this file that are here and, if the server says so, the bytes in all."""
@@ -24,40 +23,6 @@ _CHUNK = 1 << 18
 _TIMEOUT = 30.0
 _TRIES = 3  # in a row without a new byte
 _PAUSE = 0.25
-
-
-def _roots(data_dir: Path | None) -> list[Path]:
-    named = [Path(place) for place in (data_dir, os.environ.get("FEDDBE_DATA")) if place]
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "feddbe"
-    return [root.expanduser() for root in (*named, home)]
-
-
-def folders(name: str, data_dir: Path | None) -> list[Path]:
-    """Where a data set's files are looked for, in order: each place itself, then its subfolder `name`."""
-    return [folder for root in _roots(data_dir) for folder in (root, root / name)]
-
-
-def cache_folders(name: str, data_dir: Path | None) -> list[Path]:
-    """Where a data set's files can be written, the place to try first first."""
-    return [root / name for root in _roots(data_dir)]
-
-
-def cache_folder(name: str, data_dir: Path | None) -> Path:
-    """Where a data set's files are downloaded to."""
-    return cache_folders(name, data_dir)[0]
-
-
-def find_first(name: str, data_dir: Path | None, candidates: Sequence[str]) -> Path | None:
-    """The first of these files or folders that is in one of the data set's places."""
-    places = [folder / candidate for folder in folders(name, data_dir) for candidate in candidates]
-    return next((place for place in places if place.exists()), None)
-
-
-def missing(title: str, name: str, data_dir: Path | None, files: str, *also: str) -> BadInput:
-    """The error for a data set that is nowhere: where it was looked for, and what to put where."""
-    looked = ", ".join(map(str, folders(name, data_dir)))
-    ways = [f"run 'feddbe data get {name}'", *also, f"or put {files} into {cache_folder(name, data_dir)}"]
-    return BadInput(f"{title} is in none of {looked}; {', '.join(ways)}")
 
 
 class _Interrupted(Exception):

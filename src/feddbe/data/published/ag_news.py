@@ -20,7 +20,8 @@ import torch
 
 from feddbe.data.dataset import Dataset
 from feddbe.data.files.cache import New, cached
-from feddbe.data.files.download import Progress, cache_folder, download, folders, missing
+from feddbe.data.files.download import Progress, download
+from feddbe.data.files.places import cache_folder, folders, missing
 from feddbe.data.text import LENGTH, tokenize
 from feddbe.errors import BadInput
 

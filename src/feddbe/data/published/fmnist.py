@@ -9,8 +9,9 @@ import numpy.typing as npt
 import torch
 
 from feddbe.data.dataset import Dataset
-from feddbe.data.files.download import Progress, cache_folder, download, folders, missing
+from feddbe.data.files.download import Progress, download
 from feddbe.data.files.idx import read_idx
+from feddbe.data.files.places import cache_folder, folders, missing
 from feddbe.errors import BadInput
 
 __all__ = ["find", "get", "load"]

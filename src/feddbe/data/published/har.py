@@ -23,7 +23,8 @@ import torch
 from feddbe.data.dataset import Arrangement, Dataset
 from feddbe.data.files.archives import DAMAGE, damaged, members
 from feddbe.data.files.cache import New, cached
-from feddbe.data.files.download import Progress, cache_folder, download, find_first, missing
+from feddbe.data.files.download import Progress, download
+from feddbe.data.files.places import cache_folder, find_first, missing
 from feddbe.errors import BadInput
 from feddbe.options import parameter
 

@@ -21,8 +21,9 @@ import numpy.typing as npt
 from feddbe.data.dataset import Dataset
 from feddbe.data.files.archives import DAMAGE, damaged
 from feddbe.data.files.cache import New, cached
-from feddbe.data.files.download import Progress, cache_folder, download, find_first, missing
+from feddbe.data.files.download import Progress, download
 from feddbe.data.files.images import images_of
+from feddbe.data.files.places import cache_folder, find_first, missing
 from feddbe.errors import BadInput
 
 __all__ = ["find", "get", "load"]

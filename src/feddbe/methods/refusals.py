@@ -1,10 +1,8 @@
-"""What personalized methods have in common."""
+"""Which add-ons personalized methods do not take, and why."""
 
 from __future__ import annotations
 
-from feddbe.methods.base import PERSONAL
-
-__all__ = ["NO_MR", "NO_PRBM", "PERSONAL", "TUNES", "TWO_MODELS"]
+__all__ = ["NO_MR", "NO_PRBM", "TUNES", "TWO_MODELS"]
 
 _OWN_WAY = "it personalises in its own way, a second one goes against it (--force allows it)"
 NO_PRBM = {"prbm": _OWN_WAY, "ft": _OWN_WAY}
