@@ -13,7 +13,7 @@ ROOMS = [
     "show", "api", "cli",
 ]  # fmt: skip
 """From the bottom to the top: a room may use those before it."""
-_BASE = ("errors", "seeds", "state")
+_BASE = ("errors", "paths", "seeds", "state")
 _OUTSIDE = ("", "__main__")
 """The package itself, which only names what is public."""
 

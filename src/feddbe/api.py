@@ -16,6 +16,7 @@ from feddbe.errors import BadInput, Diverged
 from feddbe.models import ModelSource
 from feddbe.options import config, defaults
 from feddbe.options.config import Asked, Config, pick_identity
+from feddbe.paths import expand
 from feddbe.results.document import RunDocument, score
 from feddbe.runs import folders, provenance, rounds, schedule
 from feddbe.runs.experiment import Experiment, label_counts, load_data, resolve_all
@@ -150,7 +151,7 @@ def _places(experiments: Sequence[Experiment], options: Config, *, single: bool)
     slugs = [folders.slug(experiment.name) for experiment in experiments]
     data = Path(experiments[0].task.dataset.name).stem
     if options.out:
-        root = Path(options.out).expanduser()
+        root = expand(options.out)
     elif options.resume:
         hashes = [experiment.config_hash for experiment in experiments]
         root = folders.newest(dict(zip(["."] if single else slugs, hashes, strict=True)))

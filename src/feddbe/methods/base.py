@@ -67,9 +67,7 @@ def refused(state: Iterable[str], allowed: Names, model: SplitModel) -> list[str
 
 def averaging(default: str = "samples") -> Any:
     """The option of every method that averages: with which weights."""
-    return parameter(
-        default, "weights of the average", choices=("samples", "uniform"), search="samples uniform"
-    )
+    return parameter(default, "weights of the average", choices=("samples", "uniform"))
 
 
 def average(uploads: Sequence[Upload], weights: str) -> State:

@@ -59,10 +59,10 @@ class FedGen(FedAvg):
     decay: float = parameter(0.98, "what is left of both after a round", above=0, high=1, search="0.98 1")
     diversity: float = parameter(1.0, "weight of the diversity loss", low=0, search="0 1")
     steps: int = parameter(50, "steps of the generator per round", low=1, search="50 1000")
-    gen_batch: int = parameter(128, "its batch size", low=2, search="32 128")
+    gen_batch: int = parameter(128, "its batch size", low=2, high=1_000_000, search="32 128")
     gen_lr: float = parameter(3e-4, "its learning rate (Adam)", above=0, search="0.0001 0.0003 0.005")
-    noise: int = parameter(32, "numbers of noise", low=1, search="32 512")
-    hidden: int = parameter(256, "its hidden units", low=1, search="256 512")
+    noise: int = parameter(32, "numbers of noise", low=1, high=100_000, search="32 512")
+    hidden: int = parameter(256, "its hidden units", low=1, high=100_000, search="256 512")
     lite: bool = parameter(False, "as the published experiments ran it")
     level: str = parameter("z", "what is generated", choices=("z", "z_g"))
 

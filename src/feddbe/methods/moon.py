@@ -50,7 +50,9 @@ class Moon(FedAvg):
 
     mu: float = parameter(1.0, "weight of the contrast", low=0, search="0.001 0.01 0.1 1 5 10")
     tau: float = parameter(0.5, "temperature", above=0, search="0.1 0.5 1")
-    projection: int = parameter(0, "width of the projection head; 0: none", low=0, search="0 256")
+    projection: int = parameter(
+        0, "width of the projection head; 0: none", low=0, high=100_000, search="0 256"
+    )
     contrast: str = parameter("z_g", "representation that is contrasted", choices=("z_g", "z"))
 
     def server_init(self, ctx: Context) -> State:

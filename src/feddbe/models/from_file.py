@@ -19,6 +19,7 @@ from torch import nn
 
 from feddbe.errors import BadInput, one_line, unknown
 from feddbe.models.cuts import Halves
+from feddbe.paths import expand
 
 __all__ = ["FromFile", "from_file", "names_file"]
 
@@ -59,7 +60,7 @@ def names_file(model: str) -> bool:
 def from_file(model: str) -> FromFile:
     """The builder that `FILE.py:FUNCTION` names."""
     place, _, function = model.rpartition(":") if not model.endswith(".py") else (model, "", "")
-    path = Path(place).expanduser()
+    path = expand(place)
     try:
         content = path.read_bytes()
     except OSError as error:

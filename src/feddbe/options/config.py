@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from feddbe.errors import BadInput, unknown
+from feddbe.errors import BadInput, one_line, unknown
 from feddbe.options.limits import Parameters, parameter
 
 __all__ = ["SECTIONS", "Asked", "Config", "Identity", "identity", "pick_identity", "read"]
@@ -156,8 +156,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"cannot read '{path}': {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"'{path}' is not valid TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # its own errors, bad UTF-8, numbers or nesting without end
+        raise BadInput(f"'{path}' is not valid TOML: {one_line(error)}") from error
     return _known(values, f"'{path}'")
 
 
@@ -174,5 +174,5 @@ def _toml_value(text: str) -> Any:
     """5 is a number, true a boolean, everything else text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text

@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ from feddbe.options import Parameters
 from feddbe.options.config import Config, identity
 from feddbe.options.defaults import Layers, Setting
 from feddbe.options.grammar import Named
+from feddbe.paths import expand
 from feddbe.state import sha256
 from feddbe.training.task import Task, Training
 
@@ -63,7 +63,7 @@ class Held(NamedTuple):
 
 def load_data(config: Config, dataset: Dataset | None = None) -> Held:
     """The data that the options name, or the one in memory, divided among clients."""
-    directory = Path(config.data_dir).expanduser() if config.data_dir else None
+    directory = expand(config.data_dir) if config.data_dir else None
     found = data.find(config.data, Layers(config.variant, "").of_parts())
     if dataset is None:
         dataset = data.load(str(found or config.data), directory)
@@ -72,7 +72,7 @@ def load_data(config: Config, dataset: Dataset | None = None) -> Held:
     config = dataclasses.replace(config, data=str(found or config.data))
     given = dataset.split if config.partition is None else None
     if config.split is not None:
-        given = load_split(Path(config.split).expanduser(), len(dataset))
+        given = load_split(expand(config.split), len(dataset))
         if config.partition is not None:
             raise BadInput("--split and --partition exclude each other: the file is the partition")
     if given is not None:

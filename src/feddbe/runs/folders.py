@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from feddbe.errors import BadInput, StoreError
+from feddbe.paths import expand
 from feddbe.runs.store import FILE, Store
 
 __all__ = ["RUNS", "find", "find_all", "listing", "newest", "none_left_empty", "numbered", "slug"]
@@ -80,7 +81,7 @@ def none_left_empty(places: Sequence[Path], *, made: bool) -> Iterator[None]:
 
 def find(run: str) -> Path:
     """The folder that a person means: a path, or a name in `runs/`."""
-    for folder in (Path(run).expanduser(), RUNS / run):
+    for folder in (expand(run), RUNS / run):
         if Store.is_run(folder):
             return folder
         if folder.name == FILE and folder.is_file():
@@ -91,7 +92,7 @@ def find(run: str) -> Path:
 
 def find_all(name: str) -> list[Path]:
     """The folder of the run that a person means, or those of all runs of a comparison."""
-    for folder in (Path(name).expanduser(), RUNS / name):
+    for folder in (expand(name), RUNS / name):
         if not Store.is_run(folder) and (
             inside := [path.parent for path in sorted(folder.glob(f"*/{FILE}"))]
         ):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from feddbe.errors import BadInput
+from feddbe.paths import expand
 
 __all__ = ["cache_folder", "cache_folders", "find_first", "folders", "missing"]
 
@@ -14,7 +15,7 @@ __all__ = ["cache_folder", "cache_folders", "find_first", "folders", "missing"]
 def _roots(data_dir: Path | None) -> list[Path]:
     named = [Path(place) for place in (data_dir, os.environ.get("FEDDBE_DATA")) if place]
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "feddbe"
-    return [root.expanduser() for root in (*named, home)]
+    return [expand(root) for root in (*named, home)]
 
 
 def folders(name: str, data_dir: Path | None) -> list[Path]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from feddbe.data.dataset import Dataset
 from feddbe.data.own.arrays import load_npz
 from feddbe.data.own.arrow import load_parquet
@@ -12,6 +10,7 @@ from feddbe.data.own.huggingface import is_saved, load_named, load_saved
 from feddbe.data.own.pfllib import is_pfllib, load_pfllib
 from feddbe.data.own.table import Choice, chosen, load_csv
 from feddbe.errors import BadInput
+from feddbe.paths import expand
 
 __all__ = ["FORMS", "load_own"]
 
@@ -21,7 +20,7 @@ FORMS = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER", "hf:NAME")
 def load_own(wanted: str) -> Dataset | None:
     """The data set at this path or name, of which `?label=...` may choose columns; None if it is no form."""
     place, _, query = wanted.partition("?")
-    path = Path(place).expanduser()
+    path = expand(place)
     kind, folder = path.suffix, path.is_dir()
     choice = chosen(query)
     if place.startswith("hf:"):

@@ -1,0 +1,50 @@
+"""Paths as users write them, and files whose numbers or nesting have no end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from feddbe.errors import BadInput
+from feddbe.methods import parse
+from feddbe.options.config import read
+from feddbe.paths import expand
+
+
+def test_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert expand("~/runs") == Path("/home/somebody/runs")
+    assert expand("a/~b") == Path("a/~b")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("~nosuchuser/x", "'~nosuchuser/x': there is no user"), ("a\0b", r"the path 'a\\x00b' has a NUL")],
+)
+def test_what_is_no_path_is_one_line(text: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said) as error:
+        expand(text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content", ["x = " + "[" * 3000 + "]" * 3000, "rounds = " + "9" * 5000, 'out = "\xff"'],
+    ids=["nested", "digits", "not UTF-8"],
+)  # fmt: skip
+def test_a_file_without_end_is_one_line(content: str, tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_bytes(content.encode("latin-1"))
+    with pytest.raises(BadInput, match=r"e\.toml' is not valid TOML: ") as error:
+        read([str(tmp_path / "e.toml")])
+    assert len(str(error.value)) < 400 + len(str(tmp_path))
+
+
+def test_sizes_that_no_memory_holds_are_refused() -> None:
+    for name in (
+        "fedgen(noise=1e12)",
+        "fedgen(hidden=1e12)",
+        "fedgen(gen_batch=1e12)",
+        "moon(projection=1e12)",
+    ):
+        with pytest.raises(BadInput, match="allowed: a whole number >= "):
+            parse(name)
