@@ -98,7 +98,8 @@ class Loop:
             missing = len(self.missing)
             if round:
                 self._write_evaluation(round - 1, replies)
-            replies = [reply for reply in replies if reply.client in set(cohort)]
+            working = set(cohort)
+            replies = [reply for reply in replies if reply.client in working]
             trained = {reply.client: self._net(reply) for reply in replies}
             store.write_rows(rows(round, {client: {"training": its} for client, its in trained.items()}))
             new = self._combined(ctx, replies) if replies else self.server
