@@ -27,8 +27,8 @@ PER_MODEL: dict[str, dict[str, Any]] = {
     "own": {"lr": 0.01, "mr": {"kappa": 1.0}},
 }
 """Published are cnn's, resnet18's and fasttext's kappa and mu, and cnn's lr; for har_cnn nothing is. `own` is
-a module of the user's. The other kappa of 1 were chosen on validation data, where 1 did better than the paper's
-criterion (`auto`); docs/results.md has both."""
+a module of the user's. The other kappa of 1 were chosen on validation data, where 1 did better than the
+paper's criterion (`auto`); docs/results.md has both."""
 
 OF_METHOD: dict[str, dict[str, float]] = {"scaffold": {"cnn_small": 0.05}}
 """Method -> model -> learning rate, where the one for all others is too large for it (docs/results.md)."""
