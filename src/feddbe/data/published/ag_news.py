@@ -25,7 +25,7 @@ from feddbe.data.files.places import cache_folder, folders, missing
 from feddbe.data.text import LENGTH, tokenize
 from feddbe.errors import BadInput
 
-__all__ = ["find", "found", "get", "load"]
+__all__ = ["find", "found", "get", "load", "sums"]
 
 URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 MD5 = {"train.csv": "b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "d52ea96a97a2d943681189a97654912d"}
@@ -86,11 +86,16 @@ def load(data_dir: Path | None) -> Dataset:
     )
 
 
-def get(data_dir: Path | None, progress: Progress | None = None) -> Path:
+def sums() -> dict[str, str | None]:
+    """The publisher's files and their sums."""
+    return {name: f"md5:{md5}" for name, md5 in MD5.items()}
+
+
+def get(data_dir: Path | None, progress: Progress | None = None, again: bool = False) -> Path:
     """Download the two files; what is already there and whole is kept."""
     folder = cache_folder("ag_news", data_dir)
     for name, md5 in MD5.items():
-        download(URL + name, folder / name, f"md5:{md5}", progress)
+        download(URL + name, folder / name, f"md5:{md5}", progress, again)
     return folder
 
 

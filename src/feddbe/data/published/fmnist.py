@@ -14,7 +14,7 @@ from feddbe.data.files.idx import read_idx
 from feddbe.data.files.places import cache_folder, folders, missing
 from feddbe.errors import BadInput
 
-__all__ = ["find", "get", "load"]
+__all__ = ["find", "get", "load", "sums"]
 
 URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 MD5 = {
@@ -75,9 +75,14 @@ def _pair(folder: Path, part: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[n
     return images, labels
 
 
-def get(data_dir: Path | None, progress: Progress | None = None) -> Path:
+def sums() -> dict[str, str | None]:
+    """The publisher's files and their sums."""
+    return {f"{name}.gz": f"md5:{md5}" for name, md5 in MD5.items()}
+
+
+def get(data_dir: Path | None, progress: Progress | None = None, again: bool = False) -> Path:
     """Download the four files; what is already there and whole is kept."""
     folder = cache_folder("fmnist", data_dir)
     for name, md5 in MD5.items():
-        download(f"{URL}{name}.gz", folder / f"{name}.gz", f"md5:{md5}", progress)
+        download(f"{URL}{name}.gz", folder / f"{name}.gz", f"md5:{md5}", progress, again)
     return folder

@@ -28,7 +28,7 @@ from feddbe.data.files.places import cache_folder, find_first, missing
 from feddbe.errors import BadInput
 from feddbe.options import parameter
 
-__all__ = ["Layout", "find", "get", "load", "scrambled"]
+__all__ = ["Layout", "find", "get", "load", "scrambled", "sums"]
 
 URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/00240/UCI%20HAR%20Dataset.zip"
 FOLDER = "UCI HAR Dataset"
@@ -76,10 +76,15 @@ def load(data_dir: Path | None) -> Dataset:
     )
 
 
-def get(data_dir: Path | None, progress: Progress | None = None) -> Path:
+def sums() -> dict[str, str | None]:
+    """The publisher's file, of which no sum is published."""
+    return {ARCHIVES[0]: None}
+
+
+def get(data_dir: Path | None, progress: Progress | None = None, again: bool = False) -> Path:
     """Download the archive, 61 MB; its publisher gives no checksum."""
     target = cache_folder("har", data_dir) / ARCHIVES[0]
-    download(URL, target, None, progress)
+    download(URL, target, None, progress, again)
     return target
 
 
