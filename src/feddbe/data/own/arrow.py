@@ -12,7 +12,7 @@ from feddbe.data.own.arrays import Array
 from feddbe.data.own.table import Choice, Table, as_dataset
 from feddbe.errors import BadInput, one_line
 
-__all__ = ["arrow_table", "load_parquet", "pyarrow"]
+__all__ = ["arrow_table", "load_parquet", "pyarrow", "validated"]
 
 
 def pyarrow(needed_by: str) -> Any:
@@ -30,10 +30,17 @@ def load_parquet(path: Path, choice: Choice) -> Dataset:
     from pyarrow import parquet
 
     try:
-        table = parquet.read_table(path, partitioning=None)
-    except (OSError, pa.ArrowException) as error:
+        table = validated(parquet.read_table(path, partitioning=None))
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise BadInput(f"cannot read {path}: {one_line(error)}") from None
     return as_dataset(arrow_table(table, str(path)), choice, path.name)
+
+
+def validated(table: Any) -> Any:
+    """The table, if its offsets lie inside its values and its text is UTF-8: Arrow itself trusts a file, and
+    follows a damaged offset out of memory."""
+    table.validate(full=True)
+    return table
 
 
 def arrow_table(table: Any, where: str) -> Table:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from feddbe.data.dataset import Dataset
-from feddbe.data.own.arrow import arrow_table, pyarrow
+from feddbe.data.own.arrow import arrow_table, pyarrow, validated
 from feddbe.data.own.table import Choice, as_dataset, label_column
 from feddbe.errors import BadInput, one_line
 
@@ -44,7 +44,7 @@ def _saved(folder: Path, pa: Any) -> Any:
     tables = []
     for about in state["_data_files"]:
         with pa.memory_map(str(folder / Path(about["filename"]).name)) as file:
-            tables.append(pa.ipc.open_stream(file).read_all())
+            tables.append(validated(pa.ipc.open_stream(file).read_all()))
     return pa.concat_tables(tables)
 
 
@@ -58,7 +58,7 @@ def load_named(name: str, choice: Choice) -> Dataset:
         ) from None
     try:
         found = datasets.load_dataset(name, choice.config or None)
-        splits = {split: rows.with_format("arrow")[:] for split, rows in found.items()}
+        splits = {split: validated(rows.with_format("arrow")[:]) for split, rows in found.items()}
     except Exception as error:  # network, names, files: the library raises all kinds
         raise BadInput(f"cannot load hf:{name}: {one_line(error)}") from None
     return _merged(splits, choice, f"hf:{name}", f"hf:{name}")
