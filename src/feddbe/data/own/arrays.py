@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ import numpy.typing as npt
 import torch
 
 from feddbe.data.dataset import Dataset
+from feddbe.data.files.archives import check_zip
+from feddbe.data.files.places import plain
 from feddbe.errors import BadInput
 
 __all__ = ["Array", "clients_of", "labels_of", "load_npz", "made", "open_npz", "samples_of"]
@@ -43,10 +46,14 @@ def open_npz(path: Path) -> Iterator[Mapping[str, Array]]:
 
     Only look arrays up inside the `with`: any other error there is taken for damage to the file.
     """
+    plain(path)
     try:
         with path.open("rb") as file:
             if file.read(2) != b"PK":
                 raise BadInput(f"{path} is not an .npz file; write one with numpy.savez")
+            file.seek(0)
+            with zipfile.ZipFile(file) as archive:
+                check_zip(archive, path)
             file.seek(0)
             with np.load(file, allow_pickle=False) as arrays:
                 yield arrays

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from feddbe.data.dataset import Dataset
+from feddbe.data.files.places import plain
 from feddbe.data.own.arrays import load_npz
 from feddbe.data.own.arrow import load_parquet
 from feddbe.data.own.folder import load_folder
@@ -24,6 +25,7 @@ def load_own(wanted: str) -> Dataset | None:
     path = Path(place).expanduser()
     kind, folder = path.suffix, path.is_dir()
     choice = chosen(query)
+    plain(path)
     if place.startswith("hf:"):
         return load_named(place.removeprefix("hf:"), choice)
     if folder and is_saved(path):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from feddbe.data.dataset import Dataset
+from feddbe.data.files.places import plain
 from feddbe.data.own.arrow import arrow_table, pyarrow, validated
 from feddbe.data.own.table import Choice, as_dataset, label_column
 from feddbe.errors import BadInput, one_line
@@ -40,10 +41,13 @@ def load_saved(folder: Path, choice: Choice) -> Dataset:
 
 
 def _saved(folder: Path, pa: Any) -> Any:
+    plain(folder / "state.json")
     state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     tables = []
     for about in state["_data_files"]:
-        with pa.memory_map(str(folder / Path(about["filename"]).name)) as file:
+        path = folder / Path(about["filename"]).name
+        plain(path)
+        with pa.memory_map(str(path)) as file:
             tables.append(validated(pa.ipc.open_stream(file).read_all()))
     return pa.concat_tables(tables)
 

@@ -11,6 +11,7 @@ import csv
 import gzip
 import lzma
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import TextIO
 from zlib import error as ZlibError
@@ -31,6 +32,8 @@ URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_
 MD5 = {"train.csv": "b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "d52ea96a97a2d943681189a97654912d"}
 ROWS = (120_000, 7_600)
 CLASSES = ("1", "2", "3", "4")
+_LIMIT = 100_000_000
+"""Bytes of an unpacked file, generously: there are 29 MB."""
 _UNREADABLE = (OSError, EOFError, lzma.LZMAError, ZlibError, UnicodeDecodeError, csv.Error)
 
 
@@ -106,11 +109,16 @@ def _note(train: int, test: int) -> str:
 
 
 def _open(path: Path) -> TextIO:
+    """The text of a file, at most `_LIMIT` bytes of it."""
     if path.suffix == ".xz":
-        return lzma.open(path, "rt", encoding="utf-8", newline="")
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
+        with lzma.open(path) as packed:
+            content = packed.read(_LIMIT + 1)
+    else:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read(_LIMIT + 1)
+    if len(content) > _LIMIT:
+        raise OSError(f"it has more than the {_LIMIT} bytes that were expected")
+    return StringIO(content.decode(), newline="")
 
 
 def _lines(path: Path) -> int:
