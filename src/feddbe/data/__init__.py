@@ -78,7 +78,7 @@ SOURCES: dict[str, Source] = {
 def find(text: str, defaults: grammar.Defaults | None = None) -> grammar.Named[Arrangement] | None:
     """The known data set that `text` names, with its options; None if that may be a user's own."""
     name = text.partition("(")[0].strip()
-    if name not in SOURCES or (name != text and Path(text).expanduser().exists()):
+    if name not in SOURCES or (name != text and Path(text).exists()):
         return None
     return grammar.find("data set", text, {name: SOURCES[name].options}, defaults)
 

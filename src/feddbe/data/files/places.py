@@ -6,15 +6,15 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from feddbe.errors import BadInput
+from feddbe.errors import BadInput, one_line, short
 
-__all__ = ["cache_folder", "cache_folders", "find_first", "folders", "missing", "plain"]
+__all__ = ["cache_folder", "cache_folders", "find_first", "folders", "missing", "plain", "usable"]
 
 
 def _roots(data_dir: Path | None) -> list[Path]:
-    named = [Path(place) for place in (data_dir, os.environ.get("FEDDBE_DATA")) if place]
+    named = [place for place in (data_dir, os.environ.get("FEDDBE_DATA")) if place]
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "feddbe"
-    return [root.expanduser() for root in (*named, home)]
+    return [usable(root) for root in (*named, home)]
 
 
 def folders(name: str, data_dir: Path | None) -> list[Path]:
@@ -49,3 +49,17 @@ def plain(path: Path) -> None:
     """Refuse what is neither file nor folder: opening a pipe waits for ever, a device has no end."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise BadInput(f"{path} is neither a file nor a folder; data is read from these only")
+
+
+def usable(place: str | Path) -> Path:
+    """A path with its ~ replaced, that can be opened, printed and kept in a run's file."""
+    try:
+        str(place).encode()
+        if "\0" in str(place):
+            raise ValueError("it has a character 0")
+        return Path(place).expanduser()
+    except UnicodeEncodeError:
+        reason = "it is not UTF-8"
+    except (ValueError, RuntimeError) as error:
+        reason = one_line(error).rstrip(".")
+    raise BadInput(f"cannot use the path '{short(place)}': {reason}; give another, or rename it")

@@ -10,7 +10,7 @@ import numpy as np
 from feddbe.data.dataset import Dataset
 from feddbe.data.own.arrays import Array
 from feddbe.data.own.table import Choice, Table, as_dataset
-from feddbe.errors import BadInput, one_line
+from feddbe.errors import BadInput, one_line, short
 
 __all__ = ["arrow_table", "load_parquet", "pyarrow", "validated"]
 
@@ -58,7 +58,7 @@ def arrow_table(table: Any, where: str) -> Table:
             kind = column.type
         if column.null_count:
             row = column.is_null().to_pylist().index(True)
-            raise BadInput(f"column '{name}' of {where} has no value in row {row}; fill it in")
+            raise BadInput(f"column '{short(name)}' of {where} has no value in row {row}; fill it in")
         types = pa.types
         if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
             return np.asarray(column.to_numpy())
@@ -67,8 +67,8 @@ def arrow_table(table: Any, where: str) -> Table:
             values[:] = column.to_pylist()
             return values
         raise BadInput(
-            f"column '{name}' of {where} holds {kind}; accepted are numbers, text and images: choose others "
-            "with ?x=COLUMN,COLUMN"
+            f"column '{short(name)}' of {where} holds {short(kind)}; accepted are numbers, text and "
+            "images: choose others with ?x=COLUMN,COLUMN"
         )
 
     return Table(where, table.column_names, read)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from feddbe.data.dataset import Dataset
-from feddbe.data.files.places import plain
+from feddbe.data.files.places import plain, usable
 from feddbe.data.own.arrays import load_npz
 from feddbe.data.own.arrow import load_parquet
 from feddbe.data.own.folder import load_folder
 from feddbe.data.own.huggingface import is_saved, load_named, load_saved
 from feddbe.data.own.pfllib import is_pfllib, load_pfllib
 from feddbe.data.own.table import Choice, chosen, load_csv
-from feddbe.errors import BadInput
+from feddbe.errors import BadInput, short
 
 __all__ = ["FORMS", "load_own"]
 
@@ -22,7 +20,7 @@ FORMS = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER", "hf:NAME")
 def load_own(wanted: str) -> Dataset | None:
     """The data set at this path or name, of which `?label=...` may choose columns; None if it is no form."""
     place, _, query = wanted.partition("?")
-    path = Path(place).expanduser()
+    path = usable(place)
     kind, folder = path.suffix, path.is_dir()
     choice = chosen(query)
     plain(path)
@@ -35,7 +33,7 @@ def load_own(wanted: str) -> Dataset | None:
     if kind == ".parquet":
         return load_parquet(path, choice)
     if choice != Choice():
-        raise BadInput(f"'?{query}' chooses columns, but '{place}' has none; leave it out")
+        raise BadInput(f"'?{short(query)}' chooses columns, but '{place}' has none; leave it out")
     if kind == ".npz":
         return load_npz(path)
     if folder:
