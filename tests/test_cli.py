@@ -655,7 +655,7 @@ COMMANDS = {
     "show": ["--when", "--json"],
     "methods": ["--json"],
     "data list": ["--data-dir", "--json"],
-    "data get": ["--data-dir"],
+    "data get": ["--again", "--data-dir"],
     "data show": [*DATA, "--json", "--save", "--plot"],
     "data plots": ["--data-dir"],
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from feddbe.errors import BadInput, Diverged, FeddbeError, StoreError, unknown
+from feddbe.errors import BadInput, Diverged, FeddbeError, StoreError, one_line, short, unknown
 
 
 def test_an_unknown_name_comes_with_the_nearest_and_all_allowed_ones() -> None:
@@ -22,3 +22,11 @@ def test_a_divergence_survives_the_way_from_a_worker() -> None:
 
 def test_exit_codes() -> None:
     assert [e.exit_code for e in (FeddbeError, BadInput, StoreError, Diverged)] == [2, 2, 2, 3]
+
+
+def test_what_is_quoted_is_short_and_can_be_printed() -> None:
+    assert short("as it is") == "as it is"
+    assert short("a\nb\0\udcff") == "a?b??"
+    assert short("a" * 150 + "b" * 10**6 + "c" * 50) == "a" * 150 + " ... " + "c" * 50
+    assert len(one_line(ValueError("x" * 10**6))) < 600
+    assert len(str(unknown("method", "x" * 10**6, ["fedavg"]))) < 300

@@ -20,7 +20,11 @@ def test_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("~nosuchuser/x", "'~nosuchuser/x': there is no user"), ("a\0b", r"the path 'a\\x00b' has a NUL")],
+    [
+        ("~nosuchuser/x", "cannot use the path '~nosuchuser/x': Could not determine home directory;"),
+        ("a\0b", "cannot use the path 'a.b': it has a NUL character in it;"),
+        ("a\udcffb", "cannot use the path 'a.b': it is not UTF-8;"),
+    ],
 )
 def test_what_is_no_path_is_one_line(text: str, said: str) -> None:
     with pytest.raises(BadInput, match=said) as error:

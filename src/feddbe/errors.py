@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["BadInput", "Diverged", "FeddbeError", "StoreError", "one_line", "unknown"]
+__all__ = ["BadInput", "Diverged", "FeddbeError", "StoreError", "one_line", "short", "unknown"]
 
 
 class FeddbeError(Exception):
@@ -41,11 +41,19 @@ class Diverged(FeddbeError):
 def unknown(kind: str, value: str, allowed: Iterable[str]) -> BadInput:
     """The error for a name that is not in `allowed`, with the nearest one that is."""
     names = sorted(allowed)
-    near = get_close_matches(value, names, n=1)
+    near = get_close_matches(value[:100], names, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
-    return BadInput(f"unknown {kind} '{value}'; {hint}allowed: {', '.join(names)}")
+    return BadInput(f"unknown {kind} '{short(value)}'; {hint}allowed: {', '.join(names)}")
 
 
 def one_line(error: Exception) -> str:
     """What somebody else's error says first; its kind if it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return short((str(error).strip().splitlines() or [type(error).__name__])[0], 500)
+
+
+def short(text: object, most: int = 200) -> str:
+    """Somebody else's text as it is quoted in an error: what cannot be printed as ?, its middle left out."""
+    whole = str(text)
+    if len(whole) > most:
+        whole = f"{whole[: most * 3 // 4]} ... {whole[-most // 4 :]}"
+    return "".join(letter if letter.isprintable() else "?" for letter in whole)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from feddbe.errors import BadInput
+from feddbe.errors import BadInput, one_line, short
 
 __all__ = ["expand"]
 
 
 def expand(text: str | Path) -> Path:
-    """The path, with the user's home folder for a `~` at its beginning."""
-    if "\0" in str(text):
-        raise BadInput(f"the path {str(text)!r} has a NUL character in it")
+    """The path, with the user's home folder for a `~` at its beginning, if it can be opened, printed and kept
+    in a run's file."""
     try:
+        str(text).encode()
+        if "\0" in str(text):
+            raise ValueError("it has a NUL character in it")
         return Path(text).expanduser()
-    except RuntimeError as error:
-        raise BadInput(f"'{text}': there is no user of that name here, so no home folder") from error
+    except UnicodeEncodeError:
+        reason = "it is not UTF-8"
+    except (ValueError, RuntimeError) as error:
+        reason = one_line(error).rstrip(".")
+    raise BadInput(f"cannot use the path '{short(text)}': {reason}; give another, or rename it")

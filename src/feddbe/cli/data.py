@@ -42,9 +42,10 @@ def _list(data_dir: Path | None, as_json: bool) -> int:
 
 @group.command("get")
 @click.argument("name", cls=Argument, help="data set")
+@click.option("--again", is_flag=True, help="fetch it anew, also if it is there")
 @_DATA_DIR
-def _get(name: str, data_dir: Path | None) -> int:
-    """Download a data set from its publisher, unless it is there."""
+def _get(name: str, again: bool, data_dir: Path | None) -> int:
+    """Download a data set from its publisher; if it is there, verify it."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -54,11 +55,15 @@ def _get(name: str, data_dir: Path | None) -> int:
         raise unknown("data set", name, data.SOURCES)
     source = data.SOURCES[name]
     place = source.found(data_dir)
-    if place is None and source.get is not None:
+    if source.get is None:
+        print(f"{name}: {place}")
+        return 0
+    if place is None or again:
         with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bars:
             task = bars.add_task(name)
-            place = str(source.get(data_dir, lambda done, of: bars.update(task, completed=done, total=of)))
-    print(f"{name}: {place}")
+            source.get(data_dir, lambda done, of: bars.update(task, completed=done, total=of), again)
+        place = source.found(data_dir)  # not where it was put: another place may come first
+    print(f"{name}: {place} ({source.verified(data_dir)})")
     return 0
 
 

@@ -37,8 +37,19 @@ class Source:
         place = getattr(self._reader, "found", self._reader.find)(data_dir)
         return None if place is None else str(place)
 
+    def verified(self, data_dir: Path | None) -> str:
+        """What is known of the publisher's files that are there, in words; one that is damaged raises."""
+        from feddbe.data.files.download import verify
+
+        place = self._reader.find(data_dir)
+        first = place[0] if isinstance(place, list) else Path(place)
+        folder = first if first.is_dir() else first.parent
+        files = {folder / name: checksum for name, checksum in self._reader.sums().items()}
+        said = {verify(path, checksum) for path, checksum in files.items() if path.is_file()}
+        return max(said, key=len, default="not verified: these are not the publisher's files")
+
     @property
-    def get(self) -> Callable[[Path | None, Progress | None], Path] | None:
+    def get(self) -> Callable[[Path | None, Progress | None, bool], Path] | None:
         """Downloads it and tells where it is now; None if there is nothing to download."""
         return getattr(self._reader, "get", None)
 

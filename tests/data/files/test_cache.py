@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from feddbe.data.dataset import Dataset
+from feddbe.data.files import cache
 from feddbe.data.files.cache import Cached, New, cached
 from feddbe.errors import BadInput
 
@@ -131,6 +132,42 @@ def test_what_is_not_whole_is_built_again(source: Path, damage: Callable[[Path],
     assert take(source, build).arrays["y"].tolist() == [7, 2]
     assert build.times == 2
     assert [path.name for path in home(source).iterdir()] == ["arrays.cache"]
+
+
+def rot(folder: Path, array: str) -> None:
+    """One bit of the values, and the time is kept."""
+    path = folder / f"{array}.npy"
+    before, content = path.stat(), bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("array", ["x", "y"])
+def test_bytes_that_rot_are_noticed(source: Path, array: str, caplog: pytest.LogCaptureFixture) -> None:
+    build = Builder()
+    take(source, build)
+    rot(home(source) / "arrays.cache", array)
+    found = take(source, build)
+    assert (found.arrays["x"].tolist(), found.arrays["y"].tolist()) == (X.tolist(), [7, 2])
+    assert "arrays.cache is damaged" in caplog.text
+
+
+def test_large_arrays_are_verified_once_after_a_start(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_SMALL", 16)  # y has 16 bytes, x has 24
+    monkeypatch.setattr(cache, "_BOOT", source.parent / "boot")
+    cache._BOOT.write_text("first\n")
+    build = Builder()
+    take(source, build)
+    rot(home(source) / "arrays.cache", "x")
+    take(source, build)
+    assert build.times == 1, "believed: it was verified when it was built"
+    cache._BOOT.write_text("second\n")
+    take(source, build)
+    assert build.times == 2
+    rot(home(source) / "arrays.cache", "y")
+    take(source, build)
+    assert build.times == 3, "small ones are read each time"
 
 
 def test_another_source_is_built_again(source: Path) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
-from feddbe.data.files.download import download
+from feddbe.data.files.download import download, verify
 from feddbe.data.files.places import cache_folder, folders
 from feddbe.errors import BadInput
 
@@ -94,7 +98,12 @@ def check(target: Path) -> None:
     """The file, its sum, and no part left over."""
     assert target.read_bytes() == BODY
     assert (target.parent / "file.bin.sha256").read_text() == f"{SHA256}  file.bin\n"
-    assert sorted(path.name for path in target.parent.iterdir()) == ["file.bin", "file.bin.sha256"]
+    assert names(target) == ["file.bin", "file.bin.sha256"]
+
+
+def names(target: Path) -> list[str]:
+    """What is beside the file; its lock stays, as who waits for it has it open."""
+    return sorted(path.name for path in target.parent.iterdir() if path.name != ".file.bin.lock")
 
 
 @pytest.mark.parametrize("checksum", [None, f"md5:{MD5}", f"sha256:{SHA256}"])
@@ -224,7 +233,7 @@ def test_wrong_sum_removes_the_part(server: Server, target: Path) -> None:
     message = str(caught.value)
     assert "\n" not in message
     assert f"file.bin from {server.url} has the checksum md5:{MD5}, expected md5:{'0' * 32}" in message
-    assert list(target.parent.iterdir()) == []
+    assert names(target) == []
 
 
 def test_wrong_sum_leaves_an_older_file_alone(server: Server, target: Path) -> None:
@@ -243,6 +252,74 @@ def test_a_file_that_is_right_is_not_fetched_again(server: Server, target: Path)
     check(target)
 
 
+def fetch_in_a_process(url: str, target: Path, checksum: str | None) -> None:
+    assert download(url, target, checksum) == SHA256
+
+
+@pytest.mark.parametrize("checksum", [None, f"md5:{MD5}"])
+def test_of_many_at_once_one_fetches_and_the_others_find_it(
+    server: Server, target: Path, checksum: str | None
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=fetch_in_a_process, args=(server.url, target, checksum)) for _ in range(3)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert server.asked == [None]
+    check(target)
+
+
+def test_who_comes_second_waits_and_says_so(
+    server: Server, target: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target.parent.mkdir()
+    lock = FileLock(target.parent / ".file.bin.lock")
+    with ThreadPoolExecutor() as threads:
+        with lock:
+            second = threads.submit(download, server.url, target, f"md5:{MD5}")
+            while "another process downloads" not in caplog.text:
+                assert not second.done()
+                time.sleep(0.01)
+            target.write_bytes(BODY)
+        assert second.result(60) == SHA256
+    assert server.asked == []
+
+
+def test_again_fetches_what_is_there_and_forgets_the_part(server: Server, target: Path) -> None:
+    download(server.url, target, f"md5:{MD5}")
+    (target.parent / "file.bin.part").write_bytes(BODY[:10])
+    download(server.url, target, f"md5:{MD5}", again=True)
+    assert server.asked == [None, None]
+    check(target)
+
+
+@pytest.mark.parametrize("checksum", [None, f"md5:{MD5}"])
+def test_verify_finds_damage_to_what_was_downloaded(
+    server: Server, target: Path, checksum: str | None
+) -> None:
+    download(server.url, target, checksum)
+    assert verify(target, checksum) == ("verified" if checksum else "unchanged since it was downloaded")
+    target.write_bytes(BODY[:-1] + b"!")
+    with pytest.raises(
+        BadInput, match=r"file.bin is damaged: it has the checksum .*; fetch it anew with --again"
+    ):
+        verify(target, checksum)
+    download(server.url, target, checksum)
+    check(target)
+
+
+def test_verify_knows_what_it_does_not_know(target: Path) -> None:
+    """A file from elsewhere, such as Debian's, may be packed otherwise."""
+    target.parent.mkdir()
+    target.write_bytes(b"packed otherwise")
+    assert verify(target, f"md5:{MD5}") == "not verified: its checksum is not the published one"
+    assert verify(target, None) == "not verified: there is no checksum"
+
+
 def test_404(server: Server, target: Path) -> None:
     server.status = {0: 404}
     with pytest.raises(BadInput) as caught:
@@ -252,7 +329,7 @@ def test_404(server: Server, target: Path) -> None:
     assert "\n" not in message
     assert f"cannot fetch {server.url} (the server answers 404 Not Found)" in message
     assert message.endswith(f"fetch file.bin from there by other means and put it at {target}")
-    assert list(target.parent.iterdir()) == []
+    assert names(target) == []
 
 
 def test_connection_refused(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

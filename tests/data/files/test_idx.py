@@ -20,8 +20,8 @@ BYTES = b"\0\0\x08\x03" + struct.pack(">3I", 2, 3, 4) + bytes(range(24))
 def test_read(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"  # told apart by content, not by name
     path.write_bytes(content)
-    assert np.array_equal(read_idx(path), VALUES)
-    assert read_idx(path).dtype == np.uint8
+    assert np.array_equal(read_idx(path, 100), VALUES)
+    assert read_idx(path, 100).dtype == np.uint8
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,11 @@ def test_refuses(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(BadInput, match=message) as caught:
-        read_idx(path)
+        read_idx(path, 100)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_missing(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"cannot read .*absent.*No such file"):
-        read_idx(tmp_path / "absent")
+        read_idx(tmp_path / "absent", 100)

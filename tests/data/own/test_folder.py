@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -95,4 +97,36 @@ def test_refuses(tmp_path: Path, change: Any, message: str) -> None:
 def test_one_class_is_not_enough(tmp_path: Path) -> None:
     put(tmp_path / "cat/1.png", 0)
     with pytest.raises(BadInput, match="has 1 folders with images; at least 2 classes are needed"):
+        load(tmp_path)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 4\n%%EndComments\nshowpage\n"
+
+
+def test_no_picture_is_handed_to_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow would start Ghostscript for EPS, whatever the file is called."""
+
+    def start(*given: Any, **more: Any) -> None:
+        raise AssertionError(f"a process is started: {given}")
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", start)
+    (pets(tmp_path) / "dog" / "0.png").write_bytes(EPS)
+    with pytest.raises(BadInput, match=r"cannot read the image .*0\.png: cannot identify image file"):
+        load(tmp_path)
+    with pytest.raises(BadInput, match="cannot identify image file"):
+        decode([EPS], ["in memory"])
+
+
+def test_a_picture_that_claims_too_much_is_not_decoded() -> None:
+    """24 kB that would take 25 million pixels."""
+    file = io.BytesIO()
+    Image.new("1", (5000, 5000)).save(file, "png")
+    assert len(file.getvalue()) < 30_000
+    with pytest.raises(BadInput, match=r"a: it has 5000x5000 pixels, at most 16777216 are read"):
+        decode([file.getvalue()], ["a"])
+
+
+def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(pets(tmp_path) / "dog" / "0.png")
+    with pytest.raises(BadInput, match=r"0\.png: it is not a plain file"):
         load(tmp_path)

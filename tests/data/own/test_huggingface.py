@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,58 @@ def test_refuses(tmp_path: Path) -> None:
     (tmp_path / "train" / "data-00000-of-00001.arrow").write_bytes(b"damaged")
     with pytest.raises(BadInput, match="cannot read the data set in ") as caught:
         load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+FLIPS = """
+import sys
+sys.path[:] = {path!r}
+import random, warnings
+from pathlib import Path
+from feddbe.data import load
+from feddbe.errors import BadInput
+folder = Path({folder!r})
+(file,) = folder.glob("*.arrow")
+good = file.read_bytes()
+for seed in range(60):
+    dice = random.Random(seed)
+    bad = bytearray(good)
+    for _ in range(dice.choice([1, 8])):
+        bad[dice.randrange(len(bad))] ^= 1 << dice.randrange(8)
+    file.unlink()  # what was mapped before stays as it was
+    file.write_bytes(bad)
+    try:
+        load(f"{{folder}}?x=text")
+        print("read")
+    except BadInput as error:
+        assert len(str(error).splitlines()) == 1, str(error)
+        print("refused")
+"""
+
+
+def test_damaged_files_are_refused_or_read_but_never_end_the_process(tmp_path: Path) -> None:
+    words = [" ".join("abcdefgh"[: k % 8 + 1]) for k in range(200)]
+    put(tmp_path, {"text": words, "label": [k % 3 for k in range(200)], "kind": ["x", "y"] * 100})
+    code = FLIPS.format(path=sys.path, folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.returncode} {done.stderr[-500:]}"
+    said = done.stdout.split()
+    assert len(said) == 60
+    assert said.count("refused") > 10
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+def test_text_that_is_not_utf8_is_one_line(tmp_path: Path, form: str) -> None:
+    text = pyarrow.array([b"a", b"\xff\xfe", b"b"]).view(pyarrow.string())
+    columns = {"text": text, "label": [0, 1, 1]}
+    where = tmp_path
+    if form == "arrow":
+        put(tmp_path, columns)
+    else:
+        where = tmp_path / "bad.parquet"
+        pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(columns), where)
+    with pytest.raises(BadInput, match=r"cannot read .*UTF8") as caught:
+        load(where)
     assert "\n" not in str(caught.value)
 
 

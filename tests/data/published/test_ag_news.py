@@ -155,7 +155,9 @@ def test_a_damaged_archive_is_named(tmp_path: Path, nowhere: Path, ending: str) 
         ag_news.load(tmp_path / "data")
 
 
-def test_get(tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get(
+    tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     publisher = write(tmp_path / "publisher")
     sums = {name: hashlib.md5((publisher / name).read_bytes()).hexdigest() for name in ag_news.MD5}
     with serving(publisher) as url:
@@ -164,8 +166,16 @@ def test_get(tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> 
             ag_news.get(None)
         monkeypatch.setattr(ag_news, "MD5", sums)
         folder = ag_news.get(None)
-    assert folder == nowhere / ".cache" / "feddbe" / "ag_news"
-    assert len(ag_news.load(None)) == 3
+        assert folder == nowhere / ".cache" / "feddbe" / "ag_news"
+        assert len(ag_news.load(None)) == 3
+        assert main(["data", "get", "ag_news"]) == 0
+        assert capsys.readouterr().out.endswith("(verified)\n")
+        content = (folder / "test.csv").read_bytes()
+        (folder / "test.csv").write_bytes(content[:-2] + b"!\n")
+        assert main(["data", "get", "ag_news"]) == 2
+        assert "test.csv is damaged" in capsys.readouterr().err
+        assert main(["data", "get", "ag_news", "--again"]) == 0
+    assert (folder / "test.csv").read_bytes() == content
 
 
 class serving:

@@ -12,11 +12,16 @@ import zlib
 from collections.abc import Iterator
 from lzma import LZMAError
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Self
 
 from feddbe.errors import BadInput
 
-__all__ = ["DAMAGE", "damaged", "members"]
+__all__ = ["DAMAGE", "check_zip", "damaged", "members"]
+
+_MEMBERS = 10_000
+_NAME = 1 << 16
+"""Bytes of a long name in a tar archive, which is read before its size could be counted."""
+_UNPACKED, _RATIO = 1 << 28, 100
 
 DAMAGE = (
     tarfile.TarError,
@@ -52,6 +57,13 @@ def members(archive: Path, limit: int) -> Iterator[tuple[str, IO[bytes]]]:
         yield name, content
 
 
+def check_zip(archive: zipfile.ZipFile, path: Path) -> None:
+    """Refuse a user's zip that would unpack to more than 256 MB and than a hundred times what it holds."""
+    size, held = sum(info.file_size for info in archive.infolist()), path.stat().st_size
+    if size > max(_UNPACKED, _RATIO * held):
+        raise BadInput(f"{path} has {held} bytes and would unpack to {size}; write it without compression")
+
+
 def _zipped(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
     with zipfile.ZipFile(archive) as opened:
         for info in opened.infolist():
@@ -63,11 +75,24 @@ def _zipped(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
 
 
 def _tarred(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
-    with tarfile.open(archive) as tar:
-        for member in tar:
+    with tarfile.open(archive, tarinfo=_Info) as tar:
+        for number, member in enumerate(tar):
+            if number == _MEMBERS:
+                raise BadInput(f"{archive} has more than {_MEMBERS} entries; fetch it again")
             if member.isdir():
                 continue
             found = tar.extractfile(member) if member.isfile() else None
             if found is None:
                 raise BadInput(f"{archive} has a link or device, '{member.name}'; only plain files are read")
             yield member.name, member.size, found
+
+
+class _Info(tarfile.TarInfo):
+    """An entry; those that hold a name or attributes of the next one must be small."""
+
+    @classmethod
+    def frombuf(cls, *given: Any, **more: Any) -> Self:
+        entry = super().frombuf(*given, **more)
+        if entry.size > _NAME and not (entry.isfile() or entry.isdir()):
+            raise tarfile.TarError(f"a name or attributes of {entry.size} bytes")
+        return entry

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from feddbe.errors import BadInput
+from filelock import FileLock, Timeout
 
-__all__ = ["Progress", "download"]
+from feddbe.errors import BadInput, one_line
+
+__all__ = ["Progress", "download", "verify"]
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes of this file that are here and, if the server says so, the bytes in all."""
@@ -29,33 +32,41 @@ class _Interrupted(Exception):
     """The connection failed in a way that another try may mend."""
 
 
-def download(url: str, target: Path, checksum: str | None = None, progress: Progress | None = None) -> str:
+def download(
+    url: str,
+    target: Path,
+    checksum: str | None = None,
+    progress: Progress | None = None,
+    again: bool = False,
+) -> str:
     """Fetch `url` to `target`, going on where an earlier try stopped; returns the file's SHA-256.
 
     `checksum` is "md5:HEX" or "sha256:HEX". The bytes gather in `target.part`, which gets its name only
-    when length and sum are right; the SHA-256 is kept beside it in `target.sha256`.
+    when length and sum are right; the SHA-256 is kept beside it in `target.sha256`. One process at a time:
+    who comes second waits, and finds the file there. `again` fetches also what is there and right.
     """
-    part, record = (target.with_name(target.name + suffix) for suffix in (".part", ".sha256"))
+    part = target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if target.exists() and checksum and _sum(target, checksum) == checksum:
-            return _recorded(target, record)
-        if checksum is None:
-            part.unlink(missing_ok=True)  # without a sum nobody would notice that two versions got mixed
-        _fetch(url, target, part, progress)
-        got = _sum(part, checksum) if checksum else None
-        if got != checksum:
-            part.unlink()
-            raise BadInput(
-                f"{target.name} from {url} has the checksum {got}, expected {checksum}; the download was "
-                "removed, try again later or fetch the file from elsewhere"
-            )
-        part.replace(target)
-        sha256 = _recorded(target, record)
+        with _alone(target):
+            if target.exists() and not again and _is_right(target, checksum):
+                return _recorded(target, checksum)
+            if checksum is None or again:
+                part.unlink(missing_ok=True)  # without a sum nobody would notice that two versions got mixed
+            _fetch(url, target, part, progress)
+            got = _sums(part, checksum)[0] if checksum else None
+            if got != checksum:
+                part.unlink()
+                raise BadInput(
+                    f"{target.name} from {url} has the checksum {got}, expected {checksum}; the download was "
+                    "removed, try again later or fetch the file from elsewhere"
+                )
+            part.replace(target)
+            sha256 = _recorded(target, checksum)
         if checksum is None:
             _log.warning(
                 "feddbe: %s is not verified, its publisher gives no checksum; its SHA-256 %s is kept in %s",
-                target, sha256, record.name,
+                target, sha256, _record(target).name,
             )  # fmt: skip
         return sha256
     except OSError as error:
@@ -64,18 +75,76 @@ def download(url: str, target: Path, checksum: str | None = None, progress: Prog
         ) from None
 
 
-def _sum(path: Path, kind: str) -> str:
-    algorithm = kind.partition(":")[0]
-    digest = hashlib.new(algorithm, usedforsecurity=False)
+def verify(path: Path, checksum: str | None) -> str:
+    """What is known of a file that is there already, in words: "verified", or why it cannot be.
+
+    A file that was downloaded (its SHA-256 is beside it) and is not what was published, or not what it was
+    then, is damaged: that raises. A file from elsewhere may be packed otherwise, or be a part: that is said.
+    """
+    try:
+        record = _record(path)
+        known = f"sha256:{record.read_text().partition(' ')[0]}" if record.exists() else None
+        expected = [wanted for wanted in (checksum, known) if wanted]
+        found = _sums(path, *expected)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot verify {path}: {one_line(error)}; fetch it anew with --again") from None
+    wrong = [pair for pair in zip(found, expected, strict=True) if pair[0] != pair[1]]
+    if wrong and known:
+        raise BadInput(
+            f"{path} is damaged: it has the checksum {wrong[0][0]}, expected {wrong[0][1]}; "
+            "fetch it anew with --again"
+        )
+    if wrong:
+        return "not verified: its checksum is not the published one"
+    if checksum:
+        return "verified"
+    return "unchanged since it was downloaded" if known else "not verified: there is no checksum"
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """No other process downloads this file meanwhile."""
+    lock = FileLock(target.with_name(f".{target.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        _log.warning("feddbe: another process downloads %s; waiting for it", target)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _record(target: Path) -> Path:
+    return target.with_name(target.name + ".sha256")
+
+
+def _is_right(target: Path, checksum: str | None) -> bool:
+    """Whether what is there has the published sum or, if none is published, the one that was recorded."""
+    try:
+        return verify(target, checksum) in ("verified", "unchanged since it was downloaded")
+    except BadInput:
+        return False
+
+
+def _sums(path: Path, *kinds: str) -> list[str]:
+    """The file's sum by the algorithm of each of these, "md5:..." or "sha256:...", in one pass."""
+    digests = [hashlib.new(kind.partition(":")[0], usedforsecurity=False) for kind in kinds]
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return f"{algorithm}:{digest.hexdigest()}"
+            for digest in digests:
+                digest.update(chunk)
+    return [f"{digest.name}:{digest.hexdigest()}" for digest in digests]
 
 
-def _recorded(target: Path, record: Path) -> str:
-    sha256 = _sum(target, "sha256").partition(":")[2]
-    record.write_text(f"{sha256}  {target.name}\n")
+def _recorded(target: Path, checksum: str | None) -> str:
+    """The SHA-256 of the file under its own name, kept beside it; the published sum must be right too."""
+    found, *published = _sums(target, "sha256", *filter(None, [checksum]))
+    if checksum and published != [checksum]:
+        raise BadInput(f"{target} has the checksum {published[0]}, expected {checksum}; fetch it again")
+    sha256 = found.partition(":")[2]
+    _record(target).write_text(f"{sha256}  {target.name}\n")
     return sha256
 
 

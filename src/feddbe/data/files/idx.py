@@ -17,14 +17,20 @@ __all__ = ["read_idx"]
 _UBYTE = b"\0\0\x08"
 
 
-def read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """The (read-only) array of bytes in an IDX file, gzipped or not; every byte must be accounted for."""
+def read_idx(path: Path, limit: int) -> npt.NDArray[np.uint8]:
+    """The (read-only) array of bytes in an IDX file, gzipped or not; every byte must be accounted for.
+
+    More than `limit` bytes are not unpacked.
+    """
     try:
-        raw = path.read_bytes()
-        if raw.startswith(b"\x1f\x8b"):
-            raw = gzip.decompress(raw)
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if packed else path.open("rb") as file:
+            raw = file.read(limit + 1)
     except (OSError, EOFError, ZlibError) as error:
         raise BadInput(f"cannot read {path}: {error}; fetch the file again") from None
+    if len(raw) > limit:
+        raise BadInput(f"{path} has more than the {limit} bytes that were expected; fetch the file again")
     rank = raw[3] if len(raw) > 3 else 0
     start = 4 + 4 * rank
     if not raw.startswith(_UBYTE) or rank == 0 or len(raw) < start:

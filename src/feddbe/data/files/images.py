@@ -16,7 +16,13 @@ from feddbe.data.dataset import Dataset
 from feddbe.data.files.cache import Cached
 from feddbe.errors import BadInput, one_line
 
-__all__ = ["decode", "images_of"]
+__all__ = ["FORMATS", "SUFFIXES", "decode", "images_of"]
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+"""What is read, by content: of its many other formats Pillow hands some (EPS) to another program."""
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+_PIXELS = 1 << 24
+"""Of one image, 4096 x 4096: a few kilobytes can claim a thousand times as much."""
 
 _GREY = {"1", "L"}
 _DEEP = ("I", "F")
@@ -52,7 +58,14 @@ def decode(files: Sequence[Path | bytes], names: Sequence[str]) -> npt.NDArray[n
 
 
 def _open(file: Path | bytes) -> Image.Image:
-    return Image.open(io.BytesIO(file) if isinstance(file, bytes) else file)
+    """Only the head is read yet."""
+    if isinstance(file, Path) and not file.is_file():
+        raise OSError("it is not a plain file")
+    image = Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS)
+    if image.width * image.height > _PIXELS:
+        image.close()
+        raise OSError(f"it has {image.width}x{image.height} pixels, at most {_PIXELS} are read")
+    return image
 
 
 def _head(file: Path | bytes, name: str) -> tuple[tuple[int, int], str]:

@@ -9,6 +9,8 @@ afterwards, of checked parts: None, bool, int, float, str, bytes, list, tuple, d
 from __future__ import annotations
 
 import pickle
+import re
+from io import BytesIO
 from math import prod
 from typing import IO, Any, NoReturn
 
@@ -21,17 +23,38 @@ __all__ = ["load"]
 
 _NUMBERS = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
 _OBJECTS = {"O4", "O8"}
+_GROWTH = 16
+"""How much more values there may be than bytes: what occurs twice is written once."""
+_PUT, _LONG_BINPUT = b"p", b"r"
+_LINES = dict.fromkeys((b"I", b"L", b"F", b"S", b"V", b"g", b"P"), 1) | {b"c": 2, b"i": 2}
+"""Opcodes followed by so many lines."""
+_COUNTED = {
+    **dict.fromkeys((b"U", b"\x8c", b"C", b"\x8a"), 1),
+    **dict.fromkeys((b"T", b"X", b"B", b"\x8b"), 4),
+    **dict.fromkeys((b"\x8d", b"\x8e", b"\x96"), 8),
+}
+"""Opcodes followed by a length of so many bytes, and then by that many."""
+_SETS = (b"\x8f", b"\x90", b"\x91")
+_FIXED = re.compile(
+    rb"(?:[()0-2NQRabdelotsu}\]\x81\x85-\x89\x92-\x94\x97\x98]|[Kqh\x80\x82].|[M\x83]..|[Jj\x84].{4}|[G\x95].{8})++",
+    re.DOTALL,
+)
+"""A run of the others; all but STOP are in one of these."""
 _ORDERS = ("<", ">", "|", "=")
 
 
 def load(stream: IO[bytes], *, encoding: str = "ASCII") -> Any:
     """The value pickled in `stream`, arrays read-only.
 
-    `encoding` is that of Python 2's strings; `bytes` leaves them as they are. What is not guarded is memory:
-    CPython's unpickler believes the numbers that a pickle gives to its own parts.
+    `encoding` is that of Python 2's strings; `bytes` leaves them as they are. Memory is taken only in
+    proportion to the bytes of the pickle: CPython's unpickler believes the numbers that a pickle gives to its
+    own parts, so these are looked through first, and what is nested is counted as often as it occurs.
     """
     try:
-        return _Result().of(_Unpickler(stream, encoding=encoding).load())
+        content = stream.read()
+        _look_through(content)
+        noted = _Unpickler(BytesIO(content), encoding=encoding).load()
+        return _Result(_GROWTH * len(content)).of(noted)
     except Exception as error:  # damaged bytes can make the unpickler raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
         where = getattr(stream, "name", None) or "a pickle"
@@ -42,6 +65,40 @@ def load(stream: IO[bytes], *, encoding: str = "ASCII") -> Any:
 
 class _Refused(Exception):
     """What a pickle asks for and does not get."""
+
+
+def _look_through(content: bytes) -> None:
+    """Refuse numbers of places and lengths that a pickle of this size cannot need.
+
+    By regular expression, a run of opcodes of fixed length at a time: a text of 200 words is 200 opcodes.
+    What is not understood here ends it: the unpickler stops there too.
+    """
+    at = 0
+    while at < len(content):
+        if found := _FIXED.match(content, at):
+            at = found.end()
+            continue
+        code, at = content[at : at + 1], at + 1
+        if code in (_PUT, _LONG_BINPUT):
+            end = content.find(b"\n", at) if code == _PUT else at + 4
+            if end < 0:
+                return
+            place = int(content[at:end]) if code == _PUT else int.from_bytes(content[at:end], "little")
+            if place > at:
+                raise _Refused(f"it puts a value at place {place} of its memory")
+            at = end + (code == _PUT)
+        elif code in _LINES:
+            for _ in range(_LINES[code]):
+                at = content.find(b"\n", at) + 1 or len(content)
+        elif code in _COUNTED:
+            width = _COUNTED[code]
+            at += width + int.from_bytes(content[at : at + width], "little")
+            if at > len(content):
+                raise _Refused("pickle data was truncated")
+        elif code in _SETS:
+            raise _Refused("it holds set where a value should be")
+        else:
+            return
 
 
 class _Noted:
@@ -125,23 +182,39 @@ class _Unpickler(pickle.Unpickler):
 class _Result:
     """What was noted as real values; what occurs twice is made once."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
         self._made: dict[int, Any] = {}
         self._open: set[int] = set()
+        self._sizes: dict[int, int] = {}
+        self._size, self._limit = 0, limit
 
     def of(self, noted: Any) -> Any:
-        if noted is None or type(noted) in (bool, int, float, str, bytes):
+        if noted is None or type(noted) in (bool, int, float):
+            return noted
+        if type(noted) in (str, bytes):
+            self._grow(len(noted))
             return noted
         key = id(noted)
         if key in self._open:
             raise _Refused("it has a value that contains itself")
-        if key not in self._made:
+        if key in self._made:
+            self._grow(self._sizes[key])
+        else:
+            before = self._size
             self._open.add(key)
             self._made[key] = self._make(noted)
             self._open.remove(key)
+            self._sizes[key] = self._size - before
         return self._made[key]
 
+    def _grow(self, size: int) -> None:
+        """Count what a value would take if nothing in it were shared, as numpy makes of nested lists."""
+        self._size += size
+        if self._size > self._limit:
+            raise _Refused("it unpacks to far more than it holds")
+
     def _make(self, noted: Any) -> Any:
+        self._grow(len(noted) if isinstance(noted, list | tuple | dict) else 1)
         match noted:
             case list():
                 return [self.of(value) for value in noted]
@@ -163,6 +236,7 @@ class _Result:
             raise _Refused("it has an array of an impossible shape")
         if isinstance(content, str):  # Python 2's bytes, read as latin1
             content = content.encode("latin1")
+        self._grow(len(content) if isinstance(content, bytes | list) else 1)
         order: Any = "F" if fortran else "C"
         count = prod(shape)
         if dtype.name in _OBJECTS and type(content) is list and len(content) == count:

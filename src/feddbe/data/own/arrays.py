@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,9 @@ import numpy.typing as npt
 import torch
 
 from feddbe.data.dataset import Dataset
-from feddbe.errors import BadInput
+from feddbe.data.files.archives import check_zip
+from feddbe.data.files.places import plain
+from feddbe.errors import BadInput, short
 
 __all__ = ["Array", "clients_of", "labels_of", "load_npz", "made", "open_npz", "samples_of"]
 
@@ -43,10 +46,14 @@ def open_npz(path: Path) -> Iterator[Mapping[str, Array]]:
 
     Only look arrays up inside the `with`: any other error there is taken for damage to the file.
     """
+    plain(path)
     try:
         with path.open("rb") as file:
             if file.read(2) != b"PK":
                 raise BadInput(f"{path} is not an .npz file; write one with numpy.savez")
+            file.seek(0)
+            with zipfile.ZipFile(file) as archive:
+                check_zip(archive, path)
             file.seek(0)
             with np.load(file, allow_pickle=False) as arrays:
                 yield arrays
@@ -55,7 +62,7 @@ def open_npz(path: Path) -> Iterator[Mapping[str, Array]]:
     except BadInput:
         raise
     except Exception as error:  # damaged bytes make zipfile, zlib and numpy's header parser raise anything
-        reason = " ".join(str(error).split())
+        reason = short(" ".join(str(error).split()), 500)
         if "Object arrays" in reason:
             reason = "it holds pickled Python objects, which are never read; store plain arrays"
         else:
@@ -68,8 +75,9 @@ def load_npz(path: Path) -> Dataset:
     with open_npz(path) as arrays:
         for name in ("x", "y"):
             if name not in arrays:
+                there = short(", ".join(arrays)) or "nothing"
                 raise BadInput(
-                    f"{path} has no array '{name}'; it has: {', '.join(arrays) or 'nothing'}; needed are "
+                    f"{path} has no array '{name}'; it has: {there}; needed are "
                     "x and y, and client if there is one"
                 )
         x, y = np.asarray(arrays["x"]), np.asarray(arrays["y"])
@@ -118,7 +126,7 @@ def labels_of(y: Array, n: int, what: str) -> tuple[npt.NDArray[np.int64], int]:
     if y.dtype.kind in "US":
         names, y = np.unique(y, return_inverse=True)
         if len(names) < 2:
-            raise BadInput(f"{what} has only the label '{names[0]}'; at least 2 classes are needed")
+            raise BadInput(f"{what} has only the label '{short(names[0])}'; at least 2 classes are needed")
         return y.astype(np.int64), len(names)
     if y.dtype.kind not in "iuf":
         raise BadInput(f"{what} is {y.dtype}; it must hold whole numbers 0, 1, 2, ... or text")

@@ -10,9 +10,9 @@ import numpy as np
 from feddbe.data.dataset import Dataset
 from feddbe.data.own.arrays import Array
 from feddbe.data.own.table import Choice, Table, as_dataset
-from feddbe.errors import BadInput, one_line
+from feddbe.errors import BadInput, one_line, short
 
-__all__ = ["arrow_table", "load_parquet", "pyarrow"]
+__all__ = ["arrow_table", "load_parquet", "pyarrow", "validated"]
 
 
 def pyarrow(needed_by: str) -> Any:
@@ -30,10 +30,17 @@ def load_parquet(path: Path, choice: Choice) -> Dataset:
     from pyarrow import parquet
 
     try:
-        table = parquet.read_table(path, partitioning=None)
-    except (OSError, pa.ArrowException) as error:
+        table = validated(parquet.read_table(path, partitioning=None))
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise BadInput(f"cannot read {path}: {one_line(error)}") from None
     return as_dataset(arrow_table(table, str(path)), choice, path.name)
+
+
+def validated(table: Any) -> Any:
+    """The table, if its offsets lie inside its values and its text is UTF-8: Arrow itself trusts a file, and
+    follows a damaged offset out of memory."""
+    table.validate(full=True)
+    return table
 
 
 def arrow_table(table: Any, where: str) -> Table:
@@ -51,7 +58,7 @@ def arrow_table(table: Any, where: str) -> Table:
             kind = column.type
         if column.null_count:
             row = column.is_null().to_pylist().index(True)
-            raise BadInput(f"column '{name}' of {where} has no value in row {row}; fill it in")
+            raise BadInput(f"column '{short(name)}' of {where} has no value in row {row}; fill it in")
         types = pa.types
         if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
             return np.asarray(column.to_numpy())
@@ -60,8 +67,8 @@ def arrow_table(table: Any, where: str) -> Table:
             values[:] = column.to_pylist()
             return values
         raise BadInput(
-            f"column '{name}' of {where} holds {kind}; accepted are numbers, text and images: choose others "
-            "with ?x=COLUMN,COLUMN"
+            f"column '{short(name)}' of {where} holds {short(kind)}; accepted are numbers, text and "
+            "images: choose others with ?x=COLUMN,COLUMN"
         )
 
     return Table(where, table.column_names, read)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from feddbe.data.dataset import Dataset
+from feddbe.data.files.places import plain
 from feddbe.data.own.arrays import load_npz
 from feddbe.data.own.arrow import load_parquet
 from feddbe.data.own.folder import load_folder
 from feddbe.data.own.huggingface import is_saved, load_named, load_saved
 from feddbe.data.own.pfllib import is_pfllib, load_pfllib
 from feddbe.data.own.table import Choice, chosen, load_csv
-from feddbe.errors import BadInput
+from feddbe.errors import BadInput, short
 from feddbe.paths import expand
 
 __all__ = ["FORMS", "load_own"]
@@ -23,6 +24,7 @@ def load_own(wanted: str) -> Dataset | None:
     path = expand(place)
     kind, folder = path.suffix, path.is_dir()
     choice = chosen(query)
+    plain(path)
     if place.startswith("hf:"):
         return load_named(place.removeprefix("hf:"), choice)
     if folder and is_saved(path):
@@ -32,7 +34,7 @@ def load_own(wanted: str) -> Dataset | None:
     if kind == ".parquet":
         return load_parquet(path, choice)
     if choice != Choice():
-        raise BadInput(f"'?{query}' chooses columns, but '{place}' has none; leave it out")
+        raise BadInput(f"'?{short(query)}' chooses columns, but '{place}' has none; leave it out")
     if kind == ".npz":
         return load_npz(path)
     if folder:

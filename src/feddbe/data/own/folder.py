@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from feddbe.data.dataset import Dataset
-from feddbe.data.files.images import decode
+from feddbe.data.files.images import SUFFIXES, decode
 from feddbe.data.own.arrays import made
 from feddbe.errors import BadInput
 
@@ -55,11 +54,10 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _images(folder: Path) -> list[Path]:
-    known = Image.registered_extensions()
     for path in _visible(folder):
-        if path.is_dir() or path.suffix.lower() not in known:
+        if path.is_dir() or path.suffix.lower() not in SUFFIXES:
             kind = "a folder" if path.is_dir() else "no image by its name"
             raise BadInput(
-                f"{path} is {kind}; a class folder must hold only images, as in {folder}/1.png: move it away"
+                f"{path} is {kind}; a class folder must hold only images ({' '.join(SUFFIXES)}): move it away"
             )
     return _visible(folder)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from feddbe.data.dataset import Dataset
-from feddbe.data.own.arrow import arrow_table, pyarrow
+from feddbe.data.files.places import plain
+from feddbe.data.own.arrow import arrow_table, pyarrow, validated
 from feddbe.data.own.table import Choice, as_dataset, label_column
 from feddbe.errors import BadInput, one_line
 
@@ -40,11 +41,14 @@ def load_saved(folder: Path, choice: Choice) -> Dataset:
 
 
 def _saved(folder: Path, pa: Any) -> Any:
+    plain(folder / "state.json")
     state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     tables = []
     for about in state["_data_files"]:
-        with pa.memory_map(str(folder / Path(about["filename"]).name)) as file:
-            tables.append(pa.ipc.open_stream(file).read_all())
+        path = folder / Path(about["filename"]).name
+        plain(path)
+        with pa.memory_map(str(path)) as file:
+            tables.append(validated(pa.ipc.open_stream(file).read_all()))
     return pa.concat_tables(tables)
 
 
@@ -58,7 +62,7 @@ def load_named(name: str, choice: Choice) -> Dataset:
         ) from None
     try:
         found = datasets.load_dataset(name, choice.config or None)
-        splits = {split: rows.with_format("arrow")[:] for split, rows in found.items()}
+        splits = {split: validated(rows.with_format("arrow")[:]) for split, rows in found.items()}
     except Exception as error:  # network, names, files: the library raises all kinds
         raise BadInput(f"cannot load hf:{name}: {one_line(error)}") from None
     return _merged(splits, choice, f"hf:{name}", f"hf:{name}")

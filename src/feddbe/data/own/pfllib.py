@@ -15,11 +15,16 @@ import numpy as np
 
 from feddbe.data.dataset import Dataset
 from feddbe.data.files import safe_pickle
+from feddbe.data.files.archives import check_zip
+from feddbe.data.files.places import plain
 from feddbe.data.own.arrays import Array, labels_of, made, samples_of
 from feddbe.data.split import Split
 from feddbe.errors import BadInput, one_line
 
 __all__ = ["is_pfllib", "load_pfllib"]
+
+_WORDS, _CLASSES = 1 << 20, 1 << 10
+"""So many are believed, even of a part of a data set; more only if there are as many words, or samples."""
 
 
 def is_pfllib(folder: Path) -> bool:
@@ -30,8 +35,12 @@ def is_pfllib(folder: Path) -> bool:
 def load_pfllib(folder: Path) -> Dataset:
     """All clients' train sets, then all test sets, and who holds which rows."""
     clients, classes = _config(folder / "config.json")
-    files = [folder / part / f"{k}.npz" for part in ("train", "test") for k in range(clients)]
-    if extra := {*(folder / "train").glob("*.npz"), *(folder / "test").glob("*.npz")} - {*files}:
+    there = {*(folder / "train").glob("*.npz"), *(folder / "test").glob("*.npz")}
+    known = range(min(clients, len(there) + 1))  # one that is not there is enough to say so
+    files = [folder / part / f"{k}.npz" for part in ("train", "test") for k in known]
+    if lacking := [file for file in files if file not in there]:
+        raise BadInput(f"there is no file {lacking[0]}, which config.json calls for")
+    if extra := there - {*files}:
         raise BadInput(f"{min(extra)} is no client's: config.json says num_clients = {clients}")
     parts = [_part(file) for file in files]
     shapes = {x.shape[1:]: file for (x, _), file in zip(parts, files, strict=True)}
@@ -40,11 +49,17 @@ def load_pfllib(folder: Path) -> Dataset:
         raise BadInput(f"samples in {first} have shape {one}, in {second} {other}; they must be the same")
     x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     tokens = int(x.max()) + 1 if x.dtype == np.int32 else 0
+    if tokens > max(_WORDS, x.size):
+        raise BadInput(
+            f"{folder} has the word number {tokens - 1}, but only {x.size} words; number them from 0"
+        )
     if not tokens:
         x = samples_of(x, f"x in {folder}")
     y, found = labels_of(y, len(x), f"y in {folder}")
     if found > (classes or found):
         raise BadInput(f"{folder} has the label {found - 1}, but config.json says num_classes = {classes}")
+    if classes > max(_CLASSES, len(y)):
+        raise BadInput(f"{folder} has {len(y)} samples, but config.json says num_classes = {classes}")
     ends = np.cumsum([len(labels) for _, labels in parts])[:-1]
     rows = tuple(np.split(np.arange(len(x)), ends))
     split = Split(rows[:clients], rows[clients:], parts=None)
@@ -96,6 +111,9 @@ def _texts(x: Array, path: Path) -> Array:
 def _content(path: Path) -> Any:
     """What 'data' in a file holds, without executing the pickle."""
     try:
+        plain(path)
+        with zipfile.ZipFile(path) as archive:
+            check_zip(archive, path)
         with zipfile.ZipFile(path) as archive, archive.open("data.npy") as member:
             version = np.lib.format.read_magic(member)
             heads = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -104,8 +122,6 @@ def _content(path: Path) -> Any:
                 return None
             content = safe_pickle.load(member)
             return content.item() if isinstance(content, np.ndarray) and content.ndim == 0 else None
-    except FileNotFoundError:
-        raise BadInput(f"there is no file {path}, which config.json calls for") from None
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
     except Exception as error:  # damaged bytes make zipfile, zlib and numpy's header parser raise anything

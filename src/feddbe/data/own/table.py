@@ -8,7 +8,8 @@ Text columns are joined in their order and become the numbers of their words.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ from feddbe.data.dataset import Dataset
 from feddbe.data.files.images import decode
 from feddbe.data.own.arrays import Array, clients_of, made
 from feddbe.data.text import tokenize
-from feddbe.errors import BadInput, one_line, unknown
+from feddbe.errors import BadInput, one_line, short, unknown
 
 __all__ = ["Choice", "Table", "as_dataset", "chosen", "label_column", "load_csv"]
 
 LABELS = ("label", "y")
+_WHOLE = re.compile("0|[1-9][0-9]*")
 
 
 @dataclass(frozen=True)
@@ -66,16 +68,18 @@ def as_dataset(table: Table, choice: Choice, name: str) -> Dataset:
     label = label_column(table, choice)
     client = choice.client or ("client" if "client" in table.names else "")
     others = [column for column in table.names if column not in (label, client)]
+    known = {*table.names}
     for column in (*filter(None, [client]), *choice.x):
-        if column not in table.names:
+        if column not in known:
             raise _no_column(table, column)
-    y, classes = _labels(table.read(label), f"column '{label}' of {table.where}")
+    y, classes = _labels(table.read(label), f"column '{short(label)}' of {table.where}")
     who = None
     if client:
-        who = clients_of(_ids(table.read(client)), len(y), f"column '{client}' of {table.where}")
+        who = clients_of(_ids(table.read(client)), len(y), f"column '{short(client)}' of {table.where}")
     columns = choice.x or tuple(others)
     if not columns:
-        raise BadInput(f"{table.where} has no column beside '{label}'{f' and {client!r}' if client else ''}")
+        both = f"'{short(label)}' and '{short(client)}'" if client else f"'{short(label)}'"
+        raise BadInput(f"{table.where} has no column beside {both}")
     x, tokens = _samples({column: table.read(column) for column in columns}, table)
     return made(name, x, y, classes, who, tokens=tokens)
 
@@ -90,7 +94,7 @@ def label_column(table: Table, choice: Choice) -> str:
 
 def _no_column(table: Table, column: str) -> BadInput:
     return BadInput(
-        f"{table.where} has no column '{column}'; it has: {', '.join(table.names)}; "
+        f"{table.where} has no column '{short(column)}'; it has: {short(', '.join(table.names))}; "
         "name yours as in 'FILE?label=target&client=user&x=age,income'"
     )
 
@@ -107,19 +111,24 @@ def _labels(values: Array, what: str) -> tuple[npt.NDArray[np.int64], int]:
         raise BadInput(f"{what} holds images; labels must be whole numbers or text")
     found, y = np.unique(values, return_inverse=True)
     if len(found) < 2:
-        raise BadInput(f"{what} has only the label '{found[0]}'; at least 2 classes are needed")
+        raise BadInput(f"{what} has only the label '{short(found[0])}'; at least 2 classes are needed")
     if len(found) == len(values):
         raise BadInput(f"{what} has another label in each of {len(values)} rows; it must name their classes")
     return y.astype(np.int64), len(found)
 
 
 def _ids(values: Array) -> Array:
-    """Clients' names as they are; only if all are plain whole numbers, by their value."""
+    """Clients in the order of their names; only if all are plain whole numbers, by their value.
+
+    Of any length: an id can have twenty digits.
+    """
     if values.dtype != object:
         return values
-    if all(isinstance(v, str) and v.isdecimal() and str(int(v)) == v for v in values):
-        return values.astype(np.int64)
-    return values.astype(str)
+    names = {*values.tolist()}
+    numbers = all(isinstance(name, str) and _WHOLE.fullmatch(name) for name in names)
+    ordered = sorted(names, key=lambda name: (len(name), name)) if numbers else sorted(names, key=str)
+    place = {name: k for k, name in enumerate(ordered)}
+    return np.array([place[name] for name in values], np.int64)
 
 
 def _samples(columns: dict[str, Array], table: Table) -> tuple[Array, int]:
@@ -129,8 +138,8 @@ def _samples(columns: dict[str, Array], table: Table) -> tuple[Array, int]:
     images = [name for name in rest if isinstance(columns[name][0], bytes)]
     if images and len(columns) > 1:
         raise BadInput(
-            f"{table.where} has images in '{images[0]}' beside {_listed(columns, images[:1])}; "
-            f"choose one: ?x={images[0]}"
+            f"{table.where} has images in '{short(images[0])}' beside "
+            f"{_listed(name for name in columns if name != images[0])}; choose one: ?x={short(images[0])}"
         )
     if images:
         files = columns[images[0]]
@@ -140,29 +149,33 @@ def _samples(columns: dict[str, Array], table: Table) -> tuple[Array, int]:
     if len(rest) < len(columns):
         first = columns[rest[0]]
         row = next(row for row, value in enumerate(first) if _number(value) is None)
+        others = _listed(name for name, values in numbers.items() if values is not None)
         raise BadInput(
-            f"{table.where} has numbers in {_listed(columns, rest)} but text in {', '.join(rest)} "
-            f"(row {row} of '{rest[0]}': '{str(first[row])[:20]}'); choose columns of one kind: ?x={rest[0]}"
+            f"{table.where} has numbers in {others} but text in {short(', '.join(rest))} "
+            f"(row {row} of '{short(rest[0])}': '{short(str(first[row])[:20])}'); "
+            f"choose columns of one kind: ?x={short(rest[0])}"
         )
     x, vocabulary = tokenize(map(" ".join, zip(*columns.values(), strict=True)))
     if len(vocabulary) < 2:
-        raise BadInput(f"the text in {', '.join(columns)} of {table.where} has no words")
+        raise BadInput(f"the text in {short(', '.join(columns))} of {table.where} has no words")
     longest = int(np.flatnonzero(x.any(0))[-1]) + 1
     return np.ascontiguousarray(x[:, :longest]), len(vocabulary)
 
 
-def _listed(columns: dict[str, Array], but: Sequence[str]) -> str:
-    return ", ".join(f"'{name}'" for name in columns if name not in but)
+def _listed(names: Iterable[str]) -> str:
+    return short(", ".join(f"'{name}'" for name in names))
 
 
 def _standard(name: str, values: npt.NDArray[np.float64], table: Table) -> npt.NDArray[np.float32]:
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
-        raise BadInput(f"column '{name}' of {table.where} is {values[bad[0]]} in row {bad[0]}; replace it")
+        raise BadInput(
+            f"column '{short(name)}' of {table.where} is {values[bad[0]]} in row {bad[0]}; replace it"
+        )
     with np.errstate(over="ignore"):
         spread = values.std()
         if not np.isfinite(spread):
-            raise BadInput(f"column '{name}' of {table.where} has values too large to compute with")
+            raise BadInput(f"column '{short(name)}' of {table.where} has values too large to compute with")
         scaled: npt.NDArray[np.float64] = (values - values.mean()) / (spread or 1.0)
     return scaled.astype(np.float32)
 
@@ -202,12 +215,14 @@ def load_csv(path: Path, choice: Choice) -> Dataset:
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"cannot read {path} as CSV in UTF-8: {one_line(error)}") from None
     if len(set(names)) < len(names):
-        raise BadInput(f"{path} has two columns of one name; it has: {', '.join(names)}")
+        raise BadInput(f"{path} has two columns of one name; it has: {short(', '.join(names))}")
     if not rows:
         raise BadInput(f"{path} has no rows; expected are a line of names, then one line a sample")
 
+    places = {name: at for at, name in enumerate(names)}
+
     def read(name: str) -> Array:
-        at = names.index(name)
+        at = places[name]
         return np.array([row[at] for row in rows], object)
 
     return as_dataset(Table(str(path), names, read), choice, path.name)

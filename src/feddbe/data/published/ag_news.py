@@ -11,6 +11,7 @@ import csv
 import gzip
 import lzma
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import TextIO
 from zlib import error as ZlibError
@@ -25,12 +26,14 @@ from feddbe.data.files.places import cache_folder, folders, missing
 from feddbe.data.text import LENGTH, tokenize
 from feddbe.errors import BadInput
 
-__all__ = ["find", "found", "get", "load"]
+__all__ = ["find", "found", "get", "load", "sums"]
 
 URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 MD5 = {"train.csv": "b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "d52ea96a97a2d943681189a97654912d"}
 ROWS = (120_000, 7_600)
 CLASSES = ("1", "2", "3", "4")
+_LIMIT = 100_000_000
+"""Bytes of an unpacked file, generously: there are 29 MB."""
 _UNREADABLE = (OSError, EOFError, lzma.LZMAError, ZlibError, UnicodeDecodeError, csv.Error)
 
 
@@ -86,11 +89,16 @@ def load(data_dir: Path | None) -> Dataset:
     )
 
 
-def get(data_dir: Path | None, progress: Progress | None = None) -> Path:
+def sums() -> dict[str, str | None]:
+    """The publisher's files and their sums."""
+    return {name: f"md5:{md5}" for name, md5 in MD5.items()}
+
+
+def get(data_dir: Path | None, progress: Progress | None = None, again: bool = False) -> Path:
     """Download the two files; what is already there and whole is kept."""
     folder = cache_folder("ag_news", data_dir)
     for name, md5 in MD5.items():
-        download(URL + name, folder / name, f"md5:{md5}", progress)
+        download(URL + name, folder / name, f"md5:{md5}", progress, again)
     return folder
 
 
@@ -101,11 +109,16 @@ def _note(train: int, test: int) -> str:
 
 
 def _open(path: Path) -> TextIO:
+    """The text of a file, at most `_LIMIT` bytes of it."""
     if path.suffix == ".xz":
-        return lzma.open(path, "rt", encoding="utf-8", newline="")
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
+        with lzma.open(path) as packed:
+            content = packed.read(_LIMIT + 1)
+    else:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read(_LIMIT + 1)
+    if len(content) > _LIMIT:
+        raise OSError(f"it has more than the {_LIMIT} bytes that were expected")
+    return StringIO(content.decode(), newline="")
 
 
 def _lines(path: Path) -> int:

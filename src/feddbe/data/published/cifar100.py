@@ -22,7 +22,7 @@ from feddbe.data.files.images import images_of
 from feddbe.data.files.places import cache_folder, find_first, missing
 from feddbe.errors import BadInput
 
-__all__ = ["find", "get", "load"]
+__all__ = ["find", "get", "load", "sums"]
 
 URL = "https://www.cs.toronto.edu/~kriz/"
 ARCHIVE = "cifar-100-binary.tar.gz"
@@ -63,10 +63,15 @@ def load(data_dir: Path | None) -> Dataset:
     return images_of(found, "cifar100", 100)
 
 
-def get(data_dir: Path | None, progress: Progress | None = None) -> Path:
+def sums() -> dict[str, str | None]:
+    """The publisher's file and its sum."""
+    return {ARCHIVE: f"md5:{MD5}"}
+
+
+def get(data_dir: Path | None, progress: Progress | None = None, again: bool = False) -> Path:
     """Download the binary archive, 161 MB."""
     target = cache_folder("cifar100", data_dir) / ARCHIVE
-    download(f"{URL}{ARCHIVE}", target, f"md5:{MD5}", progress)
+    download(f"{URL}{ARCHIVE}", target, f"md5:{MD5}", progress, again)
     return target
 
 

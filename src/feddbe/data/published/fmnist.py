@@ -14,7 +14,7 @@ from feddbe.data.files.idx import read_idx
 from feddbe.data.files.places import cache_folder, folders, missing
 from feddbe.errors import BadInput
 
-__all__ = ["find", "get", "load"]
+__all__ = ["find", "get", "load", "sums"]
 
 URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 MD5 = {
@@ -24,6 +24,8 @@ MD5 = {
     "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310",
 }
 """The four files (without .gz) and the publisher's sums of the gzipped ones."""
+_LIMIT = 100_000_000
+"""Bytes of an unpacked file, generously: 60,000 images of 28x28 are 47 MB."""
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
 
@@ -64,7 +66,7 @@ def load(data_dir: Path | None) -> Dataset:
 
 def _pair(folder: Path, part: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     paths = [_file(folder, f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1")]
-    images, labels = (read_idx(path) for path in paths if path)
+    images, labels = (read_idx(path, _LIMIT) for path in paths if path)
     if images.shape[1:] != (28, 28) or labels.shape != images.shape[:1]:
         raise BadInput(
             f"{paths[0]} has shape {images.shape} and {paths[1]} {labels.shape}; "
@@ -75,9 +77,14 @@ def _pair(folder: Path, part: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[n
     return images, labels
 
 
-def get(data_dir: Path | None, progress: Progress | None = None) -> Path:
+def sums() -> dict[str, str | None]:
+    """The publisher's files and their sums."""
+    return {f"{name}.gz": f"md5:{md5}" for name, md5 in MD5.items()}
+
+
+def get(data_dir: Path | None, progress: Progress | None = None, again: bool = False) -> Path:
     """Download the four files; what is already there and whole is kept."""
     folder = cache_folder("fmnist", data_dir)
     for name, md5 in MD5.items():
-        download(f"{URL}{name}.gz", folder / f"{name}.gz", f"md5:{md5}", progress)
+        download(f"{URL}{name}.gz", folder / f"{name}.gz", f"md5:{md5}", progress, again)
     return folder

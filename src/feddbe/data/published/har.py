@@ -28,7 +28,7 @@ from feddbe.data.files.places import cache_folder, find_first, missing
 from feddbe.errors import BadInput
 from feddbe.options import parameter
 
-__all__ = ["Layout", "find", "get", "load", "scrambled"]
+__all__ = ["Layout", "find", "get", "load", "scrambled", "sums"]
 
 URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/00240/UCI%20HAR%20Dataset.zip"
 FOLDER = "UCI HAR Dataset"
@@ -36,8 +36,11 @@ ARCHIVES = (f"{FOLDER}.zip", f"{FOLDER}.tar.xz", "uci-har-inertial.tar.xz")
 PARTS = ("train", "test")
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 STEPS, CLASSES = 128, 6
-_LIMIT = 1_000_000_000
-"""Bytes of an unpacked archive, generously."""
+WINDOWS = 10_299
+_LIMIT = 500_000_000
+"""Bytes of an unpacked archive, generously: there are 283 MB."""
+_FILE = 30_000_000
+"""Bytes of one of its tables: there are up to 15 MB."""
 
 Array = npt.NDArray[Any]
 Table = dict[str, Array]
@@ -76,10 +79,15 @@ def load(data_dir: Path | None) -> Dataset:
     )
 
 
-def get(data_dir: Path | None, progress: Progress | None = None) -> Path:
+def sums() -> dict[str, str | None]:
+    """The publisher's file, of which no sum is published."""
+    return {ARCHIVES[0]: None}
+
+
+def get(data_dir: Path | None, progress: Progress | None = None, again: bool = False) -> Path:
     """Download the archive, 61 MB; its publisher gives no checksum."""
     target = cache_folder("har", data_dir) / ARCHIVES[0]
-    download(URL, target, None, progress)
+    download(URL, target, None, progress, again)
     return target
 
 
@@ -108,6 +116,8 @@ def _decode(place: Path, new: New) -> None:
     tables: Table = {}
     try:
         for name, text in _files(place):
+            if name in tables:
+                raise BadInput(f"{place} has '{name}' twice; fetch it again")
             tables[name] = _numbers(name, text, place)
     except DAMAGE as error:
         raise damaged(place, error) from None
@@ -137,20 +147,33 @@ def _decode(place: Path, new: New) -> None:
 def _files(place: Path) -> Iterator[tuple[str, bytes]]:
     """The files that are needed, by name, in the order of the archive: it is read only once."""
     if place.is_dir():
-        yield from ((name, path.read_bytes()) for name in NAMES if (path := place / name).is_file())
+        yield from ((name, _start(path)) for name in NAMES if (path := place / name).is_file())
         return
     for path_in, content in members(place, _LIMIT):
         name = path_in.rpartition(f"{FOLDER}/")[2]
         if name in NAMES:
-            yield name, content.read()
+            yield name, content.read(_FILE + 1)
+
+
+def _start(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_FILE + 1)
 
 
 def _numbers(name: str, text: bytes, place: Path) -> Array:
+    lines = text.count(b"\n")
+    if len(text) > _FILE or lines > WINDOWS:
+        raise BadInput(
+            f"'{name}' in {place} has {lines} lines or more, {len(text)} bytes; expected are up to {WINDOWS} "
+            f"lines in {_FILE} bytes; fetch it again"
+        )
     try:
         with warnings.catch_warnings(action="error", category=UserWarning):  # an empty file
             table: Array = np.loadtxt(BytesIO(text), dtype=np.float32, ndmin=2)
     except (ValueError, UserWarning) as error:
         raise BadInput(f"'{name}' in {place} is not a table of numbers: {error}; fetch it again") from None
+    if table.size > WINDOWS * STEPS:
+        raise BadInput(f"'{name}' in {place} has a table of {table.shape}; fetch it again")
     if not np.isfinite(table).all():
         raise BadInput(f"'{name}' in {place} has values that are not finite; fetch it again")
     return table

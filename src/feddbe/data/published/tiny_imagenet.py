@@ -26,7 +26,7 @@ from feddbe.data.files.images import images_of
 from feddbe.data.files.places import cache_folder, find_first, missing
 from feddbe.errors import BadInput
 
-__all__ = ["find", "get", "load"]
+__all__ = ["find", "get", "load", "sums"]
 
 URL = "http://cs231n.stanford.edu/"
 ARCHIVE = "tiny-imagenet-200.zip"
@@ -60,10 +60,15 @@ def load(data_dir: Path | None) -> Dataset:
     return images_of(found, "tiny_imagenet", CLASSES)
 
 
-def get(data_dir: Path | None, progress: Progress | None = None) -> Path:
+def sums() -> dict[str, str | None]:
+    """The publisher's file and its sum."""
+    return {ARCHIVE: f"md5:{MD5}"}
+
+
+def get(data_dir: Path | None, progress: Progress | None = None, again: bool = False) -> Path:
     """Download the zip, 248 MB."""
     target = cache_folder("tiny_imagenet", data_dir) / ARCHIVE
-    download(f"{URL}{ARCHIVE}", target, f"md5:{MD5}", progress)
+    download(f"{URL}{ARCHIVE}", target, f"md5:{MD5}", progress, again)
     return target
 
 
@@ -123,10 +128,10 @@ def _image(content: bytes, name: str) -> npt.NDArray[np.uint8]:
     from PIL import Image, UnidentifiedImageError  # here: only this needs it
 
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
+            if image.size != (SIDE, SIDE):  # before it is decoded: a head can claim anything
+                raise BadInput(f"{name} is {image.width}x{image.height}, expected {SIDE}x{SIDE}")
             pixels = np.asarray(image.convert("RGB"))
     except (UnidentifiedImageError, Image.DecompressionBombError, *DAMAGE) as error:
         raise BadInput(f"cannot decode {name}: {error}; fetch the images again") from None
-    if pixels.shape != (SIDE, SIDE, 3):
-        raise BadInput(f"{name} is {pixels.shape[1]}x{pixels.shape[0]}, expected {SIDE}x{SIDE}")
     return pixels.transpose(2, 0, 1)
