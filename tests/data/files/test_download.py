@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -252,7 +253,8 @@ def test_a_file_that_is_right_is_not_fetched_again(server: Server, target: Path)
     check(target)
 
 
-def fetch_in_a_process(url: str, target: Path, checksum: str | None) -> None:
+def fetch_in_a_process(url: str, target: Path, checksum: str | None, barrier: Barrier) -> None:
+    barrier.wait(60)
     assert download(url, target, checksum) == SHA256
 
 
@@ -260,9 +262,12 @@ def fetch_in_a_process(url: str, target: Path, checksum: str | None) -> None:
 def test_of_many_at_once_one_fetches_and_the_others_find_it(
     server: Server, target: Path, checksum: str | None
 ) -> None:
+    server.cut = lambda request, size: time.sleep(0.3)  # the others ask meanwhile, if they may
     context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(3)
     processes = [
-        context.Process(target=fetch_in_a_process, args=(server.url, target, checksum)) for _ in range(3)
+        context.Process(target=fetch_in_a_process, args=(server.url, target, checksum, barrier))
+        for _ in range(3)
     ]
     for process in processes:
         process.start()
