@@ -17,7 +17,7 @@ from feddbe.models import ModelSource
 from feddbe.options import config, defaults
 from feddbe.options.config import Asked, Config, pick_identity
 from feddbe.results.document import RunDocument, score
-from feddbe.runs import folders, provenance, rounds, schedule
+from feddbe.runs import folders, lock, provenance, rounds, schedule
 from feddbe.runs.experiment import Experiment, label_counts, load_data, resolve_all
 from feddbe.runs.rounds import Watch
 from feddbe.runs.store import Store
@@ -191,25 +191,31 @@ def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _one(experiment: Experiment, place: Path, watch: Watch) -> RunDocument:
-    """Begin or continue one run."""
+    """Begin or continue one run, which nobody else does meanwhile."""
     engine = engines.make(experiment.options.engine, experiment.task, experiment.method)
     try:
-        begun = Store.is_run(place)
-        store = (
-            Store.open(place)
-            if begun
-            else Store.create(place, provenance.describe(experiment), rounds.start(experiment))
-        )
-        try:
-            if begun:  # it may have been extended, or moved
-                with store.transaction(store.last_round()):
-                    store.set_meta("config", experiment.config)
-            rounds.run(experiment, store, engine, watch)
-            return _document(store)
-        finally:
-            store.close()
+        lock.make_folder(place)
+        with lock.alone(place):
+            return _alone(experiment, place, engine, watch)
     finally:
         engine.close()
+
+
+def _alone(experiment: Experiment, place: Path, engine: engines.Engine, watch: Watch) -> RunDocument:
+    begun = Store.is_run(place)
+    if begun:  # by another process, since we looked
+        _check_same(experiment, place, resume=experiment.options.resume)
+        store = Store.open(place)
+    else:
+        store = Store.create(place, provenance.describe(experiment), rounds.start(experiment))
+    try:
+        if begun:  # it may have been extended, or moved
+            with store.transaction(store.last_round()):
+                store.set_meta("config", experiment.config)
+        rounds.run(experiment, store, engine, watch)
+        return _document(store)
+    finally:
+        store.close()
 
 
 def _remarks(store: Store) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from feddbe.errors import StoreError
 
-__all__ = ["FILE", "FORMAT", "SCHEMA", "alone", "clear", "connect", "damaged", "format_of", "remove"]
+__all__ = ["FILE", "FORMAT", "SCHEMA", "clear", "connect", "damaged", "format_of", "replacing"]
 
 FILE = "run.sqlite"
 FORMAT = 3
@@ -43,10 +42,29 @@ def format_of(folder: Path) -> int:
     return int.from_bytes(head[60:64], "big") or 2
 
 
-def remove(path: Path) -> None:
-    """A database with the files that SQLite keeps beside it."""
-    for suffix in ("", "-wal", "-shm"):
+def _remove(path: Path, *suffixes: str) -> None:
+    for suffix in suffixes:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Where to make the run's file. It gets its name when it is whole: a kill or a full disk leaves no half
+    run, and what had that name stays until then.
+
+    What SQLite keeps beside a file is removed first: of no use without it, and taken for the new one's own.
+    """
+    path, new, beside = folder / FILE, folder / f".{FILE}", ("-wal", "-shm", "-journal")
+    try:
+        _remove(new, "", *beside)
+        yield new
+        _remove(path, *beside)
+        new.rename(path)
+    except BaseException as error:
+        _remove(new, "", *beside)
+        if isinstance(error, OSError):
+            raise StoreError(f"cannot make '{path}': {error.strerror}") from error
+        raise
 
 
 def connect(path: Path, page: int = 0) -> sqlite3.Connection:
@@ -63,17 +81,6 @@ def connect(path: Path, page: int = 0) -> sqlite3.Connection:
         raise damaged(path.parent, "its tables") from error
     connection.execute("PRAGMA synchronous = FULL")
     return connection
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """One process at a time."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def damaged(folder: Path, what: str) -> StoreError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -19,7 +20,8 @@ from feddbe.measures.rows import ALL, Row
 from feddbe.results.document import Entry, Newcomers, entry, newcomers
 from feddbe.runs import format2
 from feddbe.runs.checksums import crc_of, sealed
-from feddbe.runs.sqlite_file import FILE, FORMAT, SCHEMA, alone, clear, connect, damaged, format_of, remove
+from feddbe.runs.lock import alone, make_folder
+from feddbe.runs.sqlite_file import FILE, FORMAT, SCHEMA, clear, connect, damaged, format_of, replacing
 from feddbe.state import Receipt, State, decode, encode, nbytes, sha256
 
 __all__ = ["FILE", "Store"]
@@ -35,10 +37,7 @@ class Store:
     @classmethod
     def create(cls, folder: Path, meta: Mapping[str, Any], server: State) -> Store:
         """A new run in a folder that has none; all of it or nothing is written."""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"cannot make the folder '{folder}': {error.strerror}") from error
+        make_folder(folder)
 
         def fill(store: Store) -> None:
             for key, value in meta.items():
@@ -98,8 +97,7 @@ class Store:
         for (answer,) in self._read("PRAGMA integrity_check(1)"):
             if answer != "ok":
                 raise damaged(self.folder, answer)
-        for _ in self._rows():
-            pass
+        deque(self._rows(), 0)
 
     # --- the run itself
 
@@ -246,24 +244,14 @@ class Store:
 
     @classmethod
     def _build(cls, folder: Path, fill: Callable[[Store], None], *, large: bool) -> None:
-        """The run's file with what `fill` writes. It gets its name when it is whole: a kill or a full disk
-        leaves no half run, and what had that name before stays until then."""
-        new = folder / f".{FILE}"
-        try:
-            remove(new)
-            with clear(folder):
-                # large states are written in half the time if pages are large
-                store = cls(folder, connect(new, page=32768 if large else 4096))
-                try:
-                    store._begin(fill)
-                finally:
-                    store.close()
-            new.rename(folder / FILE)
-        except BaseException as error:
-            remove(new)
-            if isinstance(error, OSError):
-                raise StoreError(f"cannot make '{folder / FILE}': {error.strerror}") from error
-            raise
+        """The run's file with what `fill` writes."""
+        with replacing(folder) as new, clear(folder):
+            # large states are written in half the time if pages are large
+            store = cls(folder, connect(new, page=32768 if large else 4096))
+            try:
+                store._begin(fill)
+            finally:
+                store.close()
 
     def _begin(self, fill: Callable[[Store], None]) -> None:
         with self.transaction(-1):
@@ -274,7 +262,7 @@ class Store:
     @classmethod
     def _migrate(cls, folder: Path) -> None:
         """Put a run of the present format in the place of one of format 2."""
-        with alone(folder):
+        with alone(folder, wait=60):
             if format_of(folder) != 2:  # another process was faster
                 return
             old = connect(folder / FILE)
