@@ -74,12 +74,13 @@ def carry_out(
     those that did as notes.
     """
     experiments = resolve(asked, single=single, dataset=dataset, model=model)
-    places = _places(experiments, asked.config, single=single)
+    watch = watch or Watch()
+    places = _places(experiments, asked.config, watch, single=single)
     documents, diverged = [], dict[str, Diverged]()
     with folders.none_left_empty(places, made=not asked.config.out):
         for experiment, place in zip(experiments, places, strict=True):
             try:
-                documents.append(_one(experiment, place, watch or Watch()))
+                documents.append(_one(experiment, place, watch))
             except Diverged as error:
                 diverged[experiment.name] = error
         if diverged:
@@ -145,7 +146,7 @@ def draw_paper_splits(folder: Path, data_dir: Path | None = None) -> Iterator[tu
             yield source.name, path
 
 
-def _places(experiments: Sequence[Experiment], options: Config, *, single: bool) -> list[Path]:
+def _places(experiments: Sequence[Experiment], options: Config, watch: Watch, *, single: bool) -> list[Path]:
     """The folder of each run; checked before any of them begins."""
     slugs = [folders.slug(experiment.name) for experiment in experiments]
     data = Path(experiments[0].task.dataset.name).stem
@@ -153,7 +154,8 @@ def _places(experiments: Sequence[Experiment], options: Config, *, single: bool)
         root = Path(options.out).expanduser()
     elif options.resume:
         hashes = [experiment.config_hash for experiment in experiments]
-        root = folders.newest(dict(zip(["."] if single else slugs, hashes, strict=True)))
+        wanted = dict(zip(["."] if single else slugs, hashes, strict=True))
+        root = folders.newest(wanted, remark=watch.remark)
     else:
         root = folders.numbered(f"{data}-{slugs[0]}" if single else f"compare-{data}")
     places = [root] if single else [root / slug for slug in slugs]
@@ -209,19 +211,30 @@ def _alone(experiment: Experiment, place: Path, engine: engines.Engine, watch: W
     else:
         store = Store.create(place, provenance.describe(experiment), rounds.start(experiment))
     try:
-        if begun:  # it may have been extended, or moved
-            with store.transaction(store.last_round()):
-                store.set_meta("config", experiment.config)
+        if begun:
+            _go_on(experiment, store, watch)
         rounds.run(experiment, store, engine, watch)
         return _document(store)
     finally:
         store.close()
 
 
+def _go_on(experiment: Experiment, store: Store, watch: Watch) -> None:
+    """Say, and write, what is new about a run that is carried on."""
+    news = [store.meta("lost")] if store.meta("lost") else []
+    for text in news:
+        watch.remark(text)
+    with store.transaction(store.last_round()):
+        store.set_meta("config", experiment.config)  # it may have been extended, or moved
+        if news:
+            store.set_meta("remarks", [*(store.meta("remarks") or []), *news])
+            store.set_meta("lost", None)
+
+
 def _remarks(store: Store) -> list[str]:
     found: dict[str, float] = store.meta("found") or {}
     missing = [row.value for row in store.overall() if row[2:4] == ("round", "missing") and row.value]
-    remarks = [*(store.meta("remarks") or [])]
+    remarks = [*(store.meta("remarks") or []), *filter(None, [store.meta("lost")])]
     remarks += [f"{name} {value:.3g}, found by itself" for name, value in found.items()]
     if missing:
         remarks.append(f"{sum(missing):g} replies are missing, in {len(missing)} rounds")

@@ -20,7 +20,7 @@ __all__ = ["app", "main"]
 
 app = Group("feddbe", "Personalized federated learning with the Domain Bias Eliminator.")
 click.version_option(package_name="feddbe", message="feddbe %(version)s")(app)
-for command in (run.run, run.compare, results.runs, results.show, methods.methods, data.group):
+for command in (run.run, run.compare, results.runs, results.show, results.check, methods.methods, data.group):
     app.add_command(command)
 
 
