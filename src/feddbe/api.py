@@ -194,7 +194,9 @@ def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _one(experiment: Experiment, place: Path, watch: Watch) -> RunDocument:
     """Begin or continue one run, which nobody else does meanwhile."""
-    engine = engines.make(experiment.options.engine, experiment.task, experiment.method)
+    options = experiment.options
+    waiting = engines.Waiting(options.worker_timeout, remark=watch.remark)
+    engine = engines.make(options.engine, experiment.task, experiment.method, waiting)
     try:
         lock.make_folder(place)
         with lock.alone(place):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -153,6 +154,14 @@ def test_what_is_left_of_another_run_does_not_join_a_new_one(tmp_path: Path) -> 
     store = Store.create(tmp_path / "new", {"config_hash": "new"}, {"w": torch.ones(2)})
     assert (store.meta("config_hash"), store.last_round()) == ("new", -1)
     assert torch.equal(store.server()["w"], torch.ones(2))
+    store.close()
+
+
+def test_a_folder_that_is_removed_is_noticed_at_the_next_write(tmp_path: Path) -> None:
+    store = new(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(StoreError, match=r"^'.*run.sqlite' was removed or replaced"), store.transaction(0):
+        pass
     store.close()
 
 

@@ -33,6 +33,8 @@ class Store:
     def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
         self.folder, self._db = folder, connection
         self._round = 0
+        self._file: os.stat_result | None = None
+        """What was opened."""
 
     @classmethod
     def create(cls, folder: Path, meta: Mapping[str, Any], server: State) -> Store:
@@ -74,6 +76,7 @@ class Store:
         """The run as SQLite opens it, with what it says about itself verified; `before`: what its WAL had."""
         store = cls(folder, connect(folder / FILE))
         try:
+            store._file = (folder / FILE).stat()
             store._verify_meta()
             if before and (lost := wal.lost(folder, before)) and os.access(folder, os.W_OK):
                 with store.transaction(last := store.last_round()):
@@ -98,12 +101,22 @@ class Store:
         with clear(self.folder):
             self._db.execute("BEGIN IMMEDIATE")
             try:
+                self._check_there()
                 yield
+                self._check_there()
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+
+    def _check_there(self) -> None:
+        """SQLite writes on into a file that has no name any more."""
+        path = self.folder / FILE
+        if self._file and not (path.exists() and os.path.samestat(path.stat(), self._file)):
+            raise StoreError(
+                f"'{path}' was removed or replaced while the run went on; nothing more is written"
+            )
 
     def verify(self) -> None:
         """Read all that a run is carried on with but the states: those are verified when they are needed."""
