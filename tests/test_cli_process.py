@@ -151,6 +151,15 @@ def test_ctrl_c(in_the_middle: tuple[Any, Path, list[int]], whole: RunDocument) 
     assert not any(line.endswith(" ") for line in table)
 
 
+def test_sigterm_says_what_ctrl_c_says(in_the_middle: tuple[Any, Path, list[int]]) -> None:
+    process, _, pids = in_the_middle
+    process.terminate()
+    code, out, err = finish(process)
+    assert (code, out, err.count("\n")) == (130, "", 1)
+    assert re.fullmatch(r"feddbe: stopped after round \d+, which is kept; continue with: .* --resume\n", err)
+    until(lambda: not any(map(alive, pids)), "the workers to end")
+
+
 def test_kill_9_leaves_no_workers_and_a_run_that_goes_on(
     in_the_middle: tuple[Any, Path, list[int]], whole: RunDocument
 ) -> None:

@@ -35,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(code or 0)
     except click.exceptions.Exit as done:  # --help
         return done.exit_code
+    except SystemExit as error:  # none of ours: a model's file, for one
+        return complain(f"code of your own called sys.exit({error.code})", 2)
     except FeddbeError as error:
         return complain(str(error), error.exit_code)
     except KeyboardInterrupt:

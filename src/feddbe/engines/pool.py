@@ -260,6 +260,7 @@ def _portable(error: Exception) -> Exception:
 
 def _work(pipe: Connection, inherited: list[Connection], task: Task, method: Method) -> None:
     """A worker: take jobs until the pipe closes."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent may have its own way
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us in good order
     _end_with_parent()
     for other in inherited:
