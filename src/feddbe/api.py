@@ -223,13 +223,15 @@ def _alone(experiment: Experiment, place: Path, engine: engines.Engine, watch: W
 
 def _go_on(experiment: Experiment, store: Store, watch: Watch) -> None:
     """Say, and write, what is new about a run that is carried on."""
-    news = [store.meta("lost")] if store.meta("lost") else []
+    recorded, known = store.meta("versions"), store.meta("remarks") or []
+    others = provenance.other_versions(recorded) if recorded else ""
+    news = [text for text in (store.meta("lost"), others) if text]
     for text in news:
         watch.remark(text)
     with store.transaction(store.last_round()):
         store.set_meta("config", experiment.config)  # it may have been extended, or moved
         if news:
-            store.set_meta("remarks", [*(store.meta("remarks") or []), *news])
+            store.set_meta("remarks", [*known, *(text for text in news if text not in known)])
             store.set_meta("lost", None)
 
 
