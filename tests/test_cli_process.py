@@ -265,6 +265,20 @@ def test_nobody_waits_for_torch_to_be_told_how_to_use_it(words: list[str]) -> No
     assert done.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.parametrize("stream", [1, 2])
+def test_a_stream_that_is_closed(stream: int, place: Path) -> None:
+    """`feddbe runs >&-`: no trace of it either."""
+    done = subprocess.run(
+        ["sh", "-c", f"{shlex.join([*FEDDBE, 'runs', 'nowhere'])} {stream}>&-"],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (stream == 2)
+
+
 def test_a_reader_that_goes_away(place: Path, whole: RunDocument) -> None:
     """`feddbe show RUN | head`: no trace of it."""
     ours, theirs = os.pipe()

@@ -26,6 +26,9 @@ for command in (run.run, run.compare, results.runs, results.show, results.check,
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 2 is bad input, 3 diverged, 130 Ctrl-C."""
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # it was closed, as by `>&-`: nobody wants to read it
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: PTH123, SIM115
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         # not app.main, which has its own ideas about Ctrl-C and broken pipes
