@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import feddbe
 from feddbe.models import ModelSource
 from feddbe.runs.rounds import Watch
+from feddbe.runs.store import Store
 from feddbe.state import State
 from feddbe.training.task import Context
 
@@ -256,3 +257,26 @@ def test_every_public_name_is_there() -> None:
     assert "fedavg" in feddbe.METHODS
     with pytest.raises(AttributeError, match="no attribute 'fedavg'"):
         feddbe.fedavg  # noqa: B018
+
+
+def test_other_versions_than_it_began_with_are_said(tmp_path: Path) -> None:
+    class Listening(Watch):
+        def __init__(self) -> None:
+            self.said: list[str] = []
+
+        def remark(self, text: str) -> None:
+            self.said.append(text)
+
+    options: dict[str, Any] = {"clients": 3, "partition": "iid", "engine": "serial", "out": str(tmp_path)}
+    feddbe.run("fedavg", rounds=1, **options)
+    quiet, told = Listening(), Listening()
+    feddbe.run("fedavg", rounds=1, resume=True, watch=quiet, **options)
+    assert quiet.said == []
+    store = Store.open(tmp_path)
+    now = store.meta("versions")
+    store.set_meta("versions", {**now, "torch": "1.0"})
+    store.close()
+    document = feddbe.run("fedavg", rounds=2, resume=True, watch=told, **options)
+    line = f"carried on with other versions: torch 1.0 then, {now['torch']} now"
+    assert told.said == [line]
+    assert document["remarks"] == [line]

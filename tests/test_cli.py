@@ -614,14 +614,47 @@ def test_runs_survives_folders_that_are_no_runs(shell: Shell, tmp_path: Path) ->
         if content is not None:
             (tmp_path / "runs" / name / FILE).write_bytes(content)
     rows = {row["name"]: row["state"] for row in shell.json("runs")["runs"]}
-    assert rows == {"good": "done", "empty": "unreadable", "garbage": "unreadable"}
+    assert rows == {"good": "done", "empty": "unreadable", "garbage": "damaged"}
     code, out, _ = shell("runs")
     assert code == 0
     assert "garbage" in out
     code, _, err = shell("show garbage")
     assert (code, err.count("\n")) == (2, 1)
     assert "garbage" in err
-    assert shell.json(f"run fedavg --rounds 1 {SMALL} --resume")["folder"] == "runs/good"
+    code, out, err = shell(f"run fedavg --rounds 1 {SMALL} --resume --json")
+    assert (code, json.loads(out)["folder"]) == (0, "runs/good")
+    assert err.startswith(
+        "feddbe: passed over: 'runs/garbage/run.sqlite' is damaged (file is not a database)"
+    )
+    assert err.count("\n") == 1
+
+
+def test_check_says_what_is_whole(shell: Shell) -> None:
+    shell(f"run fedavg --rounds 2 {SMALL} --out runs/good")
+    assert shell("check good") == (0, "runs/good: whole, goes on from round 2\n", "")
+    (found,) = shell.json("check good")["runs"]
+    parts = dict.fromkeys(["meta", "SQLite", "rows", "states", "rounds", "model"], "whole")
+    assert found == {"folder": "runs/good", "whole": True, "round": 2, "parts": parts, "lost": ""}
+    file = Path("runs/good") / FILE
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+    code, out, err = shell("check good")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("feddbe: 'runs/good/run.sqlite' is damaged (")
+    assert "intact" not in err
+    assert shell("check good --json").code == 2
+
+
+def test_check_compares_the_servers_state_with_the_model(shell: Shell) -> None:
+    shell(f"run fedavg --rounds 1 {SMALL} --out one")
+    store = Store.open(Path("one"))
+    server = store.server()
+    server.pop("fc.bias")
+    store.write_server("last", server, 1)
+    store.close()
+    code, _, err = shell("check one")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "is of another model: it should have 'fc.bias'" in err
 
 
 def test_runs_of_an_empty_place_and_of_one_run(shell: Shell) -> None:
@@ -645,7 +678,8 @@ RUN = [
     "--rounds", "--patience", "--epochs",
     "--batch", "--lr", "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
     "--measure", "--eval", "--eval-after", "--train-loss", "--validation",
-    "--newcomers", "--adapt-epochs", "--engine", "--min-replies", "--out", "--resume", "--json", "--set",
+    "--newcomers", "--adapt-epochs", "--engine", "--min-replies", "--worker-timeout",
+    "--out", "--resume", "--json", "--set",
     "--dry-run",
 ]  # fmt: skip
 COMMANDS = {
@@ -653,6 +687,7 @@ COMMANDS = {
     "compare": RUN,
     "runs": ["--json"],
     "show": ["--when", "--json"],
+    "check": ["--json"],
     "methods": ["--json"],
     "data list": ["--data-dir", "--json"],
     "data get": ["--again", "--data-dir"],

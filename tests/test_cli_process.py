@@ -151,6 +151,15 @@ def test_ctrl_c(in_the_middle: tuple[Any, Path, list[int]], whole: RunDocument) 
     assert not any(line.endswith(" ") for line in table)
 
 
+def test_sigterm_says_what_ctrl_c_says(in_the_middle: tuple[Any, Path, list[int]]) -> None:
+    process, _, pids = in_the_middle
+    process.terminate()
+    code, out, err = finish(process)
+    assert (code, out, err.count("\n")) == (130, "", 1)
+    assert re.fullmatch(r"feddbe: stopped after round \d+, which is kept; continue with: .* --resume\n", err)
+    until(lambda: not any(map(alive, pids)), "the workers to end")
+
+
 def test_kill_9_leaves_no_workers_and_a_run_that_goes_on(
     in_the_middle: tuple[Any, Path, list[int]], whole: RunDocument
 ) -> None:
@@ -254,6 +263,20 @@ def test_nobody_waits_for_torch_to_be_told_how_to_use_it(words: list[str]) -> No
     program = "import sys; from feddbe import cli; cli.main(sys.argv[1:]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_a_stream_that_is_closed(stream: int, place: Path) -> None:
+    """`feddbe runs >&-`: no trace of it either."""
+    done = subprocess.run(
+        ["sh", "-c", f"{shlex.join([*FEDDBE, 'runs', 'nowhere'])} {stream}>&-"],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (stream == 2)
 
 
 def test_a_reader_that_goes_away(place: Path, whole: RunDocument) -> None:

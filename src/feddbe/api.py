@@ -18,7 +18,7 @@ from feddbe.options import config, defaults
 from feddbe.options.config import Asked, Config, pick_identity
 from feddbe.paths import expand
 from feddbe.results.document import RunDocument, score
-from feddbe.runs import folders, provenance, rounds, schedule
+from feddbe.runs import folders, lock, provenance, rounds, schedule
 from feddbe.runs.experiment import Experiment, label_counts, load_data, resolve_all
 from feddbe.runs.rounds import Watch
 from feddbe.runs.store import Store
@@ -75,12 +75,13 @@ def carry_out(
     those that did as notes.
     """
     experiments = resolve(asked, single=single, dataset=dataset, model=model)
-    places = _places(experiments, asked.config, single=single)
+    watch = watch or Watch()
+    places = _places(experiments, asked.config, watch, single=single)
     documents, diverged = [], dict[str, Diverged]()
     with folders.none_left_empty(places, made=not asked.config.out):
         for experiment, place in zip(experiments, places, strict=True):
             try:
-                documents.append(_one(experiment, place, watch or Watch()))
+                documents.append(_one(experiment, place, watch))
             except Diverged as error:
                 diverged[experiment.name] = error
         if diverged:
@@ -146,7 +147,7 @@ def draw_paper_splits(folder: Path, data_dir: Path | None = None) -> Iterator[tu
             yield source.name, path
 
 
-def _places(experiments: Sequence[Experiment], options: Config, *, single: bool) -> list[Path]:
+def _places(experiments: Sequence[Experiment], options: Config, watch: Watch, *, single: bool) -> list[Path]:
     """The folder of each run; checked before any of them begins."""
     slugs = [folders.slug(experiment.name) for experiment in experiments]
     data = Path(experiments[0].task.dataset.name).stem
@@ -154,7 +155,8 @@ def _places(experiments: Sequence[Experiment], options: Config, *, single: bool)
         root = expand(options.out)
     elif options.resume:
         hashes = [experiment.config_hash for experiment in experiments]
-        root = folders.newest(dict(zip(["."] if single else slugs, hashes, strict=True)))
+        wanted = dict(zip(["."] if single else slugs, hashes, strict=True))
+        root = folders.newest(wanted, remark=watch.remark)
     else:
         root = folders.numbered(f"{data}-{slugs[0]}" if single else f"compare-{data}")
     places = [root] if single else [root / slug for slug in slugs]
@@ -192,31 +194,52 @@ def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _one(experiment: Experiment, place: Path, watch: Watch) -> RunDocument:
-    """Begin or continue one run."""
-    engine = engines.make(experiment.options.engine, experiment.task, experiment.method)
+    """Begin or continue one run, which nobody else does meanwhile."""
+    options = experiment.options
+    waiting = engines.Waiting(options.worker_timeout, remark=watch.remark)
+    engine = engines.make(options.engine, experiment.task, experiment.method, waiting)
     try:
-        begun = Store.is_run(place)
-        store = (
-            Store.open(place)
-            if begun
-            else Store.create(place, provenance.describe(experiment), rounds.start(experiment))
-        )
-        try:
-            if begun:  # it may have been extended, or moved
-                with store.transaction(store.last_round()):
-                    store.set_meta("config", experiment.config)
-            rounds.run(experiment, store, engine, watch)
-            return _document(store)
-        finally:
-            store.close()
+        lock.make_folder(place)
+        with lock.alone(place):
+            return _alone(experiment, place, engine, watch)
     finally:
         engine.close()
+
+
+def _alone(experiment: Experiment, place: Path, engine: engines.Engine, watch: Watch) -> RunDocument:
+    begun = Store.is_run(place)
+    if begun:  # by another process, since we looked
+        _check_same(experiment, place, resume=experiment.options.resume)
+        store = Store.open(place)
+    else:
+        store = Store.create(place, provenance.describe(experiment), rounds.start(experiment))
+    try:
+        if begun:
+            _go_on(experiment, store, watch)
+        rounds.run(experiment, store, engine, watch)
+        return _document(store)
+    finally:
+        store.close()
+
+
+def _go_on(experiment: Experiment, store: Store, watch: Watch) -> None:
+    """Say, and write, what is new about a run that is carried on."""
+    recorded, known = store.meta("versions"), store.meta("remarks") or []
+    others = provenance.other_versions(recorded) if recorded else ""
+    news = [text for text in (store.meta("lost"), others) if text]
+    for text in news:
+        watch.remark(text)
+    with store.transaction(store.last_round()):
+        store.set_meta("config", experiment.config)  # it may have been extended, or moved
+        if news:
+            store.set_meta("remarks", [*known, *(text for text in news if text not in known)])
+            store.set_meta("lost", None)
 
 
 def _remarks(store: Store) -> list[str]:
     found: dict[str, float] = store.meta("found") or {}
     missing = [row.value for row in store.overall() if row[2:4] == ("round", "missing") and row.value]
-    remarks = [*(store.meta("remarks") or [])]
+    remarks = [*(store.meta("remarks") or []), *filter(None, [store.meta("lost")])]
     remarks += [f"{name} {value:.3g}, found by itself" for name, value in found.items()]
     if missing:
         remarks.append(f"{sum(missing):g} replies are missing, in {len(missing)} rounds")

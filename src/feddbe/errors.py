@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["BadInput", "Diverged", "FeddbeError", "StoreError", "one_line", "short", "unknown"]
+__all__ = ["BadInput", "Damaged", "Diverged", "FeddbeError", "StoreError", "one_line", "short", "unknown"]
 
 
 class FeddbeError(Exception):
@@ -20,6 +20,10 @@ class BadInput(FeddbeError):
 
 class StoreError(FeddbeError):
     """The run's file cannot be read or written."""
+
+
+class Damaged(StoreError):
+    """The run's file is not what was written."""
 
 
 class Diverged(FeddbeError):

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
+import re
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from feddbe import engines
-from feddbe.engines import ClientStates, Messages, Pool, Serial
+from feddbe.engines import ClientStates, Messages, Pool, Serial, Waiting
 from feddbe.engines.client import Job, Reply
+from feddbe.engines.shared_memory import Parcel
 from feddbe.errors import BadInput, Diverged, FeddbeError
+from feddbe.methods.fedavg import FedAvg
 from tests.federation import carry_out, experiment, outcome, same_bits, samples
 
 
@@ -91,6 +97,81 @@ class _Empty:
 
     def stage(self, client: int, state: bytes) -> None:
         pass
+
+
+class Stopping(Pool):
+    """Stops a worker when the first reply has come, while it is at work or about to get some."""
+
+    stopped = 0
+
+    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply]:
+        for reply in super().run(jobs, messages, states):
+            if not self.stopped:
+                self.stopped = self.pids[0]
+                os.kill(self.stopped, signal.SIGSTOP)
+            yield reply
+
+
+def test_a_hung_worker_is_named_replaced_and_its_client_done_again(tmp_path: Path) -> None:
+    e = experiment("fedavg+dbe", samples([44] * 6), rounds=3)
+    wanted = outcome(e, tmp_path / "serial")
+    said: list[str] = []
+    pool = Stopping(e.task, e.method, 2, Waiting(timeout=3.0, remark=said.append))
+    ran = carry_out(e, tmp_path / "pool", pool)
+    assert pool.stopped not in pool.pids
+    assert not Path(f"/proc/{pool.stopped}").exists()
+    pool.close()
+    assert same_bits(wanted.server, ran.server)
+    assert all(same_bits(wanted.clients[c], ran.clients[c]) for c in wanted.clients)
+    gone = rf"client \d in round \d \(worker {pool.stopped}\) did not answer for \d s and is done again"
+    assert [line for line in said if re.fullmatch(gone, line)]
+
+
+def test_who_is_waited_for_is_said() -> None:
+    e, said = experiment("fedavg"), list[str]()
+    pool = Pool(e.task, e.method, 1, Waiting(word_after=0.0, remark=said.append))
+    list(pool.run([Job(2, 1, "train")], Messages(e.task.model.parameters), _Empty()))
+    (pid,) = pool.pids
+    pool.close()
+    assert said == [f"waiting for client 2 in round 1 (worker {pid}) for 0 s; --worker-timeout sets a limit"]
+
+
+def test_a_worker_that_hangs_in_the_middle_of_a_message() -> None:
+    """What it is sent is more than a pipe holds."""
+    e = experiment("fedavg")
+    pool = Pool(e.task, e.method, 1, Waiting(timeout=0.5))
+    os.kill(pool.pids[0], signal.SIGSTOP)
+    with pytest.raises(OSError, match="temporarily unavailable"):
+        pool._give(pool._workers[0], Job(0, 1), Messages({}), Parcel(), bytes(2**22))
+    pool.close()
+
+
+class _TwoWords(Exception):
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} {two}")
+
+
+class _Exits(FedAvg):
+    def train(self, *_: Any) -> Any:
+        sys.exit(0)
+
+
+class _Fails(FedAvg):
+    def train(self, *_: Any) -> Any:
+        raise _TwoWords("a", "b")
+
+
+@pytest.mark.parametrize("engine", ["serial", "pool(workers=2)"])
+def test_a_model_that_ends_the_program_is_an_error(engine: str, tmp_path: Path) -> None:
+    e = dataclasses.replace(experiment("fedavg"), method=_Exits())
+    with pytest.raises(FeddbeError, match=r"client \d, round 1: .* own code called sys.exit\(0\)"):
+        outcome(e, tmp_path, engine)
+
+
+def test_an_error_that_cannot_be_pickled_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="_TwoWords: a b") as error:
+        outcome(dataclasses.replace(experiment("fedavg"), method=_Fails()), tmp_path, "pool(workers=2)")
+    assert "in train" in "".join(error.value.__notes__)
 
 
 def test_long_clients_come_first() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -137,6 +138,31 @@ def test_a_run_that_cannot_begin_leaves_no_file(tmp_path: Path) -> None:
     assert list((tmp_path / "run").iterdir()) == []
     new(tmp_path / "run").close()
     assert Store.is_run(tmp_path / "run")
+
+
+def test_what_is_left_of_another_run_does_not_join_a_new_one(tmp_path: Path) -> None:
+    """As after a kill, and with `run.sqlite` removed: the WAL has all of the old run."""
+    old = Store.create(tmp_path / "old", {"config_hash": "old"}, {"w": torch.zeros(2)})
+    with old.transaction(0):
+        old.write_rows([finished(0)])
+    (tmp_path / "new").mkdir()
+    for suffix in ("-wal", "-shm"):
+        (tmp_path / "new" / f"{FILE}{suffix}").write_bytes(
+            (tmp_path / "old" / f"{FILE}{suffix}").read_bytes()
+        )
+    old.close()
+    store = Store.create(tmp_path / "new", {"config_hash": "new"}, {"w": torch.ones(2)})
+    assert (store.meta("config_hash"), store.last_round()) == ("new", -1)
+    assert torch.equal(store.server()["w"], torch.ones(2))
+    store.close()
+
+
+def test_a_folder_that_is_removed_is_noticed_at_the_next_write(tmp_path: Path) -> None:
+    store = new(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(StoreError, match=r"^'.*run.sqlite' was removed or replaced"), store.transaction(0):
+        pass
+    store.close()
 
 
 def test_a_newer_format_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -278,3 +279,14 @@ assert "matplotlib" in sys.modules
 assert "matplotlib.pyplot" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_a_kill_left_of_a_picture_is_cleared(tmp_path: Path) -> None:
+    """Not what another process may be drawing now, nor what is not ours."""
+    old, young, other = (tmp_path / f".{name}.tmp" for name in ("d.png.0123abcd", "d.png.abcd0123", "x"))
+    for path in (old, young, other):
+        path.touch()
+    for path in (old, other):
+        os.utime(path, (0, 0))
+    pictures.bubbles(tmp_path / "d.png", np.ones((2, 2), dtype=np.int64), "")
+    assert {path.name for path in tmp_path.iterdir()} == {"d.png", young.name, other.name}

@@ -20,12 +20,15 @@ __all__ = ["app", "main"]
 
 app = Group("feddbe", "Personalized federated learning with the Domain Bias Eliminator.")
 click.version_option(package_name="feddbe", message="feddbe %(version)s")(app)
-for command in (run.run, run.compare, results.runs, results.show, methods.methods, data.group):
+for command in (run.run, run.compare, results.runs, results.show, results.check, methods.methods, data.group):
     app.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 2 is bad input, 3 diverged, 130 Ctrl-C."""
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # it was closed, as by `>&-`: nobody wants to read it
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: PTH123, SIM115
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         # not app.main, which has its own ideas about Ctrl-C and broken pipes
@@ -35,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(code or 0)
     except click.exceptions.Exit as done:  # --help
         return done.exit_code
+    except SystemExit as error:  # none of ours: a model's file, for one
+        return complain(f"code of your own called sys.exit({error.code})", 2)
     except FeddbeError as error:
         return complain(str(error), error.exit_code)
     except KeyboardInterrupt:

@@ -77,6 +77,9 @@ class Bars(Watch):
         self.bars.update(self._rounds, completed=done, accuracy=shown)
         self.bars.refresh()
 
+    def remark(self, text: str) -> None:
+        self.bars.console.print(f"feddbe: {text}", markup=False, highlight=False, soft_wrap=True)
+
     def root(self, *, single: bool) -> Path:
         """The folder of the run, or of the comparison that it belongs to."""
         folder = self._folder or folders.RUNS

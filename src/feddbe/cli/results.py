@@ -1,4 +1,4 @@
-"""`feddbe runs` and `feddbe show`: what has been run."""
+"""`feddbe runs`, `feddbe show` and `feddbe check`: what has been run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from feddbe.cli.command import Argument, Command
-from feddbe.cli.output import AS_JSON, show_json
+from feddbe.cli.output import AS_JSON, complain, show_json
 from feddbe.cli.output import show as show_tables
-from feddbe.errors import StoreError, unknown
+from feddbe.errors import Damaged, StoreError, unknown
 
 if TYPE_CHECKING:
     from feddbe.show.tables import RunRow
 
-__all__ = ["runs", "show"]
+__all__ = ["check", "runs", "show"]
 
 
 @click.command("runs", cls=Command)
@@ -45,10 +45,10 @@ def _row(path: Path, root: Path) -> RunRow:
     name = str(path.relative_to(root)) if path != root else path.name
     try:
         document = api.load(path, hashes=False)
-    except StoreError:
+    except StoreError as error:
         nothing: RunRow = {
             "name": name, "method": "-", "data": "-", "rounds": 0, "best": None, "last": None,
-            "state": "unreadable",
+            "state": "damaged" if isinstance(error, Damaged) else "unreadable",
         }  # fmt: skip
         return nothing
     best, last, settings = document["best"], document["last"], document["config"]
@@ -87,3 +87,31 @@ def show(run: str, when: str, as_json: bool) -> int:
     else:
         show_tables(tables.results_table(documents), *(chart.curve(document) for document in documents))
     return 0
+
+
+@click.command("check", cls=Command)
+@click.argument(
+    "names", cls=Argument, nargs=-1, required=True, metavar="RUN...", help="folders, or names in runs/"
+)
+@AS_JSON
+def check(names: tuple[str, ...], as_json: bool) -> int:
+    """Read all of a run: what is whole, and from which round it can go on."""
+    from feddbe.runs import folders
+    from feddbe.runs.check import check as look
+
+    found = [look(folder) for name in names for folder in folders.find_all(name)]
+    if as_json:
+        show_json({"runs": found})
+        return 0 if all(one["whole"] for one in found) else 2
+    code = 0
+    for one in found:
+        wrong = [text for text in one["parts"].values() if text != "whole" and not text.startswith("not ")]
+        if one["whole"]:
+            far = (
+                f"goes on from round {one['round']}" if (one["round"] or 0) >= 0 else "has not begun to train"
+            )
+            aside = [text for text in one["parts"].values() if text != "whole"]
+            print("; ".join([f"{one['folder']}: whole, {far}", *filter(None, [one["lost"]]), *aside]))
+        else:
+            code = complain(wrong[0], 2)
+    return code

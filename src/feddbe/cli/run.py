@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from datetime import timedelta
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -59,6 +61,7 @@ def _carry_out(asked: Asked, given: list[str], *, single: bool) -> int:
     from feddbe.training.trainers import fasttext
 
     watch = Bars()
+    before = signal.signal(signal.SIGTERM, _stop)
     try:
         with watch.bars:
             documents = api.carry_out(asked, single=single, watch=watch)
@@ -67,6 +70,8 @@ def _carry_out(asked: Asked, given: list[str], *, single: bool) -> int:
     except Diverged as error:
         names, folder = error.__notes__, watch.root(single=single)
         return complain(f"{', '.join(names)}: {error}; see feddbe show {folder}", error.exit_code)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     folder = watch.root(single=single)
     if asked.config.json:
         show_json(documents[0] if single else {"runs": documents})
@@ -81,6 +86,11 @@ def _carry_out(asked: Asked, given: list[str], *, single: bool) -> int:
         if documents[0]["config"]["model"].startswith("fasttext") and not fasttext.available():
             print("\nfastText trains several times faster with numba: pip install 'feddbe[text]'")
     return 0
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends a run in the same good order as Ctrl-C."""
+    raise KeyboardInterrupt
 
 
 def _preview(asked: Asked, *, single: bool) -> int:

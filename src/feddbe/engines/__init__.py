@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.engines.base import Choice, ClientStates, Engine, Messages, Missing, Receipt
+from feddbe.engines.base import WAITING, Choice, ClientStates, Engine, Messages, Missing, Receipt, Waiting
 from feddbe.engines.pool import Pool, PoolChoice, cores
 from feddbe.engines.serial import Serial, SerialChoice
 from feddbe.methods.base import Method
@@ -21,6 +21,7 @@ __all__ = [
     "Pool",
     "Receipt",
     "Serial",
+    "Waiting",
     "find",
     "make",
 ]
@@ -35,9 +36,9 @@ class Auto(Choice):
     def processes(self) -> int:
         return cores() if cores() > 1 else 0
 
-    def make(self, task: Task, method: Method) -> Engine:
+    def make(self, task: Task, method: Method, waiting: Waiting = WAITING) -> Engine:
         several = min(self.processes(), task.split.clients) > 1
-        return (PoolChoice() if several else SerialChoice()).make(task, method)
+        return (PoolChoice() if several else SerialChoice()).make(task, method, waiting)
 
 
 ENGINES: dict[str, type[Choice]] = {choice.name: choice for choice in (Auto, SerialChoice, PoolChoice)}
@@ -48,6 +49,6 @@ def find(spec: str) -> Choice:
     return grammar.find("engine", spec, ENGINES, also=["pool(workers=N)"]).options
 
 
-def make(spec: str, task: Task, method: Method) -> Engine:
+def make(spec: str, task: Task, method: Method, waiting: Waiting = WAITING) -> Engine:
     """The same, ready to work."""
-    return find(spec).make(task, method)
+    return find(spec).make(task, method, waiting)

@@ -13,7 +13,7 @@ from feddbe.options import Parameters
 from feddbe.state import Receipt, State
 from feddbe.training.task import Task
 
-__all__ = ["Choice", "ClientStates", "Engine", "Messages", "Missing", "Receipt"]
+__all__ = ["WAITING", "Choice", "ClientStates", "Engine", "Messages", "Missing", "Receipt", "Waiting"]
 
 
 class ClientStates(Protocol):
@@ -57,6 +57,25 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+def _nothing(text: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How long a worker is waited for, and who is told that one is."""
+
+    timeout: float | None = None
+    """Seconds after which it counts as dead; None: never."""
+    word_after: float = 60.0
+    """Seconds, or ten times what a job takes at the median, after which somebody is told; in any case at half
+    the timeout."""
+    remark: Callable[[str], None] = _nothing
+
+
+WAITING = Waiting()
+
+
 @dataclass(frozen=True)
 class Choice(Parameters):
     """What a user can say of an engine: its name, and its options as fields."""
@@ -65,6 +84,6 @@ class Choice(Parameters):
         """Worker processes on this machine; 0: clients work in this one."""
         return 0
 
-    def make(self, task: Task, method: Method) -> Engine:
+    def make(self, task: Task, method: Method, waiting: Waiting = WAITING) -> Engine:
         """The engine, ready to work."""
         raise NotImplementedError

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from feddbe.errors import FeddbeError
 from feddbe.measures import asked, take
 from feddbe.measures.rows import Measured, Numbers
 from feddbe.methods.base import MODEL, Method, refused
@@ -69,6 +70,16 @@ class Missing(NamedTuple):
 
 def perform(task: Task, method: Method, job: Job, received: State, private: State | None) -> Reply:
     """Do the job. `private` is None at first contact."""
+    try:
+        return _perform(task, method, job, received, private)
+    except SystemExit as error:  # it would end us as if all were well
+        raise FeddbeError(
+            f"client {job.client}, round {job.round}: the model's or method's own code called "
+            f"sys.exit({'' if error.code is None else error.code})"
+        ) from error
+
+
+def _perform(task: Task, method: Method, job: Job, received: State, private: State | None) -> Reply:
     start = time.perf_counter()
     call = _Call.begin(task, method, job, received, private)
     measured = call.evaluate() if job.evaluate else {}

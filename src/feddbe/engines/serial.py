@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.engines.base import Choice, ClientStates, Messages
+from feddbe.engines.base import WAITING, Choice, ClientStates, Messages, Waiting
 from feddbe.engines.client import Job, Reply, perform
 from feddbe.methods.base import Method
 from feddbe.state import decode, encode
@@ -41,5 +41,5 @@ class SerialChoice(Choice):
 
     name: ClassVar[str] = "serial"
 
-    def make(self, task: Task, method: Method) -> Serial:
+    def make(self, task: Task, method: Method, waiting: Waiting = WAITING) -> Serial:
         return Serial(task, method)

@@ -85,6 +85,8 @@ class Config(Parameters):
     engine: str = option("Run", "no", "auto", "auto, serial, pool or pool(workers=N)")
     min_replies: int | None = option("Run", "no", None,
         "replies with which a round goes on if clients do not answer; none: all", low=1)
+    worker_timeout: float | None = option("Run", "no", None,
+        "seconds after which a worker of the pool that does not answer is replaced; none: never", above=0)
     out: str | None = option("Run", "no", None, "folder of the run; default: a new one in runs/", value="DIR")
     resume: bool = option("Run", "no", False,
         "continue the run in --out, or the last one with this configuration")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from feddbe.errors import BadInput, StoreError
+from feddbe.errors import BadInput, Damaged, StoreError
 from feddbe.paths import expand
 from feddbe.runs.store import FILE, Store
 
@@ -42,16 +42,21 @@ def listing(root: Path = RUNS) -> list[Path]:
     return sorted(path.parent for path in root.rglob(FILE)) if root.is_dir() else []
 
 
-def newest(wanted: Mapping[str, str], root: Path = RUNS) -> Path:
+def newest(
+    wanted: Mapping[str, str], root: Path = RUNS, remark: Callable[[str], None] = lambda text: None
+) -> Path:
     """Of the folders that hold one of the wanted runs, the one whose run was begun last.
 
     `wanted`: where in that folder a run is (`.` for the folder itself) -> its configuration's hash.
+    `remark` is told of those that are damaged.
     """
     found = []
     for folder in listing(root):
         try:
             store = Store.open(folder)
-        except StoreError:  # not a run that could be continued
+        except StoreError as error:  # not a run that could be continued
+            if isinstance(error, Damaged):
+                remark(f"passed over: {error}")
             continue
         config_hash, begun = store.meta("config_hash"), store.meta("begun")
         store.close()

@@ -5,18 +5,48 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddbe.measures.rows import ALL, Row
-from feddbe.runs.sqlite_file import damaged
+from feddbe.runs.lock import alone
+from feddbe.runs.sqlite_file import FILE, connect, damaged, format_of
 
 if TYPE_CHECKING:
     from feddbe.runs.store import Store
 
-__all__ = ["copy"]
+__all__ = ["in_memory", "migrate"]
 
 
-def copy(old: sqlite3.Connection, new: Store) -> None:
+def migrate(kind: type[Store], folder: Path) -> None:
+    """Put a run of the present format in the place of one of format 2."""
+    with alone(folder, wait=60):
+        if format_of(folder) != 2:  # another process was faster
+            return
+        old = connect(folder / FILE)
+        try:
+            # fails while an older feddbe uses the run; leaves no WAL for the new file to take for its own
+            old.execute("PRAGMA journal_mode = DELETE")
+            old.execute("BEGIN EXCLUSIVE")
+            ((largest,),) = old.execute("SELECT max(length(state)) FROM server")
+            kind.build(folder, lambda store: _copy(old, store), large=largest > 2**20)
+        finally:
+            old.close()
+
+
+def in_memory(kind: type[Store], folder: Path) -> Store:
+    """A run of format 2 that can only be read."""
+    old, new = connect(folder / FILE), sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        store = kind(folder, new)
+        store.begin(lambda store: _copy(old, store))
+    finally:
+        old.close()
+    new.execute("PRAGMA query_only = ON")
+    return store
+
+
+def _copy(old: sqlite3.Connection, new: Store) -> None:
     """All that the old run has, into a new one that is empty."""
     try:
         for key, value in _meta(old).items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from feddbe.runs.experiment import Experiment, label_counts
 from feddbe.training.trainers import fasttext
 
-__all__ = ["describe"]
+__all__ = ["describe", "other_versions", "versions"]
 
 _LABELS_AT_MOST = 100_000
 """Label counts of larger federations are not stored: nobody can look at them."""
@@ -21,7 +22,6 @@ def describe(experiment: Experiment) -> dict[str, Any]:
     """What is written about a run when it begins."""
     task = experiment.task
     small = task.split.clients * task.dataset.classes <= _LABELS_AT_MOST
-    packages = ("feddbe", "torch", "numpy", "scikit-learn", "safetensors", *["numba"] * fasttext.available())
     return {
         "config": experiment.config,
         "config_hash": experiment.config_hash,
@@ -31,11 +31,28 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         "remarks": experiment.remarks,
         "labels": label_counts(task.dataset, task.split).tolist() if small else None,
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {name: version(name) for name in packages} | {"python": platform.python_version()},
+        "versions": versions(),
         "machine": platform.platform(),
         "git_commit": _git_commit(),
         "seeds": {"run": task.seed, "partition": experiment.options.partition_seed},
     }
+
+
+def versions() -> dict[str, str]:
+    """Of what numbers depend on."""
+    packages = ("feddbe", "torch", "numpy", "scikit-learn", "safetensors", *["numba"] * fasttext.available())
+    return {name: version(name) for name in packages} | {"python": platform.python_version()}
+
+
+def other_versions(recorded: Mapping[str, str]) -> str:
+    """What to say if a run goes on with others than it began with; its bits may then be others, too."""
+    now = versions()
+    others = [
+        f"{name} {recorded.get(name, 'none')} then, {now.get(name, 'none')} now"
+        for name in sorted({*recorded, *now})
+        if recorded.get(name) != now.get(name)
+    ]
+    return f"carried on with other versions: {', '.join(others)}" if others else ""
 
 
 def _git_commit() -> str | None:

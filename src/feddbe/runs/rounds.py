@@ -27,26 +27,14 @@ from feddbe.results.document import score
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.schedule import who_evaluates
 from feddbe.runs.store import Store
+from feddbe.runs.watch import Watch
 from feddbe.state import State, add_prefix, matches, nbytes, weighted_mean, without
 from feddbe.training.task import Context
 
-__all__ = ["Loop", "Watch", "run", "start"]
+__all__ = ["Loop", "Watch", "check_fits", "run", "start"]
 
 MOMENTS = ("before", "adapted", "after", "validation", "train")
 """When an entry is measured; the last two are on other than test data."""
-
-
-class Watch:
-    """Is told how a run goes on; this one does nothing with it."""
-
-    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
-        """The run in `folder` starts, or goes on after `done` of `rounds`."""
-
-    def client(self, done: int, of: int) -> None:
-        """So many clients of this call are through."""
-
-    def round(self, done: int, accuracy: float | None) -> None:
-        """A round is written; `accuracy` is the latest that is known."""
 
 
 def run(experiment: Experiment, store: Store, engine: Engine, watch: Watch | None = None) -> None:
@@ -78,7 +66,7 @@ class Loop:
         self.members = self.task.members
         store.verify()
         self.server = store.server()
-        _check_fits(self.server, start(experiment), store.folder)
+        check_fits(self.server, start(experiment), store.folder)
         self.contacted = store.contacted()
         self.accuracy = {e["round"]: score(e) for e in store.entries() if e["accuracy"]}
         """What the best round is chosen by."""
@@ -273,7 +261,7 @@ def _apart(state: State) -> tuple[State, State]:
     return without(state, [BUFFER]), {name: t for name, t in state.items() if name.startswith(BUFFER)}
 
 
-def _check_fits(found: State, start: State, folder: Path) -> None:
+def check_fits(found: State, start: State, folder: Path) -> None:
     """Whether a stored server state has all that this experiment's begins with; a method may add to it."""
     for name, tensor in start.items():
         there = found.get(name)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from feddbe.errors import StoreError
+from feddbe.errors import Damaged, StoreError
+from feddbe.runs.lock import LOCK
 
-__all__ = ["FILE", "FORMAT", "SCHEMA", "alone", "clear", "connect", "damaged", "format_of", "remove"]
+__all__ = ["FILE", "FORMAT", "SCHEMA", "clear", "connect", "damaged", "format_of", "replacing"]
 
 FILE = "run.sqlite"
 FORMAT = 3
@@ -26,7 +26,11 @@ CREATE TABLE states (
     kind TEXT, client INTEGER, round INTEGER NOT NULL, crc INTEGER NOT NULL, state BLOB NOT NULL,
     PRIMARY KEY (kind, client));
 """
-_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_OUTSIDE = {
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR,
+}  # fmt: skip
+"""Errors that come from around the file. All others come from within: what we ask does not change."""
 
 
 def format_of(folder: Path) -> int:
@@ -37,16 +41,38 @@ def format_of(folder: Path) -> int:
     except OSError as error:
         raise StoreError(f"cannot read '{folder / FILE}': {error.strerror}") from error
     if not head:
+        others = {path.name for path in folder.iterdir() if path.stat().st_size} - {LOCK}
+        if others:  # pictures, or a WAL: it was more once
+            raise damaged(folder, "file is empty")
         raise StoreError(f"'{folder}' holds a run that never began; remove the folder")
     if not head.startswith(b"SQLite format 3\0"):
         raise damaged(folder, "file is not a database")
     return int.from_bytes(head[60:64], "big") or 2
 
 
-def remove(path: Path) -> None:
-    """A database with the files that SQLite keeps beside it."""
-    for suffix in ("", "-wal", "-shm"):
+def _remove(path: Path, *suffixes: str) -> None:
+    for suffix in suffixes:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Where to make the run's file. It gets its name when it is whole: a kill or a full disk leaves no half
+    run, and what had that name stays until then.
+
+    What SQLite keeps beside a file is removed first: of no use without it, and taken for the new one's own.
+    """
+    path, new, beside = folder / FILE, folder / f".{FILE}", ("-wal", "-shm", "-journal")
+    try:
+        _remove(new, "", *beside)
+        yield new
+        _remove(path, *beside)
+        new.rename(path)
+    except BaseException as error:
+        _remove(new, "", *beside)
+        if isinstance(error, OSError):
+            raise StoreError(f"cannot make '{path}': {error.strerror}") from error
+        raise
 
 
 def connect(path: Path, page: int = 0) -> sqlite3.Connection:
@@ -57,29 +83,15 @@ def connect(path: Path, page: int = 0) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=5, isolation_level=None)
     if page:
         connection.execute(f"PRAGMA page_size = {page}")
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-    except UnicodeDecodeError as error:  # from Python's sqlite3, which quotes a damaged schema
-        raise damaged(path.parent, "its tables") from error
+    connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     return connection
 
 
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """One process at a time."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def damaged(folder: Path, what: str) -> StoreError:
+def damaged(folder: Path, what: str) -> Damaged:
     """The error that names the file and the part of it, which may quote damaged text."""
     shown = " ".join(what.split())[:200]
-    return StoreError(f"'{folder / FILE}' is damaged ({shown}); restore it from a copy or start again")
+    return Damaged(f"'{folder / FILE}' is damaged ({shown}); restore it from a copy or start again")
 
 
 @contextmanager
@@ -87,10 +99,13 @@ def clear(folder: Path) -> Iterator[None]:
     """Turn what SQLite says into one line."""
     try:
         yield
+    except UnicodeDecodeError as error:  # from Python's sqlite3, which quotes a damaged schema
+        raise damaged(folder, "its tables") from error
     except sqlite3.Error as error:
         # Python's own complaint, about text that is no text, has no code
-        if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _DAMAGE:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+        if code & 0xFF not in _OUTSIDE or code == sqlite3.SQLITE_IOERR_SHORT_READ:
             raise damaged(folder, str(error)) from error
-        locked = "locked" in str(error)
-        reason = "another process is writing this run" if locked else str(error)
-        raise StoreError(f"cannot use the run in '{folder}': {reason}; what was there is intact") from error
+        reason = "another process is writing this run" if "locked" in str(error) else str(error)
+        intact = "" if code & 0xFF == sqlite3.SQLITE_IOERR else "; what was there is intact"
+        raise StoreError(f"cannot use the run in '{folder}': {reason}{intact}") from error

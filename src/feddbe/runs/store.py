@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -17,9 +18,10 @@ from zlib import crc32
 from feddbe.errors import StoreError
 from feddbe.measures.rows import ALL, Row
 from feddbe.results.document import Entry, Newcomers, entry, newcomers
-from feddbe.runs import format2
+from feddbe.runs import format2, wal
 from feddbe.runs.checksums import crc_of, sealed
-from feddbe.runs.sqlite_file import FILE, FORMAT, SCHEMA, alone, clear, connect, damaged, format_of, remove
+from feddbe.runs.lock import if_free, make_folder
+from feddbe.runs.sqlite_file import FILE, FORMAT, SCHEMA, clear, connect, damaged, format_of, replacing
 from feddbe.state import Receipt, State, decode, encode, nbytes, sha256
 
 __all__ = ["FILE", "Store"]
@@ -31,21 +33,20 @@ class Store:
     def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
         self.folder, self._db = folder, connection
         self._round = 0
+        self._file: os.stat_result | None = None
+        """What was opened."""
 
     @classmethod
     def create(cls, folder: Path, meta: Mapping[str, Any], server: State) -> Store:
         """A new run in a folder that has none; all of it or nothing is written."""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"cannot make the folder '{folder}': {error.strerror}") from error
+        make_folder(folder)
 
         def fill(store: Store) -> None:
             for key, value in meta.items():
                 store.set_meta(key, value)
             store.write_server("last", server)
 
-        cls._build(folder, fill, large=nbytes(server) > 2**20)
+        cls.build(folder, fill, large=nbytes(server) > 2**20)
         return cls.open(folder)
 
     @classmethod
@@ -56,20 +57,34 @@ class Store:
         with clear(folder):
             found = format_of(folder)
             if found == 2 and not os.access(folder, os.W_OK):
-                return cls._in_memory(folder)
+                return format2.in_memory(cls, folder)
             if found == 2:
-                cls._migrate(folder)
-            elif found != FORMAT:
+                format2.migrate(cls, folder)
+            elif found < FORMAT:
+                raise damaged(folder, f"format {found}")
+            elif found > FORMAT:
                 raise StoreError(
                     f"'{folder}' has format {found}, this feddbe reads up to {FORMAT}; update it"
                 )
-            store = cls(folder, connect(folder / FILE))
-            try:
-                store._verify_meta()
-            except BaseException:
-                store.close()
-                raise
-            return store
+            if not wal.left_beside(folder):
+                return cls._connect(folder)
+            with if_free(folder) as free:
+                return cls._connect(folder, wal.committed(folder) if free else None)
+
+    @classmethod
+    def _connect(cls, folder: Path, before: wal.Pages | None = None) -> Store:
+        """The run as SQLite opens it, with what it says about itself verified; `before`: what its WAL had."""
+        store = cls(folder, connect(folder / FILE))
+        try:
+            store._file = (folder / FILE).stat()
+            store._verify_meta()
+            if before and (lost := wal.lost(folder, before)) and os.access(folder, os.W_OK):
+                with store.transaction(last := store.last_round()):
+                    store.set_meta("lost", f"{lost}; what came after round {last} is lost")
+        except BaseException:
+            store.close()
+            raise
+        return store
 
     @staticmethod
     def is_run(folder: Path) -> bool:
@@ -86,20 +101,40 @@ class Store:
         with clear(self.folder):
             self._db.execute("BEGIN IMMEDIATE")
             try:
+                self._check_there()
                 yield
+                self._check_there()
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
 
+    def _check_there(self) -> None:
+        """SQLite writes on into a file that has no name any more."""
+        path = self.folder / FILE
+        if self._file and not (path.exists() and os.path.samestat(path.stat(), self._file)):
+            raise StoreError(
+                f"'{path}' was removed or replaced while the run went on; nothing more is written"
+            )
+
     def verify(self) -> None:
         """Read all that a run is carried on with but the states: those are verified when they are needed."""
+        self.check_pages()
+        self.check_rows()
+
+    def check_pages(self) -> None:
+        """SQLite's own check, which finds what hides a row."""
         for (answer,) in self._read("PRAGMA integrity_check(1)"):
             if answer != "ok":
                 raise damaged(self.folder, answer)
-        for _ in self._rows():
-            pass
+
+    def check_rows(self) -> None:
+        deque(self._rows(), 0)
+
+    def check_states(self) -> None:
+        for kind, client in list(self._read("SELECT kind, client FROM states")):
+            self._state(kind, client)
 
     # --- the run itself
 
@@ -245,56 +280,19 @@ class Store:
             yield row
 
     @classmethod
-    def _build(cls, folder: Path, fill: Callable[[Store], None], *, large: bool) -> None:
-        """The run's file with what `fill` writes. It gets its name when it is whole: a kill or a full disk
-        leaves no half run, and what had that name before stays until then."""
-        new = folder / f".{FILE}"
-        try:
-            remove(new)
-            with clear(folder):
-                # large states are written in half the time if pages are large
-                store = cls(folder, connect(new, page=32768 if large else 4096))
-                try:
-                    store._begin(fill)
-                finally:
-                    store.close()
-            new.rename(folder / FILE)
-        except BaseException as error:
-            remove(new)
-            if isinstance(error, OSError):
-                raise StoreError(f"cannot make '{folder / FILE}': {error.strerror}") from error
-            raise
+    def build(cls, folder: Path, fill: Callable[[Store], None], *, large: bool) -> None:
+        """The run's file with what `fill` writes."""
+        with replacing(folder) as new, clear(folder):
+            # large states are written in half the time if pages are large
+            store = cls(folder, connect(new, page=32768 if large else 4096))
+            try:
+                store.begin(fill)
+            finally:
+                store.close()
 
-    def _begin(self, fill: Callable[[Store], None]) -> None:
+    def begin(self, fill: Callable[[Store], None]) -> None:
+        """The tables, and what `fill` writes."""
         with self.transaction(-1):
             for statement in SCHEMA.split(";"):
                 self._db.execute(statement)
             fill(self)
-
-    @classmethod
-    def _migrate(cls, folder: Path) -> None:
-        """Put a run of the present format in the place of one of format 2."""
-        with alone(folder):
-            if format_of(folder) != 2:  # another process was faster
-                return
-            old = connect(folder / FILE)
-            try:
-                # fails while an older feddbe uses the run; leaves no WAL for the new file to take for its own
-                old.execute("PRAGMA journal_mode = DELETE")
-                old.execute("BEGIN EXCLUSIVE")
-                ((largest,),) = old.execute("SELECT max(length(state)) FROM server")
-                cls._build(folder, lambda store: format2.copy(old, store), large=largest > 2**20)
-            finally:
-                old.close()
-
-    @classmethod
-    def _in_memory(cls, folder: Path) -> Store:
-        """A run of format 2 that can only be read."""
-        old, new = connect(folder / FILE), sqlite3.connect(":memory:", isolation_level=None)
-        try:
-            store = cls(folder, new)
-            store._begin(lambda store: format2.copy(old, store))
-        finally:
-            old.close()
-        new.execute("PRAGMA query_only = ON")
-        return store

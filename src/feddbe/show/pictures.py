@@ -10,7 +10,9 @@ import json
 import math
 import secrets
 import textwrap
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +57,7 @@ def _write(path: Path, figure: Figure) -> None:
     kind = path.suffix.lower()[1:]
     # No dates and no random ids, so that the same run gives the same file.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    _clear(path)
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with matplotlib.rc_context({"svg.hashsalt": "feddbe"}):
@@ -64,6 +67,14 @@ def _write(path: Path, figure: Figure) -> None:
         raise BadInput(f"cannot write the picture '{path}': {error.strerror or error}") from error
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _clear(path: Path) -> None:
+    """What a kill left of this picture; one that is being drawn is younger."""
+    for left in path.parent.glob(f".{path.name}.????????.tmp"):
+        with suppress(OSError):
+            if left.stat().st_mtime < time.time() - 60:
+                left.unlink()
 
 
 # Curves

@@ -1,0 +1,64 @@
+"""`check`: flipped bits and cut files are noticed or do not matter, and are never a traceback."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from feddbe.errors import StoreError
+from feddbe.runs.check import check
+from feddbe.runs.store import FILE, Store
+from tests.federation import experiment, outcome
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("whole")
+    outcome(experiment("fedavg+dbe"), folder)
+    return (folder / FILE).read_bytes()
+
+
+def everything(folder: Path) -> str:
+    store = Store.open(folder)
+    try:
+        return repr((store.entries(), store.hashes(), store.meta("config_hash"), store.rows(1)))
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("seed", range(48))
+def test_flips(seed: int, whole: bytes, tmp_path: Path) -> None:
+    """A third of them in the file's head, where tables and formats are."""
+    (tmp_path / FILE).write_bytes(whole)
+    wanted, rng, content = everything(tmp_path), random.Random(seed), bytearray(whole)
+    content[rng.randrange(1500 if seed % 3 == 0 else len(whole))] ^= 1 << rng.randrange(8)
+    (tmp_path / FILE).write_bytes(content)
+    found = check(tmp_path)
+    if found["whole"]:
+        assert everything(tmp_path) == wanted
+        assert found["round"] == 2
+    else:
+        wrong = [text for text in found["parts"].values() if text != "whole"]
+        assert all("\n" not in text and "intact" not in text and "began" not in text for text in wrong)
+        assert str(tmp_path) in wrong[0]
+        assert found["round"] is None
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.6, 0.99])
+def test_cuts(share: float, whole: bytes, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(whole[: int(share * len(whole))])
+    (tmp_path / "curves.png").write_bytes(b"it ran")
+    found = check(tmp_path)
+    assert not found["whole"]
+    assert any("is damaged" in text for text in found["parts"].values())
+
+
+def test_never_began_only_if_so(tmp_path: Path) -> None:
+    (tmp_path / FILE).touch()
+    with pytest.raises(StoreError, match="never began; remove the folder"):
+        Store.open(tmp_path)
+    (tmp_path / f"{FILE}-wal").write_bytes(b"what it wrote")
+    with pytest.raises(StoreError, match=r"is damaged \(file is empty\); restore it from a copy"):
+        Store.open(tmp_path)

@@ -1,0 +1,72 @@
+"""One process at a time works on a run."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import feddbe
+from feddbe.errors import StoreError
+from feddbe.runs.lock import alone
+from feddbe.runs.rounds import Watch
+
+OPTIONS: dict[str, Any] = {"clients": 3, "partition": "iid", "engine": "serial"}
+
+
+def test_one_at_a_time_and_nothing_is_left(tmp_path: Path) -> None:
+    with (
+        alone(tmp_path),
+        pytest.raises(StoreError, match=r"is in use: .* another --out$"),
+        alone(tmp_path, 0),
+    ):
+        pass
+    with alone(tmp_path, 0):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def _count(folder: Path, times: int) -> None:
+    for _ in range(times):
+        with alone(folder, wait=60):
+            number = folder / "number"
+            number.write_text(str(int(number.read_text()) + 1))
+
+
+def test_processes_that_wait_get_it_in_turn(tmp_path: Path) -> None:
+    """Though its file goes away each time."""
+    (tmp_path / "number").write_text("0")
+    spawn = multiprocessing.get_context("fork")
+    others = [spawn.Process(target=_count, args=(tmp_path, 30)) for _ in range(3)]
+    for other in others:
+        other.start()
+    for other in others:
+        other.join()
+    assert (tmp_path / "number").read_text() == "90"
+
+
+class _Second(Watch):
+    """Tries to carry the same run on from within, and reads it."""
+
+    said = ""
+    read = -1
+
+    def __init__(self, out: str) -> None:
+        self.out = out
+
+    def round(self, done: int, accuracy: float | None) -> None:
+        if done == 1 and not self.said:
+            with pytest.raises(StoreError) as error:
+                feddbe.run("fedavg", **OPTIONS, rounds=2, out=self.out, resume=True)
+            self.said, self.read = str(error.value), len(feddbe.load(self.out)["rounds"])
+
+
+def test_nobody_else_carries_a_run_on_meanwhile(tmp_path: Path) -> None:
+    watch = _Second(str(tmp_path / "run"))
+    document = feddbe.run("fedavg", **OPTIONS, rounds=2, out=watch.out, watch=watch)
+    assert watch.said.startswith(f"'{watch.out}' is in use: another process works on this run;")
+    assert watch.read == 2
+    assert len(document["rounds"]) == 3
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["run.sqlite"]
