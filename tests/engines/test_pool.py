@@ -26,8 +26,8 @@ from tests.federation import carry_out, experiment, outcome, same_bits, samples
 
 
 class Murderous(Pool):
-    """Kills one of its workers when a reply has come, while the others are at work; at most two in a call: they
-    may be those of one client, and a third would be one too many."""
+    """Kills one of its workers when a reply has come, while the others are at work; at most two in a call:
+    they may be those of one client, and a third would be one too many."""
 
     kills = 0
 
