@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test clean
+.PHONY: demo test test-all clean
 
 demo: .venv/installed
 	$(BIN)/feddbe compare fedavg fedavg+dbe
@@ -11,6 +11,9 @@ test: .venv/installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/pytest -n auto --dist worksteal
+
+test-all: test  # a thousand kills and flips more, about half an hour
+	FEDDBE_CASES=1000 $(BIN)/pytest -n auto tests/contract/test_kill.py tests/runs/test_check.py tests/test_fuzz.py
 
 clean:
 	rm -rf .venv build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

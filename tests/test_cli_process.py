@@ -24,7 +24,7 @@ from feddbe.results.document import RunDocument
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 
-FEDDBE = [sys.executable, "-m", "feddbe.cli"]
+FEDDBE = [sys.executable, "-m", "feddbe"]
 RUN = ["run", "fedavg+dbe", "--clients", "4", "--partition", "iid", "--rounds", "6", "--epochs", "2"]
 PATIENCE = 60.0
 

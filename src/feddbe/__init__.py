@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # not from typing, which takes half of the time until Ctrl-C is one line
 if TYPE_CHECKING:
     from feddbe.api import compare, draw, load, run
     from feddbe.data.dataset import Dataset
@@ -48,9 +46,11 @@ _HOMES = (
 )
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """The names above when they are first used: `feddbe --help` need not wait for torch."""
     if name in __all__:
+        from importlib import import_module
+
         for home in _HOMES:
             module = import_module(f"feddbe.{home}")
             if name in module.__all__:

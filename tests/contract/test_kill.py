@@ -3,78 +3,23 @@
 from __future__ import annotations
 
 import json
-import random
-import shutil
-import signal
+import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from feddbe import load
-
-COMMAND = [
-    "run", "fedavg+dbe", "--clients", "6", "--partition", "iid", "--rounds", "6", "--epochs", "3",
-    "--join", "0.67", "--model", "mlp",
-]  # fmt: skip
-# In the process itself, so that the clock starts after the imports; the thread strikes also while the main
-# one is inside SQLite.
-CHILD = """
-import json, os, signal, sys, threading, time
-from feddbe.cli import progress
-from feddbe.show import pictures, tables
-from feddbe.cli import main
-delay, arguments = float(sys.argv[1]), sys.argv[2:]
-def strike():
-    time.sleep(delay)
-    os.kill(os.getpid(), signal.SIGKILL)
-if delay:
-    threading.Thread(target=strike, daemon=True).start()
-start = time.perf_counter()
-code = main([*arguments, "--json"])
-print(json.dumps(time.perf_counter() - start), file=sys.stderr)
-sys.exit(code)
-"""
+KILLS = int(os.environ.get("FEDDBE_CASES", "8"))
 
 
-def feddbe(delay: float, folder: Path, engine: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process that is killed after `delay` seconds (0: never)."""
-    words = [*COMMAND, "--engine", engine, "--out", str(folder), *more]
-    child = [sys.executable, "-c", CHILD, str(delay), *words]
-    return subprocess.run(child, capture_output=True, text=True, timeout=120)
-
-
-def result(folder: Path) -> dict[str, Any]:
-    """All that a run leaves, without the times."""
-    document = load(folder)
-    rounds = [{**entry, "seconds": 0.0} for entry in document["rounds"]]
-    return {"rounds": rounds, "server": document["server_sha256"], "clients": document["clients_sha256"]}
-
-
-@pytest.mark.parametrize("engine", ["serial", "pool(workers=2)"])
-def test_kill_and_resume(engine: str, tmp_path: Path) -> None:
-    whole = feddbe(0, tmp_path / "whole", engine)
-    assert whole.returncode == 0, whole.stderr
-    seconds = json.loads(whole.stderr.splitlines()[-1])
-    wanted = result(tmp_path / "whole")
-    assert len(wanted["rounds"]) == 7
-    assert len(wanted["clients"]) >= 4
-
-    rng, folder, reached = random.Random(engine), tmp_path / "killed", list[int]()
-    for _ in range(5):
-        begun = (folder / "run.sqlite").exists()
-        ended = feddbe(rng.uniform(0.2, 0.9) * seconds, folder, engine, *(["--resume"] * begun))
-        if ended.returncode == 0 and reached:
-            break
-        if ended.returncode == 0:  # it was faster than the one that was timed: once more
-            shutil.rmtree(folder)
-            continue
-        assert ended.returncode == -signal.SIGKILL, ended.stderr
-        if (folder / "run.sqlite").exists():
-            reached.append(len(load(folder)["rounds"]))
-    assert reached, "no run was killed after it had begun"
-    last = feddbe(0, folder, engine, "--resume")
-    assert last.returncode == 0, last.stderr
-    assert result(folder) == wanted
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+def test_kills() -> None:
+    """In a process of its own, which forks; `make test-all` kills a thousand times."""
+    child = [sys.executable, "-m", "tests.contract.kills", "--kills", str(KILLS), "--seed", "3"]
+    ended = subprocess.run(child, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    counts = json.loads(ended.stdout)
+    assert counts["runs"] + counts.get("workers", 0) >= KILLS
+    assert {what: counts.get(what, 0) for what in ("differing", "orphans", "failed")} == {
+        "differing": 0, "orphans": 0, "failed": 0,
+    }, ended.stderr  # fmt: skip

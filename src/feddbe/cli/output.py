@@ -18,8 +18,9 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="print one JSON d
 
 
 def complain(text: str, code: int) -> int:
+    """One line on standard error; what would move the cursor or colour the terminal is shown as ?."""
     line = re.sub(r"\s*[\r\n]+\s*", " ", text)
-    print(f"feddbe: {line}", file=sys.stderr)
+    print("feddbe:", "".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
     return code
 
 

@@ -1,5 +1,0 @@
-import sys
-
-from feddbe.cli import main
-
-sys.exit(main())
