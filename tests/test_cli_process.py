@@ -160,6 +160,58 @@ def test_sigterm_says_what_ctrl_c_says(in_the_middle: tuple[Any, Path, list[int]
     until(lambda: not any(map(alive, pids)), "the workers to end")
 
 
+SOON = """
+import os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from feddbe.__main__ import main
+class Clock:
+    def find_spec(name, *_):
+        if name == "feddbe.cli":  # the way in has begun
+            threading.Timer({delay}, os.kill, (os.getpid(), signal.SIGINT)).start()
+sys.meta_path.insert(0, Clock)
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.03, 0.1, 0.3, 0.8, 1.4])
+def test_ctrl_c_before_it_has_begun(delay: float, tmp_path: Path) -> None:
+    """While it imports itself, click, torch, or what comes after that."""
+    child = [sys.executable, "-c", SOON.format(delay=delay), *RUN, "--rounds", "999", "--out", "r"]
+    done = subprocess.run(child, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+    assert done.stderr.startswith("feddbe: stopped")
+    # Python itself ends by the signal, if the exception passed an exec() on its way
+    assert done.returncode in (130, -signal.SIGINT)
+
+
+def test_a_worker_that_is_stopped_does_not_outlive_a_kill(in_the_middle: tuple[Any, Path, list[int]]) -> None:
+    process, _, pids = in_the_middle
+    os.kill(pids[0], signal.SIGSTOP)
+    process.kill()
+    process.wait(PATIENCE)
+    until(lambda: not any(map(alive, pids)), "the workers to end, the stopped one too")
+
+
+def test_rounds_that_were_lost_with_the_wal_are_said_and_done_again(
+    in_the_middle: tuple[Any, Path, list[int]], whole: RunDocument
+) -> None:
+    process, folder, _ = in_the_middle
+    process.kill()
+    process.wait(PATIENCE)
+    wal = folder / "run.sqlite-wal"
+    content = bytearray(wal.read_bytes())
+    content[len(content) // 2] ^= 1
+    wal.write_bytes(content)
+    words = [*RUN, "--engine", "serial", "--out", str(folder), "--resume"]
+    code, _, err = finish(start(words, folder.parent))
+    said = r"feddbe: run.sqlite-wal was damaged or cut: \d+ of \d+ pages could be used; "
+    assert re.fullmatch(said + r"what came after round -?\d is lost\n", err), err
+    assert code == 0
+    found = feddbe.load(folder)
+    same(found, whole)
+    assert any("is lost" in remark for remark in found["remarks"])
+
+
 def test_kill_9_leaves_no_workers_and_a_run_that_goes_on(
     in_the_middle: tuple[Any, Path, list[int]], whole: RunDocument
 ) -> None:

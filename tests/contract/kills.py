@@ -33,7 +33,7 @@ METHODS = (
     "fedavg+dbe", "scaffold+dbe", "fedgen(steps=5)+mr", "moon+dbe", "ditto+mr", "fedrep", "fedfomo", "apple",
     "pfedme",
 )  # fmt: skip
-OPTIONS = {"rounds": 6, "model": "mlp", "lr": 0.05, "measure": "accuracy,loss"}
+OPTIONS: dict[str, Any] = {"rounds": 6, "model": "mlp", "lr": 0.05, "measure": "accuracy,loss"}
 ENGINES = ("serial", "pool(workers=2)")
 
 
@@ -49,7 +49,7 @@ def begin(methods: Sequence[str], engine: str, folder: Path, resume: bool = Fals
         os.setsid()
         code = 0
         try:
-            where = {"engine": engine, "out": str(folder), "resume": resume}
+            where: dict[str, Any] = {"engine": engine, "out": str(folder), "resume": resume}
             feddbe.compare(methods, data=data(), **OPTIONS, **where)
         except BaseException as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -116,16 +116,19 @@ def kill(kills: int, seed: int, place: Path, methods: Sequence[str] = METHODS) -
     torch.set_num_threads(1)
     data()  # before it is forked
     rng, counts = random.Random(seed), Counter[str]()
-    cases = [((m,), e) for e in ENGINES for m in methods] + [(tuple(methods[:3]), e) for e in ENGINES]
+    cases: list[tuple[tuple[str, ...], str]] = [((m,), e) for e in ENGINES for m in methods] + [
+        (tuple(methods[:3]), e) for e in ENGINES
+    ]
     wanted: dict[int, tuple[list[Any], float]] = {}
     while counts["runs"] + counts["workers"] < kills:
         number, folder = counts["cases"] % len(cases), place / "killed"
+        names, engine = cases[number]
         if number not in wanted:
             start = time.perf_counter()
-            assert os.waitstatus_to_exitcode(os.waitpid(begin(*cases[number], place / "whole"), 0)[1]) == 0
+            assert os.waitstatus_to_exitcode(os.waitpid(begin(names, engine, place / "whole"), 0)[1]) == 0
             wanted[number] = result(place / "whole"), time.perf_counter() - start
             shutil.rmtree(place / "whole")
-        while not strike(*cases[number], folder, wanted[number][1], rng, counts):
+        while not strike(names, engine, folder, wanted[number][1], rng, counts):
             pass
         counts["cases"] += 1
         counts["differing"] += result(folder) != wanted[number][0]
