@@ -36,7 +36,7 @@ def test_the_options_and_their_defaults() -> None:
         "patience": None,
         "epochs": 1, "batch": 10, "lr": None, "join": 1.0, "seed": 0, "variant": "default",
         "measure": "accuracy,auc,loss", "eval": "all", "eval_after": True, "train_loss": "training",
-        "validation": 0.0, "newcomers": 0, "adapt_epochs": 10, "bn_buffers": "local", "short_batch": None,
+        "validation": 0.0, "newcomers": 0, "adapt_epochs": 10, "adapt": "full", "bn_buffers": "local", "short_batch": None,
         "engine": "auto", "min_replies": None, "worker_timeout": None, "out": None,
         "resume": False, "force": False, "json": False,
     }  # fmt: skip

@@ -249,7 +249,7 @@ OTHER: list[dict[str, Any]] = [
     {"model": "cnn_small"}, {"partition": "iid", "clients": 3}, {"partition": "iid", "clients": 4},
     {"bn_buffers": "average"}, {"short_batch": "refuse"}, {"variant": "paper"}, {"variant": "official"},
     {"eval": "cohort"}, {"eval_after": False},
-    {"validation": 0.2}, {"newcomers": 1}, {"adapt_epochs": 5}, {"train_loss": "pass"},
+    {"validation": 0.2}, {"newcomers": 1}, {"newcomers": 1, "adapt": "prbm"}, {"adapt_epochs": 5}, {"train_loss": "pass"},
     {"name": "fedavg"}, {"name": "fedavg+mr"}, {"name": "fedavg+prbm"}, {"name": "fedavg+dbe(kappa=2)"},
     {"name": "fedavg+dbe(mu=0.5)"}, {"name": "fedavg+dbe(prbm_lr=0.1)"},
     {"name": "fedavg+dbe(init_epochs=2)"},
