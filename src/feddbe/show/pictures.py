@@ -88,7 +88,8 @@ def _groups(documents: Sequence[RunDocument]) -> list[list[RunDocument]]:
     found: dict[str, list[RunDocument]] = {}
     for document in documents:
         if rounds := [t for t, _ in points(document)]:
-            rest = pick_identity(document["config"], seed=False)
+            told = pick_identity(document["config"], seed=False).items()
+            rest = {key: value for key, value in told if value is not None}  # an older run may not have it
             key = json.dumps([document["method"], rest, rounds], sort_keys=True, default=str)
             found.setdefault(key, []).append(document)
     return list(found.values())
