@@ -14,6 +14,7 @@ __all__ = [
     "Entry",
     "Newcomers",
     "RunDocument",
+    "adapting",
     "at",
     "entry",
     "labels",
@@ -174,6 +175,14 @@ def score(entry: Entry) -> float:
 def points(document: RunDocument) -> list[tuple[int, float]]:
     """The learning curve: (round, weighted accuracy in percent) of every evaluated entry."""
     return [(e["round"], 100 * e["accuracy"]["weighted"]) for e in document["rounds"] if e["accuracy"]]
+
+
+def adapting(document: RunDocument) -> list[tuple[int, float]]:
+    """The newcomers' curve: (epoch, weighted accuracy in percent), epoch 0 being the model as received;
+    nothing where it was not looked at after each."""
+    new = document["newcomers"]
+    found = [new["before"], *new["by_epoch"]] if new and new["by_epoch"] else []
+    return [(epoch, 100 * accuracy["weighted"]) for epoch, accuracy in enumerate(found) if accuracy]
 
 
 def labels(documents: Sequence[RunDocument], *, seed: bool = True) -> list[str]:
