@@ -102,7 +102,8 @@ def _data(e: Experiment, received: State) -> tuple[Tensor, Tensor, Tensor, Tenso
     params = {n: received[n] for n in e.task.model.parameters}
     with torch.no_grad():
         z = e.task.model.forward(params, x).z_g
-    return z, e.task.dataset.y[rows], *(params[name] for name in e.task.model.head)
+    weight, bias = (params[name] for name in e.task.model.head)
+    return z, e.task.dataset.y[rows], weight, bias
 
 
 def _sgd(e: Experiment, received: State, epochs: int) -> list[Tensor]:
@@ -152,8 +153,8 @@ def test_newton_is_the_minimum_of_the_quadratic_and_the_ridge(tmp_path: Path) ->
     received = message(e, tmp_path)
     zero = torch.zeros(12, dtype=torch.float64)
     loss = lambda p: objective(e, received, p)  # noqa: E731
-    gradient = torch.autograd.functional.jacobian(loss, zero)
-    hessian = torch.autograd.functional.hessian(loss, zero)
+    gradient = torch.autograd.functional.jacobian(loss, zero)  # type: ignore[no-untyped-call]
+    hessian = torch.autograd.functional.hessian(loss, zero)  # type: ignore[no-untyped-call]
     p = came_in(e, received, "newton")[0].extras["prbm"].value.double()
     torch.testing.assert_close(gradient + hessian @ p + p / (0.1 * 3 * 2), zero, rtol=0, atol=1e-6)
     assert float(objective(e, received, p)) < float(objective(e, received, zero))
@@ -163,8 +164,8 @@ def test_newton_at_both_ends(tmp_path: Path) -> None:
     """A rate near 0 is one step of gradient descent of that length, and a rate of 0 is none."""
     e = with_model("fedavg+dbe(prbm_lr=1e-6)", noted, newcomers=1)
     received = message(e, tmp_path)
-    zero = torch.zeros(12, dtype=torch.float64)
-    gradient: Any = torch.autograd.functional.jacobian(lambda p: objective(e, received, p), zero)
+    at = torch.zeros(12, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(objective(e, received, at), at)
     p = came_in(e, received, "newton")[0].extras["prbm"].value.double()
     torch.testing.assert_close(p, -6e-6 * gradient, rtol=1e-4, atol=1e-12)
     still = with_model("fedavg+dbe(prbm_lr=0)", noted, newcomers=1)

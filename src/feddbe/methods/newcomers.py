@@ -102,7 +102,7 @@ def _newton(method: Method, local: Local, state: State, received: State) -> Tens
             rooted = (jacobian * s.sqrt()[:, :, None]).flatten(0, 1)
             h += (rooted.T @ rooted - mean.T @ mean).double()
     ridge = torch.eye(size, dtype=torch.float64) / time
-    step = torch.linalg.solve(h / local.samples + ridge, g / local.samples)
+    step: Tensor = torch.linalg.solve(h / local.samples + ridge, g / local.samples)
     return start - step.to(start.dtype).view_as(start)
 
 

@@ -49,7 +49,8 @@ class Guarantee(NamedTuple):
         """Each sample's z, in double precision, shortened to the norm C if it is longer."""
         flat = z.double().flatten(1)
         norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
-        return (flat * (self.clip / norms.clamp(min=self.clip))).view(z.shape)
+        short: Tensor = flat * (self.clip / norms.clamp(min=self.clip))
+        return short.view(z.shape)
 
     def sigma(self, samples: int) -> float:
         """The noise on each coordinate of a mean over so many samples."""

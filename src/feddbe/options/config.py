@@ -111,7 +111,8 @@ def pick_identity(config: Mapping[str, Any], *, seed: bool = True) -> dict[str, 
     hyper-parameters by part and name, as in `mr kappa`."""
     never = ("no",) if seed else ("no", "seed")
     late = {name: field.default for name, field in _FIELDS.items() if field.metadata["late"]}
-    told = {k: v for k, v in (late | config).items() if k != "method_options" and identity(k) not in never}
+    whole: dict[str, Any] = {**late, **config}
+    told = {k: v for k, v in whole.items() if k != "method_options" and identity(k) not in never}
     for part, options in config.get("method_options", {}).items():
         told |= {f"{part} {key}": value for key, value in options.items()}
     return told
