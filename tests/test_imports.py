@@ -22,7 +22,7 @@ def test_a_client_imports_no_other_method_and_no_reader() -> None:
     assert "torch" in tops
     assert not tops & {"PIL", "matplotlib", "sklearn", "pandas", "pyarrow", "datasets", "rich", "typer"}
     for package, wanted in {
-        "methods": {"addons", "base", "composed", "fedavg"},
+        "methods": {"addons", "base", "composed", "fedavg", "newcomers", "private_mean"},
         "data": {"dataset", "partition", "split"},
     }.items():
         prefix = f"feddbe.{package}."

@@ -17,7 +17,7 @@ from feddbe.models import ModelSource
 from feddbe.options import config, defaults
 from feddbe.options.config import Asked, Config, pick_identity
 from feddbe.paths import expand
-from feddbe.results.document import RunDocument, score
+from feddbe.results.document import RunDocument, adapting, score
 from feddbe.runs import folders, lock, provenance, rounds, schedule
 from feddbe.runs.experiment import Experiment, label_counts, load_data, resolve_all
 from feddbe.runs.rounds import Watch
@@ -118,17 +118,22 @@ def load(folder: str | Path, *, hashes: bool = True) -> RunDocument:
 
 
 def draw(folder: str | Path, documents: Sequence[RunDocument]) -> list[Path]:
-    """The learning curves and the data distribution as pictures in `folder`."""
-    paths = [Path(folder) / "curves.png", Path(folder) / "data.png"]
+    """The learning curves, those of newcomers if there are any, and the data distribution as pictures in
+    `folder`."""
+    paths = [Path(folder) / "curves.png"]
     pictures.curves(paths[0], documents)
+    if any(adapting(document) for document in documents):
+        paths.append(Path(folder) / "newcomers.png")
+        pictures.adaptation(paths[1], documents)
     store = Store.open(Path(documents[0]["folder"]))
     labels = store.meta("labels")
     store.close()
     if labels is None:
-        return paths[:1]
+        return paths
+    paths.append(Path(folder) / "data.png")
     about = documents[0]["config"]
     title = f"{about['data']}, {about['partition'] or 'split from a file'}, {about['clients']} clients"
-    pictures.bubbles(paths[1], np.array(labels), title)
+    pictures.bubbles(paths[-1], np.array(labels), title)
     return paths
 
 

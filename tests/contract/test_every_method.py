@@ -122,6 +122,8 @@ WITH: dict[str, dict[str, Any]] = {
 """Options that only act together with another one, or hardly without."""
 OTHERS: dict[str, list[Any]] = {"m": [2], "epsilon": [1.0], "epsilon_decay": [1.0]}
 """Values that three clients can tell from the default in six rounds."""
+GUARANTEE = {"init_mean": "start", "epsilon": 1, "delta": 1e-5, "clip": 2}
+"""Options of MR that only go together."""
 
 
 @every
@@ -137,19 +139,21 @@ def test_every_hyper_parameter_changes_the_result(name: str, tmp_path: Path) -> 
                 continue
             if method == "fedfomo" and field.name == "init_keep_model":
                 continue  # refused: its server has no model
-            inner, base, beside = part is METHODS[method], plain, WITH.get(field.name, {})
-            rounds = 6 if beside else 2
-            if beside:
-                text = written(method, beside, addon, fixed)
+            inner, base, rounds = part is METHODS[method], plain, 2
+            beside = WITH.get(field.name, {}) if inner else {}
+            among = fixed | GUARANTEE if part.name == "mr" and field.metadata["late"] else fixed
+            if beside or among != fixed:
+                rounds = 6 if beside else 2
+                text = written(method, beside, addon, among)
                 base = outcome(experiment(text, rounds=rounds), tmp_path / field.name)
             now = hyper_parameters(parse(written(method, {}, addon, fixed)))[part.name][field.name]
-            for value in OTHERS.get(field.name) or others(field, now):
+            for value in (OTHERS.get(field.name) if inner else None) or others(field, now):
                 given = {field.name: value}
                 text = written(
                     method,
                     {**beside, **given} if inner else {},
                     addon,
-                    fixed if inner else {**fixed, **given},
+                    fixed if inner else {**among, **given},
                 )
                 changed = outcome(
                     experiment(text, rounds=rounds), tmp_path / f"{part.name}-{field.name}-{value}"

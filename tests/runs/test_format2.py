@@ -36,6 +36,8 @@ def shown(folder: Path) -> dict[str, Any]:
     """The document as the old feddbe knew it."""
     document: dict[str, Any] = {**feddbe.load(folder)}
     del document["trainers"]
+    if new := document["newcomers"]:
+        assert (new.pop("way"), len(new.pop("by_epoch"))) == ("full", 1), "it adapted for one epoch"
     for entry in [*document["rounds"], document["best"], document["last"]]:
         entry.pop("measures", None)
     return document

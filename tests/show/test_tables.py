@@ -145,7 +145,10 @@ def test_results_name_fine_tuning_newcomers_and_how_the_round_was_chosen() -> No
     assert "after 7 epochs of each client's own from the last model" in shown
     assert "The best round is chosen on 0.2 of the training data, held out." in shown
     assert "New:" not in shown
-    run["newcomers"] = {"round": 3, "clients": 2, "epochs": 7, "before": None, "adapted": tuned}
+    run["newcomers"] = {
+        "way": "full", "round": 3, "clients": 2, "epochs": 7, "by_epoch": [],
+        "before": None, "adapted": tuned,
+    }  # fmt: skip
     shown = words(tables.results_table([run]))
     assert "new - - -" in shown
     assert "new, tuned 95.11 94.22 93.33" in shown

@@ -57,7 +57,7 @@ compare = _command(
 def _carry_out(asked: Asked, given: list[str], *, single: bool) -> int:
     from feddbe import api
     from feddbe.cli.progress import Bars
-    from feddbe.show import tables
+    from feddbe.show import newcomers, tables
     from feddbe.training.trainers import fasttext
 
     watch = Bars()
@@ -76,12 +76,12 @@ def _carry_out(asked: Asked, given: list[str], *, single: bool) -> int:
     if asked.config.json:
         show_json(documents[0] if single else {"runs": documents})
     else:
-        show(tables.results_table(documents))
-    curves, *distribution = api.draw(folder, documents)
+        show(tables.results_table(documents), *newcomers.newcomers_table(documents))
+    drawn = api.draw(folder, documents)
     if not asked.config.json:
-        print(f"\ncurves  {curves}")
-        for path in distribution:
-            print(f"data    {path}")
+        print()
+        for path in drawn:
+            print(f"{'new' if path.stem == 'newcomers' else path.stem:<7} {path}")
         print(f"run     {folder}")
         if documents[0]["config"]["model"].startswith("fasttext") and not fasttext.available():
             print("\nfastText trains several times faster with numba: pip install 'feddbe[text]'")

@@ -14,6 +14,7 @@ from torch import Tensor
 from feddbe.errors import FeddbeError
 from feddbe.measures import asked, take
 from feddbe.measures.rows import Measured, Numbers
+from feddbe.methods import newcomers
 from feddbe.methods.base import MODEL, Method, refused
 from feddbe.state import State, add_prefix, matches, nbytes, strip_prefix, without
 from feddbe.training.local import Local
@@ -40,7 +41,9 @@ class Job:
     train_pass: bool = False
     """With the evaluation, measure the deployed model on the training data too."""
     newcomer: bool = False
-    """It joins now, after the last round."""
+    """It joins now, after the last round, and is evaluated after every epoch of adapting."""
+    way: str = "full"
+    """How a newcomer adapts (`methods/newcomers.py`)."""
     measures: tuple[str, ...] = ("accuracy",)
     """What to measure, by name."""
 
@@ -154,16 +157,27 @@ class _Call:
         if job.train_pass:
             measured["train"] = self.look(*judged, on="train")
         if job.adapt is not None:
-            tuned = task.with_epochs(job.adapt or task.training.epochs)
-            local = self.local(tuned)
-            adapt = method.adapt if job.newcomer else method.tune
-            state = adapt(Context(tuned, job.round), local, self.message, self.private)
-            measured["adapted"] = self.look(local, state)
+            if job.newcomer:
+                for epochs in range(1, job.adapt):
+                    measured[f"adapted {epochs}"] = self.look(*self.adapted(epochs))
+            adapted = self.adapted(job.adapt or task.training.epochs)
+            measured["adapted"] = self.look(*adapted)
             if method.adapts == "each":
-                judged = local, state
+                judged = adapted
         if task.split.validation:
             measured["validation"] = self.look(*judged, on="validation")
         return measured
+
+    def adapted(self, epochs: int) -> tuple[Local, State]:
+        """What the client predicts with after so many epochs of adapting. Each fit opens its streams anew, so
+        that e epochs are the first e of any more, with every method."""
+        task, method = self.task.with_epochs(epochs), self.method
+        local, ctx = self.local(task), Context(task, self.job.round)
+        if self.job.newcomer:
+            state = newcomers.adapt(self.job.way, method, ctx, local, self.message, self.private)
+        else:
+            state = method.tune(ctx, local, self.message, self.private)
+        return local, state
 
     def work(self) -> tuple[Reply, State, dict[str, State]]:
         """Prepare or train: what came of it, what the client keeps, and its statistics then."""

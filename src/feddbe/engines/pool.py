@@ -204,7 +204,8 @@ class Pool:
         evaluations = (job.evaluate + job.after) * len(
             task.split.test[client]
         ) + job.train_pass * task.samples[client]
-        epochs = (job.work != "none") * task.training.epochs + (job.adapt or 0)
+        epochs = (job.work != "none") * task.training.epochs
+        epochs += (job.adapt or 0) * ((job.adapt or 0) + 1) // 2 if job.newcomer else job.adapt or 0
         return evaluations + 3 * epochs * task.samples[client]
 
 

@@ -28,13 +28,14 @@ of 30,000 on HAR), and the more MR weighs, the smaller m, so that kappa = L / m 
 numbers in the client's ordinary message of those rounds, kappa one in the server's.
 
 Departures from the paper: its client mean is taken "over their data" (`init_mean=exact`); the default is the
-published code's running mean (`momentum`; at mu = 1 that of the last batch only). The factor 1/2, the start
-of r at 0 and the missing bias correction are the code's; the paper is silent.
+published code's running mean (`momentum`; at mu = 1 that of the last batch only). `start` takes the mean at
+theta^0, before any training; with epsilon, delta and clip it is sent with a guarantee (`private_mean.py`).
+The factor 1/2, the start of r at 0 and the missing bias correction are the code's; the paper is silent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -42,10 +43,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from feddbe.errors import BadInput
 from feddbe.methods.base import Method, Names, Parameters, Upload, parameter
+from feddbe.methods.private_mean import Guarantee
 from feddbe.state import State, weighted_mean
 from feddbe.training.local import Extra, Local
-from feddbe.training.task import Context
+from feddbe.training.task import Context, Task
 from feddbe.training.terms import MeanPull, Term
 
 __all__ = ["AUTO_ROUNDS", "FT", "MR", "PRBM", "AddOn"]
@@ -94,6 +97,10 @@ class AddOn(Parameters):
     def found(self, server: State) -> dict[str, float]:
         return {}
 
+    def remarks(self, task: Task) -> list[str]:
+        """What a reader of a run's results must know of it."""
+        return []
+
 
 @dataclass(frozen=True)
 class PRBM(AddOn):
@@ -133,8 +140,8 @@ class MR(AddOn):
     init_mean: str = parameter(
         "momentum",
         "client mean before round 1: running mean of training-time features, mean over the client's data "
-        "after the epoch, or running mean divided by its total weight",
-        choices=("momentum", "exact", "debiased"),
+        "after the epoch, running mean divided by its total weight, or mean over it at theta^0, no epoch",
+        choices=("momentum", "exact", "debiased", "start"),
     )
     init_epochs: int = parameter(1, "epochs before round 1", low=1)
     init_keep_model: bool = parameter(
@@ -147,6 +154,29 @@ class MR(AddOn):
         0.0, "noise on the uploaded mean, (1 - q) r + N(0, s^2): its standard deviation", low=0
     )
     q: float = parameter(0.0, "noise on the uploaded mean: how much of it is taken away", low=0, high=1)
+    epsilon: float | None = parameter(
+        None, "guarantee on the uploaded mean: its epsilon; none: no guarantee", above=0, high=1e6, late=True
+    )
+    delta: float | None = parameter(None, "guarantee: its delta", above=0, high=0.5, late=True)
+    clip: float | None = parameter(
+        None, "guarantee: L2 norm that each sample's representation is clipped to", above=0, late=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        missing = [name for name in Guarantee._fields if getattr(self, name) is None]
+        if len(missing) in (1, 2):
+            raise BadInput(f"mr: a guarantee needs epsilon, delta and clip; {missing[0]} is missing")
+        if not missing and self.init_mean != "start":
+            raise BadInput(
+                f"mr init_mean = {self.init_mean}; a guarantee needs init_mean=start: of a model trained on "
+                "the client's data, every sample is in every representation"
+            )
+        if not missing and (self.s or self.q):
+            raise BadInput("mr: a guarantee has a noise of its own; leave out s and q")
+        if self.init_mean == "start" and (self.kappa == "auto" or self.init_keep_model):
+            what = "kappa=auto" if self.kappa == "auto" else "init_keep_model=true"
+            raise BadInput(f"mr init_mean = start; {what} needs the epoch that it leaves out")
 
     def refuse(self, method: Method) -> str:
         if self.init_keep_model and method.keeps_uploads:
@@ -161,23 +191,19 @@ class MR(AddOn):
             local.attach(track, Term(pull, {"mean": received["mean"]}, carry))
 
     def prepare(self, ctx: Context, local: Local, received: State) -> State:
-        """One plain epoch from theta^0, and the mean representation it leaves."""
+        """One plain epoch from theta^0, and the mean representation it leaves; or that of theta^0 itself."""
+        if self.init_mean == "start":
+            return {"mean": self._noisy(local, self._over_data(local, received))}
         model = ctx.task.model
         watch = MeanPull(self.mu)
         seen = Term(watch, {}, watch.start(model.feature_shape))
         fit = local.fit(received, epochs=self.init_epochs, terms=[seen])
         if self.init_mean == "exact":
-            sums, _ = local.predict(
-                fit.params, lambda p, x: model.forward(p, x).z_g.sum(0, keepdim=True), on="train"
-            )
-            mean = sums.sum(0) / local.samples
+            mean = self._over_data(local, fit.params)
         else:
             carry = fit.carries[0]
             mean = watch.mean_of(carry) if self.init_mean == "debiased" else carry["r"]
-        if self.s or self.q:
-            noise = local.stream("noise").normal(0.0, self.s, mean.shape)
-            mean = (1 - self.q) * mean + torch.from_numpy(noise).to(mean.dtype)
-        message = {"mean": mean, **(fit.params if self.init_keep_model else {})}
+        message = {"mean": self._noisy(local, mean), **(fit.params if self.init_keep_model else {})}
         return message | ({TASK: _mean_loss(local)} if self.kappa == "auto" else {})
 
     def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
@@ -212,8 +238,37 @@ class MR(AddOn):
     def found(self, server: State) -> dict[str, float]:
         return {"mr kappa": float(server[KAPPA])} if KAPPA in server else {}
 
+    def remarks(self, task: Task) -> list[str]:
+        guarantee = self._guarantee
+        return [guarantee.stated(task.samples[: task.members])] if guarantee else []
+
+    def _over_data(self, local: Local, params: State) -> Tensor:
+        """The mean representation of the client's training data, of clipped ones for a guarantee."""
+        model, guarantee = local.task.model, self._guarantee
+
+        def total(p: Mapping[str, Tensor], x: Tensor) -> Tensor:
+            z = model.forward(p, x).z_g
+            return (guarantee.clipped(z) if guarantee else z).sum(0, keepdim=True)
+
+        sums, _ = local.predict(params, total, on="train")
+        return sums.sum(0) / local.samples
+
+    def _noisy(self, local: Local, mean: Tensor) -> Tensor:
+        """What is sent of a mean: with a guarantee, with the paper's noise, or as it is."""
+        sigma = self._guarantee.sigma(local.samples) if self._guarantee else self.s
+        if not (sigma or self.q):
+            return mean
+        noise = torch.from_numpy(local.stream("noise").normal(0.0, sigma, mean.shape)).to(mean.dtype)
+        return ((1 - self.q) * mean + noise).to(torch.get_default_dtype())
+
     def _measures(self, round: int) -> bool:
         return self.kappa == "auto" and round <= AUTO_ROUNDS
+
+    @property
+    def _guarantee(self) -> Guarantee | None:
+        if self.epsilon is None or self.delta is None or self.clip is None:
+            return None
+        return Guarantee(self.epsilon, self.delta, self.clip)
 
     @property
     def _half(self) -> float:

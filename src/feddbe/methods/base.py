@@ -183,6 +183,10 @@ class Method(Parameters):
         """Numbers that the run found out by itself, by name: kept with it for people to see."""
         return {}
 
+    def remarks(self, task: Task) -> list[str]:
+        """What a reader of a run's results must know of it."""
+        return []
+
     def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Predictions of a deployed state."""
         return local.forward(state, x).logits

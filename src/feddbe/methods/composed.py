@@ -122,6 +122,9 @@ class Composed(Method):
     def found(self, server: State) -> dict[str, float]:
         return self.inner.found(server) | {k: v for a in self.addons for k, v in a.found(server).items()}
 
+    def remarks(self, task: Task) -> list[str]:
+        return [*self.inner.remarks(task), *(text for a in self.addons for text in a.remarks(task))]
+
     def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
         return self.inner.logits(local, state, x)
 

@@ -82,6 +82,9 @@ class Config(Parameters):
         "the last so many clients join when training is over, and adapt", low=0)
     adapt_epochs: int = option("Evaluation", "yes", 10,
         "epochs of fine-tuning at the end (+ft, fedbabu, newcomers)", low=1)
+    adapt: str = option("Evaluation", "yes", "full",
+        "how newcomers adapt: as the method trains, or of +prbm by p_i alone, trained or in closed form",
+        choices=("full", "prbm", "newton", "mean"), late=True)
     engine: str = option("Run", "no", "auto", "auto, serial, pool or pool(workers=N)")
     min_replies: int | None = option("Run", "no", None,
         "replies with which a round goes on if clients do not answer; none: all", low=1)
@@ -107,7 +110,9 @@ def pick_identity(config: Mapping[str, Any], *, seed: bool = True) -> dict[str, 
     """The settings that tell this run from others (`seed`: from others of the same experiment, too), with the
     hyper-parameters by part and name, as in `mr kappa`."""
     never = ("no",) if seed else ("no", "seed")
-    told = {k: v for k, v in config.items() if k != "method_options" and identity(k) not in never}
+    late = {name: field.default for name, field in _FIELDS.items() if field.metadata["late"]}
+    whole: dict[str, Any] = {**late, **config}
+    told = {k: v for k, v in whole.items() if k != "method_options" and identity(k) not in never}
     for part, options in config.get("method_options", {}).items():
         told |= {f"{part} {key}": value for key, value in options.items()}
     return told

@@ -14,6 +14,7 @@ __all__ = [
     "Entry",
     "Newcomers",
     "RunDocument",
+    "adapting",
     "at",
     "entry",
     "labels",
@@ -55,6 +56,11 @@ class Entry(TypedDict):
 
 class Newcomers(TypedDict):
     """Clients that joined after `round`: their accuracy with what they received, and after `epochs`."""
+
+    way: str
+    """How they adapted: `full`, or by p_i alone."""
+    by_epoch: list[Accuracy]
+    """After 1, 2, ... epochs; nothing of an older run, which looked after the last only."""
 
     round: int
     clients: int
@@ -127,13 +133,15 @@ def entry(round: int, when: str, overall: Sequence[Row]) -> Entry:
     )
 
 
-def newcomers(about: Mapping[str, int], overall: Sequence[Row]) -> Newcomers:
+def newcomers(about: Mapping[str, Any], overall: Sequence[Row]) -> Newcomers:
     """What newcomers came to: `about` them, and the rows of all of them."""
     found = readings(overall)
     measured: Any = {
         when: found.get(f"newcomers {when}", {}).get("accuracy") for when in ("before", "adapted")
     }
-    return cast(Newcomers, {**about, **measured})
+    each = [found.get(f"newcomers adapted {e}", {}).get("accuracy") for e in range(1, about["epochs"])]
+    each.append(measured["adapted"])
+    return cast(Newcomers, {"way": "full", **about, **measured, "by_epoch": each if all(each) else []})
 
 
 _MOMENTS = {
@@ -167,6 +175,14 @@ def score(entry: Entry) -> float:
 def points(document: RunDocument) -> list[tuple[int, float]]:
     """The learning curve: (round, weighted accuracy in percent) of every evaluated entry."""
     return [(e["round"], 100 * e["accuracy"]["weighted"]) for e in document["rounds"] if e["accuracy"]]
+
+
+def adapting(document: RunDocument) -> list[tuple[int, float]]:
+    """The newcomers' curve: (epoch, weighted accuracy in percent), epoch 0 being the model as received;
+    nothing where it was not looked at after each."""
+    new = document["newcomers"]
+    found = [new["before"], *new["by_epoch"]] if new and new["by_epoch"] else []
+    return [(epoch, 100 * accuracy["weighted"]) for epoch, accuracy in enumerate(found) if accuracy]
 
 
 def labels(documents: Sequence[RunDocument], *, seed: bool = True) -> list[str]:

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feddbe import data, models
+from feddbe import data, methods, models
 from feddbe.data.dataset import Dataset
 from feddbe.data.partition import partition
 from feddbe.data.split import Split, load_split
 from feddbe.errors import BadInput
 from feddbe.measures.accuracy import majority_floor
-from feddbe.methods import Method, hyper_parameters, in_brackets, parse
+from feddbe.methods import Method, hyper_parameters, in_brackets, newcomers, parse
 from feddbe.models import ModelSource
 from feddbe.models.from_file import FromFile, from_file, names_file
-from feddbe.options import Parameters
+from feddbe.options import Parameters, without_late
 from feddbe.options.config import Config, identity
 from feddbe.options.defaults import Layers, Setting
 from feddbe.options.grammar import Named
@@ -185,7 +185,7 @@ def _resolve_one(name: str, common: _Common) -> Experiment:
     if parts.get("mr", {}).get("init_epochs") == "epochs":
         parts["mr"]["init_epochs"] = options.epochs
     method = parse(name, parts, force=options.force)
-    _check_members(method, options, task.split)
+    _check_members(name, method, options, task.split)
     remarks = []
     if common.asked.lr is None and chosen["lr"] != options.lr:
         remarks.append(f"lr {chosen['lr']:g} by default, where other methods have {options.lr:g}")
@@ -195,7 +195,9 @@ def _resolve_one(name: str, common: _Common) -> Experiment:
     remarks += [f"{key} does nothing: {why}" for key, why in unused.items() if key in given]
     config = dataclasses.asdict(options) | {"method": name, "method_options": hyper_parameters(method)}
     config |= dict.fromkeys(unused)
-    hashed = {key: value for key, value in config.items() if identity(key) in ("yes", "seed")}
+    remarks += method.remarks(task)
+    told = [key for key in without_late(options) if identity(key) in ("yes", "seed")]
+    hashed = {key: config[key] for key in told} | {"method_options": methods.identity(method)}
     digest = hashlib.sha256(json.dumps(hashed | common.content, sort_keys=True).encode()).hexdigest()
     return Experiment(
         name=name,
@@ -249,12 +251,18 @@ def _held_out(split: Split, config: Config) -> Split:
     return split.held_out(config.validation) if config.validation else split
 
 
-def _check_members(method: Method, config: Config, split: Split) -> None:
+def _check_members(name: str, method: Method, config: Config, split: Split) -> None:
     """Whether enough clients take part."""
     if config.newcomers >= split.clients:
         raise BadInput(f"newcomers = {config.newcomers}; of {split.clients} clients at least one must train")
+    if config.adapt != "full" and not config.newcomers:
+        raise BadInput(
+            f"adapt = {config.adapt}; it is about newcomers, of which there are none (--newcomers)"
+        )
+    if reason := newcomers.refuse(config.adapt, method):
+        raise BadInput(f"adapt = {config.adapt}; not for {name}: {reason}")
     if method.needs_all and (config.join < 1 or config.newcomers):
-        raise BadInput(f"{config.method or method.name} needs join = 1 and no newcomers: {method.needs_all}")
+        raise BadInput(f"{name} needs join = 1 and no newcomers: {method.needs_all}")
 
 
 def _check_short(config: Config, split: Split) -> None:

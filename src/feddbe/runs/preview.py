@@ -87,7 +87,7 @@ def _estimate(experiment: Experiment) -> Estimate:
     held = workers * (_WORKER_MB * 1e6 + 3 * model) + cohort * up + 2 * model
     data = task.dataset.x.numel() * task.dataset.x.element_size()
     return {
-        "seconds": count * each + ends + unit * _TRAINING * options.adapt_epochs * new,
+        "seconds": count * each + ends + unit * _TRAINING * sum(range(options.adapt_epochs + 1)) * new,
         "seconds_per_round": each,
         "memory_mb": max(used_mb(), _PROGRAM_MB + data / 1e6) + held / 1e6,
         "workers": workers,

@@ -230,17 +230,21 @@ class Loop:
             self.accuracy[entry] = score
 
     def _write_newcomers(self, ctx: Context) -> None:
-        """Those who join now receive what the last round left, and adapt."""
-        epochs = self.options.adapt_epochs
+        """Those who join now receive what the last round left, and adapt; they look after every epoch."""
+        epochs, way = self.options.adapt_epochs, self.options.adapt
         jobs = [
-            Job(client, ctx.round, evaluate=True, adapt=epochs, newcomer=True, measures=self.measures)
+            Job(
+                client, ctx.round, evaluate=True, adapt=epochs, newcomer=True, way=way, measures=self.measures
+            )
             for client in range(self.members, self.task.split.clients)
         ]
         if jobs:
             entry, replies = ctx.round - 1, self._ask(ctx, jobs)
             measured = {r.client: {f"newcomers {when}": n for when, n in r.measured.items()} for r in replies}
             self.store.write_rows(rows(entry, measured))
-            self.store.set_meta("newcomers", {"round": entry, "clients": len(replies), "epochs": epochs})
+            self.store.set_meta(
+                "newcomers", {"round": entry, "clients": len(replies), "epochs": epochs, "way": way}
+            )
 
     def _constants(self, server: State) -> State:
         return {name: t for name, t in server.items() if matches(name, self.method.constant)}

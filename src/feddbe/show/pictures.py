@@ -11,7 +11,7 @@ import math
 import secrets
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +21,16 @@ from numpy.typing import NDArray
 
 from feddbe.errors import BadInput, unknown
 from feddbe.options.config import pick_identity
-from feddbe.results.document import RunDocument, labels, moment, points
+from feddbe.results.document import RunDocument, adapting, labels, moment, points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["bubbles", "curves"]
+__all__ = ["adaptation", "bubbles", "curves"]
+
+Points = Callable[[RunDocument], list[tuple[int, float]]]
+"""A run's curve in percent."""
 
 # Okabe and Ito's colours, told apart by colour-blind readers, without the yellow that white paper swallows.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -41,6 +44,11 @@ _FORMATS = (".pdf", ".png", ".svg")
 def curves(path: Path, documents: Sequence[RunDocument]) -> None:
     """Draw weighted test accuracy over rounds: a line per run, mean and band over seeds."""
     _write(path, _curves_figure(documents))
+
+
+def adaptation(path: Path, documents: Sequence[RunDocument]) -> None:
+    """Draw newcomers' accuracy over the epochs that they adapt for, in the same way."""
+    _write(path, _adaptation_figure(documents))
 
 
 def bubbles(path: Path, labels: NDArray[np.int64], title: str) -> None:
@@ -80,7 +88,7 @@ def _clear(path: Path) -> None:
 # Curves
 
 
-def _groups(documents: Sequence[RunDocument]) -> list[list[RunDocument]]:
+def _groups(documents: Sequence[RunDocument], points: Points = points) -> list[list[RunDocument]]:
     """Runs of one experiment that were evaluated in the same rounds, in order of appearance.
 
     A run that stopped early stays alone: a mean over ever fewer runs would jump where one ends.
@@ -88,7 +96,8 @@ def _groups(documents: Sequence[RunDocument]) -> list[list[RunDocument]]:
     found: dict[str, list[RunDocument]] = {}
     for document in documents:
         if rounds := [t for t, _ in points(document)]:
-            rest = pick_identity(document["config"], seed=False)
+            told = pick_identity(document["config"], seed=False).items()
+            rest = {key: value for key, value in told if value is not None}  # an older run may not have it
             key = json.dumps([document["method"], rest, rounds], sort_keys=True, default=str)
             found.setdefault(key, []).append(document)
     return list(found.values())
@@ -113,7 +122,6 @@ def _moments(documents: Sequence[RunDocument]) -> list[str]:
 
 def _curves_figure(documents: Sequence[RunDocument]) -> Figure:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     groups = _groups(documents)
     if not groups:
@@ -129,6 +137,31 @@ def _curves_figure(documents: Sequence[RunDocument]) -> Figure:
     when = moments[0] if len(moments) == 1 else "(moment: see below)"
     axes.set_ylabel(f"test accuracy in %\nof the deployed model {when},\nweighted by samples", fontsize=9)
     axes.set_xlabel("round (aggregations so far)")
+    _finish(figure, axes)
+    return figure
+
+
+def _adaptation_figure(documents: Sequence[RunDocument]) -> Figure:
+    from matplotlib.figure import Figure
+
+    groups = _groups(documents, adapting)
+    if not groups:
+        raise BadInput("nothing to draw: no run has newcomers that were looked at after each epoch")
+    figure = Figure(figsize=(7.2, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    for index, (group, name) in enumerate(zip(groups, _names(groups), strict=True)):
+        way = group[0]["newcomers"]["way"] if group[0]["newcomers"] else "full"
+        _line(axes, index, group, name if way == "full" or "adapt" in name else f"{name}, {way}", adapting)
+    axes.set_ylabel("test accuracy of newcomers in %,\nweighted by samples", fontsize=9)
+    axes.set_xlabel("epochs of adapting (0: the model as it was received)")
+    _finish(figure, axes)
+    return figure
+
+
+def _finish(figure: Figure, axes: Axes) -> None:
+    """What all curves have: whole numbers below, percent that stay percent, a grid, names."""
+    from matplotlib.ticker import MaxNLocator
+
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.02, y=0.05)
     low, high = axes.get_ylim()
@@ -137,7 +170,6 @@ def _curves_figure(documents: Sequence[RunDocument]) -> Figure:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     _legend(figure, axes)
-    return figure
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
@@ -154,12 +186,19 @@ def _legend(figure: Figure, axes: Axes) -> None:
         text.set_parse_math(False)  # a dollar sign in a name is a dollar sign
 
 
-def _line(axes: Axes, index: int, group: Sequence[RunDocument], name: str) -> None:
-    """The mean of the group's runs, its best round marked, and a band from the lowest run to the highest."""
+def _line(axes: Axes, index: int, group: Sequence[RunDocument], name: str, points: Points = points) -> None:
+    """The mean of the group's runs, its best round (the last epoch) marked and told, and a band from the
+    lowest run to the highest."""
     rounds = [t for t, _ in points(group[0])]
     runs = np.array([[percent for _, percent in points(document)] for document in group])
     mean = runs.mean(axis=0)
-    best = int(mean.argmax())
+    marked = len(mean) - 1 if points is adapting else int(mean.argmax())
+    told = f"{mean[marked]:.1f} %"
+    told = (
+        f"{told} after {rounds[-1]} epochs"
+        if points is adapting
+        else f"best {told} in round {rounds[marked]}"
+    )
     colour = _COLOURS[index % len(_COLOURS)]
     if len(runs) > 1:
         axes.fill_between(rounds, runs.min(axis=0), runs.max(axis=0), color=colour, alpha=0.18, linewidth=0)
@@ -169,9 +208,9 @@ def _line(axes: Axes, index: int, group: Sequence[RunDocument], name: str) -> No
         color=colour,
         linestyle=_STYLES[index % len(_STYLES)],
         linewidth=1.8,
-        label=f"{name}: best {mean[best]:.1f} % in round {rounds[best]}",
+        label=f"{name}: {told}",
         marker=_MARKERS[index % len(_MARKERS)],
-        markevery=[best],
+        markevery=[marked],
         markersize=7.5,
         markeredgecolor="white",
         clip_on=False,
