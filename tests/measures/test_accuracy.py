@@ -132,7 +132,7 @@ def test_the_weighted_accuracy_is_all_hits_over_all_samples(clients: list[tuple[
 
 def _federation(y: list[int], train: list[list[int]], test: list[list[int]]) -> tuple[Dataset, Split]:
     rows = [tuple(np.array(part, dtype=np.int64) for part in parts) for parts in (train, test)]
-    return Dataset("toy", torch.zeros(len(y), 1), torch.tensor(y), 3), Split(rows[0], rows[1], None)
+    return Dataset("toy", torch.zeros(len(y), 1), torch.tensor(y), 3), Split.of(rows[0], rows[1])
 
 
 def test_the_floor_by_hand() -> None:
