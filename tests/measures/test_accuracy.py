@@ -99,6 +99,13 @@ def test_auc_by_hand() -> None:
     assert auc(logits, torch.tensor([0, 1])) == approx(6 / 8, 2)
 
 
+def test_auc_of_what_is_no_number_is_none_either() -> None:
+    logits = torch.tensor([[0.0, 1.0], [float("nan"), 0.0]])
+    found = auc(logits, torch.tensor([0, 1]))
+    assert found is not None
+    assert math.isnan(found[0])
+
+
 def test_auc_is_of_probabilities_not_of_logits() -> None:
     """Adding 10 to one sample's logits changes no probability, though it would change their ranks."""
     logits, y = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])

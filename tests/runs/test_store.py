@@ -131,6 +131,31 @@ def test_hashes_tell_states_apart(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("moves", [False, True])
+def test_the_last_server_state_becomes_the_best(moves: bool, tmp_path: Path) -> None:
+    """As a copy, or itself with another in its place; one that was the best before makes room."""
+    store = Store.create(tmp_path, {}, {"w": torch.zeros(300_000)})
+    for round in (1, 2):
+        with store.transaction(round):
+            store.write_server("last", {"w": torch.full((300_000,), float(round))})
+        with pytest.raises(KeyboardInterrupt), store.transaction(round + 1):  # noqa: PT012
+            store.last_is_best(moves=moves)
+            raise KeyboardInterrupt
+        with store.transaction(round + 1):
+            store.last_is_best(moves=moves)
+            if moves:
+                store.write_server("last", {"w": torch.full((300_000,), 9.0)})
+        assert (store.server("best")["w"] == round).all()
+        assert (store.server()["w"] == (9 if moves else round)).all()
+    store.close()
+    with sqlite3.connect(tmp_path / FILE) as db:
+        assert db.execute("SELECT kind, round FROM states ORDER BY kind").fetchall() == [
+            ("best", 2),
+            ("last", 3 if moves else 2),
+        ]
+    db.close()
+
+
 def test_a_run_that_cannot_begin_leaves_no_file(tmp_path: Path) -> None:
     """What fails, or is killed, while the file is made never gets the run's name."""
     with pytest.raises(TypeError):

@@ -12,7 +12,7 @@ from feddbe.errors import BadInput, unknown
 from feddbe.methods.addons import FT, MR, PRBM, AddOn
 from feddbe.methods.base import Method, Upload, parameter
 from feddbe.methods.composed import Composed
-from feddbe.options import allowed, grammar
+from feddbe.options import allowed, grammar, without_late
 from feddbe.options.grammar import Defaults
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Upload",
     "describe",
     "hyper_parameters",
+    "identity",
     "in_brackets",
     "parameter",
     "parse",
@@ -116,8 +117,16 @@ def parse(text: str, defaults: Defaults | None = None, *, force: bool = False) -
 
 def hyper_parameters(method: Method) -> dict[str, dict[str, Any]]:
     """Every hyper-parameter of a method and its add-ons, as resolved: part -> option -> value."""
-    parts = (method.inner, *method.addons) if isinstance(method, Composed) else (method,)
-    return {part.name: dataclasses.asdict(part) for part in parts}
+    return {part.name: dataclasses.asdict(part) for part in _parts(method)}
+
+
+def identity(method: Method) -> dict[str, dict[str, Any]]:
+    """Those of them that tell runs apart."""
+    return {part.name: without_late(part) for part in _parts(method)}
+
+
+def _parts(method: Method) -> tuple[Method | AddOn, ...]:
+    return (method.inner, *method.addons) if isinstance(method, Composed) else (method,)
 
 
 def describe() -> list[Description]:

@@ -67,6 +67,11 @@ class AddOn(Parameters):
     prepares: ClassVar[bool] = False
     adapts: ClassVar[str] = ""
 
+    @property
+    def preparing(self) -> int | None:
+        """How many clients prepare for it; None: all."""
+        return None
+
     def refuse(self, method: Method) -> str:
         """Why one of its options cannot be on this method."""
         return ""
@@ -137,6 +142,9 @@ class MR(AddOn):
         choices=("momentum", "exact", "debiased"),
     )
     init_epochs: int = parameter(1, "epochs before round 1", low=1)
+    init_clients: int | None = parameter(
+        None, "clients that take part before round 1, drawn at random; none: all", low=1, late=True
+    )
     init_keep_model: bool = parameter(
         False, "average the models trained before round 1 instead of discarding"
     )
@@ -147,6 +155,10 @@ class MR(AddOn):
         0.0, "noise on the uploaded mean, (1 - q) r + N(0, s^2): its standard deviation", low=0
     )
     q: float = parameter(0.0, "noise on the uploaded mean: how much of it is taken away", low=0, high=1)
+
+    @property
+    def preparing(self) -> int | None:
+        return self.init_clients
 
     def refuse(self, method: Method) -> str:
         if self.init_keep_model and method.keeps_uploads:

@@ -124,8 +124,13 @@ class Method(Parameters):
 
     @property
     def prepares(self) -> bool:
-        """Whether there is an exchange with all clients before round 1."""
+        """Whether there is an exchange before round 1."""
         return False
+
+    @property
+    def preparing(self) -> int | None:
+        """How many clients, drawn at random, take part in it; None: all."""
+        return None
 
     def server_init(self, ctx: Context) -> State:
         """The server's state at the start: theta^0."""

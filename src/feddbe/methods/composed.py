@@ -58,6 +58,11 @@ class Composed(Method):
     def prepares(self) -> bool:
         return self.inner.prepares or any(a.prepares for a in self.addons)
 
+    @property
+    def preparing(self) -> int | None:
+        needed = [a.preparing for a in self.addons if a.prepares]
+        return needed[0] if needed and not self.inner.prepares else self.inner.preparing
+
     def server_init(self, ctx: Context) -> State:
         return self.inner.server_init(ctx)
 

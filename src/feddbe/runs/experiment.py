@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feddbe import data, models
+from feddbe import data, methods, models
 from feddbe.data.dataset import Dataset
 from feddbe.data.partition import partition
 from feddbe.data.split import Split, load_split
@@ -21,7 +21,7 @@ from feddbe.measures.accuracy import majority_floor
 from feddbe.methods import Method, hyper_parameters, in_brackets, parse
 from feddbe.models import ModelSource
 from feddbe.models.from_file import FromFile, from_file, names_file
-from feddbe.options import Parameters
+from feddbe.options import Parameters, without_late
 from feddbe.options.config import Config, identity
 from feddbe.options.defaults import Layers, Setting
 from feddbe.options.grammar import Named
@@ -195,7 +195,8 @@ def _resolve_one(name: str, common: _Common) -> Experiment:
     remarks += [f"{key} does nothing: {why}" for key, why in unused.items() if key in given]
     config = dataclasses.asdict(options) | {"method": name, "method_options": hyper_parameters(method)}
     config |= dict.fromkeys(unused)
-    hashed = {key: value for key, value in config.items() if identity(key) in ("yes", "seed")}
+    told = [key for key in without_late(options) if identity(key) in ("yes", "seed")]
+    hashed = {key: config[key] for key in told} | {"method_options": methods.identity(method)}
     digest = hashlib.sha256(json.dumps(hashed | common.content, sort_keys=True).encode()).hexdigest()
     return Experiment(
         name=name,

@@ -215,6 +215,19 @@ class Store:
             raise StoreError(f"'{self.folder}' has no {which} round yet")
         return decode(found)
 
+    def last_is_best(self, *, moves: bool) -> None:
+        """The `last` server state becomes the `best` one: a copy of it, or if it `moves` itself, because
+        another last one is written in this transaction. Then only the row's name and checksum are written,
+        of however many pages it is."""
+        state, ((of,),) = self._state("last"), self._read("SELECT round FROM states WHERE kind = 'last'")
+        assert state is not None
+        if moves:
+            self._db.execute("DELETE FROM states WHERE kind = 'best'")
+            crc = crc32(state, crc_of(("best", ALL, of)))
+            self._db.execute("UPDATE states SET kind = 'best', crc = ? WHERE kind = 'last'", (crc,))
+        else:
+            self.write_state("best", ALL, state, of)
+
     def write_server(self, which: str, state: State, round: int | None = None) -> None:
         self.write_state(which, ALL, encode(state), round)
 
@@ -242,9 +255,11 @@ class Store:
 
     def hashes(self) -> tuple[str, dict[str, str]]:
         """SHA-256 of the server's state and of each client's."""
-        receipts = {client: Receipt.decode(blob) for client, blob in self._staged()}
-        elsewhere = {str(client): receipt.sha256 for client, receipt in receipts.items() if receipt}
-        return sha256(self.server()), elsewhere | {str(c): sha256(state) for c, state in self.clients()}
+        found = {}
+        for client, blob in self._staged():
+            receipt = Receipt.decode(blob)
+            found[str(client)] = receipt.sha256 if receipt else sha256(decode(blob))
+        return sha256(self.server()), found
 
     def _staged(self) -> Iterator[tuple[int, bytes]]:
         for (client,) in list(self._read("SELECT client FROM states WHERE kind = 'private' ORDER BY client")):
