@@ -17,7 +17,7 @@ from zlib import crc32
 
 from feddbe.errors import StoreError
 from feddbe.measures.rows import ALL, Row
-from feddbe.results.document import Entry, Newcomers, entry, newcomers
+from feddbe.results.document import Entry, entry
 from feddbe.runs import format2, wal
 from feddbe.runs.checksums import crc_of, sealed
 from feddbe.runs.lock import if_free, make_folder
@@ -191,16 +191,6 @@ class Store:
             raise damaged(self.folder, f"not all rounds up to {last} have their rows")
         return found
 
-    def newcomers(self) -> Newcomers | None:
-        """What the clients that joined at the end measured."""
-        about = self.meta("newcomers")
-        return about and newcomers(about, [row for row in self.overall() if row.round == about["round"]])
-
-    def calls(self) -> int:
-        """How often a client took part in a round."""
-        whole = (row for row in self.overall() if row.round > 0 and row[2:4] == ("round", "seconds"))
-        return int(sum(row.weight for row in whole))
-
     def contacted(self) -> set[int]:
         """Clients that have taken part in a round, and so know the constants."""
         where = "WHERE round > 0 AND moment = 'training' AND name = 'bytes_down'"
@@ -215,18 +205,16 @@ class Store:
             raise StoreError(f"'{self.folder}' has no {which} round yet")
         return decode(found)
 
-    def last_is_best(self, *, moves: bool) -> None:
-        """The `last` server state becomes the `best` one: a copy of it, or if it `moves` itself, because
-        another last one is written in this transaction. Then only the row's name and checksum are written,
-        of however many pages it is."""
-        state, ((of,),) = self._state("last"), self._read("SELECT round FROM states WHERE kind = 'last'")
-        assert state is not None
+    def last_is_best(self, round: int, *, moves: bool) -> None:
+        """The `last` server state, of this round, becomes the `best`: as a copy, or, if another takes its
+        place in this transaction, it `moves`: of its pages only the one with its name is written."""
+        state = self._state("last") or b""
         if moves:
+            crc = crc32(state, crc_of(("best", ALL, round)))
             self._db.execute("DELETE FROM states WHERE kind = 'best'")
-            crc = crc32(state, crc_of(("best", ALL, of)))
             self._db.execute("UPDATE states SET kind = 'best', crc = ? WHERE kind = 'last'", (crc,))
         else:
-            self.write_state("best", ALL, state, of)
+            self.write_state("best", ALL, state, round)
 
     def write_server(self, which: str, state: State, round: int | None = None) -> None:
         self.write_state(which, ALL, encode(state), round)
