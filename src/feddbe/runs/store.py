@@ -243,11 +243,8 @@ class Store:
 
     def hashes(self) -> tuple[str, dict[str, str]]:
         """SHA-256 of the server's state and of each client's."""
-        found = {}
-        for client, blob in self._staged():
-            receipt = Receipt.decode(blob)
-            found[str(client)] = receipt.sha256 if receipt else sha256(decode(blob))
-        return sha256(self.server()), found
+        blobs = ((str(client), Receipt.decode(blob), blob) for client, blob in self._staged())
+        return sha256(self.server()), {c: r.sha256 if r else sha256(decode(blob)) for c, r, blob in blobs}
 
     def _staged(self) -> Iterator[tuple[int, bytes]]:
         for (client,) in list(self._read("SELECT client FROM states WHERE kind = 'private' ORDER BY client")):
