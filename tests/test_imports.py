@@ -23,7 +23,7 @@ def test_a_client_imports_no_other_method_and_no_reader() -> None:
     assert not tops & {"PIL", "matplotlib", "sklearn", "pandas", "pyarrow", "datasets", "rich", "typer"}
     for package, wanted in {
         "methods": {"addons", "base", "composed", "fedavg", "newcomers", "private_mean"},
-        "data": {"dataset", "partition", "split"},
+        "data": {"dataset", "partition", "ragged", "split"},
     }.items():
         prefix = f"feddbe.{package}."
         assert {name.removeprefix(prefix) for name in found if name.startswith(prefix)} == wanted

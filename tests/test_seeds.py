@@ -131,3 +131,24 @@ def test_every_client_is_drawn_about_as_often() -> None:
 def test_the_cohorts_have_not_changed() -> None:
     """The first ten of a permutation of 20 from the stream (0, cohort, 1, 0), in id order."""
     assert seeds.cohort(0, 1, 20, 0.5) == [0, 4, 5, 6, 7, 8, 10, 11, 16, 18]
+
+
+# --- who is drawn
+
+
+def test_up_to_a_hundred_thousand_clients_a_draw_is_the_head_of_a_permutation() -> None:
+    """Published runs have these cohorts."""
+    for clients in (7, seeds.PERMUTED):
+        wanted = sorted(seeds.stream(0, "cohort", 3).permutation(clients)[:5].tolist())
+        assert seeds.draw(seeds.stream(0, "cohort", 3), clients, 5) == wanted
+
+
+def test_of_more_clients_any_are_drawn_once() -> None:
+    rng, clients = seeds.stream(0, "x"), seeds.PERMUTED + 1
+    few, many = seeds.draw(rng, clients, 1000), seeds.draw(rng, clients, clients // 2)
+    for found in (few, many):
+        assert found == sorted({*found})
+        assert 0 <= found[0] < found[-1] < clients
+        assert abs(np.mean(found) / clients - 0.5) < 4 * 0.29 / len(found) ** 0.5
+    assert (len(few), len(many)) == (1000, clients // 2)
+    assert len(seeds.draw(rng, clients, clients + 1)) == clients

@@ -12,7 +12,10 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-__all__ = ["cohort", "stream", "torch_seed", "torch_seeded"]
+__all__ = ["cohort", "draw", "stream", "torch_seed", "torch_seeded"]
+
+PERMUTED = 100_000
+"""Up to so many clients a draw is the head of a permutation of all: a millisecond or two."""
 
 
 def _digest(seed: int, purpose: str, round: int, client: int) -> bytes:
@@ -50,4 +53,18 @@ def cohort(seed: int, round: int, clients: int, join: float) -> list[int]:
     size = max(1, int(join * clients + 0.5))
     if size >= clients:
         return list(range(clients))
-    return sorted(stream(seed, "cohort", round).permutation(clients)[:size].tolist())
+    return draw(stream(seed, "cohort", round), clients, size)
+
+
+def draw(rng: np.random.RandomState, clients: int, size: int) -> list[int]:
+    """`size` of the clients (all, if there are no more) without replacement, in id order.
+
+    Of more than PERMUTED clients a minority is drawn one by one, and who is there already once more: that
+    takes as long as the draw is large, however many clients there are.
+    """
+    if clients <= PERMUTED or 2 * size > clients:
+        return sorted(rng.permutation(clients)[:size].tolist())
+    found: set[int] = set()
+    while len(found) < size:
+        found.update(rng.randint(0, clients, size - len(found), dtype=np.int64).tolist())
+    return sorted(found)

@@ -407,8 +407,8 @@ GOOD: dict[str, Any] = {
 def test_load_any_integers_and_a_part_of_the_data(tmp_path: Path) -> None:
     np.savez(tmp_path / "split.npz", **GOOD)
     split = load_split(tmp_path / "split.npz", 100)
-    assert [rows.tolist() for rows in split.train + split.test] == [[0, 1], [3, 4], [2], [5]]
-    assert {rows.dtype for rows in split.train + split.test} == {np.dtype(np.int64)}
+    assert [rows.tolist() for rows in [*split.train, *split.test]] == [[0, 1], [3, 4], [2], [5]]
+    assert {rows.dtype for rows in [*split.train, *split.test]} == {np.dtype(np.int64)}
 
 
 @pytest.mark.parametrize(

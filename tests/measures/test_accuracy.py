@@ -99,6 +99,13 @@ def test_auc_by_hand() -> None:
     assert auc(logits, torch.tensor([0, 1])) == approx(6 / 8, 2)
 
 
+def test_auc_of_what_is_no_number_is_none_either() -> None:
+    logits = torch.tensor([[0.0, 1.0], [float("nan"), 0.0]])
+    found = auc(logits, torch.tensor([0, 1]))
+    assert found is not None
+    assert math.isnan(found[0])
+
+
 def test_auc_is_of_probabilities_not_of_logits() -> None:
     """Adding 10 to one sample's logits changes no probability, though it would change their ranks."""
     logits, y = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
@@ -132,7 +139,7 @@ def test_the_weighted_accuracy_is_all_hits_over_all_samples(clients: list[tuple[
 
 def _federation(y: list[int], train: list[list[int]], test: list[list[int]]) -> tuple[Dataset, Split]:
     rows = [tuple(np.array(part, dtype=np.int64) for part in parts) for parts in (train, test)]
-    return Dataset("toy", torch.zeros(len(y), 1), torch.tensor(y), 3), Split(rows[0], rows[1], None)
+    return Dataset("toy", torch.zeros(len(y), 1), torch.tensor(y), 3), Split.of(rows[0], rows[1])
 
 
 def test_the_floor_by_hand() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import feddbe
 from feddbe.methods import MR, PRBM, Upload
+from feddbe.runs.schedule import who_prepares
 from feddbe.state import State
 from feddbe.training.local import Local
 from feddbe.training.task import Context, Task
@@ -133,6 +134,24 @@ def test_the_preparation_discards_its_models_unless_told(tmp_path: Path) -> None
     model = experiment("fedavg+mr").task.model
     one_round = {n: t for n, t in kept.server.items() if n in model.parameters}
     assert not same_bits(one_round, start)
+
+
+def test_the_preparation_of_some_clients(tmp_path: Path) -> None:
+    """The mean is that of those who were drawn; of as many as there are, that of all."""
+    whole, all_ = (
+        outcome(experiment(f"fedavg+mr{some}", rounds=0), tmp_path / (some or "all"))
+        for some in ("", "(init_clients=3)")
+    )
+    assert same_bits(whole.server, all_.server)
+    e = experiment("fedavg+mr(init_clients=2)", rounds=0)
+    drawn = who_prepares(e.method, 0, 3)
+    ups = [Upload(k, e.task.samples[k], e.method.prepare(Context(e.task, 0), Local(e.task, 0, k),
+        e.task.model.parameters, {})[0]) for k in drawn]  # fmt: skip
+    found = outcome(e, tmp_path / "some").server
+    assert len(drawn) == 2
+    assert same_bits(found, e.method.prepared(Context(e.task, 0), e.task.model.parameters, ups))
+    assert not torch.equal(found["mean"], whole.server["mean"])
+    assert e.config_hash != experiment("fedavg+mr", rounds=0).config_hash
 
 
 def test_prbm_is_trained_by_the_gradient_of_the_representation(tmp_path: Path) -> None:

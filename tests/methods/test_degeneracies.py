@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from feddbe.data.ragged import Ragged
 from feddbe.errors import BadInput
 from feddbe.methods import parse, pfedme
 from feddbe.methods.fedrep import FedRep
@@ -56,7 +57,7 @@ def test_scaffold_with_identical_clients_and_full_batches_is_fedavg(tmp_path: Pa
 
     def copies(name: str) -> Experiment:
         e = experiment(name, samples([60, 60]), batch=45, rounds=3)
-        split = dataclasses.replace(e.task.split, train=(e.task.split.train[0],) * 2)
+        split = dataclasses.replace(e.task.split, train=Ragged.of([e.task.split.train[0]] * 2))
         return dataclasses.replace(e, task=dataclasses.replace(e.task, split=split))
 
     plain, corrected = outcome(copies("fedavg"), tmp_path / "a"), outcome(copies("scaffold"), tmp_path / "b")

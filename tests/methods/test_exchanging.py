@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from feddbe.data.dataset import Dataset
+from feddbe.data.ragged import Ragged
 from feddbe.engines.client import BUFFER
 from feddbe.methods import parse
 from feddbe.options.config import Config
@@ -178,7 +179,7 @@ def test_fedfomo_weights_by_hand() -> None:
 
 def test_fedfomo_alone_is_local_training_on_the_first_four_fifths(tmp_path: Path) -> None:
     e = experiment("local", rounds=3)
-    train = tuple(rows[: len(rows) - int(0.2 * len(rows))] for rows in e.task.split.train)
+    train = Ragged.of(rows[: len(rows) - int(0.2 * len(rows))] for rows in e.task.split.train)
     split = dataclasses.replace(e.task.split, train=train)
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, split=split))
     alone = outcome(e, tmp_path / "local")

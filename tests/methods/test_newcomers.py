@@ -19,6 +19,7 @@ from feddbe.engines.client import Job, perform
 from feddbe.errors import BadInput
 from feddbe.methods import METHODS, newcomers
 from feddbe.options.config import Config
+from feddbe.runs import summary
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.store import Store
 from feddbe.state import State
@@ -203,7 +204,7 @@ def test_accuracy_after_each_epoch_is_that_of_so_many(way: str, tmp_path: Path) 
     e = experiment("fedavg+dbe", samples(FOUR), newcomers=1, adapt_epochs=4, adapt=way)
     server = outcome(e, tmp_path).server
     store = Store.open(tmp_path)
-    found, rows = store.newcomers(), store.rows(2)
+    found, rows = summary.newcomers(store), store.rows(2)
     store.close()
     assert found
     assert (found["way"], found["epochs"], len(found["by_epoch"])) == (way, 4, 4)

@@ -302,7 +302,7 @@ def test_a_saved_split_is_the_same_run_as_the_partition_that_it_holds(tmp_path: 
     assert loaded.options.clients == 3
     train = [rows.copy() for rows in made.task.split.train]
     train[0][:2] = train[0][1::-1]
-    Split(tuple(train), made.task.split.test, None).save(tmp_path / "split.npz")
+    Split.of(train, made.task.split.test).save(tmp_path / "split.npz")
     assert tiny(partition=None, split=str(tmp_path / "split.npz")).config_hash != made.config_hash
 
 
@@ -317,7 +317,7 @@ def test_where_one_client_ends_and_the_next_begins_is_part_of_the_hash(tmp_path:
     hashes = []
     for end in (30, 40):
         train, test = np.split(np.arange(80), [end]), np.split(np.arange(80, 100), [10])
-        Split(tuple(train), tuple(test), None).save(tmp_path / "split.npz")
+        Split.of(train, test).save(tmp_path / "split.npz")
         hashes.append(tiny(partition=None, split=str(tmp_path / "split.npz")).config_hash)
     assert hashes[0] != hashes[1]
 
@@ -405,7 +405,7 @@ def test_training_settings_reach_the_task() -> None:
 def test_labels_of_each_client_by_hand() -> None:
     """Client 0 holds rows 0 1 | 2 with labels 0 2 | 2, client 1 rows 4 | 3 with labels 1 | 1."""
     toy = Dataset("toy", torch.zeros(5, 1), torch.tensor([0, 2, 2, 1, 1]), 4)
-    split = Split((np.array([0, 1]), np.array([4])), (np.array([2]), np.array([3])), None)
+    split = Split.of((np.array([0, 1]), np.array([4])), (np.array([2]), np.array([3])))
     assert label_counts(toy, split).tolist() == [[1, 0, 2, 0], [0, 2, 0, 0]]
     assert label_counts(toy, split).dtype == np.int64
 

@@ -59,7 +59,6 @@ def test_rows_of_a_round_come_from_two_sides(tmp_path: Path) -> None:
     assert store.rows(1) == [finished(1), evaluated[0], exchanged[0], evaluated[1]]
     assert store.overall() == [finished(1)]
     assert store.contacted() == {5}
-    assert store.calls() == 3
     with store.transaction(2):
         store.drop_rows(1, ["before", "after"])
     assert store.rows(1) == [finished(1), exchanged[0]]
@@ -129,6 +128,31 @@ def test_hashes_tell_states_apart(tmp_path: Path) -> None:
     assert store.hashes()[0] == before[0]
     assert store.hashes()[1].keys() == {"1"}
     store.close()
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_the_last_server_state_becomes_the_best(moves: bool, tmp_path: Path) -> None:
+    """As a copy, or itself with another in its place; one that was the best before makes room."""
+    store = Store.create(tmp_path, {}, {"w": torch.zeros(300_000)})
+    for t in (1, 2):
+        with store.transaction(t):
+            store.write_server("last", {"w": torch.full((300_000,), float(t))})
+        with pytest.raises(KeyboardInterrupt), store.transaction(t + 1):  # noqa: PT012
+            store.last_is_best(t, moves=moves)
+            raise KeyboardInterrupt
+        with store.transaction(t + 1):
+            store.last_is_best(t, moves=moves)
+            if moves:
+                store.write_server("last", {"w": torch.full((300_000,), 9.0)})
+        assert (store.server("best")["w"] == t).all()
+        assert (store.server()["w"] == (9 if moves else t)).all()
+    store.close()
+    with sqlite3.connect(tmp_path / FILE) as db:
+        assert db.execute("SELECT kind, round FROM states ORDER BY kind").fetchall() == [
+            ("best", 2),
+            ("last", 3 if moves else 2),
+        ]
+    db.close()
 
 
 def test_a_run_that_cannot_begin_leaves_no_file(tmp_path: Path) -> None:

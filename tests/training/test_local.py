@@ -62,7 +62,7 @@ def task(
     x[:, 0] = torch.arange(n) / n
     y = torch.tensor(rng.randint(0, 3, n))
     rows = np.split(rng.permutation(n), np.cumsum([*sizes, *[TEST] * len(sizes)])[:-1])
-    split = Split(tuple(rows[: len(sizes)]), tuple(rows[len(sizes) :]), None)
+    split = Split.of(rows[: len(sizes)], rows[len(sizes) :])
     settings = Training(**{"lr": 0.1, **training})
     return Task(SplitModel(make(), x[:1], onednn=False), Dataset("toy", x, y, 3), split, settings, seed)
 

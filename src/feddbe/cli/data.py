@@ -96,7 +96,7 @@ def _show(name: str, save: Path | None, plot: Path | None, **options: Any) -> in
         return 0
     if dataset.note:
         print(f"{dataset.name}: {dataset.note}")
-    show(tables.split_table([*map(len, split.train)], [*map(len, split.test)], labels))
+    show(tables.split_table(split.train.sizes, split.test.sizes, labels))
     for path in filter(None, (save, plot)):
         print(path)
     return 0

@@ -11,7 +11,8 @@ from math import ceil, isfinite
 
 import numpy as np
 
-from feddbe.data.split import Indices, Split
+from feddbe.data.ragged import Indices, Ragged
+from feddbe.data.split import Split
 from feddbe.errors import BadInput, unknown
 
 __all__ = ["partition"]
@@ -45,28 +46,26 @@ def partition(
         number = _checked_clients(clients, len(y))
         remedy = "use fewer clients or another partition seed"
         if kind == "iid":
-            parts = np.array_split(rng.permutation(len(y)), number)
+            parts = Ragged.of(np.array_split(rng.permutation(len(y)), number))
         elif kind == "dirichlet":
             parts = _dirichlet(y, _beta(spec, value), number, rng)
         else:
             parts = _pathological(y, _labels(spec, value), number, rng)
-    for k, rows in enumerate(parts):
-        if len(rows) < _LEAST:
-            raise BadInput(
-                f"partition '{spec}' leaves client {k} with {len(rows)} of {len(y)} samples; every client "
-                f"needs at least {_LEAST}, one to train and one to test: {remedy}"
-            )
-    return _split(tuple(rows.astype(np.int64) for rows in parts), rng)
+    for k in np.flatnonzero(parts.sizes < _LEAST)[:1]:
+        raise BadInput(
+            f"partition '{spec}' leaves client {k} with {len(parts[k])} of {len(y)} samples; every client "
+            f"needs at least {_LEAST}, one to train and one to test: {remedy}"
+        )
+    return _split(parts, rng)
 
 
-def _split(parts: tuple[Indices, ...], rng: np.random.RandomState) -> Split:
-    train, test = [], []
-    for rows in parts:
-        shuffled = rows[rng.permutation(len(rows))]
-        held_out = len(rows) - len(rows) * 3 // 4
-        test.append(shuffled[:held_out])
-        train.append(shuffled[held_out:])
-    return Split(tuple(train), tuple(test), parts)
+def _split(parts: Ragged, rng: np.random.RandomState) -> Split:
+    sizes = parts.sizes
+    shuffled = Ragged(parts.flat.copy(), sizes)
+    for rows in shuffled:
+        rng.shuffle(rows)
+    test, train = shuffled.cut(sizes - sizes * 3 // 4)
+    return Split(train, test, parts)
 
 
 def _checked_clients(clients: int | None, n: int) -> int:
@@ -103,22 +102,18 @@ def _labels(spec: str, value: str) -> int:
     return int(value)
 
 
-def _by_class(y: Indices) -> list[Indices]:
-    return [np.flatnonzero(y == label) for label in np.unique(y)]
-
-
 def _least(n: int, clients: int) -> int:
     """The published minimum: enough for a test batch of 10, but no more than half an equal share."""
     return int(min(10 / 0.25, n / clients / 2))
 
 
-def _natural(client: Indices | None, clients: int | None) -> list[Indices]:
+def _natural(client: Indices | None, clients: int | None) -> Ragged:
     if client is None:
         raise BadInput(
             "partition 'natural' needs data with a client column, which this data set lacks; "
             "use iid, dirichlet:BETA or pathological:C"
         )
-    parts = _by_class(client)
+    parts = Ragged.by_value(client)
     if clients is not None and clients != len(parts):
         raise BadInput(
             f"clients = {clients}, but the data's client column has {len(parts)}; "
@@ -127,15 +122,15 @@ def _natural(client: Indices | None, clients: int | None) -> list[Indices]:
     return parts
 
 
-def _dirichlet(y: Indices, beta: float, clients: int, rng: np.random.RandomState) -> list[Indices]:
-    n, classes = len(y), _by_class(y)
+def _dirichlet(y: Indices, beta: float, clients: int, rng: np.random.RandomState) -> Ragged:
+    n, classes = len(y), Ragged.by_value(y)
     least = max(_LEAST, _least(n, clients))
     for _ in range(_TRIES):
         drawn = _dirichlet_draw(classes, beta, clients, n, rng)
         if drawn is None or drawn[0].min() < least:
             continue
         pieces = [np.split(rows, cuts) for rows, cuts in drawn[1]]
-        return [np.concatenate([piece[j] for piece in pieces]) for j in range(clients)]
+        return Ragged.of(np.concatenate([piece[j] for piece in pieces]) for j in range(clients))
     raise BadInput(
         f"dirichlet:{beta:g} with {clients} clients: none of {_TRIES} draws gave every client at least "
         f"{least} of the {n} samples; use fewer clients or a larger beta"
@@ -165,8 +160,8 @@ def _dirichlet_draw(
     return sizes, pieces
 
 
-def _pathological(y: Indices, labels: int, clients: int, rng: np.random.RandomState) -> list[Indices]:
-    classes = _by_class(y)
+def _pathological(y: Indices, labels: int, clients: int, rng: np.random.RandomState) -> Ragged:
+    classes = Ragged.by_value(y)
     if labels > len(classes):
         raise BadInput(
             f"pathological:{labels}: the data has {len(classes)} classes; allowed: 1..{len(classes)}"
@@ -194,4 +189,4 @@ def _pathological(y: Indices, labels: int, clients: int, rng: np.random.RandomSt
         for j, piece in zip(chosen, np.split(rows, np.cumsum(sizes)), strict=True):
             held[j].append(piece)
         quota[chosen] -= 1
-    return [np.concatenate(pieces) if pieces else np.zeros(0, np.int64) for pieces in held]
+    return Ragged.of(np.concatenate(pieces) if pieces else np.zeros(0, np.int64) for pieces in held)

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from feddbe.data.ragged import Indices, Ragged
 from feddbe.errors import BadInput
 
 __all__ = ["Indices", "Split", "load_split"]
-
-Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
     """Each client's samples as rows of the data set; client k is entry k."""
 
-    train: tuple[Indices, ...]
-    test: tuple[Indices, ...]
-    parts: tuple[Indices, ...] | None
+    train: Ragged
+    test: Ragged
+    parts: Ragged | None = None
     """What a client held before its 75/25 split, in the partition's order; unknown for a loaded file."""
-    validation: tuple[Indices, ...] = ()
+    validation: Ragged = field(default_factory=lambda: Ragged.of(()))
     """What is held out of the training data to choose a round or a setting by; often nothing."""
+
+    @classmethod
+    def of(cls, train: Iterable[Indices], test: Iterable[Indices]) -> Split:
+        """From the rows of each client."""
+        return cls(Ragged.of(train), Ragged.of(test))
 
     @property
     def clients(self) -> int:
@@ -37,13 +41,10 @@ class Split:
 
     def held_out(self, share: float) -> Split:
         """The last `share` of every client's training data becomes validation data; one sample stays."""
-        held = [max(1, int(share * len(rows))) if len(rows) > 1 else 0 for rows in self.train]
-        ends = [len(rows) - h for rows, h in zip(self.train, held, strict=True)]
-        return replace(
-            self,
-            train=tuple(rows[:end] for rows, end in zip(self.train, ends, strict=True)),
-            validation=tuple(rows[end:] for rows, end in zip(self.train, ends, strict=True)),
-        )
+        sizes = self.train.sizes
+        held = np.where(sizes > 1, np.maximum(1, (share * sizes).astype(np.int64)), 0)
+        train, validation = self.train.cut(sizes - held)
+        return replace(self, train=train, validation=validation)
 
     def index_sha256(self) -> dict[str, str | None]:
         """Fingerprints to compare with published ones: little-endian int64, clients one after the other."""
@@ -71,11 +72,8 @@ class Split:
             raise BadInput(f"cannot write the split to {path}: {error.strerror or error}") from None
 
 
-def _sha256(arrays: Sequence[Indices]) -> str:
-    digest = hashlib.sha256()
-    for rows in arrays:
-        digest.update(rows.astype("<i8").tobytes())
-    return digest.hexdigest()
+def _sha256(rows: Ragged) -> str:
+    return hashlib.sha256(np.ascontiguousarray(rows.flat, "<i8").data).hexdigest()
 
 
 def load_split(path: Path, n: int) -> Split:
@@ -98,11 +96,7 @@ def load_split(path: Path, n: int) -> Split:
             )
     rows = {name: _checked(found[name], f"'{name}' in {path}", n) for name in names}
     _check_once(rows, path, n)
-    return Split(
-        train=tuple(rows[f"train_{k}"] for k in range(clients)),
-        test=tuple(rows[f"test_{k}"] for k in range(clients)),
-        parts=None,
-    )
+    return Split.of(*([rows[f"{part}_{k}"] for k in range(clients)] for part in ("train", "test")))
 
 
 def _checked(rows: npt.NDArray[Any], what: str, n: int) -> Indices:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,13 +19,16 @@ def auc(logits: Tensor, y: Tensor) -> Value | None:
     """Area under the ROC curve over all (sample, class) pairs, the micro-average over one-hot labels and
     softmax: how often a true pair outranks a false one. With one class there are no false pairs.
 
-    From the rank sum of the true pairs, ties at their middle rank (Mann-Whitney).
+    From the rank sum of the true pairs, ties at their middle rank (Mann-Whitney): only true pairs need a
+    rank, which is where they would be put in among all.
     """
-    from scipy.stats import rankdata  # comes with scikit-learn; slow to import
-
-    ranks = rankdata(F.softmax(logits.double(), 1).reshape(-1).numpy())
-    true = F.one_hot(y, logits.shape[1]).reshape(-1).numpy().astype(bool)
-    positives, negatives = int(true.sum()), int((~true).sum())
+    positives, negatives = len(y), logits.numel() - len(y)
     if not negatives:
         return None
-    return float((ranks[true].sum() - positives * (positives + 1) / 2) / (positives * negatives)), len(y)
+    scores = F.softmax(logits.double(), 1)
+    every, true = np.sort(scores.reshape(-1).numpy()), scores.gather(1, y[:, None]).reshape(-1).numpy()
+    below, upto = (np.searchsorted(every, true, side) for side in ("left", "right"))
+    if np.isnan(every[-1]):  # where nan would be put in is no rank
+        return math.nan, positives
+    ranks = float((below + upto + 1).sum()) / 2
+    return (ranks - positives * (positives + 1) / 2) / (positives * negatives), positives

@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import Any, TypedDict
 
 from feddbe.errors import BadInput, unknown
-from feddbe.methods.addons import FT, MR, PRBM, AddOn
-from feddbe.methods.base import Method, Upload, parameter
+from feddbe.methods.addons import FT, MR, PRBM
+from feddbe.methods.base import AddOn, Method, Upload, parameter
 from feddbe.methods.composed import Composed
 from feddbe.options import allowed, grammar, without_late
 from feddbe.options.grammar import Defaults

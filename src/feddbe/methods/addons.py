@@ -44,62 +44,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.errors import BadInput
-from feddbe.methods.base import Method, Names, Parameters, Upload, parameter
+from feddbe.methods.base import AddOn, Method, Names, Upload, parameter
 from feddbe.methods.private_mean import Guarantee
 from feddbe.state import State, weighted_mean
 from feddbe.training.local import Extra, Local
 from feddbe.training.task import Context, Task
 from feddbe.training.terms import MeanPull, Term
 
-__all__ = ["AUTO_ROUNDS", "FT", "MR", "PRBM", "AddOn"]
+__all__ = ["AUTO_ROUNDS", "FT", "MR", "PRBM"]
 
 AUTO_ROUNDS = 5
 KAPPA, TASK, SIZE = "mr/kappa", "mr/task", "mr/size"
-
-
-@dataclass(frozen=True)
-class AddOn(Parameters):
-    """A part that goes on a method without the method knowing."""
-
-    keeps: ClassVar[Names] = ()
-    secret: ClassVar[Names] = ()
-    sends: ClassVar[Names] = ()
-    """Beside the method's message; of the model's parameters, those go that the method sends."""
-    receives: ClassVar[Names] = ()
-    constant: ClassVar[Names] = ()
-    prepares: ClassVar[bool] = False
-    adapts: ClassVar[str] = ""
-
-    def refuse(self, method: Method) -> str:
-        """Why one of its options cannot be on this method."""
-        return ""
-
-    def client_init(self, ctx: Context) -> State:
-        return {}
-
-    def attach(self, local: Local, tracks: Sequence[str], received: State, private: State) -> None:
-        """Put this add-on's terms on these tracks, and its extra trainables on the model."""
-
-    def prepare(self, ctx: Context, local: Local, received: State) -> State:
-        return {}
-
-    def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
-        return server
-
-    def upload(self, local: Local) -> State:
-        """What goes up with the method's message after a round's training."""
-        return {}
-
-    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
-        """Its server entries after a round."""
-        return {}
-
-    def found(self, server: State) -> dict[str, float]:
-        return {}
-
-    def remarks(self, task: Task) -> list[str]:
-        """What a reader of a run's results must know of it."""
-        return []
 
 
 @dataclass(frozen=True)
@@ -144,6 +99,9 @@ class MR(AddOn):
         choices=("momentum", "exact", "debiased", "start"),
     )
     init_epochs: int = parameter(1, "epochs before round 1", low=1)
+    init_clients: int | None = parameter(
+        None, "clients that take part before round 1, drawn at random; none: all", low=1, late=True
+    )
     init_keep_model: bool = parameter(
         False, "average the models trained before round 1 instead of discarding"
     )
@@ -177,6 +135,10 @@ class MR(AddOn):
         if self.init_mean == "start" and (self.kappa == "auto" or self.init_keep_model):
             what = "kappa=auto" if self.kappa == "auto" else "init_keep_model=true"
             raise BadInput(f"mr init_mean = start; {what} needs the epoch that it leaves out")
+
+    @property
+    def preparing(self) -> int | None:
+        return self.init_clients
 
     def refuse(self, method: Method) -> str:
         if self.init_keep_model and method.keeps_uploads:

@@ -19,6 +19,7 @@ __all__ = [
     "HEAD",
     "MODEL",
     "PERSONAL",
+    "AddOn",
     "Facts",
     "Method",
     "Names",
@@ -124,8 +125,13 @@ class Method(Parameters):
 
     @property
     def prepares(self) -> bool:
-        """Whether there is an exchange with all clients before round 1."""
+        """Whether there is an exchange before round 1."""
         return False
+
+    @property
+    def preparing(self) -> int | None:
+        """How many clients, drawn at random, take part in it; None: all."""
+        return None
 
     def server_init(self, ctx: Context) -> State:
         """The server's state at the start: theta^0."""
@@ -190,3 +196,53 @@ class Method(Parameters):
     def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Predictions of a deployed state."""
         return local.forward(state, x).logits
+
+
+@dataclass(frozen=True)
+class AddOn(Parameters):
+    """A part that goes on a method without the method knowing."""
+
+    keeps: ClassVar[Names] = ()
+    secret: ClassVar[Names] = ()
+    sends: ClassVar[Names] = ()
+    """Beside the method's message; of the model's parameters, those go that the method sends."""
+    receives: ClassVar[Names] = ()
+    constant: ClassVar[Names] = ()
+    prepares: ClassVar[bool] = False
+    adapts: ClassVar[str] = ""
+
+    @property
+    def preparing(self) -> int | None:
+        """How many clients prepare for it; None: all."""
+        return None
+
+    def refuse(self, method: Method) -> str:
+        """Why one of its options cannot be on this method."""
+        return ""
+
+    def client_init(self, ctx: Context) -> State:
+        return {}
+
+    def attach(self, local: Local, tracks: Sequence[str], received: State, private: State) -> None:
+        """Put this add-on's terms on these tracks, and its extra trainables on the model."""
+
+    def prepare(self, ctx: Context, local: Local, received: State) -> State:
+        return {}
+
+    def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        return server
+
+    def upload(self, local: Local) -> State:
+        """What goes up with the method's message after a round's training."""
+        return {}
+
+    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        """Its server entries after a round."""
+        return {}
+
+    def found(self, server: State) -> dict[str, float]:
+        return {}
+
+    def remarks(self, task: Task) -> list[str]:
+        """What a reader of a run's results must know of it."""
+        return []

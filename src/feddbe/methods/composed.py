@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from feddbe.errors import BadInput
-from feddbe.methods.addons import AddOn
-from feddbe.methods.base import Method, Upload, refused
+from feddbe.methods.base import AddOn, Method, Upload, refused
 from feddbe.state import State, matches, without
 from feddbe.training.local import Local
 from feddbe.training.task import Context, Task
@@ -57,6 +56,11 @@ class Composed(Method):
     @property
     def prepares(self) -> bool:
         return self.inner.prepares or any(a.prepares for a in self.addons)
+
+    @property
+    def preparing(self) -> int | None:
+        needed = [a.preparing for a in self.addons if a.prepares]
+        return needed[0] if needed and not self.inner.prepares else self.inner.preparing
 
     def server_init(self, ctx: Context) -> State:
         return self.inner.server_init(ctx)

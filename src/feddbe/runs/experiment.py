@@ -164,7 +164,7 @@ def _prepare(
     )
     _check_short(options, split)
     content: dict[str, Any] = {"data": dataset.sha256(), "split": split.index_sha256() | {"parts": None}}
-    content["sizes"] = [[len(rows) for rows in part] for part in (split.train, split.test)]
+    content["sizes"] = [part.sizes.tolist() for part in (split.train, split.test)]
     content["model"] = str(named or "own")
     if named is None:
         content |= {"module": str(built.module), "theta0": sha256(built.parameters)}
@@ -240,11 +240,7 @@ def _settings(name: str, common: _Common, config: Mapping[str, Any], chosen: Lay
 def label_counts(dataset: Dataset, split: Split) -> npt.NDArray[np.int64]:
     """(clients x classes) samples of each label, train and test together."""
     y = dataset.y.numpy()
-    rows = [
-        np.bincount(y[np.concatenate([train, test])], minlength=dataset.classes)
-        for train, test in zip(split.train, split.test, strict=True)
-    ]
-    return np.stack(rows).astype(np.int64)
+    return split.train.counts(y, dataset.classes) + split.test.counts(y, dataset.classes)
 
 
 def _held_out(split: Split, config: Config) -> Split:
@@ -267,9 +263,8 @@ def _check_members(name: str, method: Method, config: Config, split: Split) -> N
 
 def _check_short(config: Config, split: Split) -> None:
     if config.short_batch == "refuse":
-        for client, rows in enumerate(split.train):
-            if len(rows) < config.batch:
-                raise BadInput(
-                    f"client {client} has {len(rows)} training samples, a batch has {config.batch}; "
-                    "short_batch=keep trains it on one short batch"
-                )
+        for client in np.flatnonzero(split.train.sizes < config.batch)[:1]:
+            raise BadInput(
+                f"client {client} has {len(split.train[client])} training samples, a batch has "
+                f"{config.batch}; short_batch=keep trains it on one short batch"
+            )

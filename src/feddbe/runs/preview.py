@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypedDict
 
 from feddbe import engines
+from feddbe.data.ragged import Ragged
 from feddbe.data.split import Split
 from feddbe.engines import ClientStates, Messages, Serial
 from feddbe.engines.client import Job, Reply
@@ -71,17 +72,16 @@ def preview(experiment: Experiment) -> Preview:
 def _estimate(experiment: Experiment) -> Estimate:
     task, options, method = experiment.task, experiment.options, experiment.method
     seconds, server, up, probed = _probe(experiment)
-    members = range(task.members)
     cohort = max(1, round(options.join * task.members))
     workers = min(engines.find(options.engine).processes(), task.split.clients)
     tested = len(schedule.who_evaluates(options.eval, 0, 1, task.members, range(cohort))) / task.members
-    train, test = (sum(len(part[k]) for k in members) for part in (task.split.train, task.split.test))
+    train, test = (int(part.sizes[: task.members].sum()) for part in (task.split.train, task.split.test))
     train, after = _TRAINING * options.epochs * train, test * options.eval_after
     unit = seconds[2] / probed / max(1, min(workers, cohort))
     each = unit * (options.join * (train + after) + tested * test) + server
     # before the first round and after the last all clients are asked, if they are asked
     ends = (seconds[0] * method.prepares + seconds[3]) / seconds[2] * unit * (train + after + test)
-    new = sum(len(rows) for rows in task.split.train[task.members :])
+    new = sum(task.samples[task.members :])
     count = options.rounds or 0
     model = nbytes(task.model.parameters) + nbytes(task.model.buffers)
     held = workers * (_WORKER_MB * 1e6 + 3 * model) + cohort * up + 2 * model
@@ -99,11 +99,12 @@ def _probe(experiment: Experiment) -> tuple[dict[int, float], float, int, float]
     call after the last is round 3), the server's in the last, bytes of an upload, predictions in a round."""
     task, options = experiment.task, experiment.options
     middle = sorted(range(task.members), key=lambda k: task.samples[k])[(task.members - 1) // 2 :][:2]
-    split = Split(
-        train=tuple(task.split.train[k][: _BATCHES * options.batch] for k in middle),
-        test=tuple(task.split.test[k][:_TESTED] for k in middle),
-        parts=None,
-        validation=tuple(task.split.validation[k][:_TESTED] for k in middle if task.split.validation),
+    split = dataclasses.replace(
+        Split.of(
+            [task.split.train[k][: _BATCHES * options.batch] for k in middle],
+            [task.split.test[k][:_TESTED] for k in middle],
+        ),
+        validation=Ragged.of(task.split.validation[k][:_TESTED] for k in middle if task.split.validation),
     )
     training = dataclasses.replace(task.training, lr=1e-9)  # takes as long, and does not diverge
     small = dataclasses.replace(
@@ -119,7 +120,7 @@ def _probe(experiment: Experiment) -> tuple[dict[int, float], float, int, float]
             server = store.entries()[2]["seconds"] - engine.seconds[2]
         finally:
             store.close()
-    train, test = (sum(map(len, part)) for part in (split.train, split.test))
+    train, test = len(split.train.flat), len(split.test.flat)
     passes = _TRAINING * options.epochs * train + (1 + options.eval_after) * test
     return engine.seconds, server, engine.up, passes
 

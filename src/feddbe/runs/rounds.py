@@ -25,7 +25,7 @@ from feddbe.measures.rows import ALL, Numbers, Row, rows
 from feddbe.methods import Upload
 from feddbe.results.document import score
 from feddbe.runs.experiment import Experiment
-from feddbe.runs.schedule import who_evaluates
+from feddbe.runs.schedule import who_evaluates, who_prepares
 from feddbe.runs.store import Store
 from feddbe.runs.watch import Watch
 from feddbe.state import State, add_prefix, matches, nbytes, weighted_mean, without
@@ -85,10 +85,10 @@ class Loop:
             replies = self._call(ctx, cohort, "train" if round else "prepare")
             missing = len(self.missing)
             if round:
-                self._write_evaluation(round - 1, replies)
+                self._write_evaluation(round - 1, replies, moves=True)
             working = set(cohort)
             replies = [reply for reply in replies if reply.client in working]
-            trained = {reply.client: self._net(reply) for reply in replies}
+            trained = self._net(replies)
             store.write_rows(rows(round, {client: {"training": its} for client, its in trained.items()}))
             new = self._combined(ctx, replies) if replies else self.server
             for reply in replies if self.method.keeps_uploads else ():
@@ -128,7 +128,7 @@ class Loop:
 
     def _cohort(self, round: int) -> list[int]:
         if round == 0:
-            return list(range(self.members)) if self.method.prepares else []
+            return who_prepares(self.method, self.task.seed, self.members)
         return seeds.cohort(self.task.seed, round, self.members, self.options.join)
 
     def _context(self, round: int) -> Context:
@@ -146,6 +146,7 @@ class Loop:
         )
         adapt = {"each": 0, "last": options.adapt_epochs if work == "none" else None}.get(self.method.adapts)
         evaluating, working = set(asked), set(cohort if work != "none" else ())
+        again = evaluating & working if options.eval_after and work == "train" else set[int]()
         jobs = [
             Job(
                 client,
@@ -153,7 +154,7 @@ class Loop:
                 work if client in working else "none",
                 evaluate=client in evaluating,
                 adapt=adapt,
-                after=options.eval_after and work == "train" and client in working & evaluating,
+                after=client in again,
                 train_pass=options.train_loss == "pass" and client in evaluating,
                 measures=self.measures,
             )
@@ -211,13 +212,18 @@ class Loop:
         weights = [samples[reply.client] for reply in replies]
         return combine(ctx, server, uploads) | weighted_mean([buffers for _, buffers in split], weights)
 
-    def _net(self, reply: Reply) -> Numbers:
-        """What its training came to; what is constant is sent to a client once."""
-        known = nbytes(self._constants(self.server)) if reply.client in self.contacted else 0
-        return reply.trained | {"bytes_down": (reply.trained["bytes_down"][0] - known, 1)}
+    def _net(self, replies: Sequence[Reply]) -> dict[int, Numbers]:
+        """What each client's training came to; what is constant is sent to a client once."""
+        known = nbytes(self._constants(self.server))
+        return {
+            r.client: r.trained
+            | {"bytes_down": (r.trained["bytes_down"][0] - known * (r.client in self.contacted), 1)}
+            for r in replies
+        }
 
-    def _write_evaluation(self, entry: int, replies: list[Reply]) -> None:
-        """What clients measured of this entry, each and over all; the best entry's server state is kept."""
+    def _write_evaluation(self, entry: int, replies: list[Reply], *, moves: bool = False) -> None:
+        """What clients measured of this entry, each and over all; the best entry's server state is kept
+        (`moves`: another one takes its place in this transaction)."""
         when = "adapted" if self.method.adapts == "each" else "before"
         found = rows(entry, {reply.client: reply.measured for reply in replies})
         self.store.drop_rows(entry, MOMENTS)  # of a run that ended here once and now goes on
@@ -226,7 +232,7 @@ class Loop:
         accuracy = {row.moment: row.value for row in found if (row.client, row.name) == (ALL, "accuracy")}
         if (score := accuracy.get("validation", accuracy.get(when))) is not None:
             if score > max(self.accuracy.values(), default=-1.0):
-                self.store.write_server("best", self.server, entry)
+                self.store.last_is_best(entry, moves=moves)
             self.accuracy[entry] = score
 
     def _write_newcomers(self, ctx: Context) -> None:

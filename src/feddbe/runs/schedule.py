@@ -7,8 +7,16 @@ from collections.abc import Sequence
 
 from feddbe import seeds
 from feddbe.errors import BadInput
+from feddbe.methods.base import Method
 
-__all__ = ["who_evaluates"]
+__all__ = ["who_evaluates", "who_prepares"]
+
+
+def who_prepares(method: Method, seed: int, clients: int) -> list[int]:
+    """Who takes part before round 1: nobody, all, or as many as the method needs."""
+    if not method.prepares:
+        return []
+    return seeds.draw(seeds.stream(seed, "prepare"), clients, method.preparing or clients)
 
 
 def who_evaluates(spec: str, seed: int, round: int, clients: int, cohort: Sequence[int]) -> Sequence[int]:
@@ -20,5 +28,4 @@ def who_evaluates(spec: str, seed: int, round: int, clients: int, cohort: Sequen
     match = re.fullmatch(r"sample:([1-9][0-9]*)", spec)
     if match is None:
         raise BadInput(f"eval = '{spec}'; allowed: all, cohort, sample:M with M >= 1")
-    drawn: list[int] = seeds.stream(seed, "evaluate", round).permutation(clients)[: int(match[1])].tolist()
-    return sorted(drawn)
+    return seeds.draw(seeds.stream(seed, "evaluate", round), clients, int(match[1]))

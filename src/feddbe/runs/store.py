@@ -17,7 +17,7 @@ from zlib import crc32
 
 from feddbe.errors import StoreError
 from feddbe.measures.rows import ALL, Row
-from feddbe.results.document import Entry, Newcomers, entry, newcomers
+from feddbe.results.document import Entry, entry
 from feddbe.runs import format2, wal
 from feddbe.runs.checksums import crc_of, sealed
 from feddbe.runs.lock import if_free, make_folder
@@ -191,16 +191,6 @@ class Store:
             raise damaged(self.folder, f"not all rounds up to {last} have their rows")
         return found
 
-    def newcomers(self) -> Newcomers | None:
-        """What the clients that joined at the end measured."""
-        about = self.meta("newcomers")
-        return about and newcomers(about, [row for row in self.overall() if row.round == about["round"]])
-
-    def calls(self) -> int:
-        """How often a client took part in a round."""
-        whole = (row for row in self.overall() if row.round > 0 and row[2:4] == ("round", "seconds"))
-        return int(sum(row.weight for row in whole))
-
     def contacted(self) -> set[int]:
         """Clients that have taken part in a round, and so know the constants."""
         where = "WHERE round > 0 AND moment = 'training' AND name = 'bytes_down'"
@@ -214,6 +204,17 @@ class Store:
         if found is None:
             raise StoreError(f"'{self.folder}' has no {which} round yet")
         return decode(found)
+
+    def last_is_best(self, round: int, *, moves: bool) -> None:
+        """The `last` server state, of this round, becomes the `best`: as a copy, or, if another takes its
+        place in this transaction, it `moves`: of its pages only the one with its name is written."""
+        state = self._state("last") or b""
+        if moves:
+            crc = crc32(state, crc_of(("best", ALL, round)))
+            self._db.execute("DELETE FROM states WHERE kind = 'best'")
+            self._db.execute("UPDATE states SET kind = 'best', crc = ? WHERE kind = 'last'", (crc,))
+        else:
+            self.write_state("best", ALL, state, round)
 
     def write_server(self, which: str, state: State, round: int | None = None) -> None:
         self.write_state(which, ALL, encode(state), round)
@@ -242,9 +243,8 @@ class Store:
 
     def hashes(self) -> tuple[str, dict[str, str]]:
         """SHA-256 of the server's state and of each client's."""
-        receipts = {client: Receipt.decode(blob) for client, blob in self._staged()}
-        elsewhere = {str(client): receipt.sha256 for client, receipt in receipts.items() if receipt}
-        return sha256(self.server()), elsewhere | {str(c): sha256(state) for c, state in self.clients()}
+        blobs = ((str(client), Receipt.decode(blob), blob) for client, blob in self._staged())
+        return sha256(self.server()), {c: r.sha256 if r else sha256(decode(blob)) for c, r, blob in blobs}
 
     def _staged(self) -> Iterator[tuple[int, bytes]]:
         for (client,) in list(self._read("SELECT client FROM states WHERE kind = 'private' ORDER BY client")):

@@ -44,7 +44,7 @@ class Task:
     @cached_property
     def samples(self) -> tuple[int, ...]:
         """n_i: training samples of each client."""
-        return tuple(len(rows) for rows in self.split.train)
+        return tuple(self.split.train.sizes.tolist())
 
     @property
     def members(self) -> int:

@@ -61,8 +61,8 @@ def load_pfllib(folder: Path) -> Dataset:
     if classes > max(_CLASSES, len(y)):
         raise BadInput(f"{folder} has {len(y)} samples, but config.json says num_classes = {classes}")
     ends = np.cumsum([len(labels) for _, labels in parts])[:-1]
-    rows = tuple(np.split(np.arange(len(x)), ends))
-    split = Split(rows[:clients], rows[clients:], parts=None)
+    rows = np.split(np.arange(len(x)), ends)
+    split = Split.of(rows[:clients], rows[clients:])
     return made(f"{folder.resolve().name}/", x, y, classes or found, tokens=tokens, split=split)
 
 
