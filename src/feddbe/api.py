@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from feddbe.models import ModelSource
 from feddbe.options import config, defaults
 from feddbe.options.config import Asked, Config, pick_identity
 from feddbe.paths import expand
-from feddbe.results.document import RunDocument, score
-from feddbe.runs import folders, lock, provenance, rounds, schedule
+from feddbe.results.document import RunDocument
+from feddbe.runs import folders, lock, provenance, rounds, schedule, summary
 from feddbe.runs.experiment import Experiment, label_counts, load_data, resolve_all
 from feddbe.runs.rounds import Watch
 from feddbe.runs.store import Store
@@ -112,7 +111,7 @@ def load(folder: str | Path, *, hashes: bool = True) -> RunDocument:
     """The document of a run that exists; without `hashes` its states, which may be large, are not read."""
     store = Store.open(folders.find(str(folder)))
     try:
-        return _document(store, hashes=hashes)
+        return summary.document(store, hashes=hashes)
     finally:
         store.close()
 
@@ -217,7 +216,7 @@ def _alone(experiment: Experiment, place: Path, engine: engines.Engine, watch: W
         if begun:
             _go_on(experiment, store, watch)
         rounds.run(experiment, store, engine, watch)
-        return _document(store)
+        return summary.document(store)
     finally:
         store.close()
 
@@ -234,45 +233,3 @@ def _go_on(experiment: Experiment, store: Store, watch: Watch) -> None:
         if news:
             store.set_meta("remarks", [*known, *(text for text in news if text not in known)])
             store.set_meta("lost", None)
-
-
-def _remarks(store: Store) -> list[str]:
-    found: dict[str, float] = store.meta("found") or {}
-    missing = [row.value for row in store.overall() if row[2:4] == ("round", "missing") and row.value]
-    remarks = [*(store.meta("remarks") or []), *filter(None, [store.meta("lost")])]
-    remarks += [f"{name} {value:.3g}, found by itself" for name, value in found.items()]
-    if missing:
-        remarks.append(f"{sum(missing):g} replies are missing, in {len(missing)} rounds")
-    return remarks
-
-
-def _document(store: Store, *, hashes: bool = True) -> RunDocument:
-    entries = store.entries()
-    known = [e for e in entries if e["accuracy"]]
-    settings: Mapping[str, Any] = store.meta("config")
-    server, clients = store.hashes() if hashes else ("", {})
-    rounds = [e for e in entries if e["round"] > 0]
-    calls = max(1, store.calls())
-    return {
-        "method": settings["method"],
-        "config": dict(settings),
-        "config_hash": store.meta("config_hash"),
-        "rounds": entries,
-        "best": max(known, key=score, default=None),
-        "last": known[-1] if known else None,
-        "floor": store.meta("floor"),
-        "newcomers": store.newcomers(),
-        "bn_buffers": store.meta("bn_buffers"),
-        "note": store.meta("note") or "",
-        "remarks": _remarks(store),
-        "trainers": store.meta("trainers") or [],
-        "cost": {
-            "up": sum(e["bytes_up"] for e in rounds) / calls,
-            "down": sum(e["bytes_down"] for e in rounds) / calls,
-            "seconds": median(e["seconds"] for e in rounds) if rounds else 0.0,
-        },
-        "server_sha256": server,
-        "clients_sha256": clients,
-        "peak_rss_mb": store.meta("peak_rss_mb") or 0.0,
-        "folder": str(store.folder),
-    }

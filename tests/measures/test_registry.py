@@ -101,13 +101,12 @@ def test_a_new_measure_is_in_the_run_and_in_show(
 @pytest.mark.usefixtures("new")
 def test_representations_are_computed_only_if_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     e, calls = experiment("fedavg"), []
-    forward = SplitModel.forward
 
-    def counted(*arguments: Any, **named: Any) -> Any:
-        calls.append(1)
-        return forward(*arguments, **named)
+    def counted(function: Any) -> Any:
+        return lambda *arguments: calls.append(1) or function(*arguments)
 
-    monkeypatch.setattr(SplitModel, "forward", counted)
+    for name in ("forward", "at"):
+        monkeypatch.setattr(SplitModel, name, counted(getattr(SplitModel, name)))
     for names, passes in ((("accuracy", "auc", "loss"), 1), (("accuracy", "norm"), 2)):
         calls.clear()
         job = Job(0, 1, evaluate=True, measures=names)

@@ -15,6 +15,7 @@ from feddbe.methods import parse
 from feddbe.options.config import Config
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.store import Store
+from feddbe.runs.summary import newcomers
 from feddbe.state import State, matches, strip_prefix
 from feddbe.training.local import Local
 from feddbe.training.task import Context
@@ -134,7 +135,7 @@ def test_newcomers_take_no_part_and_adapt_at_the_end(tmp_path: Path) -> None:
     ran = outcome(e, tmp_path)
     assert ran.clients.keys() == {0, 1, 2}
     store = Store.open(tmp_path)
-    found = store.newcomers()
+    found = newcomers(store)
     moments = {row.moment for t in range(3) for row in store.rows(t) if row.client == 3}
     store.close()
     assert moments == {"newcomers before", "newcomers adapted"}
@@ -174,7 +175,7 @@ def test_a_newcomers_head_begins_at_the_start_where_the_server_has_none(name: st
 def test_a_fomo_newcomer_chooses_among_the_others_models(tmp_path: Path) -> None:
     ran = outcome(experiment("fedfomo", samples([40, 44, 28, 36]), newcomers=1), tmp_path)
     store = Store.open(tmp_path)
-    found = store.newcomers()
+    found = newcomers(store)
     assert found
     assert found["adapted"]
     assert found["adapted"]["weighted"] > 0

@@ -59,7 +59,6 @@ def test_rows_of_a_round_come_from_two_sides(tmp_path: Path) -> None:
     assert store.rows(1) == [finished(1), evaluated[0], exchanged[0], evaluated[1]]
     assert store.overall() == [finished(1)]
     assert store.contacted() == {5}
-    assert store.calls() == 3
     with store.transaction(2):
         store.drop_rows(1, ["before", "after"])
     assert store.rows(1) == [finished(1), exchanged[0]]

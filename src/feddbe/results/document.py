@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, cast
 
-from feddbe.measures.rows import Readings, Row, readings
+from feddbe.measures.rows import AT, Readings, Row, readings
 from feddbe.options.config import pick_identity
 
 __all__ = [
@@ -102,7 +102,7 @@ class RunDocument(TypedDict):
 
 def entry(round: int, when: str, overall: Sequence[Row]) -> Entry:
     """An entry from its rows of all clients; `when` is the moment that counts."""
-    found = readings(overall)
+    found = readings([row for row in overall if AT not in row.name])
     whole = {name: read["weighted"] for name, read in found.pop("round").items()}
     moments = {
         moment: cast(Accuracy | None, numbers.pop("accuracy", None)) for moment, numbers in found.items()

@@ -1,0 +1,68 @@
+"""The document that describes a run, from its file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from feddbe.results.document import Newcomers, RunDocument, score
+from feddbe.results.document import newcomers as about_newcomers
+from feddbe.runs.store import Store
+
+__all__ = ["document", "newcomers"]
+
+
+def document(store: Store, *, hashes: bool = True) -> RunDocument:
+    """All of it; without `hashes` the states, which may be large, are not read."""
+    entries = store.entries()
+    known = [e for e in entries if e["accuracy"]]
+    settings: Mapping[str, Any] = store.meta("config")
+    server, clients = store.hashes() if hashes else ("", {})
+    rounds = [e for e in entries if e["round"] > 0]
+    calls = max(1, _calls(store))
+    return {
+        "method": settings["method"],
+        "config": dict(settings),
+        "config_hash": store.meta("config_hash"),
+        "rounds": entries,
+        "best": max(known, key=score, default=None),
+        "last": known[-1] if known else None,
+        "floor": store.meta("floor"),
+        "newcomers": newcomers(store),
+        "bn_buffers": store.meta("bn_buffers"),
+        "note": store.meta("note") or "",
+        "remarks": _remarks(store),
+        "trainers": store.meta("trainers") or [],
+        "cost": {
+            "up": sum(e["bytes_up"] for e in rounds) / calls,
+            "down": sum(e["bytes_down"] for e in rounds) / calls,
+            "seconds": median(e["seconds"] for e in rounds) if rounds else 0.0,
+        },
+        "server_sha256": server,
+        "clients_sha256": clients,
+        "peak_rss_mb": store.meta("peak_rss_mb") or 0.0,
+        "folder": str(store.folder),
+    }
+
+
+def newcomers(store: Store) -> Newcomers | None:
+    """What the clients that joined at the end measured."""
+    about = store.meta("newcomers")
+    return about and about_newcomers(about, [row for row in store.overall() if row.round == about["round"]])
+
+
+def _calls(store: Store) -> int:
+    """How often a client took part in a round."""
+    whole = (row for row in store.overall() if row.round > 0 and row[2:4] == ("round", "seconds"))
+    return int(sum(row.weight for row in whole))
+
+
+def _remarks(store: Store) -> list[str]:
+    found: dict[str, float] = store.meta("found") or {}
+    missing = [row.value for row in store.overall() if row[2:4] == ("round", "missing") and row.value]
+    remarks = [*(store.meta("remarks") or []), *filter(None, [store.meta("lost")])]
+    remarks += [f"{name} {value:.3g}, found by itself" for name, value in found.items()]
+    if missing:
+        remarks.append(f"{sum(missing):g} replies are missing, in {len(missing)} rounds")
+    return remarks
