@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput, Diverged
 from feddbe.models import ModelSource
 from feddbe.options import config, defaults
-from feddbe.options.config import Asked, Config, pick_identity
+from feddbe.options.config import Asked, Config
 from feddbe.paths import expand
 from feddbe.results.document import RunDocument
 from feddbe.runs import folders, lock, provenance, rounds, schedule, summary
 from feddbe.runs.experiment import Experiment, label_counts, load_data, resolve_all
+from feddbe.runs.revisit import differences
 from feddbe.runs.rounds import Watch
 from feddbe.runs.store import Store
 from feddbe.show import pictures
@@ -174,22 +175,12 @@ def _check_same(experiment: Experiment, place: Path, *, resume: bool) -> None:
     there, same = store.meta("config"), store.meta("config_hash") == experiment.config_hash
     store.close()
     if not same:
-        shown = "; ".join(_differences(there, experiment.config)) or "its data or its model differ"
+        shown = differences(there, experiment.config)
         raise BadInput(f"'{place}' holds a run with another configuration ({shown}); choose another --out")
     if not resume:
         raise BadInput(
             f"'{place}' holds this run already; continue it with --resume, or choose another --out"
         )
-
-
-def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What tells two configurations apart, in words; hyper-parameters only of parts that both have."""
-    before, after = pick_identity(there), pick_identity(now)
-    return [
-        f"{key} {before.get(key)} there, {value} now"
-        for key, value in after.items()
-        if before.get(key) != value and (key in before or key in now)
-    ]
 
 
 def _one(experiment: Experiment, place: Path, watch: Watch) -> RunDocument:

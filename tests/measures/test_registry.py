@@ -103,7 +103,11 @@ def test_representations_are_computed_only_if_somebody_asks(monkeypatch: pytest.
     e, calls = experiment("fedavg"), []
 
     def counted(function: Any) -> Any:
-        return lambda *arguments: calls.append(1) or function(*arguments)
+        def call(*arguments: Any) -> Any:
+            calls.append(1)
+            return function(*arguments)
+
+        return call
 
     for name in ("forward", "at"):
         monkeypatch.setattr(SplitModel, name, counted(getattr(SplitModel, name)))
