@@ -95,7 +95,7 @@ def test_the_best_entry_has_the_states_that_it_was_evaluated_with(name: str, tmp
     outcome(e, tmp_path / "whole")
     store = Store.open(tmp_path / "whole")
     entry = Entry(store, e, "best")
-    best = outcome(experiment(name, **chosen | {"rounds": entry.round}), tmp_path / "best")
+    outcome(experiment(name, **chosen | {"rounds": entry.round}), tmp_path / "best")
     ended = Store.open(tmp_path / "best")
     assert same_bits(store.server("best"), ended.server())
     for client in range(3):

@@ -48,7 +48,7 @@ def reopened(store: Store, *, dataset: Dataset | None = None, model: ModelSource
     settings = store.meta("config")
     if settings["model"] == "own" and model is None:
         raise BadInput(
-            f"the model of '{store.folder}' was given from Python; give it again: feddbe.measure(RUN, model=...)"
+            f"the model of '{store.folder}' came from Python; give it again: feddbe.measure(RUN, model=...)"
         )
     try:
         found = resolve(settings["method"], stored_options(settings), dataset=dataset, model=model)
