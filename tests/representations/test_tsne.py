@@ -1,4 +1,4 @@
-"""t-SNE: what is near stays near, the same seed gives the same bits, and few samples are enough or refused."""
+"""t-SNE: what is near stays near, the same seed gives the same bits, few samples are enough or refused."""
 
 from __future__ import annotations
 
