@@ -93,7 +93,7 @@ def test_the_corollary_the_same_prbm_on_both_sides_changes_nothing() -> None:
     random = np.random.RandomState(1)
     # quarters, so that sums are exact in float32
     z_g = gaussians(np.round(random.standard_normal((clients, width)) * 4) / 4, 60)
-    z_g = z_g._replace(x=np.round(z_g.x * 4) / 4)
+    z_g = z_g._replace(x=(np.round(z_g.x * 4) / 4).astype(np.float32))
     prbm = (random.randint(-40, 40, (clients, width)) / 4).astype(np.float32)
     before = discrepancy(z_g)
     for i in range(clients):

@@ -91,18 +91,24 @@ def discrepancy(points: Points, *, seed: int = 0, folds: int = 5, most: int = 50
     x = points.x.astype(np.float64)
     x -= x.mean(axis=0)  # so that no digits are lost to a common vector
     spread, kept = _spread(x, points.client), ids[enough]
+    found: list[dict[str, float]] = []
     with threadpool_limits(1):  # the last bits of sums depend on the number of threads
         sigma = _bandwidth(x, seed, most)
-        found = []
         for client in kept:
             mine = points.client == client
-            sides = x[mine], x[~mine]
             random = stream(seed, "discrepancy", client=int(client))
-            few = [_some(side, most, random) for side in sides]
-            found.append((*_a_distance(*few, folds, random), _mmd2(*few, sigma), *_of_means(*sides, spread)))
-    columns = [np.array(column) for column in zip(*found, strict=True)]
-    left_out = tuple(int(client) for client in ids[~enough])
-    return Discrepancy(kept, counts[enough], *columns, sigma, spread, left_out)
+            few, others = (_some(side, most, random) for side in (x[mine], x[~mine]))
+            told, std = _a_distance(few, others, folds, random)
+            numbers = {"a_distance": told, "a_distance_std": std, "mmd2": _mmd2(few, others, sigma)}
+            found.append(numbers | _of_means(x[mine], x[~mine], spread))
+    return Discrepancy(
+        client=kept,
+        samples=counts[enough],
+        bandwidth=sigma,
+        spread=spread,
+        left_out=tuple(int(client) for client in ids[~enough]),
+        **{name: np.array([numbers[name] for numbers in found]) for name in found[0]},
+    )
 
 
 def _some(x: Floats, most: int, random: np.random.RandomState) -> Floats:
@@ -136,7 +142,7 @@ def _a_distance(x: Floats, o: Floats, folds: int, random: np.random.RandomState)
     # One scale for all dimensions, so that C means the same everywhere and dead units are not blown up.
     both = both / (both.std() or 1.0)
     if both.shape[1] > len(both):  # turned into the samples' own span: the same classifier in fewer numbers
-        both = np.linalg.qr(both.T, mode="r").T
+        both = np.linalg.qr(both.T).R.T
     splitter = StratifiedKFold(min(folds, len(x), len(o)), shuffle=True, random_state=random)
     found = []
     for fitted, tested in splitter.split(both, side):
@@ -157,14 +163,18 @@ def _mmd2(x: Floats, o: Floats, sigma: float) -> float:
     return within - 2 * kernel(cdist(x, o, "sqeuclidean"))
 
 
-def _of_means(x: Floats, o: Floats, spread: float) -> tuple[float, float, float, float, float]:
-    """mean_distance, chance, fisher, variance and variance_others."""
+def _of_means(x: Floats, o: Floats, spread: float) -> dict[str, float]:
     difference = x.mean(axis=0) - o.mean(axis=0)
     length = float(np.linalg.norm(difference))
     along = difference / length if length else np.full_like(difference, len(difference) ** -0.5)
     variance, others = (float(np.var(side @ along, ddof=1)) for side in (x, o))
-    chance = float(np.sqrt(1 / len(x) + 1 / len(o)))
-    return _ratio(length, spread), chance, _ratio(length**2, variance + others), variance, others
+    return {
+        "mean_distance": _ratio(length, spread),
+        "chance": float(np.sqrt(1 / len(x) + 1 / len(o))),
+        "fisher": _ratio(length**2, variance + others),
+        "variance": variance,
+        "variance_others": others,
+    }
 
 
 def _ratio(a: float, b: float) -> float:
