@@ -36,7 +36,7 @@ from feddbe.errors import BadInput
 from feddbe.representations import Points
 from feddbe.seeds import stream
 
-__all__ = ["Discrepancy", "discrepancy"]
+__all__ = ["Discrepancy", "discrepancy", "mean_distances"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -109,6 +109,22 @@ def discrepancy(points: Points, *, seed: int = 0, folds: int = 5, most: int = 50
         left_out=tuple(int(client) for client in ids[~enough]),
         **{name: np.array([numbers[name] for numbers in found]) for name in found[0]},
     )
+
+
+def mean_distances(points: Points) -> dict[int, float]:
+    """`mean_distance` of each client alone, which costs next to nothing; none if there is one client only, or
+    as many as samples."""
+    ids = np.unique(points.client)
+    if len(ids) < 2 or len(ids) == len(points.x):
+        return {}
+    x = points.x.astype(np.float64)
+    x -= x.mean(axis=0)
+    spread, found = _spread(x, points.client), {}
+    for client in ids:
+        mine = points.client == client
+        difference = x[mine].mean(axis=0) - x[~mine].mean(axis=0)
+        found[int(client)] = _ratio(float(np.linalg.norm(difference)), spread)
+    return found
 
 
 def _some(x: Floats, most: int, random: np.random.RandomState) -> Floats:

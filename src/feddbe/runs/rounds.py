@@ -23,6 +23,7 @@ from feddbe.methods import Upload
 from feddbe.results.document import score
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.messages import apart, constants, one_thread, sent
+from feddbe.runs.pooling import asks, chosen_rows, rows_of
 from feddbe.runs.schedule import who_evaluates
 from feddbe.runs.store import Store
 from feddbe.runs.watch import Watch
@@ -71,6 +72,8 @@ class Loop:
         self.trainers: set[str] = set(store.meta("trainers") or ())
         always = ("accuracy", "loss") if self.options.train_loss == "pass" else ("accuracy",)
         self.measures = parse(self.options.measure, always)
+        self.places = ("z_g",) if asks(self.measures) else ()
+        """What clients show of their models, for pooled measures."""
         self.missing: list[Missing] = []
         """Who did not answer in the last call."""
         self._look_again = 0.0
@@ -154,6 +157,8 @@ class Loop:
                 after=options.eval_after and work == "train" and client in working & evaluating,
                 train_pass=options.train_loss == "pass" and client in evaluating,
                 measures=self.measures,
+                places=self.places,
+                rows=chosen_rows(task, client) if self.places else None,
             )
             for client in sorted(evaluating | working)
         ]
@@ -213,6 +218,7 @@ class Loop:
         found = rows(entry, {reply.client: reply.measured for reply in replies})
         self.store.drop_rows(entry, MOMENTS)  # of a run that ended here once and now goes on
         self.store.write_rows(found)
+        self.store.write_rows(rows_of(entry, replies, self.measures) if self.places else ())
         self.store.set_meta("when", when)
         accuracy = {row.moment: row.value for row in found if (row.client, row.name) == (ALL, "accuracy")}
         if (score := accuracy.get("validation", accuracy.get(when))) is not None:
