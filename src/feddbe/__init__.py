@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feddbe.api import compare, draw, load, run
+    from feddbe.api import compare, draw, load, measure, run
     from feddbe.data.dataset import Dataset
     from feddbe.data.partition import partition
     from feddbe.data.split import Split, load_split
@@ -32,6 +32,7 @@ __all__ = [
     "draw",
     "load",
     "load_split",
+    "measure",
     "partition",
     "run",
 ]

@@ -16,15 +16,27 @@ from feddbe.models import ModelSource
 from feddbe.options import config, defaults
 from feddbe.options.config import Asked, Config
 from feddbe.paths import expand
+from feddbe.representations import readings
 from feddbe.results.document import RunDocument
-from feddbe.runs import folders, lock, provenance, rounds, schedule, summary
+from feddbe.runs import folders, lock, measuring, provenance, rounds, schedule, summary
 from feddbe.runs.experiment import Experiment, label_counts, load_data, resolve_all
+from feddbe.runs.measuring import Question
 from feddbe.runs.revisit import differences
 from feddbe.runs.rounds import Watch
 from feddbe.runs.store import Store
-from feddbe.show import pictures
+from feddbe.show import pictures, represented
 
-__all__ = ["carry_out", "compare", "draw", "draw_paper_splits", "load", "resolve", "run"]
+__all__ = [
+    "carry_out",
+    "compare",
+    "draw",
+    "draw_measured",
+    "draw_paper_splits",
+    "load",
+    "measure",
+    "resolve",
+    "run",
+]
 
 
 def run(
@@ -125,11 +137,47 @@ def draw(folder: str | Path, documents: Sequence[RunDocument]) -> list[Path]:
     labels = store.meta("labels")
     store.close()
     if labels is None:
-        return paths[:1]
+        return [paths[0], *represented.draw_rounds(Path(folder), documents)]
     about = documents[0]["config"]
     title = f"{about['data']}, {about['partition'] or 'split from a file'}, {about['clients']} clients"
     pictures.bubbles(paths[1], np.array(labels), title)
-    return paths
+    return [*paths, *represented.draw_rounds(Path(folder), documents)]
+
+
+def measure(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    what: str = "mdl",
+    round: str = "best",
+    moment: str = "before,after",
+    at: str = "z_g",
+    n: int | None = 1000,
+    quick: bool = False,
+    per_client: bool = False,
+    data: Dataset | None = None,
+    model: ModelSource | None = None,
+    watch: Watch | None = None,
+) -> list[RunDocument]:
+    """Measure the representations in runs or comparisons that exist, and return their documents.
+
+    Nothing is run again but what clients did in that one round. What is in a run's file already is not taken
+    twice. `data` and `model`: those of the runs, if they were given as Python objects.
+    """
+    question = Question(tuple(readings.parse(what)), round, _names(moment), _names(at), n, quick, per_client)
+    names = [runs] if isinstance(runs, str | Path) else runs
+    found = list(dict.fromkeys(folder for name in names for folder in folders.find_all(str(name))))
+    for folder in found:
+        measuring.answer(folder, question, dataset=data, model=model, watch=watch)
+    return [load(folder, hashes=False) for folder in found]
+
+
+def draw_measured(folder: str | Path, documents: Sequence[RunDocument]) -> list[Path]:
+    """What was measured of representations as pictures in `folder`."""
+    return represented.draw(Path(folder), documents, measuring.layout)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def draw_paper_splits(folder: Path, data_dir: Path | None = None) -> Iterator[tuple[str, Path | None]]:

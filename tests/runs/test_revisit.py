@@ -83,7 +83,7 @@ def test_before_is_what_was_evaluated_and_after_what_the_next_round_does(name: s
     assert accuracies(replies, "after") == stored(tmp_path, 2, "after")
 
 
-STEPS = {"lr": 1.0, "join": 0.67, "rounds": 6}
+STEPS: dict[str, Any] = {"lr": 1.0, "join": 0.67, "rounds": 6}
 """Rates so high that the last round is not the best one."""
 
 

@@ -75,7 +75,7 @@ def show(run: str, when: str, as_json: bool) -> int:
     from feddbe import api
     from feddbe.results.document import at
     from feddbe.runs import folders
-    from feddbe.show import chart, tables
+    from feddbe.show import chart, represented, tables
 
     if when not in (moments := ("published", "before", "adapted", "after")):
         raise unknown("moment", when, moments)
@@ -86,6 +86,9 @@ def show(run: str, when: str, as_json: bool) -> int:
         show_json(documents[0] if len(documents) == 1 else {"runs": documents})
     else:
         show_tables(tables.results_table(documents), *(chart.curve(document) for document in documents))
+        for table in represented.measured_tables(documents):
+            print()
+            show_tables(table)
     return 0
 
 

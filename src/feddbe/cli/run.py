@@ -77,11 +77,11 @@ def _carry_out(asked: Asked, given: list[str], *, single: bool) -> int:
         show_json(documents[0] if single else {"runs": documents})
     else:
         show(tables.results_table(documents))
-    curves, *distribution = api.draw(folder, documents)
+    paths = api.draw(folder, documents)
     if not asked.config.json:
-        print(f"\ncurves  {curves}")
-        for path in distribution:
-            print(f"data    {path}")
+        print()
+        for path in paths:
+            print(f"{path.stem:<7} {path}")
         print(f"run     {folder}")
         if documents[0]["config"]["model"].startswith("fasttext") and not fasttext.available():
             print("\nfastText trains several times faster with numba: pip install 'feddbe[text]'")

@@ -17,10 +17,11 @@ from feddbe.runs.best import BEST
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.messages import one_thread, sent
 from feddbe.runs.store import Store
+from feddbe.runs.watch import Watch
 from feddbe.state import State, decode
 from feddbe.training.task import Context
 
-__all__ = ["MOMENTS", "Entry", "differences", "reopened", "stored_options"]
+__all__ = ["MOMENTS", "Entry", "differences", "entry_of", "reopened", "stored_options"]
 
 MOMENTS = ("before", "adapted", "after")
 """When a client's model can be looked at: as received, adapted to the client, after local training."""
@@ -62,19 +63,24 @@ def reopened(store: Store, *, dataset: Dataset | None = None, model: ModelSource
     return found
 
 
+def entry_of(store: Store, which: str) -> int:
+    """The number of the `best` or the `last` entry."""
+    if which not in ("best", "last"):
+        raise unknown("round", which, ("best", "last"))
+    if store.last_round() < 0:
+        raise BadInput(f"'{store.folder}' has no finished round yet: there is nothing to look at")
+    if (found := store.round_of(which)) is None:
+        raise BadInput(f"'{store.folder}' has no evaluated round yet; look at the last, --round last")
+    return found
+
+
 class Entry:
     """The `best` or the `last` entry of a run, with the states that it was evaluated with. It is what engines
     read the clients' states from; what they stage is discarded."""
 
     def __init__(self, store: Store, experiment: Experiment, which: str) -> None:
-        if which not in ("best", "last"):
-            raise unknown("round", which, ("best", "last"))
-        if store.last_round() < 0:
-            raise BadInput(f"'{store.folder}' has no finished round yet: there is nothing to look at")
-        found = store.round_of(which)
-        if found is None:
-            raise BadInput(f"'{store.folder}' has no evaluated round yet; look at the last, --round last")
-        self.store, self.experiment, self.which, self.round = store, experiment, which, found
+        self.store, self.experiment, self.which = store, experiment, which
+        self.round = entry_of(store, which)
 
     def read(self, client: int) -> bytes | None:
         return self._state("private", client)
@@ -88,16 +94,18 @@ class Entry:
         assert found is not None, "a method asks for uploads that there are"
         return decode(found)
 
-    def ask(self, jobs: Sequence[Job], engine: Engine) -> list[Reply]:
+    def ask(self, jobs: Sequence[Job], engine: Engine, watch: Watch | None = None) -> list[Reply]:
         """Do these jobs with the messages of the round after this entry; the replies in client order."""
         method = self.experiment.method
         ctx = Context(self.experiment.task, self.round + 1, self.upload if method.keeps_uploads else None)
-        replies = []
+        replies: list[Reply] = []
         with one_thread():
             for answer in engine.run(jobs, sent(method, ctx, self.store.server(self.which)), self):
                 if isinstance(answer, Missing):
                     raise FeddbeError(f"client {answer.client} did not answer ({answer.reason})")
                 replies.append(answer)
+                if watch:
+                    watch.client(len(replies), len(jobs))
         return sorted(replies, key=lambda reply: reply.client)
 
     def jobs(
