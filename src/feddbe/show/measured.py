@@ -12,6 +12,7 @@ import numpy as np
 from feddbe.errors import BadInput
 from feddbe.representations.discrepancy import Discrepancy
 from feddbe.show.canvas import COLOURS, GREY, MARKERS, STYLES, legend_below, tidy, write
+from feddbe.show.cells import folded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +67,7 @@ def _mdl_figure(
         raise BadInput("nothing to draw: no MDL was given")
     figure = Figure(figsize=(7.2, 4.0), layout="constrained")
     axes = figure.add_subplot()
-    width = 0.8 / len(series)
+    width = min(0.8 / len(series), 0.3)
     for index, (name, values) in enumerate(series.items()):
         at = [places.index(place) + (index - (len(series) - 1) / 2) * width for place in values]
         means, spreads = np.array(list(values.values())).T
@@ -114,7 +115,7 @@ def _discrepancies_figure(found: Mapping[str, Discrepancy], title: str) -> Figur
         axes.axvline(0, color=GREY, linewidth=1.1)
         tidy(axes)
         axes.tick_params(axis="y", length=0)
-    names = [textwrap.fill(name, 26) for name in reversed(list(found))]
+    names = [folded(name, 26) for name in reversed(list(found))]
     panels[0].set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
     panels[0].set_ylim(-0.55, len(names) - 0.45)
     words = (
