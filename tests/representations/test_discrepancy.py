@@ -141,10 +141,11 @@ def test_the_same_seed_gives_the_same_numbers_and_another_other_ones() -> None:
 
 
 def test_representations_that_do_not_vary() -> None:
-    same = discrepancy(points(np.ones((8, 3)), [0] * 8, [0, 1] * 4))
+    """Nor if their means are rounded: a third of 0.1 + 0.1 + 0.1 is not 0.1."""
+    same = discrepancy(points(np.full((9, 3), 0.1), [0] * 9, [0, 1, 1] * 3))
     assert [getattr(same, name).tolist() for name in Discrepancy.MEASURES] == [[0, 0]] * 4
-    apart = discrepancy(points([[0.0], [0.0], [1.0], [1.0]], [0] * 4, [0, 0, 1, 1]))
-    assert apart.mean_distance.tolist() == [math.inf] * 2
+    apart = discrepancy(points([[0.1]] * 3 + [[0.7]] * 3, [0] * 6, [0, 0, 0, 1, 1, 1]))
+    assert apart.mean_distance.tolist() == apart.fisher.tolist() == [math.inf] * 2
     assert apart.a_distance.tolist() == [2, 2]
 
 
