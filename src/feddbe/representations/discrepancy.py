@@ -18,7 +18,9 @@ For client i, with x of its own and o of all others:
   variance within clients, summed over dimensions. Without any difference between the distributions it is
   about `chance` = sqrt(1/n_i + 1/n_o), because means of samples differ.
 - `fisher`: (mean x - mean o)^2 / (var x + var o) on the line through both means. `variance` and
-  `variance_others`, var x and var o there, are what the paper's proof takes to be equal.
+  `variance_others`, var x and var o there, are what the paper's proof takes to be equal. Without any
+  difference it is about `fisher_chance` = (spread chance)^2 / (var x + var o), which is much where there are
+  more dimensions than samples.
 
 None of them changes when one vector is added to all samples. So with the same client's PRBM on both sides the
 discrepancy at z is that at z_g, the paper's corollary; with every client's own one it is another.
@@ -69,6 +71,13 @@ class Discrepancy:
     left_out: tuple[int, ...]
     """Clients with a single sample (or all but one): among the others, but with no numbers of their own."""
 
+    @property
+    def fisher_chance(self) -> Floats:
+        """What `fisher` would be about if there were no difference."""
+        both = self.variance + self.variance_others
+        level = (self.spread * self.chance) ** 2
+        return np.divide(level, both, where=both > 0, out=np.zeros_like(both))
+
     def overall(self) -> dict[str, float]:
         """The plain mean over clients of each measure."""
         return {name: float(getattr(self, name).mean()) for name in self.MEASURES}
@@ -109,8 +118,9 @@ def discrepancy(points: Points, *, seed: int = 0, folds: int = 5, most: int = 50
         for client, means in compress(zip(ids, of_means, strict=True), enough):
             random = stream(seed, "discrepancy", client=int(client))
             mine = points.client == client
-            few, others = (some(np.flatnonzero(side), most, random) for side in (mine, ~mine))
-            told, std = _a_distance(few, others, folds, random)
+            sides = (some(np.flatnonzero(side), most, random) for side in (mine, ~mine))
+            few, others = _in_their_span(*sides)
+            told, std = _a_distance(few, others, points.x.shape[1], folds, random)
             found.append(
                 {"a_distance": told, "a_distance_std": std, "mmd2": _mmd2(few, others, sigma), **means}
             )
@@ -133,17 +143,25 @@ def _bandwidth(x: Floats) -> float:
     return float(np.median(apart)) if len(apart) else 1.0
 
 
-def _a_distance(x: Floats, o: Floats, folds: int, random: np.random.RandomState) -> tuple[float, float]:
-    """Its mean and standard deviation over folds."""
+def _in_their_span(x: Floats, o: Floats) -> tuple[Floats, Floats]:
+    """Turned so that no more dimensions are left than there are samples: all distances stay as they are, and
+    with them what MMD and a linear classifier come to."""
+    both = np.concatenate([x, o])
+    both = np.linalg.qr(both.T).R.T if both.shape[1] > len(both) else both
+    return both[: len(x)], both[len(x) :]
+
+
+def _a_distance(
+    x: Floats, o: Floats, width: int, folds: int, random: np.random.RandomState
+) -> tuple[float, float]:
+    """Its mean and standard deviation over folds; `width`: dimensions that the representations have."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold
 
     both, side = np.concatenate([x, o]), np.repeat([0, 1], [len(x), len(o)])
     both = both - both.mean(axis=0)
     # One scale for all dimensions, so that C means the same everywhere and dead units are not blown up.
-    both = both / (both.std() or 1.0)
-    if both.shape[1] > len(both):  # turned into the samples' own span: the same classifier in fewer numbers
-        both = np.linalg.qr(both.T).R.T
+    both = both / (np.sqrt((both**2).sum() / (len(both) * width)) or 1.0)
     splitter = StratifiedKFold(min(folds, len(x), len(o)), shuffle=True, random_state=random)
     found = []
     for fitted, tested in splitter.split(both, side):

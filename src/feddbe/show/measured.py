@@ -121,7 +121,7 @@ def _discrepancies_figure(found: Mapping[str, Discrepancy], title: str) -> Figur
     words = (
         "A dot is a client against all others (in a row clients from below in their order), "
         "the bar their mean. Thin lines: standard deviation over folds. "
-        "Grey bars: what means of samples differ by without any difference."
+        "Small grey bars: what it would be without any difference, because means of samples differ."
     )
     figure.supxlabel(textwrap.fill(words, 130), fontsize=8)
     _titled(figure, title, 10.0)
@@ -142,8 +142,8 @@ def _row(axes: Axes, row: int, measure: str, found: Discrepancy) -> None:
             elinewidth=0.5,
             alpha=0.5,
         )
-    if measure == "mean_distance":
-        axes.scatter(found.chance, height, marker="|", s=14, color=GREY, linewidth=1)
+    if measure in (chance := {"mean_distance": found.chance, "fisher": found.fisher_chance}):
+        axes.scatter(chance[measure], height, marker="|", s=14, color=GREY, linewidth=1)
     axes.scatter(values[there], height[there], s=14, color=COLOURS[0], alpha=0.8, linewidth=0, zorder=3)
     if there.any():
         mean = values[there].mean()
