@@ -13,7 +13,7 @@ from sklearn.model_selection import StratifiedKFold
 
 from feddbe.errors import BadInput
 from feddbe.representations import Points, points
-from feddbe.representations.discrepancy import Discrepancy, _a_distance, discrepancy
+from feddbe.representations.discrepancy import Discrepancy, _a_distance, _in_their_span, discrepancy
 from feddbe.seeds import stream
 
 ARRAYS = ("a_distance", "a_distance_std", *Discrepancy.MEASURES[1:], "variance", "variance_others")
@@ -79,6 +79,10 @@ def test_nothing_where_nothing_differs() -> None:
     assert np.abs(found.mmd2).max() < 0.005
     assert (found.mean_distance / found.chance).mean() == pytest.approx(1, abs=0.3)
     assert found.fisher.max() < 0.05
+    wide = discrepancy(gaussians(np.zeros((4, 500)), 50))
+    assert wide.fisher.min() > 1, "so many dimensions that samples always differ"
+    assert wide.fisher == pytest.approx(wide.fisher_chance, rel=0.2)
+    assert np.abs(wide.mmd2).max() < 0.005
 
 
 def test_apart_without_error() -> None:
@@ -118,7 +122,7 @@ def test_more_dimensions_than_samples() -> None:
         found.append(4 * model.score(both[tested], side[tested]) - 2)  # folds of 5 + 5: balanced as they are
     expected = float(np.mean(found)), float(np.std(found))
     assert 0.3 < expected[0] < 1.9
-    assert _a_distance(x, o, 5, stream(7, "any")) == pytest.approx(expected)
+    assert _a_distance(*_in_their_span(x, o), 400, 5, stream(7, "any")) == pytest.approx(expected)
 
 
 def test_small_clients_and_bounds() -> None:
@@ -141,10 +145,11 @@ def test_the_same_seed_gives_the_same_numbers_and_another_other_ones() -> None:
 
 
 def test_representations_that_do_not_vary() -> None:
-    same = discrepancy(points(np.ones((8, 3)), [0] * 8, [0, 1] * 4))
+    """Nor if their means are rounded: a third of 0.1 + 0.1 + 0.1 is not 0.1."""
+    same = discrepancy(points(np.full((9, 3), 0.1), [0] * 9, [0, 1, 1] * 3))
     assert [getattr(same, name).tolist() for name in Discrepancy.MEASURES] == [[0, 0]] * 4
-    apart = discrepancy(points([[0.0], [0.0], [1.0], [1.0]], [0] * 4, [0, 0, 1, 1]))
-    assert apart.mean_distance.tolist() == [math.inf] * 2
+    apart = discrepancy(points([[0.1]] * 3 + [[0.7]] * 3, [0] * 6, [0, 0, 0, 1, 1, 1]))
+    assert apart.mean_distance.tolist() == apart.fisher.tolist() == [math.inf] * 2
     assert apart.a_distance.tolist() == [2, 2]
 
 

@@ -45,6 +45,7 @@ def measure(
     """Measure the representations in runs: layer by layer, before and after local training."""
     from feddbe import api
     from feddbe.cli.progress import Bars
+    from feddbe.representations import readings
     from feddbe.runs import folders
     from feddbe.show import represented
 
@@ -62,7 +63,7 @@ def measure(
     if as_json:
         show_json({"runs": documents, "pictures": [str(path) for path in paths]})
         return 0
-    for table in represented.measured_tables(documents):
+    for table in represented.measured_tables(documents, readings.parse(what)):
         show(table)
         print()
     for path in paths:

@@ -18,7 +18,9 @@ For client i, with x of its own and o of all others:
   variance within clients, summed over dimensions. Without any difference between the distributions it is
   about `chance` = sqrt(1/n_i + 1/n_o), because means of samples differ.
 - `fisher`: (mean x - mean o)^2 / (var x + var o) on the line through both means. `variance` and
-  `variance_others`, var x and var o there, are what the paper's proof takes to be equal.
+  `variance_others`, var x and var o there, are what the paper's proof takes to be equal. Without any
+  difference it is about `fisher_chance` = (spread chance)^2 / (var x + var o), which is much where there are
+  more dimensions than samples.
 
 None of them changes when one vector is added to all samples. So with the same client's PRBM on both sides the
 discrepancy at z is that at z_g, the paper's corollary; with every client's own one it is another.
@@ -26,7 +28,9 @@ discrepancy at z is that at z_g, the paper's corollary; with every client's own 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import compress
 from typing import ClassVar
 
 import numpy as np
@@ -39,6 +43,7 @@ from feddbe.seeds import stream
 __all__ = ["Discrepancy", "discrepancy", "mean_distances"]
 
 Floats = npt.NDArray[np.float64]
+Numbers = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,13 @@ class Discrepancy:
     left_out: tuple[int, ...]
     """Clients with a single sample (or all but one): among the others, but with no numbers of their own."""
 
+    @property
+    def fisher_chance(self) -> Floats:
+        """What `fisher` would be about if there were no difference."""
+        both = self.variance + self.variance_others
+        level = (self.spread * self.chance) ** 2
+        return np.divide(level, both, where=both > 0, out=np.zeros_like(both))
+
     def overall(self) -> dict[str, float]:
         """The plain mean over clients of each measure."""
         return {name: float(getattr(self, name).mean()) for name in self.MEASURES}
@@ -88,21 +100,32 @@ def discrepancy(points: Points, *, seed: int = 0, folds: int = 5, most: int = 50
     if not enough.any():
         sizes = ", ".join(map(str, np.unique(counts)))
         raise BadInput(f"discrepancy of {len(ids)} clients of {sizes} samples: it takes two on either side")
-    x = points.x.astype(np.float64)
-    x -= x.mean(axis=0)  # so that no digits are lost to a common vector
-    spread, kept = _spread(x, points.client), ids[enough]
-    found: list[dict[str, float]] = []
+    centre = points.x.mean(axis=0, dtype=np.float64)
+
+    def rows(which: npt.NDArray[np.int64]) -> Floats:
+        """Samples without what is common to all, which would cost digits; few at a time, for memory."""
+        found: Floats = points.x[which] - centre
+        return found
+
+    def some(of: npt.NDArray[np.int64], n: int, random: np.random.RandomState) -> Floats:
+        """At most n of these; which ones depends on how many there are, not on what is in them."""
+        return rows(of[np.sort(random.permutation(len(of))[:n])])
+
     with threadpool_limits(1):  # the last bits of sums depend on the number of threads
-        sigma = _bandwidth(x, seed, most)
-        for client in kept:
-            mine = points.client == client
+        spread, of_means = _of_means(points, rows)
+        sigma = _bandwidth(some(np.arange(len(points.x)), 2 * most, stream(seed, "bandwidth")))
+        found: list[Numbers] = []
+        for client, means in compress(zip(ids, of_means, strict=True), enough):
             random = stream(seed, "discrepancy", client=int(client))
-            few, others = (_some(side, most, random) for side in (x[mine], x[~mine]))
-            told, std = _a_distance(few, others, folds, random)
-            numbers = {"a_distance": told, "a_distance_std": std, "mmd2": _mmd2(few, others, sigma)}
-            found.append(numbers | _of_means(x[mine], x[~mine], spread))
+            mine = points.client == client
+            sides = (some(np.flatnonzero(side), most, random) for side in (mine, ~mine))
+            few, others = _in_their_span(*sides)
+            told, std = _a_distance(few, others, points.x.shape[1], folds, random)
+            found.append(
+                {"a_distance": told, "a_distance_std": std, "mmd2": _mmd2(few, others, sigma), **means}
+            )
     return Discrepancy(
-        client=kept,
+        client=ids[enough],
         samples=counts[enough],
         bandwidth=sigma,
         spread=spread,
@@ -112,53 +135,45 @@ def discrepancy(points: Points, *, seed: int = 0, folds: int = 5, most: int = 50
 
 
 def mean_distances(points: Points) -> dict[int, float]:
-    """`mean_distance` of each client alone, which costs next to nothing; none if there is one client only, or
-    as many as samples."""
-    ids = np.unique(points.client)
-    if len(ids) < 2 or len(ids) == len(points.x):
+    """`mean_distance` of each client alone, which costs next to nothing; none if there is one client only."""
+    from threadpoolctl import threadpool_limits
+
+    ids, centre = np.unique(points.client), points.x.mean(axis=0, dtype=np.float64)
+    if len(ids) < 2:
         return {}
-    x = points.x.astype(np.float64)
-    x -= x.mean(axis=0)
-    spread, found = _spread(x, points.client), {}
-    for client in ids:
-        mine = points.client == client
-        difference = x[mine].mean(axis=0) - x[~mine].mean(axis=0)
-        found[int(client)] = _ratio(float(np.linalg.norm(difference)), spread)
-    return found
+    with threadpool_limits(1):
+        _, found = _of_means(points, lambda which: points.x[which] - centre)
+    return {int(client): numbers["mean_distance"] for client, numbers in zip(ids, found, strict=True)}
 
 
-def _some(x: Floats, most: int, random: np.random.RandomState) -> Floats:
-    """At most so many rows; which ones depends on how many there are, not on what is in them."""
-    return x[np.sort(random.permutation(len(x))[:most])]
-
-
-def _spread(x: Floats, client: npt.NDArray[np.int64]) -> float:
-    """Root of the pooled variance within clients, summed over dimensions."""
-    ids = np.unique(client)
-    within = sum(float(((x[client == i] - x[client == i].mean(axis=0)) ** 2).sum()) for i in ids)
-    return float(np.sqrt(within / (len(x) - len(ids))))
-
-
-def _bandwidth(x: Floats, seed: int, most: int) -> float:
+def _bandwidth(x: Floats) -> float:
     """The median distance of two samples; of those that differ, if most are the same."""
     from scipy.spatial.distance import pdist
 
-    apart = pdist(_some(x, 2 * most, stream(seed, "bandwidth")))
+    apart = pdist(x)
     apart = apart if np.median(apart) > 0 else apart[apart > 0]
     return float(np.median(apart)) if len(apart) else 1.0
 
 
-def _a_distance(x: Floats, o: Floats, folds: int, random: np.random.RandomState) -> tuple[float, float]:
-    """Its mean and standard deviation over folds."""
+def _in_their_span(x: Floats, o: Floats) -> tuple[Floats, Floats]:
+    """Turned so that no more dimensions are left than there are samples: all distances stay as they are, and
+    with them what MMD and a linear classifier come to."""
+    both = np.concatenate([x, o])
+    both = np.linalg.qr(both.T).R.T if both.shape[1] > len(both) else both
+    return both[: len(x)], both[len(x) :]
+
+
+def _a_distance(
+    x: Floats, o: Floats, width: int, folds: int, random: np.random.RandomState
+) -> tuple[float, float]:
+    """Its mean and standard deviation over folds; `width`: dimensions that the representations have."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold
 
     both, side = np.concatenate([x, o]), np.repeat([0, 1], [len(x), len(o)])
     both = both - both.mean(axis=0)
     # One scale for all dimensions, so that C means the same everywhere and dead units are not blown up.
-    both = both / (both.std() or 1.0)
-    if both.shape[1] > len(both):  # turned into the samples' own span: the same classifier in fewer numbers
-        both = np.linalg.qr(both.T).R.T
+    both = both / (np.sqrt((both**2).sum() / (len(both) * width)) or 1.0)
     splitter = StratifiedKFold(min(folds, len(x), len(o)), shuffle=True, random_state=random)
     found = []
     for fitted, tested in splitter.split(both, side):
@@ -179,20 +194,35 @@ def _mmd2(x: Floats, o: Floats, sigma: float) -> float:
     return within - 2 * kernel(cdist(x, o, "sqeuclidean"))
 
 
-def _of_means(x: Floats, o: Floats, spread: float) -> dict[str, float]:
-    difference = x.mean(axis=0) - o.mean(axis=0)
-    length = float(np.linalg.norm(difference))
-    along = difference / length if length else np.full_like(difference, len(difference) ** -0.5)
-    variance, others = (float(np.var(side @ along, ddof=1)) for side in (x, o))
-    return {
-        "mean_distance": _ratio(length, spread),
-        "chance": float(np.sqrt(1 / len(x) + 1 / len(o))),
-        "fisher": _ratio(length**2, variance + others),
-        "variance": variance,
-        "variance_others": others,
-    }
+def _of_means(points: Points, rows: Callable[[npt.NDArray[np.int64]], Floats]) -> tuple[float, list[Numbers]]:
+    """The spread, and each client's numbers that come from means and variances, of all samples."""
+    ids, whose, counts = np.unique(points.client, return_inverse=True, return_counts=True)
+    blocks, n = [np.flatnonzero(whose == i) for i in range(len(ids))], len(whose)
+    means = np.stack([rows(block).mean(axis=0) for block in blocks])
+    others = (counts @ means - counts[:, None] * means) / (n - counts)[:, None]
+    within = sum(float(((rows(block) - mean) ** 2).sum()) for block, mean in zip(blocks, means, strict=True))
+    lengths = np.linalg.norm(means - others, axis=1)
+    along = np.divide(means - others, lengths[:, None], where=lengths[:, None] > 0, out=np.zeros_like(means))
+    places = np.empty((n, len(ids)))  # of each sample on each client's line
+    for block in blocks:
+        places[block] = rows(block) @ along.T
+    least = 1e-12 * float(np.abs(points.x).max())  # below, it is the rounding of a mean
+    spread, found = float(np.sqrt(within / max(1, n - len(ids)))), []
+    for i, length in enumerate(np.where(lengths > least, lengths, 0.0)):
+        sides = places[whose == i, i], places[whose != i, i]
+        var, var_others = (float(side.var(ddof=min(1, len(side) - 1))) for side in sides)
+        found.append(
+            {
+                "mean_distance": _ratio(length, spread, least),
+                "chance": float(np.sqrt(1 / counts[i] + 1 / (n - counts[i]))),
+                "fisher": _ratio(length**2, var + var_others, least**2),
+                "variance": var,
+                "variance_others": var_others,
+            }
+        )
+    return spread, found
 
 
-def _ratio(a: float, b: float) -> float:
+def _ratio(a: float, b: float, least: float) -> float:
     """a / b, where nothing over nothing is nothing: representations that are all the same do not differ."""
-    return a / b if b else (np.inf if a else 0.0)
+    return float(a / b) if b > least else (np.inf if a else 0.0)

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Name", "caption", "in_bytes", "in_seconds", "percent", "plain_table"]
+__all__ = ["Name", "caption", "folded", "in_bytes", "in_seconds", "percent", "plain_table"]
 
 
 @dataclass(frozen=True)
@@ -21,20 +21,26 @@ class Name:
     text: str
     style: str = ""
 
-    def _pieces(self) -> list[str]:
-        return re.findall(r"[+(]?[^-+(,_/: ]*[-,_/: ]?", self.text)
-
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        longest = max(map(len, self._pieces()))
+        longest = max(map(len, _pieces(self.text)))
         return Measurement(min(longest, 12), max(1, len(self.text))).with_maximum(options.max_width)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = [""]
-        for piece in self._pieces():
-            if len(lines[-1]) + len(piece.rstrip()) > options.max_width:
-                lines.append("")
-            lines[-1] += piece
-        yield Text("\n".join(line.rstrip() for line in lines if line), style=self.style, overflow="fold")
+        yield Text(folded(self.text, options.max_width), style=self.style, overflow="fold")
+
+
+def folded(text: str, width: int) -> str:
+    """In lines of at most so many letters where there is a place to break."""
+    lines = [""]
+    for piece in _pieces(text):
+        if len(lines[-1]) + len(piece.rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines if line)
+
+
+def _pieces(text: str) -> list[str]:
+    return re.findall(r"[+(]?[^-+(,_/: ]*[-,_/: ]?", text)
 
 
 def plain_table(gap: int) -> Table:

@@ -13,6 +13,7 @@ import numpy as np
 from feddbe.errors import BadInput
 from feddbe.representations import Points
 from feddbe.show.canvas import write
+from feddbe.show.cells import folded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,7 +59,7 @@ def _figure(panels: Mapping[str, Points], title: str) -> Figure:
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     colours = _colours(labels)
     for axes, (name, found) in zip(grid, panels.items(), strict=False):
-        _panel(axes, name, found, clients, colours)
+        _panel(axes, folded(name, int(11 * side)), found, clients, colours)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     _label_key(figure, grid, labels, colours)
@@ -98,7 +99,7 @@ def _panel(
             mine.x[:, 0], mine.x[:, 1], s=big, marker=marker, facecolors=faces, edgecolors=shown,
             linewidths=0.5, alpha=0.85,
         )  # fmt: skip
-    axes.set_title(textwrap.fill(name, 46), fontsize=9, parse_math=False)
+    axes.set_title(name, fontsize=9, parse_math=False)
     axes.set_xticks([])  # only nearness means something in t-SNE: its axes have no unit
     axes.set_yticks([])
     axes.set_aspect("equal", adjustable="datalim")

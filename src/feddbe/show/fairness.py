@@ -14,6 +14,7 @@ from feddbe.errors import BadInput
 from feddbe.results.document import moment
 from feddbe.results.fairness import BASELINES, Fairness
 from feddbe.show.canvas import COLOURS, GREY, MARKERS, STYLES, legend_below, tidy, write
+from feddbe.show.cells import folded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,17 +63,17 @@ def _sorted(axes: Axes, runs: Sequence[Fairness]) -> None:
             label=f"{run['name']}, round {run['round']}: worst tenth {worst:.1f} %, "
             f"mean {100 * run['spread']['mean']:.1f} %",
         )  # fmt: skip
+        place = edges[tenth] * (index + 1) / (len(runs) + 1)  # side by side, where means are alike
         axes.plot(
-            [edges[tenth] / 2], [worst], marker=MARKERS[index % len(MARKERS)], color=colour, markersize=7.5,
+            [place], [worst], marker=MARKERS[index % len(MARKERS)], color=colour, markersize=7.5,
             markeredgecolor="white", clip_on=False, zorder=3,
         )  # fmt: skip
     widest = max(math.ceil(len(run["accuracy"]) / 10) / len(run["accuracy"]) for run in runs)
     axes.axvspan(0, 100 * widest, color=GREY, alpha=0.14, linewidth=0)
     when = " or ".join(dict.fromkeys(moment(run["when"]) for run in runs))
     axes.set(xlim=(0, 100), ylabel=f"test accuracy in %\n{when}")
-    axes.set_xlabel(
-        "clients from the worst to the best, in % of them (grey: the worst tenth, its mean marked)"
-    )
+    words = "clients from the worst to the best, in % of them (grey: the worst tenth, its mean marked)"
+    axes.set_xlabel(words, fontsize=9)
     axes.set_ylim(min(0, axes.get_ylim()[0]), 101)
 
 
@@ -91,10 +92,11 @@ def _differences(axes: Axes, runs: Sequence[Fairness], which: Sequence[int], bas
         said = f"{found['better']} better, {found['equal']} equal,\n{found['worse']} worse"
         axes.text(1.01, row, said, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
     axes.axvline(0, color=GREY, linewidth=1.1)
-    names = [textwrap.fill(runs[index]["name"], 24) for index in reversed(which)]
+    names = [folded(runs[index]["name"], 24) for index in reversed(which)]
     axes.set_yticks(range(len(which)), names, fontsize=8, parse_math=False)
     axes.tick_params(axis="y", length=0)
     axes.set(ylim=(-0.55, len(which) - 0.45))
-    against = next(runs[index]["paired"][baseline]["against"] for index in which)
-    words = f"accuracy less that with {against}, in points: a dot per client, the bar is their mean"
-    axes.set_xlabel(textwrap.fill(words, 84), parse_math=False)
+    others = {runs[index]["paired"][baseline]["against"] for index in which}
+    against = others.pop() if len(others) == 1 else baseline  # each with that of its own seed
+    words = f"accuracy less that with {against}, in points (dots: clients, bar: their mean)"
+    axes.set_xlabel(textwrap.fill(words, 76), fontsize=9, parse_math=False)

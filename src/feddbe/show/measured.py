@@ -12,6 +12,7 @@ import numpy as np
 from feddbe.errors import BadInput
 from feddbe.representations.discrepancy import Discrepancy
 from feddbe.show.canvas import COLOURS, GREY, MARKERS, STYLES, legend_below, tidy, write
+from feddbe.show.cells import folded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +67,7 @@ def _mdl_figure(
         raise BadInput("nothing to draw: no MDL was given")
     figure = Figure(figsize=(7.2, 4.0), layout="constrained")
     axes = figure.add_subplot()
-    width = 0.8 / len(series)
+    width = min(0.8 / len(series), 0.3)
     for index, (name, values) in enumerate(series.items()):
         at = [places.index(place) + (index - (len(series) - 1) / 2) * width for place in values]
         means, spreads = np.array(list(values.values())).T
@@ -114,13 +115,13 @@ def _discrepancies_figure(found: Mapping[str, Discrepancy], title: str) -> Figur
         axes.axvline(0, color=GREY, linewidth=1.1)
         tidy(axes)
         axes.tick_params(axis="y", length=0)
-    names = [textwrap.fill(name, 26) for name in reversed(list(found))]
+    names = [folded(name, 26) for name in reversed(list(found))]
     panels[0].set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
     panels[0].set_ylim(-0.55, len(names) - 0.45)
     words = (
         "A dot is a client against all others (in a row clients from below in their order), "
         "the bar their mean. Thin lines: standard deviation over folds. "
-        "Grey bars: what means of samples differ by without any difference."
+        "Small grey bars: what it would be without any difference, because means of samples differ."
     )
     figure.supxlabel(textwrap.fill(words, 130), fontsize=8)
     _titled(figure, title, 10.0)
@@ -141,8 +142,8 @@ def _row(axes: Axes, row: int, measure: str, found: Discrepancy) -> None:
             elinewidth=0.5,
             alpha=0.5,
         )
-    if measure == "mean_distance":
-        axes.scatter(found.chance, height, marker="|", s=14, color=GREY, linewidth=1)
+    if measure in (chance := {"mean_distance": found.chance, "fisher": found.fisher_chance}):
+        axes.scatter(chance[measure], height, marker="|", s=14, color=GREY, linewidth=1)
     axes.scatter(values[there], height[there], s=14, color=COLOURS[0], alpha=0.8, linewidth=0, zorder=3)
     if there.any():
         mean = values[there].mean()

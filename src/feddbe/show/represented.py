@@ -3,7 +3,7 @@ place and a column for each method and moment, and pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import RenderableType
@@ -34,9 +34,10 @@ _PER_ROUND = {
 }
 
 
-def measured_tables(documents: Sequence[RunDocument]) -> list[RenderableType]:
+def measured_tables(documents: Sequence[RunDocument], what: Container[str] = _WORDS) -> list[RenderableType]:
     """One for each kind of measure that has numbers; quick ones apart, and marked."""
-    return [_table(kind, found) for kind, found in _kinds(documents) if found[0][1]["what"] in _WORDS]
+    kinds = [(kind, found) for kind, found in _kinds(documents) if found[0][1]["what"] in _WORDS]
+    return [_table(kind, found) for kind, found in kinds if found[0][1]["what"] in what]
 
 
 def draw(folder: Path, documents: Sequence[RunDocument], layouts: Layouts) -> list[Path]:
