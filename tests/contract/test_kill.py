@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from feddbe import load
+from tests.federation import states
 
 COMMAND = [
     "run", "fedavg+dbe", "--clients", "6", "--partition", "iid", "--rounds", "6", "--epochs", "3",
@@ -50,7 +51,8 @@ def result(folder: Path) -> dict[str, Any]:
     """All that a run leaves, without the times."""
     document = load(folder)
     rounds = [{**entry, "seconds": 0.0} for entry in document["rounds"]]
-    return {"rounds": rounds, "server": document["server_sha256"], "clients": document["clients_sha256"]}
+    found = {"rounds": rounds, "server": document["server_sha256"], "clients": document["clients_sha256"]}
+    return found | {"states": states(folder)}
 
 
 @pytest.mark.parametrize("engine", ["serial", "pool(workers=2)"])

@@ -36,7 +36,7 @@ def new(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_files_of_the_folder_are_found() -> None:
-    assert measures.known().keys() == {"accuracy", "auc", "loss"}
+    assert measures.known().keys() == {"accuracy", "auc", "loss", "drift", "probe"}
     assert measures.asked(["accuracy", "auc", "loss"]) == {"logits", "y"}
 
 
@@ -44,7 +44,7 @@ def test_names() -> None:
     assert measures.parse("loss, auc") == ("accuracy", "loss", "auc")
     assert measures.parse("") == measures.parse("accuracy") == ("accuracy",)
     with pytest.raises(
-        BadInput, match=r"^unknown measure 'los'; did you mean 'loss'\? allowed: accuracy, auc, "
+        BadInput, match=r"^unknown measure 'los'; did you mean 'loss'\? allowed: accuracy, auc, drift, "
     ):
         measures.parse("accuracy,los")
 
