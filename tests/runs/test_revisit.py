@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import sqlite3
+from copy import deepcopy
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import feddbe
 from feddbe import engines
+from feddbe.engines import Serial
 from feddbe.engines.client import Reply
+from feddbe.errors import BadInput, StoreError
 from feddbe.methods import METHODS
 from feddbe.runs.experiment import Experiment
-from feddbe.runs.revisit import Entry
+from feddbe.runs.revisit import Entry, reopened
+from feddbe.runs.rounds import start
 from feddbe.runs.store import FILE, Store
 from feddbe.state import decode
-from tests.federation import COMBINATIONS, experiment, measured, outcome, same_bits
-
-MODELS = [name for name in METHODS if name != "majority"]
+from tests.federation import COMBINATIONS, experiment, measured, outcome, same_bits, samples
+from tests.oracles import fedavg as oracle
 
 
 def look(
@@ -115,3 +121,112 @@ def test_the_best_entry_has_the_states_that_it_was_evaluated_with(name: str, tmp
         after = stored(tmp_path / "whole", round, "after")
         found = accuracies(replies, "after")
         assert {client: found[client] for client in after} == after
+
+
+def test_workers_show_what_serial_shows(tmp_path: Path) -> None:
+    """Also large representations, which go as shared memory; and the rows that were asked for."""
+    e = experiment("fedavg+dbe", samples((600, 300, 200)), rounds=1)
+    outcome(e, tmp_path)
+    places = ("fc1.0", "fc1", "z_g", "z", "logits")
+    _, serial = look(e, tmp_path, "last", ("before", "after"), places)
+    _, pool = look(e, tmp_path, "last", ("before", "after"), places, "pool(workers=2)")
+    assert [same_bits(a.seen, b.seen) for a, b in zip(serial, pool, strict=True)] == [True] * 3
+    seen = serial[0].seen
+    assert seen.keys() == {"y", *(f"{moment}/{place}" for moment in ("before", "after") for place in places)}
+    assert seen["before/fc1.0"].shape == (len(e.task.split.test[0]), 64)
+    assert torch.equal(seen["before/fc1"], seen["before/z_g"])
+    assert not torch.equal(seen["before/z"], seen["before/z_g"])
+    store, engine = Store.open(tmp_path), Serial(e.task, e.method)
+    entry = Entry(store, e, "last")
+    (some,) = entry.ask(entry.jobs(["before"], ["z"], {0: [2, 5]}), engine)
+    assert torch.equal(some.seen["before/z"], seen["before/z"][[2, 5]])
+    assert torch.equal(some.seen["y"], seen["y"][[2, 5]])
+    store.close()
+
+
+def test_features_are_those_of_a_plain_loop(tmp_path: Path) -> None:
+    """FedAvg+DBE: one client's f after local training, and its p_i, by torch's own SGD."""
+    e = experiment("fedavg+dbe(kappa=3,mu=0.5)", rounds=2)
+    ran = outcome(e, tmp_path)
+    _, replies = look(e, tmp_path, "last", ("after",), ("fc1.1", "z_g", "z", "logits"))
+    client, data = 1, e.task.dataset
+    p = ran.clients[client]["prbm"].clone()
+    x, y = data.inputs(data.x), data.y
+    module = oracle.local_dbe(
+        deepcopy(e.task.model.module), {n: ran.server[n] for n in e.task.model.parameters}, x, y,
+        e.task.split.train[client], p, ran.server["mean"], kappa=3, mu=0.5, lr=0.1, round=3, client=client,
+    )  # fmt: skip
+    test = torch.from_numpy(e.task.split.test[client])
+    with torch.no_grad():
+        flat, linear, relu, last = (
+            layer for layer in module.modules() if not isinstance(layer, nn.Sequential)
+        )
+        hidden = linear(flat(x[test]))
+        z_g = relu(hidden)
+        wanted = {"fc1.1": hidden, "z_g": z_g, "z": z_g + p, "logits": last(z_g + p)}
+    for place, tensor in wanted.items():
+        assert torch.allclose(replies[client].seen[f"after/{place}"], tensor, atol=1e-5), place
+    assert (p - ran.clients[client]["prbm"]).abs().max() > 1e-3, "it was trained"
+
+
+# Runs that cannot be looked at
+
+
+def on(folder: Path, **options: Any) -> Store:
+    feddbe.run("ditto", out=str(folder), partition="iid", clients=3, model="mlp", engine="serial", **options)
+    return Store.open(folder)
+
+
+def test_a_run_that_did_not_keep_the_best_states_says_so(tmp_path: Path) -> None:
+    e = experiment("ditto", **STEPS)
+    outcome(e, tmp_path)
+    db = sqlite3.connect(tmp_path / FILE)
+    db.execute("DELETE FROM states WHERE kind LIKE 'best %'")
+    db.execute("DELETE FROM meta WHERE key = 'keeps_best'")
+    db.commit()
+    db.close()
+    with pytest.raises(StoreError, match=r"did not keep the clients' states of the best round; .*last$"):
+        look(e, tmp_path, "best", ("before",), ("z",))
+    assert look(e, tmp_path, "last", ("before",), ("z",))[0] == STEPS["rounds"]
+
+
+def test_a_run_is_made_again_from_what_is_stored(tmp_path: Path) -> None:
+    store = on(tmp_path, rounds=1, lr=0.07, epochs=2)
+    found = reopened(store)
+    assert found.config_hash == store.meta("config_hash")
+    assert (found.task.training.lr, found.task.training.epochs) == (0.07, 2)
+    with store.transaction(1):
+        store.set_meta("config", store.meta("config") | {"epochs": 3})
+    with pytest.raises(BadInput, match=r"is another here \(its data or its model differ\); copy the files"):
+        reopened(store)
+    store.close()
+
+
+def test_what_came_from_python_is_given_again(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU(), nn.Linear(10, 10))
+    options: dict[str, Any] = {"rounds": 1, "engine": "serial", "partition": "natural"}
+    feddbe.run("fedavg", data=samples(), model=model, out=str(tmp_path), **options)
+    store = Store.open(tmp_path)
+    with pytest.raises(BadInput, match=r"the model of '.*' came from Python; give it again: feddbe.measure"):
+        reopened(store)
+    with pytest.raises(BadInput, match=r"the run in '.*' cannot be made again: .*tiny"):
+        reopened(store, model=model)
+    assert reopened(store, dataset=samples(), model=model).config_hash == store.meta("config_hash")
+    with pytest.raises(BadInput, match="is another here"):
+        reopened(store, dataset=samples((60, 44, 20)), model=model)
+    store.close()
+
+
+def test_there_must_be_a_round_and_a_moment(tmp_path: Path) -> None:
+    e = experiment("fedavg")
+    store = Store.create(tmp_path, {"config_hash": e.config_hash}, start(e))
+    with pytest.raises(BadInput, match="has no finished round yet"):
+        Entry(store, e, "last")
+    store.close()
+    outcome(e, tmp_path)
+    store = Store.open(tmp_path)
+    with pytest.raises(BadInput, match=r"^unknown round 'first'; allowed: best, last$"):
+        Entry(store, e, "first")
+    with pytest.raises(BadInput, match=r"^unknown moment of fedavg 'adapted'; .*allowed: after, before$"):
+        Entry(store, e, "last").jobs(["adapted"], ["z"], {0: None})
+    store.close()
