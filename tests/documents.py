@@ -53,6 +53,7 @@ def document(
         "last": shown[-1][1] if shown else None,
         "floor": floor,
         "newcomers": None,
+        "measured": [],
         "bn_buffers": bn_buffers,
         "note": "",
         "remarks": [],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from feddbe.options.config import Config
 from feddbe.results.document import Entry
 from feddbe.runs import rounds
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.runs.store import Store
+from feddbe.runs.store import FILE, Store
 from feddbe.state import State, decode, sha256
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "outcome",
     "same_bits",
     "samples",
+    "states",
 ]
 
 COMBINATIONS = [
@@ -106,6 +108,14 @@ def measured(
     """What each client measured."""
     rows = [row for row in store.rows(round) if (row.moment, row.name) == (moment, name)]
     return {row.client: row.value for row in rows if row.client != ALL}
+
+
+def states(folder: Path) -> list[tuple[Any, ...]]:
+    """All states in a run's file as they lie there: the server's, the clients', those of the best entry."""
+    db = sqlite3.connect(folder / FILE)
+    found = db.execute("SELECT kind, client, round, crc, state FROM states ORDER BY kind, client").fetchall()
+    db.close()
+    return found
 
 
 def same_bits(a: State, b: State) -> bool:

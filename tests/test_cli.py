@@ -191,7 +191,7 @@ MISTAKES = {
     "run fedavg --partition pathological:11": ["pathological:11", "1..10"],
     "run fedavg --partition natural": ["'natural'", "client column", "iid"],
     # the words of the command line
-    "rum fedavg": ["unknown command 'rum'", "did you mean 'run'?", "compare, data, methods, run, runs, show"],
+    "rum fedavg": ["unknown command 'rum'", "did you mean 'run'?", "check, compare, data, fairness, "],
     "data shwo digits": ["unknown command 'shwo'", "did you mean 'show'?", "get, list, plots, show"],
     "run fedavg --roundz 3": ["unknown option '--roundz'", "did you mean '--rounds'?", "--partition-seed"],
     "compare fedavg --jsn": ["unknown option '--jsn'", "did you mean '--json'?"],
@@ -688,6 +688,9 @@ COMMANDS = {
     "runs": ["--json"],
     "show": ["--when", "--json"],
     "check": ["--json"],
+    "measure": ["--what", "--round", "--moment", "--at", "--n", "--quick", "--per-client", "--json"],
+    "fairness": ["--round", "-o", "--out", "--json"],
+    "overhead": ["--json"],
     "methods": ["--json"],
     "data list": ["--data-dir", "--json"],
     "data get": ["--again", "--data-dir"],

@@ -253,7 +253,7 @@ ENTRY = {
 }  # fmt: skip
 DOCUMENT = {
     "method": str, "config": dict, "config_hash": str, "rounds": list, "best": dict, "last": dict,
-    "floor": float, "newcomers": type(None), "bn_buffers": type(None), "note": str,
+    "floor": float, "newcomers": type(None), "measured": list, "bn_buffers": type(None), "note": str,
     "remarks": list, "trainers": list, "cost": dict, "server_sha256": str, "clients_sha256": dict,
     "peak_rss_mb": float, "folder": str,
 }  # fmt: skip

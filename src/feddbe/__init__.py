@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # not from typing, which takes half of the time until Ctrl-C is one line
 if TYPE_CHECKING:
-    from feddbe.api import compare, draw, load, run
+    from feddbe.api import compare, draw, load, measure, run
     from feddbe.data.dataset import Dataset
     from feddbe.data.partition import partition
     from feddbe.data.split import Split, load_split
@@ -30,6 +30,7 @@ __all__ = [
     "draw",
     "load",
     "load_split",
+    "measure",
     "partition",
     "run",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,29 @@ from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput, Diverged
 from feddbe.models import ModelSource
 from feddbe.options import config, defaults
-from feddbe.options.config import Asked, Config, pick_identity
+from feddbe.options.config import Asked, Config
 from feddbe.paths import expand
+from feddbe.representations import readings
 from feddbe.results.document import RunDocument, adapting
-from feddbe.runs import folders, lock, provenance, rounds, schedule, summary
+from feddbe.runs import folders, lock, measuring, provenance, rounds, schedule, summary
 from feddbe.runs.experiment import Experiment, label_counts, load_data, resolve_all
+from feddbe.runs.measuring import Question
+from feddbe.runs.revisit import differences
 from feddbe.runs.rounds import Watch
 from feddbe.runs.store import Store
-from feddbe.show import pictures
+from feddbe.show import pictures, represented
 
-__all__ = ["carry_out", "compare", "draw", "draw_paper_splits", "load", "resolve", "run"]
+__all__ = [
+    "carry_out",
+    "compare",
+    "draw",
+    "draw_measured",
+    "draw_paper_splits",
+    "load",
+    "measure",
+    "resolve",
+    "run",
+]
 
 
 def run(
@@ -128,12 +141,48 @@ def draw(folder: str | Path, documents: Sequence[RunDocument]) -> list[Path]:
     labels = store.meta("labels")
     store.close()
     if labels is None:
-        return paths
+        return [*paths, *represented.draw_rounds(Path(folder), documents)]
     paths.append(Path(folder) / "data.png")
     about = documents[0]["config"]
     title = f"{about['data']}, {about['partition'] or 'split from a file'}, {about['clients']} clients"
     pictures.bubbles(paths[-1], np.array(labels), title)
-    return paths
+    return [*paths, *represented.draw_rounds(Path(folder), documents)]
+
+
+def measure(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    what: str = "mdl",
+    round: str = "best",
+    moment: str = "before,after",
+    at: str = "z_g",
+    n: int | None = 1000,
+    quick: bool = False,
+    per_client: bool = False,
+    data: Dataset | None = None,
+    model: ModelSource | None = None,
+    watch: Watch | None = None,
+) -> list[RunDocument]:
+    """Measure the representations in runs or comparisons that exist, and return their documents.
+
+    Nothing is run again but what clients did in that one round. What is in a run's file already is not taken
+    twice. `data` and `model`: those of the runs, if they were given as Python objects.
+    """
+    question = Question(tuple(readings.parse(what)), round, _names(moment), _names(at), n, quick, per_client)
+    names = [runs] if isinstance(runs, str | Path) else runs
+    found = list(dict.fromkeys(folder for name in names for folder in folders.find_all(str(name))))
+    for folder in found:
+        measuring.answer(folder, question, dataset=data, model=model, watch=watch)
+    return [load(folder, hashes=False) for folder in found]
+
+
+def draw_measured(folder: str | Path, documents: Sequence[RunDocument]) -> list[Path]:
+    """What was measured of representations as pictures in `folder`."""
+    return represented.draw(Path(folder), documents, measuring.layout)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def draw_paper_splits(folder: Path, data_dir: Path | None = None) -> Iterator[tuple[str, Path | None]]:
@@ -179,22 +228,12 @@ def _check_same(experiment: Experiment, place: Path, *, resume: bool) -> None:
     there, same = store.meta("config"), store.meta("config_hash") == experiment.config_hash
     store.close()
     if not same:
-        shown = "; ".join(_differences(there, experiment.config)) or "its data or its model differ"
+        shown = differences(there, experiment.config)
         raise BadInput(f"'{place}' holds a run with another configuration ({shown}); choose another --out")
     if not resume:
         raise BadInput(
             f"'{place}' holds this run already; continue it with --resume, or choose another --out"
         )
-
-
-def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What tells two configurations apart, in words; hyper-parameters only of parts that both have."""
-    before, after = pick_identity(there), pick_identity(now)
-    return [
-        f"{key} {before.get(key)} there, {value} now"
-        for key, value in after.items()
-        if before.get(key) != value and (key in before or key in now)
-    ]
 
 
 def _one(experiment: Experiment, place: Path, watch: Watch) -> RunDocument:

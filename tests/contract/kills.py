@@ -27,7 +27,7 @@ import torch
 import feddbe
 from feddbe.data.dataset import Dataset
 from feddbe.errors import StoreError
-from tests.federation import samples
+from tests.federation import samples, states
 
 METHODS = (
     "fedavg+dbe", "scaffold+dbe", "fedgen(steps=5)+mr", "moon+dbe", "ditto+mr", "fedrep", "fedfomo", "apple",
@@ -66,11 +66,11 @@ def children(pid: int) -> list[int]:
 
 def result(folder: Path) -> list[Any]:
     """All that the runs in a folder leave, without the times."""
-    documents = [feddbe.load(path.parent) for path in sorted(folder.rglob("run.sqlite"))]
-    return [
-        ([{**e, "seconds": 0.0} for e in d["rounds"]], d["server_sha256"], d["clients_sha256"])
-        for d in documents
-    ]
+    found = []
+    for path in sorted(folder.rglob("run.sqlite")):
+        rounds = feddbe.load(path.parent)["rounds"]
+        found.append(([{**entry, "seconds": 0.0} for entry in rounds], states(path.parent)))
+    return found
 
 
 def strike(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from feddbe.engines import ClientStates, Engine, Messages, Missing
+from feddbe.engines import ClientStates, Engine, Messages, Missing, Receipt
 from feddbe.engines.client import Job, Reply
 from feddbe.errors import FeddbeError, StoreError
 from feddbe.measures.rows import ALL
@@ -16,6 +16,7 @@ from feddbe.methods import parse
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.rounds import Loop
 from feddbe.runs.store import Store
+from feddbe.state import decode, sha256
 from feddbe.training.task import Context
 from tests.federation import (
     COMBINATIONS,
@@ -38,8 +39,18 @@ def left(folder: Path) -> dict[str, Any]:
     timeless = [row for t in range(len(entries)) for row in store.rows(t) if "seconds" not in row.name]
     rows = [row for row in timeless if row.name != "missing"]
     found = {"hashes": store.hashes(), "entries": entries, "rows": rows, "newcomers": store.meta("newcomers")}
+    found["best"] = {c: digest(store, c) for c in range(10)}
     store.close()
     return found
+
+
+def digest(store: Store, client: int) -> str | None:
+    """Of the state of a client that is kept for the best entry, wherever it is."""
+    kept = store.state("best private", client)
+    if kept is None:
+        return None
+    receipt = Receipt.decode(kept)
+    return receipt.sha256 if receipt else sha256(decode(kept))
 
 
 def missing(store: Store) -> dict[int, float | None]:

@@ -25,6 +25,7 @@ from tests.federation import (
     outcome,
     same_bits,
     samples,
+    states,
 )
 
 every = pytest.mark.parametrize("name", COMBINATIONS)
@@ -50,7 +51,8 @@ def test_engines_give_the_same_bits(name: str, engine: str, tmp_path: Path) -> N
 
 @every
 def test_a_run_continued_after_each_round_is_the_same_run(name: str, tmp_path: Path) -> None:
-    """Nothing is carried in memory from round to round that is not in the file."""
+    """Nothing is carried in memory from round to round that is not in the file, and all states are in it: the
+    last ones and those of the best entry."""
     whole = outcome(experiment(name, rounds=3, join=share(name)), tmp_path / "whole")
     for rounds in range(4):
         parts = outcome(experiment(name, rounds=rounds, join=share(name)), tmp_path / "parts")
@@ -58,6 +60,7 @@ def test_a_run_continued_after_each_round_is_the_same_run(name: str, tmp_path: P
     assert all(same_bits(whole.clients[c], parts.clients[c]) for c in whole.clients)
     for a, b in zip(whole.entries, parts.entries, strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
+    assert states(tmp_path / "whole") == states(tmp_path / "parts")
 
 
 @every

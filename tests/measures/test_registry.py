@@ -36,7 +36,7 @@ def new(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_files_of_the_folder_are_found() -> None:
-    assert measures.known().keys() == {"accuracy", "auc", "loss"}
+    assert measures.known().keys() == {"accuracy", "auc", "loss", "drift", "probe"}
     assert measures.asked(["accuracy", "auc", "loss"]) == {"logits", "y"}
 
 
@@ -44,7 +44,7 @@ def test_names() -> None:
     assert measures.parse("loss, auc") == ("accuracy", "loss", "auc")
     assert measures.parse("") == measures.parse("accuracy") == ("accuracy",)
     with pytest.raises(
-        BadInput, match=r"^unknown measure 'los'; did you mean 'loss'\? allowed: accuracy, auc, "
+        BadInput, match=r"^unknown measure 'los'; did you mean 'loss'\? allowed: accuracy, auc, drift, "
     ):
         measures.parse("accuracy,los")
 
@@ -101,13 +101,16 @@ def test_a_new_measure_is_in_the_run_and_in_show(
 @pytest.mark.usefixtures("new")
 def test_representations_are_computed_only_if_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     e, calls = experiment("fedavg"), []
-    forward = SplitModel.forward
 
-    def counted(*arguments: Any, **named: Any) -> Any:
-        calls.append(1)
-        return forward(*arguments, **named)
+    def counted(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            calls.append(1)
+            return function(*arguments)
 
-    monkeypatch.setattr(SplitModel, "forward", counted)
+        return call
+
+    for name in ("forward", "at"):
+        monkeypatch.setattr(SplitModel, name, counted(getattr(SplitModel, name)))
     for names, passes in ((("accuracy", "auc", "loss"), 1), (("accuracy", "norm"), 2)):
         calls.clear()
         job = Job(0, 1, evaluate=True, measures=names)

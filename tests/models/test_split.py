@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -545,3 +546,77 @@ def test_a_model_that_changes_itself_in_a_forward_pass_is_refused() -> None:
     model = nn.Sequential(nn.EmbeddingBag(5, 4, max_norm=0.1), nn.Linear(4, 3))
     with pytest.raises(BadInput, match=r"writes into its own parameter '0\.weight' .*max_norm"):
         SplitModel(model, torch.zeros(2, 6, dtype=torch.long))
+
+
+# What is at the places
+
+
+class InPlace(nn.Module):
+    """Each activation is overwritten by the next layer, and by a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.tanh_(self.second(self.act(self.first(x)))))
+        return out
+
+
+def test_what_is_at_the_places_of_a_row_of_layers() -> None:
+    module = nested()
+    enter, _, linear, _, leave = (layer for layer in module.modules() if not isinstance(layer, nn.Sequential))
+    model = SplitModel(module, X, "block.0")
+    p = torch.linspace(1, 2, 6)
+    a = enter(X)
+    z_g = torch.tanh(a)
+    inner = linear(z_g + p)
+    found = model.at(model.parameters, X, [*model.cuts, "z_g", "z", "logits"], p)
+    wanted = {"enter": a, "block.0": z_g, "block.1.0": inner, "block": inner.relu(), "z_g": z_g, "z": z_g + p}
+    wanted |= {"block.1": inner.relu(), "block.1.1": inner.relu(), "logits": leave(inner.relu())}
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("cut", ["act", "tanh_"])
+def test_what_is_at_the_places_of_a_traced_module(cut: str) -> None:
+    """Copies: a layer that writes into its input does not change what was there."""
+    module = InPlace()
+    model = SplitModel(module, X, cut)
+    assert model.cuts == ("first", "act", "second", "tanh_")
+    p = torch.linspace(1, 2, 5)
+    first = module.first(X)
+    act = first.clone().relu()
+    second = module.second(act + p if cut == "act" else act)
+    tanh = second.tanh()
+    logits = module.last(tanh if cut == "act" else tanh + p)
+    wanted = {"first": first, "act": act, "second": second, "tanh_": tanh, "logits": logits}
+    wanted |= {"z_g": act, "z": act + p} if cut == "act" else {"z_g": tanh, "z": tanh + p}
+    found = model.at(model.parameters, X, wanted, p)
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+    assert torch.equal(found["logits"], model.forward(model.parameters, X, p).logits)
+
+
+def test_places_have_other_names_also_in_another_process() -> None:
+    x = torch.rand(2, 3, 32, 32)
+    model = build("resnet18", x, 10, None, 0)
+    with torch.inference_mode():
+        found = model.at(model.parameters, x, ["conv", "maxpool", "b2", "layer2", "pool", "z_g"])
+    assert found["conv"].shape == (2, 64, 8, 8)
+    assert torch.equal(found["conv"], found["maxpool"])
+    assert torch.equal(found["b2"], found["layer2"])
+    assert torch.equal(found["pool"], found["z_g"])
+    again = pickle.loads(pickle.dumps(model))
+    again.check_places(["b4", "z", "logits"])
+    assert again.aliases == model.aliases != {}
+
+
+def test_a_place_that_does_not_exist_is_one_line() -> None:
+    model = SplitModel(nested(), X)
+    with pytest.raises(
+        BadInput, match=r"^unknown place 'blok'; did you mean 'block'\? allowed: .*logits, z, z_g$"
+    ):
+        model.check_places(["z", "blok"])

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from feddbe import seeds
 
-__all__ = ["digits_cnn", "run"]
+__all__ = ["digits_cnn", "local_dbe", "run"]
 
 Net = tuple[nn.Module, nn.Module]
 Indices = Sequence[NDArray[np.int64]]
@@ -116,3 +116,40 @@ def run(
         curve.append(accuracy())
     server = [w.detach() for m in net for w in m.parameters()]
     return {"server": server, "prbm": own_p if prbm else {}, "z_bar": z_bar, "accuracy": curve}
+
+
+def local_dbe(
+    module: nn.Module,
+    start: dict[str, Tensor],
+    x: Tensor,
+    y: Tensor,
+    own: NDArray[np.int64],
+    p: Tensor,
+    z_bar: Tensor,
+    *,
+    kappa: float,
+    mu: float,
+    lr: float,
+    round: int,
+    client: int,
+    batch: int = 10,
+    seed: int = 0,
+) -> nn.Module:
+    """One client's epoch of FedAvg+DBE in this round: `module`, whose last layer is h, from `start`; p is
+    trained in place."""
+    module.load_state_dict(start)
+    layers = [layer for layer in module.modules() if not isinstance(layer, nn.Sequential)]
+    f, h = nn.Sequential(*layers[:-1]).train(), layers[-1]
+    p.requires_grad_()
+    sgd = torch.optim.SGD([*f.parameters(), *h.parameters(), p], lr=lr)
+    order, r = own[seeds.stream(seed, "batches", round, client).permutation(len(own))], torch.zeros_like(p)
+    for at in range(len(own) // batch):
+        rows = order[at * batch : (at + 1) * batch]
+        z = f(x[rows])
+        r = (1 - mu) * r.detach() + mu * z.mean(0)
+        loss = cross_entropy(h(z + p), y[rows]) + kappa * (0.5 * (r - z_bar) ** 2).mean()
+        sgd.zero_grad()
+        loss.backward()
+        sgd.step()
+    p.requires_grad_(False)
+    return module.eval()

@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 
 from feddbe.results.document import Accuracy, at
 from feddbe.show import chart, tables
+from feddbe.show.cells import Name, in_bytes, in_seconds
 from feddbe.show.tables import RunRow
 from tests.documents import document
 
@@ -202,11 +203,11 @@ def test_brackets_in_a_name_are_shown_not_obeyed() -> None:
 
 @given(st.text("ab+(,_/-: 1)", min_size=1, max_size=40), st.integers(1, 30))
 def test_a_broken_name_loses_nothing(name: str, width: int) -> None:
-    assert "".join("".join(lines(tables._Name(name), width)).split()) == "".join(name.split())
+    assert "".join("".join(lines(Name(name), width)).split()) == "".join(name.split())
 
 
 def test_a_name_breaks_at_its_joints() -> None:
-    assert [line.strip() for line in lines(tables._Name(LONG), 13)] == [
+    assert [line.strip() for line in lines(Name(LONG), 13)] == [
         "fedprox+dbe",
         "(kappa=50,",
         "mu=1)",
@@ -229,14 +230,14 @@ def test_a_name_breaks_at_its_joints() -> None:
     ],
 )
 def test_bytes_in_decimal_units_and_three_digits(count: float, said: str) -> None:
-    assert tables._bytes(count) == said
+    assert in_bytes(count) == said
 
 
 @pytest.mark.parametrize(
     ("value", "said"), [(0.0, "0.000"), (0.0123, "0.012"), (0.0996, "0.10"), (9.996, "10.0"), (123.4, "123")]
 )
 def test_seconds_in_three_digits(value: float, said: str) -> None:
-    assert tables._seconds(value) == said
+    assert in_seconds(value) == said
 
 
 # The curve

@@ -75,7 +75,7 @@ def show(run: str, when: str, as_json: bool) -> int:
     from feddbe import api
     from feddbe.results.document import at
     from feddbe.runs import folders
-    from feddbe.show import chart, newcomers, tables
+    from feddbe.show import chart, newcomers, represented, tables
 
     if when not in (moments := ("published", "before", "adapted", "after")):
         raise unknown("moment", when, moments)
@@ -88,6 +88,9 @@ def show(run: str, when: str, as_json: bool) -> int:
         joined = newcomers.newcomers_table(documents)
         curves = (chart.curve(document) for document in documents)
         show_tables(tables.results_table(documents), *joined, *curves)
+        for table in represented.measured_tables(documents):
+            print()
+            show_tables(table)
     return 0
 
 

@@ -46,6 +46,11 @@ class Job:
     """How a newcomer adapts (`methods/newcomers.py`)."""
     measures: tuple[str, ...] = ("accuracy",)
     """What to measure, by name."""
+    places: tuple[str, ...] = ()
+    """With each evaluation on test data, send what is at these places of the deployed model. For simulations:
+    no method sends representations."""
+    rows: tuple[int, ...] | None = None
+    """For these of its test samples, by number; None: for all."""
 
 
 class Reply(NamedTuple):
@@ -62,6 +67,16 @@ class Reply(NamedTuple):
     and measures of the training itself."""
     trainers: tuple[str, ...] = ()
     """Who did the training (`training/trainers`)."""
+    seen: State = {}  # noqa: RUF012
+    """Representations that the job asked for, as MOMENT/PLACE, and `y`, their labels; nothing, if what the
+    client deploys is no model."""
+
+    def tensors(self) -> State:
+        """All of them in one state, to be sent on a way of their own."""
+        return add_prefix("up/", self.up) | add_prefix("seen/", self.seen)
+
+    def with_tensors(self, sent: State) -> Reply:
+        return self._replace(up=strip_prefix(sent, "up/"), seen=strip_prefix(sent, "seen/"))
 
 
 class Missing(NamedTuple):
@@ -87,18 +102,18 @@ def _perform(task: Task, method: Method, job: Job, received: State, private: Sta
     call = _Call.begin(task, method, job, received, private)
     measured = call.evaluate() if job.evaluate else {}
     if job.work == "none":
-        return Reply(job.client, measured=measured)
+        return Reply(job.client, measured=measured, seen=call.seen)
     reply, kept, buffers = call.work()
     if job.after:
         after = dataclasses.replace(call, message=call.message | reply.up, buffers=buffers)
-        measured["after"] = after.look(*after.deployed(kept))
+        measured["after"] = after.look("after", *after.deployed(kept))
     up, new = call.with_statistics(reply.up, kept, buffers)
     loss = reply.trained.get("loss")
     cost = {"seconds": time.perf_counter() - start, "bytes_up": nbytes(up), "bytes_down": nbytes(received)}
     trained = reply.trained | {name: (value, 1) for name, value in cost.items()}
     about = {"loss_sum": float(loss[0] * loss[1]), "samples": int(loss[1])} if loss else {}
     trained |= take(job.measures, cost | about)
-    return reply._replace(up=up, private=new, measured=measured, trained=trained)
+    return reply._replace(up=up, private=new, measured=measured, trained=trained, seen=call.seen)
 
 
 @dataclass(frozen=True)
@@ -111,6 +126,8 @@ class _Call:
     message: State
     private: State
     buffers: Mapping[str, State]
+    seen: State
+    """Filled with what the job wants to see."""
 
     @classmethod
     def begin(cls, task: Task, method: Method, job: Job, received: State, private: State | None) -> _Call:
@@ -124,7 +141,7 @@ class _Call:
         buffers = {track: strip_prefix(kept, f"{track}/") for track in {name.split("/")[0] for name in kept}}
         if averaged:
             buffers["shared"] = averaged
-        return cls(task, method, job, message, private, buffers)
+        return cls(task, method, job, message, private, buffers, {})
 
     def local(self, task: Task) -> Local:
         return Local(task, self.job.round, self.job.client, self.buffers)
@@ -134,38 +151,44 @@ class _Call:
         local, ctx = self.local(self.task), Context(self.task, self.job.round)
         return local, self.method.deployed(ctx, local, self.message, private)
 
-    def look(self, local: Local, state: State, on: str = "test") -> Numbers:
-        """The measures of one pass over these rows."""
+    def look(self, moment: str, local: Local, state: State, on: str = "test") -> Numbers:
+        """The measures of one pass over these rows; of the test rows also what the job wants to see."""
         job, method = self.job, self.method
-        kept: dict[str, list[Tensor]] = {name: [] for name in asked(job.measures) & {"z", "z_g"}}
+        shown = job.places if on == "test" and self.task.model.parameters.keys() <= state.keys() else ()
+        inside = {*shown, *(asked(job.measures) & {"z", "z_g"})}
+        kept: dict[str, list[Tensor]] = {name: [] for name in inside - {"logits"}}
 
         def logits(params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-            out = local.forward(params, x) if kept else None
-            for name, parts in kept.items():
-                parts.append(getattr(out, name))
+            for name, value in local.at(params, x, kept).items() if kept else ():
+                kept[name].append(value)
             return method.logits(local, params, x)
 
         found, y = local.predict(state, logits, on=on, track=method.deployed_track)
-        given = {name: torch.cat(parts) for name, parts in kept.items()}
-        return take(job.measures, given | {"logits": found, "y": y}) if len(y) else {}
+        given = {name: torch.cat(parts) for name, parts in kept.items()} | {"logits": found, "y": y}
+        rows = slice(None) if job.rows is None else list(job.rows)
+        for place in shown:
+            self.seen[f"{moment}/{place}"] = given[place][rows].flatten(1)
+            self.seen["y"] = y[rows]
+        return take(job.measures, given) if len(y) else {}
 
     def evaluate(self) -> dict[str, Numbers]:
         """By moment, of what it received."""
         job, method, task = self.job, self.method, self.task
         judged = self.deployed(self.private)
-        measured = {"before": self.look(*judged)}
+        measured = {"before": self.look("before", *judged)}
         if job.train_pass:
-            measured["train"] = self.look(*judged, on="train")
+            measured["train"] = self.look("train", *judged, on="train")
         if job.adapt is not None:
             if job.newcomer:
                 for epochs in range(1, job.adapt):
-                    measured[f"adapted {epochs}"] = self.look(*self.adapted(epochs))
+                    moment = f"adapted {epochs}"
+                    measured[moment] = self.look(moment, *self.adapted(epochs))
             adapted = self.adapted(job.adapt or task.training.epochs)
-            measured["adapted"] = self.look(*adapted)
+            measured["adapted"] = self.look("adapted", *adapted)
             if method.adapts == "each":
                 judged = adapted
         if task.split.validation:
-            measured["validation"] = self.look(*judged, on="validation")
+            measured["validation"] = self.look("validation", *judged, on="validation")
         return measured
 
     def adapted(self, epochs: int) -> tuple[Local, State]:

@@ -105,7 +105,7 @@ class Pool:
                     worker, job = busy.pop(pipe)
                     try:
                         answer = worker.pipe.recv()
-                        up = {} if isinstance(answer, Exception) else receive(worker.pipe)
+                        tensors = {} if isinstance(answer, Exception) else receive(worker.pipe)
                     except (EOFError, OSError) as error:  # it died at work
                         self._tell_if_late(worker, job, error)
                         queue.appendleft(job)
@@ -118,7 +118,7 @@ class Pool:
                         states.stage(job.client, private)
                     self._took.append(time.monotonic() - worker.since)
                     idle.append(worker)
-                    yield reply._replace(up=up)
+                    yield reply.with_tensors(tensors)
 
     def close(self) -> None:
         for worker in self._workers:
@@ -282,8 +282,9 @@ def _work(pipe: Connection, inherited: list[Connection], task: Task, method: Met
         with ExitStack() as stack:
             try:
                 reply = perform(task, method, job, received, None if private is None else decode(private))
-                up = stack.enter_context(pack(reply.up))
-                answer = reply._replace(up={}, private=None), encode(reply.private) if reply.private else None
+                tensors = stack.enter_context(pack(reply.tensors()))
+                kept = encode(reply.private) if reply.private else None
+                answer = reply.with_tensors({})._replace(private=None), kept
             except FeddbeError as error:
                 answer = error
             except Exception as error:
@@ -292,6 +293,6 @@ def _work(pipe: Connection, inherited: list[Connection], task: Task, method: Met
             try:
                 pipe.send(answer)
                 if not isinstance(answer, Exception):
-                    send(pipe, up)
+                    send(pipe, tensors)
             except OSError:
                 return

@@ -9,6 +9,10 @@ is given what its parameters name, and by that its moment is chosen:
 
 It returns (value, weight), the weight being what the client counts for in the mean over clients, or None
 where it is not defined. It is never asked about no rows at all.
+
+A *pooled* measure asks for `points` alone: z_g of test samples of all clients that were evaluated, at most
+`POOLED_ROWS` of each, the same ones in every round. It returns the numbers of clients, or of `ALL` together.
+For it clients send representations to the server, which no method does: it is for simulations.
 """
 
 from __future__ import annotations
@@ -17,26 +21,32 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from feddbe.errors import unknown
+from feddbe.errors import BadInput, unknown
 from feddbe.measures.rows import Numbers, Value
+from feddbe.representations import Points
 
-__all__ = ["asked", "known", "measure", "parse", "take"]
+__all__ = ["POOLED_ROWS", "asked", "known", "measure", "parse", "pool", "take"]
 
-Function = Callable[..., Value | None]
+Function = Callable[..., Any]
+"""Gives a `Value` or None; a pooled one, a `Value` for each client, or for `ALL`."""
 PASS = {"logits", "y", "z", "z_g"}
 TRAINING = {"loss_sum", "samples", "seconds", "bytes_up", "bytes_down"}
+POOLED = {"points"}
+POOLED_ROWS = 100
+"""Test samples of a client whose representations it sends for pooled measures."""
 _MEASURES: dict[str, tuple[Function, frozenset[str]]] = {}
 
 
 def measure(function: Function) -> Function:
     """Register a measure under the function's name."""
     asks = frozenset(inspect.signature(function).parameters)
-    if not (asks <= PASS or asks <= TRAINING):
+    if not any(asks <= given for given in (PASS, TRAINING, POOLED)):
         raise TypeError(
-            f"measure {function.__name__} asks for {sorted(asks)}; there are {PASS} or {TRAINING}"
+            f"measure {function.__name__} asks for {sorted(asks)}; there are {PASS}, {TRAINING} or {POOLED}"
         )
     _MEASURES[function.__name__] = function, asks
     return function
@@ -76,4 +86,18 @@ def take(names: Iterable[str], given: Mapping[str, Any]) -> Numbers:
         function, asks = known()[name]
         if asks <= given.keys() and (value := function(**{key: given[key] for key in asks})) is not None:
             found[name] = value
+    return found
+
+
+def pool(names: Iterable[str], points: Points) -> dict[int, Numbers]:
+    """The pooled ones of the measures, by client, `ALL` among them; what cannot be said of these points (too
+    few, of one label) is left out."""
+    found: dict[int, Numbers] = {}
+    for name in names:
+        function, asks = known()[name]
+        values: Mapping[int, Value] = {}
+        with suppress(BadInput):
+            values = function(points) if asks == POOLED else {}
+        for client, value in values.items():
+            found.setdefault(client, {})[name] = value
     return found

@@ -10,10 +10,12 @@ from typing import NamedTuple, TypedDict
 
 import numpy as np
 
-__all__ = ["ALL", "Measured", "Numbers", "Readings", "Row", "Value", "over_clients", "readings", "rows"]
+__all__ = ["ALL", "AT", "Measured", "Numbers", "Readings", "Row", "Value", "over_clients", "readings", "rows"]
 
 ALL = -1
 """Stands for all clients, where a row has a client."""
+AT = "@"
+"""In the names of what is measured of a run when it is over, as in `mdl@z_g`, and in no other name."""
 
 Value = tuple[float | Fraction, float]
 """One client's number, and its weight in the mean over clients."""

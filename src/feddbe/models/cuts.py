@@ -8,12 +8,24 @@ from torch import fx, nn
 
 from feddbe.errors import BadInput, one_line
 
-__all__ = ["Cuts", "Halves", "Layers", "before_last_linear", "find_cuts", "find_layers"]
+__all__ = [
+    "PLACES",
+    "Cuts",
+    "Halves",
+    "Layers",
+    "before_last_linear",
+    "find_cuts",
+    "find_layers",
+    "layers_of",
+    "places_of",
+]
 
 Halves = tuple[nn.Module, nn.Module]
 Layers = list[tuple[nn.Module, dict[str, str]]]
 """Layers that are called one after the other, and the model's names of each one's parameters."""
 Cuts = dict[str, Callable[[], Halves]]
+PLACES = "places"
+"""Where a traced node's `meta` has the names of the cut that it is."""
 
 
 def find_cuts(module: nn.Module) -> Cuts:
@@ -45,26 +57,47 @@ def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modul
             yield prefix + name, child
 
 
+def layers_of(half: nn.Module) -> list[nn.Module]:
+    """The layers that it calls one after the other; itself if it is no row of layers."""
+    return [layer for _, layer in _leaves(half)] if _plain(half) else [half]
+
+
 def find_layers(half: nn.Module, names: Mapping[int, str]) -> Layers:
-    row = [layer for _, layer in _leaves(half)] if _plain(half) else [half]
-    return [(layer, {own: names[id(p)] for own, p in layer.named_parameters()}) for layer in row]
+    own = [(layer, layer.named_parameters()) for layer in layers_of(half)]
+    return [(layer, {name: names[id(p)] for name, p in parameters}) for layer, parameters in own]
 
 
-def _sequential_cuts(module: nn.Module) -> Cuts:
-    leaves = list(_leaves(module))
-    ends: dict[str, int] = {}  # place -> how many leaves lie before it; a block's place is its end
-    for position, (name, _) in enumerate(leaves, start=1):
+def _ends(module: nn.Module) -> dict[str, int]:
+    """Place -> how many leaves lie before it; a block's place is its end."""
+    ends: dict[str, int] = {}
+    for position, (name, _) in enumerate(_leaves(module), start=1):
         parts = name.split(".")
         for depth in range(1, len(parts) + 1):
             ends[".".join(parts[:depth])] = position
-    layers = [layer for _, layer in leaves]
+    return ends
+
+
+def places_of(module: nn.Module, cut: str) -> tuple[list[list[str]], list[list[str]]]:
+    """Of a row of layers: the names of the place after each layer, up to the cut and from there on. A traced
+    module has them in its graph."""
+    if not _plain(module):
+        return [[]], [[]]
+    ends = _ends(module)
+    each: list[list[str]] = [[] for _ in range(max(ends.values()))]
+    for name, position in ends.items():
+        each[position - 1].append(name)
+    return each[: ends[cut]], each[ends[cut] :]
+
+
+def _sequential_cuts(module: nn.Module) -> Cuts:
+    ends, layers = _ends(module), layers_of(module)
 
     def halves(at: int) -> Halves:
         return _row(layers[:at]), _row(layers[at:])
 
     # by place, of several names the shortest last
     ordered = sorted(ends.items(), key=lambda item: (item[1], -len(item[0])))
-    return {name: lambda at=at: halves(at) for name, at in ordered if at < len(leaves)}  # type: ignore[misc]
+    return {name: lambda at=at: halves(at) for name, at in ordered if at < len(layers)}  # type: ignore[misc]
 
 
 def _row(layers: list[nn.Module]) -> nn.Module:
@@ -91,11 +124,12 @@ def _traced_cuts(graph: fx.GraphModule) -> Cuts:
         }
         return needed == {cut}
 
-    return {
-        name: lambda node=node: _halves_at(graph, node)  # type: ignore[misc]
-        for name, node in sorted(places.items(), key=lambda item: (position[item[1]], -len(item[0])))
-        if node not in result and crosses_alone(node)
-    }
+    cuts: Cuts = {}
+    for name, node in sorted(places.items(), key=lambda item: (position[item[1]], -len(item[0]))):
+        if node not in result and crosses_alone(node):
+            node.meta[PLACES] = (*node.meta.get(PLACES, ()), name)
+            cuts[name] = lambda node=node: _halves_at(graph, node)  # type: ignore[misc]
+    return cuts
 
 
 def _halves_at(traced: fx.GraphModule, cut: fx.Node) -> Halves:

@@ -9,7 +9,7 @@ names, the cut only divides them into those of f and those of h.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from feddbe.errors import BadInput, unknown
-from feddbe.models.cuts import Halves, before_last_linear, find_cuts, find_layers
+from feddbe.models.cuts import Halves, before_last_linear, find_cuts, find_layers, places_of
+from feddbe.models.places import walk
 from feddbe.seeds import torch_seeded
 from feddbe.state import State
 
@@ -69,10 +70,12 @@ class SplitModel:
         self.cuts = tuple(modes[False])
         if not self.cuts:
             raise BadInput("the model has no cut: nowhere between its layers does exactly one tensor cross")
-        names = {**{name: name for name in self.cuts}, **(aliases or {})}
+        self.aliases = dict(aliases or {})
+        names = {**{name: name for name in self.cuts}, **self.aliases}
         if cut is not None and cut not in names:
             raise unknown("cut", cut, names)
         self.cut = names[cut] if cut is not None else before_last_linear(module, self.cuts)
+        self._places = places_of(module, self.cut)
         self._halves = {training: cuts[self.cut]() for training, cuts in modes.items()}
         roots = [module, *self._halves[True], *self._halves[False]]
         self._slots = _slots(module.named_parameters(), [m._parameters for r in roots for m in r.modules()])
@@ -106,7 +109,7 @@ class SplitModel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as what it was made from: the graphs of a traced module cannot be pickled."""
-        how = self._sample, self.cut, self.onednn, self.channels_last
+        how = self._sample, self.cut, self.onednn, self.channels_last, self.aliases
         return _rebuilt, (self.remake or self.module, *how, self.parameters, self.buffers)
 
     @contextmanager
@@ -154,6 +157,36 @@ class SplitModel:
         z = z_g if prbm is None else z_g + prbm
         return Forward(z_g, z, h(z.clone() if self._in_place else z))
 
+    def check_places(self, names: Iterable[str]) -> None:
+        """Whether all of them are places: cuts, their other names, z_g, z, logits."""
+        allowed = {*self.cuts, *self.aliases, *Forward._fields}
+        for name in names:
+            if name not in allowed:
+                raise unknown("place", name, allowed)
+
+    def at(
+        self, params: Mapping[str, Tensor], x: Tensor, names: Iterable[str], prbm: Tensor | None = None
+    ) -> State:
+        """What is at these places in one pass in evaluation mode, a copy of each. Before the cut that is of f
+        alone, after it with the translation; the cut's own name is z_g."""
+        if params is not self._bound:
+            with self.bind(params):
+                return self.at(params, x, names, prbm)
+        wanted = {name: self.aliases.get(name, name) for name in names}
+        found: State = {}
+
+        def keep(place: str, value: Tensor) -> None:
+            if place in wanted.values():
+                found[place] = value.clone()
+
+        (f, h), (before, after) = self._halves[self._training], self._places
+        z_g = walk(f, x, before, keep)
+        keep("z_g", z_g)
+        z = z_g if prbm is None else z_g + prbm
+        keep("z", z)
+        keep("logits", walk(h, z, after, keep))
+        return {name: found[place] for name, place in wanted.items()}
+
     def classify(self, params: Mapping[str, Tensor], z: Tensor) -> Tensor:
         """h alone, on representations that did not come from f."""
         if params is not self._bound:
@@ -191,6 +224,7 @@ def _rebuilt(
     cut: str,
     onednn: bool,
     channels_last: bool,
+    aliases: Mapping[str, str],
     parameters: State,
     buffers: State,
 ) -> SplitModel:
@@ -201,7 +235,7 @@ def _rebuilt(
     else:
         with torch_seeded(0):  # whatever it draws is overwritten
             module = source()
-    model = SplitModel(module, sample, cut, onednn=onednn, channels_last=channels_last)
+    model = SplitModel(module, sample, cut, onednn=onednn, channels_last=channels_last, aliases=aliases)
     model.remake = None if isinstance(source, nn.Module) else source
     model.module.load_state_dict(parameters | buffers, strict=False)
     model.parameters, model.buffers = parameters, buffers

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, cast
 
-from feddbe.measures.rows import Readings, Row, readings
+from feddbe.measures.rows import AT, Readings, Row, readings
 from feddbe.options.config import pick_identity
 
 __all__ = [
     "Accuracy",
     "Cost",
     "Entry",
+    "Measurement",
     "Newcomers",
     "RunDocument",
     "adapting",
@@ -69,6 +70,26 @@ class Newcomers(TypedDict):
     adapted: Accuracy | None
 
 
+class Measurement(TypedDict):
+    """What was measured of the representations in an entry when the run was over (`feddbe measure`)."""
+
+    round: int
+    what: str
+    place: str
+    moment: str
+    quick: bool
+    """With less work than the full measure."""
+    per_client: bool
+    """Of each client's samples alone; `overall` is then the plain mean over clients."""
+    samples: int
+    settings: dict[str, Any]
+    """With what it was taken; `samples` there is how many were asked for, null for all."""
+    seconds: float
+    overall: dict[str, float | None]
+    """By reading; the measure's own number is `value`."""
+    clients: dict[str, dict[str, float | None]]
+
+
 class Cost(TypedDict):
     """What a round costs: bytes `up` and `down` per client that takes part, and `seconds`."""
 
@@ -91,6 +112,8 @@ class RunDocument(TypedDict):
     floor: float
     """Weighted accuracy if each client always answers its own most frequent training label."""
     newcomers: Newcomers | None
+    measured: list[Measurement]
+    """What was measured of its representations since, in the order in which it was first asked."""
     bn_buffers: str | None
     """Where BatchNorm statistics are kept: `local` or `average`; None: the model has none."""
     note: str
@@ -108,7 +131,7 @@ class RunDocument(TypedDict):
 
 def entry(round: int, when: str, overall: Sequence[Row]) -> Entry:
     """An entry from its rows of all clients; `when` is the moment that counts."""
-    found = readings(overall)
+    found = readings([row for row in overall if AT not in row.name])
     whole = {name: read["weighted"] for name, read in found.pop("round").items()}
     moments = {
         moment: cast(Accuracy | None, numbers.pop("accuracy", None)) for moment, numbers in found.items()

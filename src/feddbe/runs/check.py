@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
 
 from feddbe import data, models
 from feddbe.errors import FeddbeError, StoreError
-from feddbe.options.config import Config
 from feddbe.runs import rounds
 from feddbe.runs.experiment import resolve
+from feddbe.runs.revisit import stored_options
 from feddbe.runs.store import Store
 
 __all__ = ["Checked", "check"]
@@ -67,8 +66,7 @@ def _check_model(store: Store) -> str:
     """Whether the server's state is that of the model; else why that was not looked at. Only what feddbe has
     itself is built: a run may come from elsewhere, and a model's file is a program."""
     settings = store.meta("config") or {}
-    names = {field.name for field in dataclasses.fields(Config)} - {"method"}
-    options = Config(**{key: settings[key] for key in names & settings.keys() if settings[key] is not None})
+    options = stored_options(settings)
     try:
         if not (options.data and data.find(options.data) and options.model and models.find(options.model)):
             return "not compared: data or model are the user's own"

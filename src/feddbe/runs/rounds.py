@@ -8,15 +8,12 @@ evaluated in a call without training.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from feddbe import seeds
-from feddbe.engines import Engine, Messages
+from feddbe.engines import Engine
 from feddbe.engines.client import BUFFER, Job, Missing, Reply
 from feddbe.errors import FeddbeError, StoreError
 from feddbe.measures import parse
@@ -25,10 +22,12 @@ from feddbe.measures.rows import ALL, Numbers, Row, rows
 from feddbe.methods import Upload
 from feddbe.results.document import score
 from feddbe.runs.experiment import Experiment
+from feddbe.runs.messages import apart, constants, one_thread, sent
+from feddbe.runs.pooling import asks, chosen_rows, rows_of
 from feddbe.runs.schedule import who_evaluates, who_prepares
 from feddbe.runs.store import Store
 from feddbe.runs.watch import Watch
-from feddbe.state import State, add_prefix, matches, nbytes, weighted_mean, without
+from feddbe.state import State, add_prefix, nbytes, weighted_mean
 from feddbe.training.task import Context
 
 __all__ = ["Loop", "Watch", "check_fits", "run", "start"]
@@ -40,7 +39,7 @@ MOMENTS = ("before", "adapted", "after", "validation", "train")
 def run(experiment: Experiment, store: Store, engine: Engine, watch: Watch | None = None) -> None:
     """Carry the run in `store` on to the number of rounds that the experiment asks for."""
     loop = Loop(experiment, store, engine, watch or Watch())
-    with _one_thread():
+    with one_thread():
         loop.watch.begin(experiment.name, store.folder, max(0, store.last_round()), experiment.task.rounds)
         if store.last_round() < 0:
             loop.exchange(0)
@@ -73,6 +72,8 @@ class Loop:
         self.trainers: set[str] = set(store.meta("trainers") or ())
         always = ("accuracy", "loss") if self.options.train_loss == "pass" else ("accuracy",)
         self.measures = parse(self.options.measure, always)
+        self.places = ("z_g",) if asks(self.measures) else ()
+        """What clients show of their models, for pooled measures."""
         self.missing: list[Missing] = []
         """Who did not answer in the last call."""
         self._look_again = 0.0
@@ -92,7 +93,7 @@ class Loop:
             store.write_rows(rows(round, {client: {"training": its} for client, its in trained.items()}))
             new = self._combined(ctx, replies) if replies else self.server
             for reply in replies if self.method.keeps_uploads else ():
-                store.keep_upload(reply.client, _apart(reply.up)[0])
+                store.keep_upload(reply.client, apart(reply.up)[0])
             store.write_server("last", new)
             if found := self.method.found(new):
                 store.set_meta("found", found)
@@ -157,6 +158,8 @@ class Loop:
                 after=client in again,
                 train_pass=options.train_loss == "pass" and client in evaluating,
                 measures=self.measures,
+                places=self.places,
+                rows=chosen_rows(task, client) if self.places else None,
             )
             for client in sorted(evaluating | working)
         ]
@@ -164,14 +167,7 @@ class Loop:
 
     def _ask(self, ctx: Context, jobs: Sequence[Job], *, prepare: bool = False) -> list[Reply]:
         """Send these jobs out with this round's messages; the replies in client order, if they are enough."""
-        server, buffers = _apart(self.server)
-        fixed = self._constants(server) | buffers
-        if prepare:
-            messages = Messages(self.task.model.parameters | buffers)
-        elif self.method.same_for_all:
-            messages = Messages(self.method.down(ctx, server, -1) | fixed)
-        else:
-            messages = Messages(fixed, lambda client: self.method.down(ctx, server, client))
+        messages = sent(self.method, ctx, self.server, prepare=prepare)
         replies: list[Reply] = []
         self.missing = []
         for answer in self.engine.run(jobs, messages, self.store):
@@ -204,9 +200,9 @@ class Loop:
 
     def _combined(self, ctx: Context, replies: list[Reply]) -> State:
         """The server's state after this round; BatchNorm statistics, where sent, are averaged too."""
-        server, _ = _apart(self.server)
+        server, _ = apart(self.server)
         samples = self.task.samples
-        split = [_apart(reply.up) for reply in replies]
+        split = [apart(reply.up) for reply in replies]
         uploads = [Upload(r.client, samples[r.client], up) for r, (up, _) in zip(replies, split, strict=True)]
         combine = self.method.combine if ctx.round else self.method.prepared
         weights = [samples[reply.client] for reply in replies]
@@ -214,7 +210,7 @@ class Loop:
 
     def _net(self, replies: Sequence[Reply]) -> dict[int, Numbers]:
         """What each client's training came to; what is constant is sent to a client once."""
-        known = nbytes(self._constants(self.server))
+        known = nbytes(constants(self.method, self.server))
         return {
             r.client: r.trained
             | {"bytes_down": (r.trained["bytes_down"][0] - known * (r.client in self.contacted), 1)}
@@ -228,6 +224,7 @@ class Loop:
         found = rows(entry, {reply.client: reply.measured for reply in replies})
         self.store.drop_rows(entry, MOMENTS)  # of a run that ended here once and now goes on
         self.store.write_rows(found)
+        self.store.write_rows(rows_of(entry, replies, self.measures) if self.places else ())
         self.store.set_meta("when", when)
         accuracy = {row.moment: row.value for row in found if (row.client, row.name) == (ALL, "accuracy")}
         if (score := accuracy.get("validation", accuracy.get(when))) is not None:
@@ -252,9 +249,6 @@ class Loop:
                 "newcomers", {"round": entry, "clients": len(replies), "epochs": epochs, "way": way}
             )
 
-    def _constants(self, server: State) -> State:
-        return {name: t for name, t in server.items() if matches(name, self.method.constant)}
-
     def _latest(self) -> float | None:
         return list(self.accuracy.values())[-1] if self.accuracy else None
 
@@ -264,11 +258,6 @@ class Loop:
         if began >= self._look_again:
             self.store.set_meta("peak_rss_mb", max(used_mb(), self.store.meta("peak_rss_mb") or 0.0))
             self._look_again = began + 100 * (time.monotonic() - began)
-
-
-def _apart(state: State) -> tuple[State, State]:
-    """What a method sees, and the averaged BatchNorm statistics, which it does not."""
-    return without(state, [BUFFER]), {name: t for name, t in state.items() if name.startswith(BUFFER)}
 
 
 def check_fits(found: State, start: State, folder: Path) -> None:
@@ -281,14 +270,3 @@ def check_fits(found: State, start: State, folder: Path) -> None:
                 f"the server's state in '{folder}' is of another model: it should have '{name}' of "
                 f"{tuple(tensor.shape)} {tensor.dtype}, and has {has}; restore it from a copy or start again"
             )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums depend on the number of threads in their last bits; results must not depend on the machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

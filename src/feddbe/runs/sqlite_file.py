@@ -11,7 +11,7 @@ from pathlib import Path
 from feddbe.errors import Damaged, StoreError
 from feddbe.runs.lock import LOCK
 
-__all__ = ["FILE", "FORMAT", "SCHEMA", "clear", "connect", "damaged", "format_of", "replacing"]
+__all__ = ["FILE", "FORMAT", "SCHEMA", "check_there", "clear", "connect", "damaged", "format_of", "replacing"]
 
 FILE = "run.sqlite"
 FORMAT = 3
@@ -86,6 +86,13 @@ def connect(path: Path, page: int = 0) -> sqlite3.Connection:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     return connection
+
+
+def check_there(folder: Path, opened: os.stat_result | None) -> None:
+    """Whether the file is still the one that was opened: SQLite writes on into one that has no name."""
+    path = folder / FILE
+    if opened and not (path.exists() and os.path.samestat(path.stat(), opened)):
+        raise StoreError(f"'{path}' was removed or replaced while the run went on; nothing more is written")
 
 
 def damaged(folder: Path, what: str) -> Damaged:

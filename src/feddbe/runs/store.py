@@ -16,9 +16,9 @@ from typing import Any
 from zlib import crc32
 
 from feddbe.errors import StoreError
-from feddbe.measures.rows import ALL, Row
+from feddbe.measures.rows import ALL, AT, Row
 from feddbe.results.document import Entry, entry
-from feddbe.runs import format2, wal
+from feddbe.runs import best, format2, sqlite_file, wal
 from feddbe.runs.checksums import crc_of, sealed
 from feddbe.runs.lock import if_free, make_folder
 from feddbe.runs.sqlite_file import FILE, FORMAT, SCHEMA, clear, connect, damaged, format_of, replacing
@@ -44,6 +44,7 @@ class Store:
         def fill(store: Store) -> None:
             for key, value in meta.items():
                 store.set_meta(key, value)
+            store.set_meta("keeps_best", True)
             store.write_server("last", server)
 
         cls.build(folder, fill, large=nbytes(server) > 2**20)
@@ -101,22 +102,15 @@ class Store:
         with clear(self.folder):
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                self._check_there()
+                sqlite_file.check_there(self.folder, self._file)
                 yield
-                self._check_there()
+                best.settle(self._db)
+                sqlite_file.check_there(self.folder, self._file)
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
-
-    def _check_there(self) -> None:
-        """SQLite writes on into a file that has no name any more."""
-        path = self.folder / FILE
-        if self._file and not (path.exists() and os.path.samestat(path.stat(), self._file)):
-            raise StoreError(
-                f"'{path}' was removed or replaced while the run went on; nothing more is written"
-            )
 
     def verify(self) -> None:
         """Read all that a run is carried on with but the states: those are verified when they are needed."""
@@ -134,7 +128,7 @@ class Store:
 
     def check_states(self) -> None:
         for kind, client in list(self._read("SELECT kind, client FROM states")):
-            self._state(kind, client)
+            self.state(kind, client)
 
     # --- the run itself
 
@@ -163,10 +157,13 @@ class Store:
         """Rows of any round; one that is there already is replaced."""
         self._db.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)", map(sealed, rows))
 
-    def drop_rows(self, round: int, moments: Sequence[str]) -> None:
-        """Forget what was measured of this round at these moments."""
-        marks = ", ".join("?" * len(moments))
-        self._db.execute(f"DELETE FROM rows WHERE round = ? AND moment IN ({marks})", (round, *moments))
+    def drop_rows(self, round: int, moments: Sequence[str], later: str = "") -> None:
+        """Forget what clients measured of this round at these moments; or what was measured of it `later`
+        under this name, which stays otherwise: the round is the same."""
+        names = "(name = ?3 OR instr(name, ?3 || '/') = 1)" if later else f"instr(name, '{AT}') = 0"
+        where = f"round = ?1 AND moment = ?2 AND {names}"
+        every = [(round, moment, *[later] * bool(later)) for moment in moments]
+        self._db.executemany(f"DELETE FROM rows WHERE {where}", every)
 
     def rows(self, round: int) -> list[Row]:
         """All rows of one round, by client."""
@@ -181,7 +178,7 @@ class Store:
     def entries(self) -> list[Entry]:
         """All rounds in order; none is missing up to that of the server's state."""
         when = self.meta("when") or "before"
-        last = next(self._read("SELECT round FROM states WHERE kind = 'last'"), (None,))[0]
+        last = self.round_of("last")
         try:
             rounds = groupby(self.overall(), key=lambda row: row.round)
             found = [entry(round, when, list(rows)) for round, rows in rounds]
@@ -198,17 +195,22 @@ class Store:
 
     # --- states
 
+    def round_of(self, kind: str, client: int = ALL) -> int | None:
+        """Of which round the state of this kind is (`last` and `best` are the server's); None: of none."""
+        query = "SELECT round FROM states WHERE kind = ? AND client = ?"
+        return next((int(round) for (round,) in self._read(query, kind, client)), None)
+
     def server(self, which: str = "last") -> State:
         """The server's state of the `last` or the `best` round."""
-        found = self._state(which)
-        if found is None:
+        if (found := self.state(which)) is None:
             raise StoreError(f"'{self.folder}' has no {which} round yet")
         return decode(found)
 
     def last_is_best(self, round: int, *, moves: bool) -> None:
         """The `last` server state, of this round, becomes the `best`: as a copy, or, if another takes its
         place in this transaction, it `moves`: of its pages only the one with its name is written."""
-        state = self._state("last") or b""
+        state = self.state("last") or b""
+        best.forget(self._db)
         if moves:
             crc = crc32(state, crc_of(("best", ALL, round)))
             self._db.execute("DELETE FROM states WHERE kind = 'best'")
@@ -220,19 +222,20 @@ class Store:
         self.write_state(which, ALL, encode(state), round)
 
     def read(self, client: int) -> bytes | None:
-        return self._state("private", client)
+        return self.state("private", client)
 
     def stage(self, client: int, state: bytes) -> None:
+        best.set_aside(self._db, "private", client)
         self.write_state("private", client, state)
 
     def upload(self, client: int) -> State:
         """A client's last upload, of methods that keep them."""
-        found = self._state("upload", client)
-        if found is None:
+        if (found := self.state("upload", client)) is None:
             raise StoreError(f"'{self.folder}' has no upload of client {client}")
         return decode(found)
 
     def keep_upload(self, client: int, state: State) -> None:
+        best.set_aside(self._db, "upload", client)
         self.write_state("upload", client, encode(state))
 
     def clients(self) -> Iterator[tuple[int, State]]:
@@ -248,15 +251,16 @@ class Store:
 
     def _staged(self) -> Iterator[tuple[int, bytes]]:
         for (client,) in list(self._read("SELECT client FROM states WHERE kind = 'private' ORDER BY client")):
-            state = self.read(client)
-            assert state is not None
-            yield client, state
+            if (state := self.read(client)) is not None:
+                yield client, state
 
-    def _state(self, kind: str, client: int = ALL) -> bytes | None:
+    def state(self, kind: str, client: int = ALL) -> bytes | None:
+        """The bytes of a state, verified."""
         query = "SELECT round, crc, state FROM states WHERE kind = ? AND client = ?"
         for round, crc, state in self._read(query, kind, client):
             whose = kind if client == ALL else f"{kind} of client {client}"
-            if isinstance(state, bytes) and crc32(state, crc_of((kind, client, round))) == crc:
+            written = kind.removeprefix(best.BEST)  # as what it was sealed
+            if isinstance(state, bytes) and crc32(state, crc_of((written, client, round))) == crc:
                 return state
             raise damaged(self.folder, f"the state '{whose}', round {round}")
         return None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
-from feddbe.results.document import Newcomers, RunDocument, score
+from feddbe.measures.rows import ALL
+from feddbe.results.document import Measurement, Newcomers, RunDocument, score
 from feddbe.results.document import newcomers as about_newcomers
+from feddbe.runs.measuring import META
 from feddbe.runs.store import Store
 
 __all__ = ["document", "newcomers"]
@@ -30,6 +33,7 @@ def document(store: Store, *, hashes: bool = True) -> RunDocument:
         "last": known[-1] if known else None,
         "floor": store.meta("floor"),
         "newcomers": newcomers(store),
+        "measured": _measured(store),
         "bn_buffers": store.meta("bn_buffers"),
         "note": store.meta("note") or "",
         "remarks": _remarks(store),
@@ -50,6 +54,23 @@ def newcomers(store: Store) -> Newcomers | None:
     """What the clients that joined at the end measured."""
     about = store.meta("newcomers")
     return about and about_newcomers(about, [row for row in store.overall() if row.round == about["round"]])
+
+
+def _measured(store: Store) -> list[Measurement]:
+    """What was measured of representations, from its rows."""
+    known: dict[str, dict[str, Any]] = store.meta(META) or {}
+    rows = {round: store.rows(round) for round in {about["round"] for about in known.values()}}
+    found = []
+    for key, about in known.items():
+        name, read = key.split("/", 2)[2], dict[int, dict[str, float | None]]()
+        for row in rows[about["round"]]:
+            base, _, reading = row.name.partition("/")
+            if base == name and row.moment == about["moment"]:
+                finite = row.value is not None and math.isfinite(row.value)
+                read.setdefault(row.client, {})[reading or "value"] = row.value if finite else None
+        overall = read.pop(ALL, {})
+        found.append({**about, "overall": overall, "clients": {str(c): r for c, r in sorted(read.items())}})
+    return cast(list[Measurement], found)
 
 
 def _calls(store: Store) -> int:

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
 import textwrap
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddbe.errors import BadInput, unknown
+from feddbe.errors import BadInput
 from feddbe.options.config import pick_identity
 from feddbe.results.document import RunDocument, adapting, labels, moment, points
+from feddbe.show.canvas import COLOURS, GREY, MARKERS, STYLES, legend_below, tidy, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,57 +30,20 @@ __all__ = ["adaptation", "bubbles", "curves"]
 Points = Callable[[RunDocument], list[tuple[int, float]]]
 """A run's curve in percent."""
 
-# Okabe and Ito's colours, told apart by colour-blind readers, without the yellow that white paper swallows.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-# Four styles against seven colours: 28 lines before a pair comes back.
-_STYLES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1.2, 1.5)), (0, (1.4, 1.2)))
-_MARKERS = "os^Dv"
-_GREY = "#6b6b6b"
-_FORMATS = (".pdf", ".png", ".svg")
-
 
 def curves(path: Path, documents: Sequence[RunDocument]) -> None:
     """Draw weighted test accuracy over rounds: a line per run, mean and band over seeds."""
-    _write(path, _curves_figure(documents))
+    write(path, _curves_figure(documents))
 
 
 def adaptation(path: Path, documents: Sequence[RunDocument]) -> None:
     """Draw newcomers' accuracy over the epochs that they adapt for, in the same way."""
-    _write(path, _adaptation_figure(documents))
+    write(path, _adaptation_figure(documents))
 
 
 def bubbles(path: Path, labels: NDArray[np.int64], title: str) -> None:
     """Draw how the data is spread: `labels` counts samples (clients x classes), each a bubble's area."""
-    _write(path, _bubbles_figure(labels, title))
-
-
-def _write(path: Path, figure: Figure) -> None:
-    """Save beside `path` under another name, then rename: a reader never sees half a picture."""
-    import matplotlib
-
-    if path.suffix.lower() not in _FORMATS:
-        raise unknown("picture format", path.suffix, _FORMATS)
-    kind = path.suffix.lower()[1:]
-    # No dates and no random ids, so that the same run gives the same file.
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-    _clear(path)
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with matplotlib.rc_context({"svg.hashsalt": "feddbe"}):
-            figure.savefig(scratch, format=kind, dpi=150, metadata=metadata)
-        scratch.replace(path)
-    except OSError as error:
-        raise BadInput(f"cannot write the picture '{path}': {error.strerror or error}") from error
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-def _clear(path: Path) -> None:
-    """What a kill left of this picture; one that is being drawn is younger."""
-    for left in path.parent.glob(f".{path.name}.????????.tmp"):
-        with suppress(OSError):
-            if left.stat().st_mtime < time.time() - 60:
-                left.unlink()
+    write(path, _bubbles_figure(labels, title))
 
 
 # Curves
@@ -133,7 +94,7 @@ def _curves_figure(documents: Sequence[RunDocument]) -> Figure:
         _line(axes, index, group, name if len(moments) == 1 else f"{name}, {' / '.join(_moments(group))}")
     for floor in sorted({round(100 * d["floor"], 1) for group in groups for d in group}):
         name = f"each client's majority class: {floor} %"
-        axes.axhline(floor, color=_GREY, linestyle="--", linewidth=1.1, label=name)
+        axes.axhline(floor, color=GREY, linestyle="--", linewidth=1.1, label=name)
     when = moments[0] if len(moments) == 1 else "(moment: see below)"
     axes.set_ylabel(f"test accuracy in %\nof the deployed model {when},\nweighted by samples", fontsize=9)
     axes.set_xlabel("round (aggregations so far)")
@@ -166,24 +127,8 @@ def _finish(figure: Figure, axes: Axes) -> None:
     axes.margins(x=0.02, y=0.05)
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, -1), min(high, 101))
-    axes.grid(color="#e4e4e4", linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    _legend(figure, axes)
-
-
-def _legend(figure: Figure, axes: Axes) -> None:
-    """Names below the axes, where they cover no curve; the picture grows by the lines they take."""
-    handles, names = axes.get_legend_handles_labels()
-    columns = 2 if len(names) > 4 and max(map(len, names)) <= 42 else 1
-    wrapped = [textwrap.fill(name, 84 // columns) for name in names]
-    lines = sum(name.count("\n") + 1 for name in wrapped)
-    figure.set_size_inches(7.2, 3.7 + 0.19 * math.ceil(lines / columns))
-    legend = figure.legend(
-        handles, wrapped, loc="outside lower center", ncols=columns, frameon=False, fontsize=9, handlelength=4
-    )
-    for text in legend.get_texts():
-        text.set_parse_math(False)  # a dollar sign in a name is a dollar sign
+    tidy(axes)
+    legend_below(figure, axes)
 
 
 def _line(axes: Axes, index: int, group: Sequence[RunDocument], name: str, points: Points = points) -> None:
@@ -199,17 +144,17 @@ def _line(axes: Axes, index: int, group: Sequence[RunDocument], name: str, point
         if points is adapting
         else f"best {told} in round {rounds[marked]}"
     )
-    colour = _COLOURS[index % len(_COLOURS)]
+    colour = COLOURS[index % len(COLOURS)]
     if len(runs) > 1:
         axes.fill_between(rounds, runs.min(axis=0), runs.max(axis=0), color=colour, alpha=0.18, linewidth=0)
     axes.plot(
         rounds,
         mean,
         color=colour,
-        linestyle=_STYLES[index % len(_STYLES)],
+        linestyle=STYLES[index % len(STYLES)],
         linewidth=1.8,
         label=f"{name}: {told}",
-        marker=_MARKERS[index % len(_MARKERS)],
+        marker=MARKERS[index % len(MARKERS)],
         markevery=[marked],
         markersize=7.5,
         markeredgecolor="white",
@@ -248,7 +193,7 @@ def _bubbles_figure(labels: NDArray[np.int64], title: str) -> Figure:
     area = largest**2 * labels[client, label] / most
     edge = np.where(area > 9, 0.4, 0.0)  # tells neighbours that overlap apart; a speck would vanish in it
     axes.scatter(
-        client, label, s=area, c=_COLOURS[0], alpha=0.85, linewidths=edge.tolist(), edgecolors="white",
+        client, label, s=area, c=COLOURS[0], alpha=0.85, linewidths=edge.tolist(), edgecolors="white",
         clip_on=False, zorder=2,
     )  # fmt: skip
     across, up = (max(0.5, 0.55 * largest / (72 * side)) for side in (wide, high))  # no bubble on the frame
@@ -287,7 +232,7 @@ def _size_key(figure: Figure, left: float, top: float, largest: float, most: int
     for count in _round_counts(most):
         diameter = largest * math.sqrt(count / most)
         y -= max(diameter, 9) / 2
-        axes.scatter([largest / 2], [y], s=[diameter**2], color=_COLOURS[0], alpha=0.85, linewidth=0)
+        axes.scatter([largest / 2], [y], s=[diameter**2], color=COLOURS[0], alpha=0.85, linewidth=0)
         axes.text(largest + 5, y, f"{count}", va="center", fontsize=8)
         y -= max(diameter, 9) / 2 + 4
 

@@ -5,7 +5,6 @@ Everything is a rich renderable, laid out for the console it meets; one without 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -13,13 +12,10 @@ from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
-from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.measure import Measurement
-from rich.table import Table
-from rich.text import Text
 
 from feddbe.results.document import Accuracy, Entry, RunDocument, labels, moment
+from feddbe.show.cells import Name, caption, in_bytes, in_seconds, percent, plain_table
 
 __all__ = ["RunRow", "results_table", "runs_table", "split_table"]
 
@@ -43,18 +39,18 @@ def results_table(documents: Sequence[RunDocument]) -> RenderableType:
 
 def runs_table(rows: Sequence[RunRow]) -> RenderableType:
     """The runs of a folder, one line each if there is room."""
-    table = _table(gap=1)
+    table = plain_table(gap=1)
     for name in ("run", "method", "data"):
         table.add_column(name, overflow="fold")
     for name in ("rounds", "best %", "last %"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("state", overflow="fold")
     for row in rows:
-        text = (_Name(row["name"]), _Name(row["method"]), _Name(row["data"]))
+        text = (Name(row["name"]), Name(row["method"]), Name(row["data"]))
         table.add_row(
-            *text, str(row["rounds"]), _percent(row["best"]), _percent(row["last"]), _Name(row["state"])
+            *text, str(row["rounds"]), percent(row["best"]), percent(row["last"]), Name(row["state"])
         )
-    table.caption = _caption("Accuracy weighted by samples; the best round is chosen on test accuracy.")
+    table.caption = caption("Accuracy weighted by samples; the best round is chosen on test accuracy.")
     return table
 
 
@@ -65,7 +61,7 @@ def split_table(
     rows: int = 25,
 ) -> RenderableType:
     """Each client's training and test samples and its labels (`labels`: clients x classes, sample counts)."""
-    table = _table(gap=2)
+    table = plain_table(gap=2)
     for name in ("client", "train", "test", "labels"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("most frequent labels")
@@ -80,66 +76,6 @@ def split_table(
         "all", f"{sum(train)}", f"{sum(test)}", f"{np.count_nonzero(total)}", _top(total), style="bold"
     )
     return table
-
-
-# Pieces of tables
-
-
-@dataclass(frozen=True)
-class _Name:
-    """A name that, where it must, breaks before + and ( and after other punctuation rather than anywhere."""
-
-    text: str
-    style: str = ""
-
-    def _pieces(self) -> list[str]:
-        return re.findall(r"[+(]?[^-+(,_/: ]*[-,_/: ]?", self.text)
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        longest = max(map(len, self._pieces()))
-        return Measurement(min(longest, 12), max(1, len(self.text))).with_maximum(options.max_width)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = [""]
-        for piece in self._pieces():
-            if len(lines[-1]) + len(piece.rstrip()) > options.max_width:
-                lines.append("")
-            lines[-1] += piece
-        yield Text("\n".join(line.rstrip() for line in lines if line), style=self.style, overflow="fold")
-
-
-def _table(gap: int) -> Table:
-    """A table without edges, `gap` blanks between columns."""
-    return Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, gap - 1, 0, 0),
-        header_style="bold",
-        caption_justify="left",
-    )
-
-
-def _caption(words: str) -> Text:
-    """As text, because in a plain string rich would take [brackets] for markup."""
-    return Text(words, style="dim")
-
-
-def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{100 * fraction:.2f}"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.{3 if value < 0.0995 else 2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
-
-
-def _bytes(count: float) -> str:
-    """Decimal units and three digits: 950 B, 81.6 kB, 2.33 MB."""
-    unit, *larger = "B", "kB", "MB", "GB", "TB"
-    while count >= 999.5 and larger:
-        count, unit = count / 1000, larger.pop(0)
-    digits = 0 if unit == "B" or count >= 99.95 else 1 if count >= 9.995 else 2
-    return f"{count:.{digits}f} {unit}"
 
 
 def _top(counts: NDArray[np.int64]) -> str:
@@ -159,7 +95,7 @@ class _Results:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
-        table = _table(gap=1 if width < 76 else 2)
+        table = plain_table(gap=1 if width < 76 else 2)
         table.add_column("method", overflow="fold")
         table.add_column("round", no_wrap=True)
         names = ["weigh-\nted" if width < 76 else "weighted", "mean", "worst\ntenth"]
@@ -173,11 +109,11 @@ class _Results:
             lines = [_entry("best", document["best"]), _entry("last", document["last"]), *_adapted(document)]
             if costs:
                 lines = [lines[0] + _cost(document), *(line + [""] * 3 for line in lines[1:])]
-            table.add_row(_Name(run, "bold"), *("\n".join(column) for column in zip(*lines, strict=True)))
+            table.add_row(Name(run, "bold"), *("\n".join(column) for column in zip(*lines, strict=True)))
         table.add_section()
         for floor, data in _floors(self.documents).items():
-            table.add_row(_Name(f"majority class{data}"), "", _percent(floor), style="dim")
-        table.caption = _caption(
+            table.add_row(Name(f"majority class{data}"), "", percent(floor), style="dim")
+        table.caption = caption(
             f"Test accuracy in % of the deployed model {_moments(self.documents, runs)}: "
             "weighted by samples, mean of clients, mean of the worst tenth of clients. "
             f"{_choice(self.documents)} Majority class: each client's own."
@@ -202,7 +138,7 @@ def _entry(which: str, entry: Entry | None) -> list[str]:
 
 def _numbers(which: str, found: Accuracy | None) -> list[str]:
     numbers = (found["weighted"], found["mean"], found["worst_tenth"]) if found else (None,) * 3
-    return [which, *map(_percent, numbers)]
+    return [which, *map(percent, numbers)]
 
 
 def _adapted(document: RunDocument) -> list[list[str]]:
@@ -234,7 +170,7 @@ def _cost(document: RunDocument) -> list[str]:
     """Seconds of the median round (the first entry is the start, not a round) and bytes."""
     seconds = [entry["seconds"] for entry in document["rounds"] if entry["round"] >= 1]
     cost = document["cost"]
-    return [_seconds(median(seconds)) if seconds else "-", _bytes(cost["up"]), _bytes(cost["down"])]
+    return [in_seconds(median(seconds)) if seconds else "-", in_bytes(cost["up"]), in_bytes(cost["down"])]
 
 
 def _floors(documents: Sequence[RunDocument]) -> dict[float, str]:

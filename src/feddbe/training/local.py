@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -174,8 +174,16 @@ class Local:
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor) -> Forward:
         """The model's pass at `params`, translated by PRBM's vector if there is one."""
+        return self.task.model.forward(params, x, self._prbm)
+
+    def at(self, params: Mapping[str, Tensor], x: Tensor, places: Iterable[str]) -> State:
+        """What is at these places of the model in that pass."""
+        return self.task.model.at(params, x, places, self._prbm)
+
+    @property
+    def _prbm(self) -> Tensor | None:
         prbm = self.extras.get("prbm")
-        return self.task.model.forward(params, x, None if prbm is None else prbm.value)
+        return None if prbm is None else prbm.value
 
     def predict(
         self,

@@ -1,0 +1,238 @@
+"""MDL: how many nats describe the labels, given the representations (Voita and Titov, EMNLP 2020).
+
+A probe that has learned n samples needs L(n) nats for the label of the next; summed over n, that is the
+length of a message with all labels. A representation from which labels are easy to learn makes it short.
+L(n), the loss-data curve, is measured at a few sizes n_1 < ... < n_m = N as the validation loss of probes
+trained on n_k samples, and
+
+    MDL = sum_k (n_k - n_(k-1)) L(n_k),    n_0 = 0.
+
+This is the way of the tool that the paper used (Whitney et al., 2020: github.com/willwhitney/reprieve): the
+loss at the right end of each interval stands for the whole of it, so the sum is below the length of a real
+message when the curve falls. Also from there: the last tenth validates; one mean and one standard deviation,
+over all entries of all training samples, whiten; sizes are ceil(10 ... N) in equal ratios; probes are
+networks with two hidden layers of 512, 4,000 steps of Adam at 1e-4 in batches of 256, five seeds; no early
+stopping.
+
+The tool trains in two ways that differ, and this takes from each what is well defined:
+- A size's samples are the first n_k of an order of all training samples that belongs to the seed, as are the
+  initial weights: a seed is one message from beginning to end, and has an MDL of its own. (Its JAX way too,
+  but it draws the samples with replacement, so that the largest size has seen 63 % of them. Its PyTorch way
+  draws them without, anew for each size.)
+- Batches go round these samples in their order, as in the JAX way; with at most 256 samples a batch is all of
+  them, as in the PyTorch way. (The JAX way then repeats them up to 256: nearly the same gradient for up to 25
+  times the work.)
+- Linear layers begin as PyTorch's do.
+
+The paper leaves open how many samples it took, of which clients, and the round: compare MDLs of one N with
+each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from threading import Event
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from feddbe import seeds
+from feddbe.errors import BadInput
+from feddbe.options.limits import Parameters, parameter
+from feddbe.representations import Points
+from feddbe.representations.probes import initial, side_by_side, train
+
+__all__ = ["FULL", "MDL", "QUICK", "Settings", "description_length", "mdl", "sample_complexity", "sizes_of"]
+
+SHUFFLE = 0
+"""The samples that are kept are the first of np.random.RandomState(SHUFFLE).permutation(all): the same for
+every method, round and place, which are to be compared, and whatever the seed of the probes."""
+SMALLEST = 10
+"""The first size of the curve."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Settings(Parameters):
+    """How much is trained. The defaults are the tool's, but for n, which it does not have."""
+
+    name: ClassVar[str] = "mdl"
+
+    n: int | None = parameter(1000, "samples kept, of all in random order; none keeps all", low=12)
+    sizes: int = parameter(10, "points of the loss-data curve", low=2)
+    seeds: int = parameter(5, "probes at each of them", low=2)
+    steps: int = parameter(4000, "steps of each probe", low=1)
+    batch: int = parameter(256, "samples of a step", low=1)
+    lr: float = parameter(1e-4, "Adam's step size", above=0)
+    hidden: int = parameter(512, "width of a probe's two hidden layers", low=1)
+    seed: int = parameter(0, "of orders and initial weights", low=0)
+
+    @property
+    def quick(self) -> bool:
+        """Whether less is trained than by default, so that the result should say so."""
+        return self.sizes < FULL.sizes or self.seeds < FULL.seeds or self.steps < FULL.steps
+
+
+FULL = Settings()
+QUICK = Settings(sizes=5, seeds=2, steps=500)
+"""To look whether something is there: about a fortieth of the work, and probes that have not learned all they
+can."""
+
+
+def description_length(sizes: Sequence[int], losses: Floats, eps: float = 0.0) -> Any:
+    """sum_k (n_k - n_(k-1)) max(L(n_k) - eps, 0), n_0 = 0: MDL with eps = 0, else surplus description length.
+
+    `losses` has a row per size; of columns, each has its own sum.
+    """
+    return np.diff(sizes, prepend=0) @ np.maximum(np.asarray(losses) - eps, 0)
+
+
+def sample_complexity(sizes: Sequence[int], losses: Floats, eps: float) -> int | None:
+    """The smallest n_k with L(n_k) <= eps; None if there is none."""
+    return next((int(n) for n, loss in zip(sizes, losses, strict=True) if loss <= eps), None)
+
+
+@dataclass(frozen=True)
+class MDL:
+    """A loss-data curve, and what follows from it."""
+
+    sizes: tuple[int, ...]
+    losses: tuple[tuple[float, ...], ...]
+    """Validation loss in nats: a row per size, in it one of each seed."""
+    validation: int
+    """Samples that it was measured on."""
+    classes: int
+    """Outputs of a probe: guessing costs ln(classes) nats per sample."""
+    settings: Settings
+
+    @property
+    def curve(self) -> Floats:
+        """L(n_k), the mean over seeds."""
+        mean: Floats = np.asarray(self.losses).mean(1)
+        return mean
+
+    @property
+    def nats(self) -> float:
+        """The MDL as the paper and its tool have it."""
+        return float(description_length(self.sizes, self.curve))
+
+    @property
+    def bits(self) -> float:
+        return self.nats / math.log(2)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over seeds of the MDL that each alone would give, in nats."""
+        return float(np.std(description_length(self.sizes, np.asarray(self.losses)), ddof=1))
+
+    @property
+    def validation_loss(self) -> float:
+        """L(N), of probes that learned all training samples, in nats."""
+        return float(self.curve[-1])
+
+    @property
+    def quick(self) -> bool:
+        return self.settings.quick
+
+    def sdl(self, eps: float) -> float:
+        """Surplus description length: nats beyond eps per sample. With more samples it would grow if L(N) >
+        eps."""
+        return float(description_length(self.sizes, self.curve, eps))
+
+    def esc(self, eps: float) -> int | None:
+        """eps-sample-complexity: the smallest size of the curve with a loss of at most eps; None if there is
+        none."""
+        return sample_complexity(self.sizes, self.curve, eps)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it but sdl and esc, as JSON has it."""
+        derived = ("nats", "bits", "spread", "validation_loss", "quick")
+        return {name: getattr(self, name) for name in derived} | {
+            "sizes": list(self.sizes),
+            "losses": [list(row) for row in self.losses],
+            "validation": self.validation,
+            "classes": self.classes,
+            "settings": asdict(self.settings),
+        }
+
+
+def sizes_of(training: int, count: int) -> list[int]:
+    """`count` sizes from 10 to all training samples, in equal ratios, rounded up."""
+    if training >= SMALLEST:
+        spaced = np.ceil(np.logspace(math.log10(SMALLEST), math.log10(training), count))
+        found: list[int] = np.minimum(spaced, training).astype(int).tolist()  # 10**log10(n) may exceed n
+        if len(set(found)) == count:
+            return found
+    raise BadInput(
+        f"{training} training samples (nine tenths of those given) are too few for {count} different sizes "
+        f"from {SMALLEST} on; give more samples or fewer sizes"
+    )
+
+
+def mdl(points: Points, *, classes: int | None = None, settings: Settings = FULL) -> MDL:
+    """Minimum description length of the labels given the representations.
+
+    `classes`: how many labels there could be, the outputs of a probe; without it, the labels among the
+    samples kept. The result is the same bits on any number of torch threads, all of which are used, each for
+    one size at a time.
+    """
+    kept = points.of(np.random.RandomState(SHUFFLE).permutation(len(points.y))[: settings.n])
+    y, count = _labels(kept.y, classes)
+    held = -(-len(y) // 10)
+    training = len(y) - held
+    sizes = sizes_of(training, settings.sizes)
+    x = torch.from_numpy(_whitened(kept.x, training))
+    labels = torch.from_numpy(y)
+    hot = torch.nn.functional.one_hot(labels, count).to(x.dtype)
+    widths = (x.shape[1], settings.hidden, settings.hidden, count)
+
+    def work(size: int, stop: Event) -> list[float]:
+        orders = [_stream(settings, "order", s).permutation(training)[:size] for s in range(settings.seeds)]
+        probes = train(
+            initial(widths, [_stream(settings, "weights", s) for s in range(settings.seeds)]),
+            x, hot, torch.from_numpy(np.stack(orders)),
+            steps=settings.steps, batch=settings.batch, lr=settings.lr, stop=stop,
+        )  # fmt: skip
+        return probes.nll(x[training:], labels[training:])
+
+    losses = side_by_side(work, sizes[::-1])[::-1]
+    if not np.isfinite(losses).all():
+        raise BadInput(f"mdl lr = {settings.lr:g}: a probe's loss is not finite; try a smaller one")
+    return MDL(tuple(sizes), tuple(map(tuple, losses)), held, count, settings)
+
+
+def _stream(settings: Settings, purpose: str, probe: int) -> np.random.RandomState:
+    return seeds.stream(settings.seed, f"mdl {purpose}", client=probe)
+
+
+def _labels(y: npt.NDArray[np.int64], classes: int | None) -> tuple[npt.NDArray[np.int64], int]:
+    """Labels as 0, 1, ..., and how many there can be."""
+    present, numbered = np.unique(y, return_inverse=True)
+    if len(present) < 2:
+        raise BadInput(
+            f"all {len(y)} samples have label {present[0]}, so there is nothing to learn; "
+            "measure samples of more labels, such as those of all clients"
+        )
+    if classes is None:
+        return numbered, len(present)
+    if present[0] < 0 or present[-1] >= classes:
+        wrong = present[0] if present[0] < 0 else present[-1]
+        raise BadInput(f"label {wrong} with classes = {classes}; allowed: 0 to {classes - 1}")
+    return y, classes
+
+
+def _whitened(x: npt.NDArray[np.float32], training: int) -> npt.NDArray[np.float32]:
+    """(x - mean) / std, both of all entries of the training samples, which come first."""
+    known = x[:training]
+    if known.min() == known.max():
+        raise BadInput(
+            f"every value of the representations is {known.min():g}, so no label can be told from them; "
+            "measure at another place or round"
+        )
+    mean, std = known.mean(dtype=np.float64), known.std(dtype=np.float64)
+    return np.asarray((x - mean) / std, dtype=np.float32)

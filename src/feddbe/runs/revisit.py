@@ -1,0 +1,143 @@
+"""Go back to a round of a run: what clients did there, they can do again, because their work is a pure
+function of what the run's file has. Nothing of the run changes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from feddbe.data.dataset import Dataset
+from feddbe.engines import Engine
+from feddbe.engines.client import Job, Missing, Reply
+from feddbe.errors import BadInput, FeddbeError, StoreError, unknown
+from feddbe.models import ModelSource
+from feddbe.options.config import Config, pick_identity
+from feddbe.runs.best import BEST
+from feddbe.runs.experiment import Experiment, resolve
+from feddbe.runs.messages import one_thread, sent
+from feddbe.runs.store import Store
+from feddbe.runs.watch import Watch
+from feddbe.state import State, decode
+from feddbe.training.task import Context
+
+__all__ = ["MOMENTS", "Entry", "differences", "entry_of", "reopened", "stored_options"]
+
+MOMENTS = ("before", "adapted", "after")
+"""When a client's model can be looked at: as received, adapted to the client, after local training."""
+
+
+def stored_options(settings: Mapping[str, Any]) -> Config:
+    """The options of a run, from its stored configuration."""
+    names = {field.name for field in dataclasses.fields(Config)} - {"method"}
+    return Config(**{key: settings[key] for key in names & settings.keys() if settings[key] is not None})
+
+
+def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What tells two configurations apart, in words; hyper-parameters only of parts that both have."""
+    before, after = pick_identity(there), pick_identity(now)
+    found = [
+        f"{key} {before.get(key)} there, {value} now"
+        for key, value in after.items()
+        if before.get(key) != value and (key in before or key in now)
+    ]
+    return "; ".join(found) or "its data or its model differ"
+
+
+def reopened(store: Store, *, dataset: Dataset | None = None, model: ModelSource | None = None) -> Experiment:
+    """The experiment of a run. What was given to it as a Python object must be given again."""
+    settings = store.meta("config")
+    if settings["model"] == "own" and model is None:
+        raise BadInput(
+            f"the model of '{store.folder}' came from Python; give it again: feddbe.measure(RUN, model=...)"
+        )
+    try:
+        found = resolve(settings["method"], stored_options(settings), dataset=dataset, model=model)
+    except BadInput as error:
+        raise BadInput(f"the run in '{store.folder}' cannot be made again: {error}") from error
+    if found.config_hash != store.meta("config_hash"):
+        raise BadInput(
+            f"the run in '{store.folder}' is another here ({differences(settings, found.config)}); "
+            "copy the files of data and model from where it began"
+        )
+    return found
+
+
+def entry_of(store: Store, which: str) -> int:
+    """The number of the `best` or the `last` entry."""
+    if which not in ("best", "last"):
+        raise unknown("round", which, ("best", "last"))
+    if store.last_round() < 0:
+        raise BadInput(f"'{store.folder}' has no finished round yet: there is nothing to look at")
+    if (found := store.round_of(which)) is None:
+        raise BadInput(f"'{store.folder}' has no evaluated round yet; look at the last, --round last")
+    return found
+
+
+class Entry:
+    """The `best` or the `last` entry of a run, with the states that it was evaluated with. It is what engines
+    read the clients' states from; what they stage is discarded."""
+
+    def __init__(self, store: Store, experiment: Experiment, which: str) -> None:
+        self.store, self.experiment, self.which = store, experiment, which
+        self.round = entry_of(store, which)
+
+    def read(self, client: int) -> bytes | None:
+        return self._state("private", client)
+
+    def stage(self, client: int, state: bytes) -> None:
+        pass
+
+    def upload(self, client: int) -> State:
+        """What a client had sent last then."""
+        found = self._state("upload", client)
+        assert found is not None, "a method asks for uploads that there are"
+        return decode(found)
+
+    def ask(self, jobs: Sequence[Job], engine: Engine, watch: Watch | None = None) -> list[Reply]:
+        """Do these jobs with the messages of the round after this entry; the replies in client order."""
+        method = self.experiment.method
+        ctx = Context(self.experiment.task, self.round + 1, self.upload if method.keeps_uploads else None)
+        replies: list[Reply] = []
+        with one_thread():
+            for answer in engine.run(jobs, sent(method, ctx, self.store.server(self.which)), self):
+                if isinstance(answer, Missing):
+                    raise FeddbeError(f"client {answer.client} did not answer ({answer.reason})")
+                replies.append(answer)
+                if watch:
+                    watch.client(len(replies), len(jobs))
+        return sorted(replies, key=lambda reply: reply.client)
+
+    def jobs(
+        self, moments: Iterable[str], places: Iterable[str], rows: Mapping[int, Sequence[int] | None]
+    ) -> list[Job]:
+        """For each client in `rows`: show those of its test samples at these places and moments."""
+        wanted, method, options = set(moments), self.experiment.method, self.experiment.options
+        adapt = {"each": 0, "last": options.adapt_epochs}.get(method.adapts)
+        allowed = [moment for moment in MOMENTS if moment != "adapted" or adapt is not None]
+        for moment in wanted - set(allowed):
+            raise unknown(f"moment of {method.base}", moment, allowed)
+        return [
+            Job(
+                client,
+                self.round + 1,
+                "train" if "after" in wanted else "none",
+                evaluate=True,
+                adapt=adapt if "adapted" in wanted else None,
+                after="after" in wanted,
+                places=tuple(places),
+                rows=None if some is None else tuple(some),
+            )
+            for client, some in rows.items()
+        ]
+
+    def _state(self, kind: str, client: int) -> bytes | None:
+        store, made = self.store, self.store.round_of(kind, client)
+        if made is None or made <= self.round:
+            return store.state(kind, client)
+        if (kept := store.state(BEST + kind, client)) is None and not store.meta("keeps_best"):
+            raise StoreError(
+                f"'{store.folder}' was begun by a feddbe that did not keep the clients' states of the best "
+                "round; look at the last one, --round last"
+            )
+        return kept  # None: it had none yet

@@ -1,0 +1,153 @@
+"""What runs' documents have of representations, side by side: tables as in the paper, with a line for each
+place and a column for each method and moment, and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import RenderableType
+
+from feddbe.representations import Points
+from feddbe.representations.discrepancy import Discrepancy
+from feddbe.representations.readings import as_discrepancy
+from feddbe.results.document import Measurement, RunDocument, labels
+from feddbe.show import embedding, measured
+from feddbe.show.cells import caption, percent, plain_table
+
+__all__ = ["draw", "draw_rounds", "measured_tables"]
+
+Found = list[tuple[str, Measurement]]
+"""Measurements of one kind, each with the name of its run."""
+Layouts = Callable[[RunDocument, Measurement], Points]
+
+_MOMENTS = ("before", "adapted", "after")
+_WORDS = {
+    "mdl": "Minimum description length of the labels in nats, given what is at a place (± standard deviation "
+    "over seeds): less is better.",
+    "probe": "Accuracy in % of a linear classifier of what is at a place.",
+    "discrepancy": "Between each client and the others, mean over clients: less is nearer together.",
+}
+_PER_ROUND = {
+    "drift": "distance of a client's mean z_g from the others', in spreads",
+    "probe": "accuracy of a linear probe on z_g",
+}
+
+
+def measured_tables(documents: Sequence[RunDocument], what: Container[str] = _WORDS) -> list[RenderableType]:
+    """One for each kind of measure that has numbers; quick ones apart, and marked."""
+    kinds = [(kind, found) for kind, found in _kinds(documents) if found[0][1]["what"] in _WORDS]
+    return [_table(kind, found) for kind, found in kinds if found[0][1]["what"] in what]
+
+
+def draw(folder: Path, documents: Sequence[RunDocument], layouts: Layouts) -> list[Path]:
+    """Pictures of all that was measured; `layouts` finds the points that t-SNE has laid out."""
+    paths = []
+    by_name = dict(zip(labels(documents), documents, strict=True))
+    for kind, found in _kinds(documents):
+        path, what = folder / f"{kind}.png", found[0][1]["what"]
+        title = _title(documents, found)
+        if what == "mdl":
+            series: dict[str, dict[str, tuple[float, float]]] = {}
+            for run, one in found:
+                value, std = one["overall"]["value"], one["overall"].get("std")
+                series.setdefault(_column(run, one), {})[one["place"]] = value or 0.0, std or 0.0
+            measured.mdl(path, series, title=title, quick=found[0][1]["quick"])
+        elif what == "discrepancy":
+            rows = {f"{_column(run, one)}, {one['place']}": _discrepancy(one) for run, one in found}
+            measured.discrepancies(path, rows, title=title)
+        elif what == "tsne":
+            panels = {
+                f"{_column(run, one)}, {one['place']}": layouts(by_name[run], one) for run, one in found
+            }
+            embedding.tsne(path, panels, title)
+        else:
+            continue
+        paths.append(path)
+    return paths
+
+
+def draw_rounds(folder: Path, documents: Sequence[RunDocument]) -> list[Path]:
+    """Pooled measures over rounds, where runs have any."""
+    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for run, document in zip(labels(documents), documents, strict=True):
+        for entry in document["rounds"]:
+            for moment in _MOMENTS:
+                for name, read in entry["measures"].get(moment, {}).items():
+                    if name in _PER_ROUND:
+                        curves = panels.setdefault(_PER_ROUND[name], {})
+                        point = entry["round"], read["weighted"]
+                        curves.setdefault(f"{run}, {moment}", []).append(point)
+    if not panels:
+        return []
+    measured.over_rounds(path := folder / "representations.png", panels)
+    return [path]
+
+
+def _kinds(documents: Sequence[RunDocument]) -> Iterator[tuple[str, Found]]:
+    """Measurements of the same kind together, in the order in which they were first asked for."""
+    kinds: dict[str, Found] = {}
+    for run, document in zip(labels(documents), documents, strict=True):
+        for one in document["measured"]:
+            name = f"{one['what']}{'-clients' * one['per_client']}{'-quick' * one['quick']}"
+            kinds.setdefault(name, []).append((run, one))
+    yield from kinds.items()
+
+
+def _column(run: str, one: Measurement) -> str:
+    return f"{run}, {one['moment']} @{one['round']}"
+
+
+def _title(documents: Sequence[RunDocument], found: Found) -> str:
+    data = dict.fromkeys(Path(str(document["config"]["data"])).name for document in documents)
+    return f"{', '.join(data)}: {_samples(found)}"
+
+
+def _samples(found: Found) -> str:
+    counts = " or ".join(map(str, sorted({one["samples"] for _, one in found})))
+    whose = "of each client alone" if found[0][1]["per_client"] else "of all clients"
+    return f"{counts} test samples {whose}"
+
+
+def _discrepancy(one: Measurement) -> Discrepancy:
+    def there(read: Mapping[str, float | None]) -> dict[str, float]:
+        return {name: float("inf") if value is None else value for name, value in read.items()}
+
+    return as_discrepancy(there(one["overall"]), {int(c): there(read) for c, read in one["clients"].items()})
+
+
+def _table(kind: str, found: Found) -> RenderableType:
+    first = found[0][1]
+    readings = Discrepancy.MEASURES if first["what"] == "discrepancy" else ("value",)
+    columns = list(dict.fromkeys((run, one["moment"], one["round"]) for run, one in found))
+    cells = {
+        (one["place"], reading, (run, one["moment"], one["round"])): _cell(one, reading)
+        for run, one in found
+        for reading in readings
+    }
+    table = plain_table(gap=2)
+    table.title, table.title_justify, table.title_style = kind, "left", "bold"
+    table.add_column("place", overflow="fold")
+    for run, moment, round in columns:
+        table.add_column(f"{run}\n{moment} @{round}", justify="right", overflow="fold")
+    for place in dict.fromkeys(one["place"] for _, one in found):
+        for reading in readings:
+            name = place if reading == "value" else f"{place} {reading}"
+            table.add_row(name, *(cells.get((place, reading, column), "-") for column in columns))
+    quick = " QUICK: fewer sizes, seeds and steps than the full measure." if first["quick"] else ""
+    words = (
+        f"{_WORDS[first['what']]} {_samples(found).capitalize()}; before and after local training, @ round."
+    )
+    table.caption = caption(words + quick)
+    return table
+
+
+def _cell(one: Measurement, reading: str) -> str:
+    value, std = one["overall"].get(reading), one["overall"].get("std")
+    if value is None:
+        return "-"
+    if one["what"] == "probe":
+        return percent(value)
+    if one["what"] == "mdl":
+        return f"{value:.0f}" if std is None else f"{value:.0f} ± {std:.0f}"
+    return f"{value:.3g}"

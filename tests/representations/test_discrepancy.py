@@ -1,0 +1,169 @@
+"""Discrepancy: analytic values of Gaussians, nothing where nothing differs, and the paper's corollary."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy.stats import norm
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold
+
+from feddbe.errors import BadInput
+from feddbe.representations import Points, points
+from feddbe.representations.discrepancy import Discrepancy, _a_distance, _in_their_span, discrepancy
+from feddbe.seeds import stream
+
+ARRAYS = ("a_distance", "a_distance_std", *Discrepancy.MEASURES[1:], "variance", "variance_others")
+
+
+def gaussians(means: npt.ArrayLike, n: int, scale: npt.ArrayLike = 1.0) -> Points:
+    """n samples of each client around its mean, with its standard deviation in every dimension."""
+    centres = np.atleast_2d(np.asarray(means, float))
+    scales = np.broadcast_to(np.asarray(scale, float), len(centres))
+    random = np.random.RandomState(0)
+    x = np.concatenate(
+        [m + s * random.standard_normal((n, len(m))) for m, s in zip(centres, scales, strict=True)]
+    )
+    return points(x, np.zeros(len(x)), np.repeat(np.arange(len(centres)), n))
+
+
+def test_two_gaussians_have_the_values_that_can_be_derived() -> None:
+    """N(0, I) and N((2, 0, 0), I). The best linear classifier errs with probability Phi(-1). spread^2 is the
+    trace of I = 3; on the line through the means both variances are 1, so Fisher's ratio is 4 / 2.
+    E exp(-|u|^2 / 2 s^2) for u ~ N(m, 2 I) is (s^2 / (s^2 + 2))^(3/2) exp(-|m|^2 / (2 (s^2 + 2)))."""
+    found = discrepancy(gaussians([[0, 0, 0], [2, 0, 0]], 2000), most=2000)
+    assert found.client.tolist() == [0, 1]
+    assert found.samples.tolist() == [2000, 2000]
+    assert found.a_distance == pytest.approx(np.full(2, 2 * (1 - 2 * norm.cdf(-1))), abs=0.05)
+    assert found.spread == pytest.approx(math.sqrt(3), rel=0.03)
+    assert found.mean_distance == pytest.approx(np.full(2, 2 / math.sqrt(3)), rel=0.05)
+    assert found.fisher == pytest.approx(np.full(2, 2.0), rel=0.1)
+    s2 = found.bandwidth**2
+    expected = 2 * (s2 / (s2 + 2)) ** 1.5 * (1 - math.exp(-4 / (2 * (s2 + 2))))
+    assert found.mmd2 == pytest.approx(np.full(2, expected), rel=0.1)
+    assert found.overall() == {name: pytest.approx(getattr(found, name).mean()) for name in found.MEASURES}
+
+
+def test_mmd_by_hand_with_the_median_distance_for_bandwidth() -> None:
+    """x = 0, 2 and o = 4, 7: distances 2, 4, 7, 2, 5, 3, so sigma = 3.5."""
+    found = discrepancy(points([[0.0], [2.0], [4.0], [7.0]], [0] * 4, [0, 0, 1, 1]))
+    assert found.bandwidth == pytest.approx(3.5)
+    k = {d: math.exp(-(d**2) / (2 * 3.5**2)) for d in range(8)}
+    assert found.mmd2 == pytest.approx(np.full(2, k[2] + k[3] - (k[4] + k[7] + k[2] + k[5]) / 2))
+
+
+def test_a_client_of_one_sample_is_among_the_others_only() -> None:
+    found = discrepancy(points([[0.0], [2.0], [4.0], [7.0]], [0] * 4, [5, 5, 1, 3]))
+    assert found.left_out == (1, 3)
+    assert found.client.tolist() == [5]
+    assert found.mean_distance == pytest.approx([4.5 / math.sqrt(2)])
+
+
+def test_means_and_variances_by_hand() -> None:
+    """Client 0 at (0, 0), (2, 0), client 1 at (5, 1), (5, -1): means (1, 0) and (5, 0). Within: 2 + 2 over
+    4 - 2, so the spread is sqrt 2; on the line through the means the variances are 2 and 0."""
+    found = discrepancy(points([[0, 0], [2, 0], [5, 1], [5, -1]], [0] * 4, [0, 0, 1, 1]))
+    assert found.mean_distance == pytest.approx(np.full(2, 4 / math.sqrt(2)))
+    assert found.fisher == pytest.approx(np.full(2, 16 / 2))
+    assert found.variance == pytest.approx([2, 0])
+    assert found.variance_others == pytest.approx([0, 2])
+    assert found.chance == pytest.approx(np.ones(2))
+
+
+def test_nothing_where_nothing_differs() -> None:
+    found = discrepancy(gaussians(np.zeros((4, 10)), 300))
+    assert abs(found.overall()["a_distance"]) < 0.15
+    assert np.abs(found.mmd2).max() < 0.005
+    assert (found.mean_distance / found.chance).mean() == pytest.approx(1, abs=0.3)
+    assert found.fisher.max() < 0.05
+    wide = discrepancy(gaussians(np.zeros((4, 500)), 50))
+    assert wide.fisher.min() > 1, "so many dimensions that samples always differ"
+    assert wide.fisher == pytest.approx(wide.fisher_chance, rel=0.2)
+    assert np.abs(wide.mmd2).max() < 0.005
+
+
+def test_apart_without_error() -> None:
+    found = discrepancy(gaussians([[0, 0], [100, 0], [0, 100]], 20))
+    assert found.a_distance == pytest.approx(np.full(3, 2.0))
+    assert found.a_distance_std == pytest.approx(np.zeros(3))
+
+
+def test_the_corollary_the_same_prbm_on_both_sides_changes_nothing() -> None:
+    """z = z_g + p_i on both sides; every client's own p_i on its own side is another matter."""
+    clients, width = 3, 8
+    random = np.random.RandomState(1)
+    # quarters, so that sums are exact in float32
+    z_g = gaussians(np.round(random.standard_normal((clients, width)) * 4) / 4, 60)
+    z_g = z_g._replace(x=(np.round(z_g.x * 4) / 4).astype(np.float32))
+    prbm = (random.randint(-40, 40, (clients, width)) / 4).astype(np.float32)
+    before = discrepancy(z_g)
+    for i in range(clients):
+        after = discrepancy(z_g._replace(x=z_g.x + prbm[i]))
+        for name in ARRAYS:
+            assert getattr(after, name)[i] == pytest.approx(getattr(before, name)[i], rel=1e-9), name
+        assert (after.bandwidth, after.spread) == pytest.approx((before.bandwidth, before.spread))
+    own = discrepancy(z_g._replace(x=z_g.x + prbm[z_g.client]))
+    for name in Discrepancy.MEASURES:
+        assert (getattr(own, name) > getattr(before, name)).all(), name
+
+
+def test_more_dimensions_than_samples() -> None:
+    """The classifier in the samples' own span is the one in all dimensions: here it is fitted there."""
+    wide = gaussians([[0.0] * 400, [0.12] * 400], 25)
+    x, o = (wide.x[wide.client == side].astype(float) for side in (0, 1))
+    both, side = np.concatenate([x, o]), np.repeat([0, 1], 25)
+    both = (both - both.mean(axis=0)) / (both - both.mean(axis=0)).std()
+    found = []
+    for fitted, tested in StratifiedKFold(5, shuffle=True, random_state=stream(7, "any")).split(both, side):
+        model = LogisticRegression(class_weight="balanced", tol=1e-8).fit(both[fitted], side[fitted])
+        found.append(4 * model.score(both[tested], side[tested]) - 2)  # folds of 5 + 5: balanced as they are
+    expected = float(np.mean(found)), float(np.std(found))
+    assert 0.3 < expected[0] < 1.9
+    assert _a_distance(*_in_their_span(x, o), 400, 5, stream(7, "any")) == pytest.approx(expected)
+
+
+def test_small_clients_and_bounds() -> None:
+    """Two samples make two folds; a bound on samples keeps what is measured of all of them."""
+    big = gaussians([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]], 200)
+    small = big.of(np.r_[0:2, 200:600])
+    found = discrepancy(small)
+    assert found.samples.tolist() == [2, 200, 200]
+    bounded, whole = discrepancy(big, most=50), discrepancy(big)
+    assert bounded.fisher.tolist() == whole.fisher.tolist()
+    assert bounded.mmd2 == pytest.approx(whole.mmd2, abs=0.1)
+    assert bounded.mmd2.tolist() != whole.mmd2.tolist()
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_other_ones() -> None:
+    given = gaussians([[0.0, 0.0], [1.0, 0.0]], 80)
+    one, again, other = discrepancy(given), discrepancy(given), discrepancy(given, seed=1)
+    assert one.a_distance.tolist() == again.a_distance.tolist()
+    assert one.a_distance_std.tolist() != other.a_distance_std.tolist()
+
+
+def test_representations_that_do_not_vary() -> None:
+    """Nor if their means are rounded: a third of 0.1 + 0.1 + 0.1 is not 0.1."""
+    same = discrepancy(points(np.full((9, 3), 0.1), [0] * 9, [0, 1, 1] * 3))
+    assert [getattr(same, name).tolist() for name in Discrepancy.MEASURES] == [[0, 0]] * 4
+    apart = discrepancy(points([[0.1]] * 3 + [[0.7]] * 3, [0] * 6, [0, 0, 0, 1, 1, 1]))
+    assert apart.mean_distance.tolist() == apart.fisher.tolist() == [math.inf] * 2
+    assert apart.a_distance.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("clients", "options", "says"),
+    [
+        ([0, 0, 0], {}, "of 1 client: there must be another"),
+        ([0, 1, 2], {}, "3 clients of 1 samples: it takes two"),
+        ([0, 0, 1], {}, "2 clients of 1, 2 samples: it takes two on either side"),
+        ([0, 0, 1], {"folds": 1}, "folds = 1"),
+        ([0, 0, 1], {"most": 1}, "most = 1"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(clients: list[int], options: dict[str, int], says: str) -> None:
+    with pytest.raises(BadInput, match=says) as error:
+        discrepancy(points(np.arange(3.0)[:, None], [0, 0, 0], clients), **options)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,83 @@
+"""Fairness: numbers worked out by hand, and baselines that are found only where clients are the same."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddbe.errors import BadInput
+from feddbe.results.fairness import fairness, paired, spread
+from tests.documents import document
+
+CURVE = [0.1, 0.9, 0.5]
+
+
+def test_the_spread_by_hand() -> None:
+    """Of 0.0, 0.1, ..., 1.0 the worst tenth is two clients of eleven: 0.0 and 0.1."""
+    found = spread({client: client / 10 for client in range(11)})
+    assert found == {
+        "clients": 11,
+        "mean": pytest.approx(0.5),
+        "std": pytest.approx(0.1**0.5),
+        "worst_tenth": pytest.approx(0.05),
+        "lowest": 0.0,
+        "quarter": pytest.approx(0.25),
+        "median": pytest.approx(0.5),
+        "three_quarters": pytest.approx(0.75),
+        "highest": 1.0,
+    }
+    assert spread({3: 0.4})["worst_tenth"] == 0.4
+    with pytest.raises(BadInput, match="no client at all"):
+        spread({})
+
+
+def test_pairs_by_hand() -> None:
+    """Client 0 gains 0.5, 1 loses 0.25, 2 is as before; 3 and 4 are in one run only."""
+    found = paired({0: 0.75, 1: 0.5, 2: 1.0, 3: 0.0}, {0: 0.25, 1: 0.75, 2: 1.0, 4: 0.0}, "local")
+    assert (found["clients"], found["better"], found["equal"], found["worse"]) == (3, 1, 1, 1)
+    assert (found["helped"], found["hurt"]) == pytest.approx((1 / 3, 1 / 3))
+    assert (found["mean"], found["lowest"]) == pytest.approx((0.25 / 3, -0.25))
+    assert found["differences"] == {0: 0.5, 1: -0.25, 2: 0.0}
+    assert found["against"] == "local"
+    with pytest.raises(BadInput, match="no client was evaluated in both runs"):
+        paired({0: 1.0}, {1: 1.0})
+
+
+@given(
+    st.dictionaries(st.integers(0, 9), st.floats(0, 1), min_size=10),
+    st.dictionaries(st.integers(0, 9), st.floats(0, 1), min_size=10),
+)
+def test_who_is_helped_by_one_is_hurt_by_the_other(one: dict[int, float], other: dict[int, float]) -> None:
+    there, back = paired(one, other), paired(other, one)
+    assert (there["better"], there["worse"]) == (back["worse"], back["better"])
+    assert there["better"] + there["equal"] + there["worse"] == there["clients"] == 10
+
+
+def test_baselines_are_found_by_method() -> None:
+    runs = [document(method, CURVE) for method in ("fedavg+dbe", "fedavg(weights=uniform)", "local")]
+    dbe, fedavg, local = fairness(runs, [{0: 0.9, 1: 0.5}, {0: 0.8, 1: 0.6}, {0: 0.7, 1: 0.7}])
+    assert dbe["paired"].keys() == {"local", "fedavg"}
+    assert dbe["paired"]["local"]["differences"] == pytest.approx({0: 0.2, 1: -0.2})
+    assert dbe["paired"]["fedavg"]["against"] == "fedavg(weights=uniform)"
+    assert fedavg["paired"].keys() == {"local"}
+    assert local["paired"].keys() == {"fedavg"}
+    assert (dbe["round"], dbe["when"], dbe["accuracy"]) == (1, "before", {0: 0.9, 1: 0.5})
+
+
+def test_a_baseline_is_of_the_same_clients_and_if_it_can_be_of_the_same_seed() -> None:
+    mine = document("ditto", CURVE, seed=1)
+    seeds = [document("fedavg", CURVE, seed=seed) for seed in (0, 1)]
+    others = [document("fedavg", CURVE, partition_seed=2), document("fedavg", CURVE, data="fmnist")]
+    there = [{0: accuracy} for accuracy in (0.5, 0.25, 0.75, 0.75)]
+    found = fairness([mine, *seeds, *others], [{0: 0.5}, *there])[0]
+    assert found["paired"]["fedavg"]["differences"] == {0: 0.25}
+    assert "seed 1" in found["paired"]["fedavg"]["against"]
+    assert fairness([mine, seeds[0]], [{0: 0.6}, {0: 0.5}])[0]["paired"].keys() == {"fedavg"}
+    assert fairness([mine, *others], [{0: 0.6}, *there[:2]])[0]["paired"] == {}
+
+
+def test_the_last_round_and_a_run_without_any() -> None:
+    assert fairness([document("ditto", CURVE)], [{0: 0.5}], "last")[0]["round"] == 2
+    with pytest.raises(BadInput, match="ditto: no round has been evaluated yet"):
+        fairness([document("ditto", [None])], [{}])
