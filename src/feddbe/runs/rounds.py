@@ -7,6 +7,7 @@ evaluated in a call without training.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,7 +41,7 @@ MOMENTS = ("before", "adapted", "after", "validation", "train")
 def run(experiment: Experiment, store: Store, engine: Engine, watch: Watch | None = None) -> None:
     """Carry the run in `store` on to the number of rounds that the experiment asks for."""
     loop = Loop(experiment, store, engine, watch or Watch())
-    with _one_thread():
+    with _steady():
         loop.watch.begin(experiment.name, store.folder, max(0, store.last_round()), experiment.task.rounds)
         if store.last_round() < 0:
             loop.exchange(0)
@@ -280,11 +281,14 @@ def check_fits(found: State, start: State, folder: Path) -> None:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums depend on the number of threads in their last bits; results must not depend on the machine."""
+def _steady() -> Iterator[None]:
+    """One thread: sums depend on their number in the last bits, and results must not depend on the machine.
+    And no search for garbage among what is there already, most of it torch's: that is a third of the time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    gc.freeze()
     try:
         yield
     finally:
+        gc.unfreeze()
         torch.set_num_threads(threads)
