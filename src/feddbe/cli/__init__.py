@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from feddbe.cli import data, methods, results, run
+from feddbe.cli import bench, data, methods, results, run
 from feddbe.cli.command import Group, explain
 from feddbe.cli.output import complain
 from feddbe.errors import FeddbeError
@@ -20,7 +20,8 @@ __all__ = ["app", "main"]
 
 app = Group("feddbe", "Personalized federated learning with the Domain Bias Eliminator.")
 click.version_option(package_name="feddbe", message="feddbe %(version)s")(app)
-for command in (run.run, run.compare, results.runs, results.show, results.check, methods.methods, data.group):
+_RUNS = (run.run, run.compare, bench.bench, results.runs, results.show, results.check)
+for command in (*_RUNS, methods.methods, data.group):
     app.add_command(command)
 
 
