@@ -4,22 +4,24 @@
         [--engine pool] [--json FILE]
 
 The data is drawn here: N clients with 12 samples each (2, where there are a million) of 32 numbers in 10
-classes, in two files of which each client's label skew and shift are its own; the partition is the client
+classes, each client with its own two labels and shift; the partition is the client
 column. The model is a perceptron 32-64-10. Each run is a process of its own, so that its peak is its own:
 
 - start-up: reading nothing, from options to an experiment (partition, hashes, floor) and the run's file;
 - preparation: round 0, for MR with `init_clients=1000`;
-- round: the median of rounds 2.. (the first warms up) with evaluation of a sample of 50;
-- parent CPU: processor time of the process that runs the rounds, per client and round;
-- memory: peak of all processes, shared pages once, less that of the same run with a thousand clients' data
-  is what N costs; data: bytes of x, y, the client column and the split;
-- file: the run's file; show, resume: seconds of `feddbe show` and of `--resume` of the finished run.
+- round: the median of rounds 2.. (the first warms up) with evaluation of a sample of 50; CPU: processor time
+  of all processes in a round, which other programs disturb less; parent: that of the one that runs the
+  rounds, per client that takes part;
+- start MB: in use when the data is there and nothing else; peak MB: the most while rounds run, all processes
+  with shared pages once; grown MB: how much of it came between rounds 2 and the last;
+- file MB: the run's file; show, resume: seconds of `feddbe show` and of `--resume` of the finished run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -63,6 +65,12 @@ def experiment(method: str, dataset: Dataset, clients: int, rounds: int, engine:
     return resolve(method, options, dataset=dataset)
 
 
+def processor(pids: list[int]) -> float:
+    """Seconds of processor time that these have had."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(f[11]) + int(f[12]) for f in fields) / os.sysconf("SC_CLK_TCK")
+
+
 def once(method: str, clients: int, rounds: int, engine: str, folder: Path) -> dict[str, float]:
     """One run in this process."""
     dataset = people(clients)
@@ -77,14 +85,16 @@ def once(method: str, clients: int, rounds: int, engine: str, folder: Path) -> d
     torch.set_num_threads(1)
     loop.exchange(0)
     prepared = time.perf_counter()
-    seconds, cpu = [], time.process_time()
+    seconds, memory, pids = [], [], getattr(workers, "pids", [])
     for t in range(1, rounds + 1):
+        if t == 2:
+            cpu, others = time.process_time(), processor(pids)
         at = time.perf_counter()
         loop.exchange(t)
         seconds.append(time.perf_counter() - at)
-    cpu = time.process_time() - cpu
+        memory.append(used_mb())
+    cpu, others = time.process_time() - cpu, processor(pids) - others
     loop.evaluate_last()
-    peak = store.meta("peak_rss_mb")
     workers.close()
     store.close()
     size = (folder / FILE).stat().st_size
@@ -99,10 +109,11 @@ def once(method: str, clients: int, rounds: int, engine: str, folder: Path) -> d
         "start-up s": ready - began,
         "preparation s": prepared - ready,
         "round ms": 1000 * statistics.median(seconds[1:]),
-        "last rounds ms": 1000 * statistics.median(seconds[-rounds // 4 :]),
-        "parent CPU ms": 1000 * cpu / rounds / COHORT,
-        "peak MB": peak,
-        "data MB": before,
+        "CPU ms": 1000 * (cpu + others) / (rounds - 1),
+        "parent ms": 1000 * cpu / (rounds - 1) / COHORT,
+        "start MB": before,
+        "peak MB": max(memory),
+        "grown MB": memory[-1] - memory[1],
         "file MB": size / 1e6,
         "show s": shown,
         "resume s": resumed,
@@ -132,8 +143,8 @@ def main() -> None:
             command = [sys.executable, __file__, "--once", *given, "--engine", arguments.engine]
             numbers = json.loads(subprocess.check_output(command))
             if not found:
-                print(f"{'method':32}{'clients':>9}" + "".join(f"{name:>16}" for name in numbers))
-            print(f"{method:32}{clients:9}" + "".join(f"{v:16.2f}" for v in numbers.values()), flush=True)
+                print(f"{'method':32}{'clients':>9}" + "".join(f"{name:>14}" for name in numbers))
+            print(f"{method:32}{clients:9}" + "".join(f"{v:14.2f}" for v in numbers.values()), flush=True)
             found.append({"method": method, "clients": clients, **numbers})
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -685,6 +685,11 @@ RUN = [
 COMMANDS = {
     "run": RUN,
     "compare": RUN,
+    "bench": [
+        flag
+        for flag in RUN[:-2]
+        if flag not in ("--out", "--resume", "--patience", "--min-replies", "--worker-timeout")
+    ],
     "runs": ["--json"],
     "show": ["--when", "--json"],
     "check": ["--json"],

@@ -80,8 +80,10 @@ def carry_out(
     dataset: Dataset | None = None,
     model: ModelSource | None = None,
     watch: Watch | None = None,
+    hashes: bool = True,
 ) -> list[RunDocument]:
     """All methods are resolved first, so that a mistake in the last is found before the first one runs.
+    Without `hashes` the states, which may be many, are not read once more at the end.
 
     A method that diverges does not keep the others from running; then `Diverged` is raised, with the names of
     those that did as notes.
@@ -93,7 +95,7 @@ def carry_out(
     with folders.none_left_empty(places, made=not asked.config.out):
         for experiment, place in zip(experiments, places, strict=True):
             try:
-                documents.append(_one(experiment, place, watch))
+                documents.append(_one(experiment, place, watch, hashes=hashes))
             except Diverged as error:
                 diverged[experiment.name] = error
         if diverged:
@@ -236,7 +238,7 @@ def _check_same(experiment: Experiment, place: Path, *, resume: bool) -> None:
         )
 
 
-def _one(experiment: Experiment, place: Path, watch: Watch) -> RunDocument:
+def _one(experiment: Experiment, place: Path, watch: Watch, *, hashes: bool) -> RunDocument:
     """Begin or continue one run, which nobody else does meanwhile."""
     options = experiment.options
     waiting = engines.Waiting(options.worker_timeout, remark=watch.remark)
@@ -244,12 +246,14 @@ def _one(experiment: Experiment, place: Path, watch: Watch) -> RunDocument:
     try:
         lock.make_folder(place)
         with lock.alone(place):
-            return _alone(experiment, place, engine, watch)
+            return _alone(experiment, place, engine, watch, hashes=hashes)
     finally:
         engine.close()
 
 
-def _alone(experiment: Experiment, place: Path, engine: engines.Engine, watch: Watch) -> RunDocument:
+def _alone(
+    experiment: Experiment, place: Path, engine: engines.Engine, watch: Watch, *, hashes: bool
+) -> RunDocument:
     begun = Store.is_run(place)
     if begun:  # by another process, since we looked
         _check_same(experiment, place, resume=experiment.options.resume)
@@ -260,7 +264,7 @@ def _alone(experiment: Experiment, place: Path, engine: engines.Engine, watch: W
         if begun:
             _go_on(experiment, store, watch)
         rounds.run(experiment, store, engine, watch)
-        return summary.document(store)
+        return summary.document(store, hashes=hashes)
     finally:
         store.close()
 

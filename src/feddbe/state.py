@@ -97,8 +97,9 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 def without(state: Mapping[str, Tensor], patterns: Iterable[str]) -> State:
     """The entries that are `matches` by none of the patterns."""
-    skip = tuple(patterns)
-    return {name: t for name, t in state.items() if not matches(name, skip)}
+    names = set(patterns)
+    prefixes = tuple(name for name in names if name.endswith("/"))
+    return {name: t for name, t in state.items() if name not in names and not name.startswith(prefixes)}
 
 
 def strip_prefix(state: Mapping[str, Tensor], prefix: str) -> State:

@@ -290,3 +290,12 @@ def test_what_a_kill_left_of_a_picture_is_cleared(tmp_path: Path) -> None:
         os.utime(path, (0, 0))
     pictures.bubbles(tmp_path / "d.png", np.ones((2, 2), dtype=np.int64), "")
     assert {path.name for path in tmp_path.iterdir()} == {"d.png", young.name, other.name}
+
+
+def test_of_very_many_clients_some_are_drawn(tmp_path: Path) -> None:
+    """A hundred thousand: in seconds, and the picture says so (SVG has its text as outlines, so by size)."""
+    labels = np.tile(np.eye(10, dtype=np.int64), (10_000, 1))
+    pictures.bubbles(tmp_path / "many.svg", labels, "")
+    pictures.bubbles(tmp_path / "few.svg", labels[:1000], "")
+    drawn = [(tmp_path / f"{name}.svg").read_text().count("<use ") for name in ("many", "few")]
+    assert drawn[0] <= drawn[1] + 60

@@ -64,7 +64,7 @@ def _carry_out(asked: Asked, given: list[str], *, single: bool) -> int:
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         with watch.bars:
-            documents = api.carry_out(asked, single=single, watch=watch)
+            documents = api.carry_out(asked, single=single, watch=watch, hashes=asked.config.json)
     except KeyboardInterrupt:
         return complain(watch.stopped(given, single=single), 130)
     except Diverged as error:

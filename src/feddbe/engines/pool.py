@@ -7,6 +7,7 @@ that dies, or does not answer in time, is replaced and its client done again.
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import multiprocessing
 import os
@@ -267,6 +268,7 @@ def _work(pipe: Connection, inherited: list[Connection], task: Task, method: Met
     for other in inherited:
         other.close()
     torch.set_num_threads(1)
+    gc.freeze()  # a search for garbage would write to every object's page, which is ours and the parent's now
     shared: State = {}
     while True:
         try:

@@ -129,7 +129,7 @@ class SplitModel:
         replaced = {name: self._slots[name][0][0][self._slots[name][0][1]] for name in tensors}
         self._put(tensors)
         self._bound, self._training = params, training
-        self.module.train(training)
+        self._set_mode(training)
         flags = torch.backends.mkldnn.set_flags(self.onednn)  # type: ignore[no-untyped-call]
         try:
             yield
@@ -137,7 +137,11 @@ class SplitModel:
             torch.backends.mkldnn.set_flags(flags[0])  # type: ignore[no-untyped-call]
             self._put(replaced)
             self._bound, self._training = before
-            self.module.train(self._training)
+            self._set_mode(self._training)
+
+    def _set_mode(self, training: bool) -> None:
+        if self.module.training != training:  # a small model is through with its pass before it is told this
+            self.module.train(training)
 
     def forward(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,7 +14,7 @@ from feddbe.methods import Method
 from feddbe.state import State, matches, without
 from feddbe.training.task import Context
 
-__all__ = ["apart", "constants", "one_thread", "sent"]
+__all__ = ["apart", "constants", "sent", "steady"]
 
 
 def sent(method: Method, ctx: Context, server: State, *, prepare: bool = False) -> Messages:
@@ -38,11 +39,14 @@ def constants(method: Method, server: State) -> State:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Sums depend on the number of threads in their last bits; results must not depend on the machine."""
+def steady() -> Iterator[None]:
+    """One thread: sums depend on their number in the last bits, and results must not depend on the machine.
+    And no search for garbage among what is there already, most of it torch's: that is a third of the time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    gc.freeze()
     try:
         yield
     finally:
+        gc.unfreeze()
         torch.set_num_threads(threads)

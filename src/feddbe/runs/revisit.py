@@ -15,7 +15,7 @@ from feddbe.models import ModelSource
 from feddbe.options.config import Config, pick_identity
 from feddbe.runs.best import BEST
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.runs.messages import one_thread, sent
+from feddbe.runs.messages import sent, steady
 from feddbe.runs.store import Store
 from feddbe.runs.watch import Watch
 from feddbe.state import State, decode
@@ -99,7 +99,7 @@ class Entry:
         method = self.experiment.method
         ctx = Context(self.experiment.task, self.round + 1, self.upload if method.keeps_uploads else None)
         replies: list[Reply] = []
-        with one_thread():
+        with steady():
             for answer in engine.run(jobs, sent(method, ctx, self.store.server(self.which)), self):
                 if isinstance(answer, Missing):
                     raise FeddbeError(f"client {answer.client} did not answer ({answer.reason})")

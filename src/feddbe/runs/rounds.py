@@ -22,7 +22,7 @@ from feddbe.measures.rows import ALL, Numbers, Row, rows
 from feddbe.methods import Upload
 from feddbe.results.document import score
 from feddbe.runs.experiment import Experiment
-from feddbe.runs.messages import apart, constants, one_thread, sent
+from feddbe.runs.messages import apart, constants, sent, steady
 from feddbe.runs.pooling import asks, chosen_rows, rows_of
 from feddbe.runs.schedule import who_evaluates, who_prepares
 from feddbe.runs.store import Store
@@ -39,7 +39,7 @@ MOMENTS = ("before", "adapted", "after", "validation", "train")
 def run(experiment: Experiment, store: Store, engine: Engine, watch: Watch | None = None) -> None:
     """Carry the run in `store` on to the number of rounds that the experiment asks for."""
     loop = Loop(experiment, store, engine, watch or Watch())
-    with one_thread():
+    with steady():
         loop.watch.begin(experiment.name, store.folder, max(0, store.last_round()), experiment.task.rounds)
         if store.last_round() < 0:
             loop.exchange(0)

@@ -130,8 +130,6 @@ class Store:
         for kind, client in list(self._read("SELECT kind, client FROM states")):
             self.state(kind, client)
 
-    # --- the run itself
-
     def meta(self, key: str) -> Any:
         found = next(self._read("SELECT value FROM meta WHERE key = ?", key), None)
         return None if found is None else json.loads(found[0])
@@ -207,8 +205,7 @@ class Store:
         return decode(found)
 
     def last_is_best(self, round: int, *, moves: bool) -> None:
-        """The `last` server state, of this round, becomes the `best`: as a copy, or, if another takes its
-        place in this transaction, it `moves`: of its pages only the one with its name is written."""
+        """The `last` server state becomes the `best`, as a copy; it `moves` if another takes its place."""
         state = self.state("last") or b""
         best.forget(self._db)
         if moves:

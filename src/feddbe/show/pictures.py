@@ -29,6 +29,8 @@ __all__ = ["adaptation", "bubbles", "curves"]
 
 Points = Callable[[RunDocument], list[tuple[int, float]]]
 """A run's curve in percent."""
+ACROSS = 1000
+"""Clients that can be told apart in a picture."""
 
 
 def curves(path: Path, documents: Sequence[RunDocument]) -> None:
@@ -42,8 +44,11 @@ def adaptation(path: Path, documents: Sequence[RunDocument]) -> None:
 
 
 def bubbles(path: Path, labels: NDArray[np.int64], title: str) -> None:
-    """Draw how the data is spread: `labels` counts samples (clients x classes), each a bubble's area."""
-    write(path, _bubbles_figure(labels, title))
+    """Draw how the data is spread: `labels` counts samples (clients x classes), each a bubble's area. Of more
+    clients than the picture has dots across, every so many are drawn."""
+    step = max(1, math.ceil(len(labels) / ACROSS))
+    told = f"{title}, one in {step} drawn" if step > 1 else title
+    write(path, _bubbles_figure(labels[::step], told, step))
 
 
 # Curves
@@ -165,7 +170,7 @@ def _line(axes: Axes, index: int, group: Sequence[RunDocument], name: str, point
 # Bubbles: laid out by hand in inches, because a bubble's area must follow from the size of a cell.
 
 
-def _bubbles_figure(labels: NDArray[np.int64], title: str) -> Figure:
+def _bubbles_figure(labels: NDArray[np.int64], title: str, step: int = 1) -> Figure:
     from matplotlib.figure import Figure
 
     if labels.ndim != 2 or not labels.size or labels.min() < 0:
@@ -199,7 +204,8 @@ def _bubbles_figure(labels: NDArray[np.int64], title: str) -> Figure:
     across, up = (max(0.5, 0.55 * largest / (72 * side)) for side in (wide, high))  # no bubble on the frame
     axes.set(xlim=(-across, clients - 1 + across), ylim=(-up, classes - 1 + up))
     axes.set(xlabel="client", ylabel="label")
-    axes.set_xticks(range(0, clients, _step(wide)))
+    ticks = range(0, clients, _step(wide))
+    axes.set_xticks(ticks, [str(step * tick) for tick in ticks])
     axes.set_yticks(range(0, classes, _step(high)))
     axes.tick_params(length=0, labelsize=8)
     axes.grid(color="#e4e4e4", linewidth=0.6)
