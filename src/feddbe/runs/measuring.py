@@ -133,7 +133,7 @@ def _take_missing(
     rows = _chosen(sizes, question.n, each=question.per_client)
     moments = {one.moment for one in wanted}
     watch.begin(f"{experiment.name}: representations", store.folder, 0, 1 + len(wanted))
-    jobs = entry.jobs(moments, {one.place for one in wanted}, rows)
+    jobs = entry.jobs(moments, dict.fromkeys(one.place for one in wanted), rows)
     engine = engines.make("auto", task, experiment.method)
     try:
         replies = entry.ask(jobs, engine, watch)
