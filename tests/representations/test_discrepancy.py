@@ -85,6 +85,14 @@ def test_nothing_where_nothing_differs() -> None:
     assert np.abs(wide.mmd2).max() < 0.005
 
 
+def test_both_sides_weigh_the_same() -> None:
+    """40 samples at 0 against 2000 at 2: weighed as they are, the best classifier would be shifted by
+    log(50) / 2 and give up most of the 40, which would be 2 (1 - Phi(0.96) - Phi(-2.96)) = 0.3."""
+    two = gaussians([[0.0], [2.0]], 2000)
+    found = discrepancy(two.of(np.r_[0:40, 2000:4000]), most=2000)
+    assert found.a_distance == pytest.approx(np.full(2, 2 * (1 - 2 * norm.cdf(-1))), abs=0.35)
+
+
 def test_apart_without_error() -> None:
     found = discrepancy(gaussians([[0, 0], [100, 0], [0, 100]], 20))
     assert found.a_distance == pytest.approx(np.full(3, 2.0))

@@ -13,7 +13,7 @@ from feddbe.representations.tsne import tsne
 def blobs(n: int, width: int) -> Points:
     """Three clusters, label = cluster, clients in turn."""
     random, label = np.random.RandomState(0), np.arange(n) % 3
-    x = random.standard_normal((n, width)) + 30 * np.eye(3, width)[label]
+    x = random.standard_normal((n, width)) + 30 * np.eye(3, max(3, width))[label, :width]
     return points(x, label, np.arange(n) % 4)
 
 
@@ -32,6 +32,9 @@ def test_the_same_seed_gives_the_same_bits() -> None:
     one, again, other = tsne(given), tsne(given), tsne(given, seed=1, n=50)
     assert one.x.tobytes() == again.x.tobytes()
     assert len(other.x) == 50
+    line = blobs(30, 1)  # too few dimensions to start from two principal components
+    assert tsne(line).x.tobytes() == tsne(line).x.tobytes()
+    assert tsne(line).x.tobytes() != tsne(line, seed=1).x.tobytes()
 
 
 def test_which_samples_are_shown_does_not_depend_on_their_values() -> None:

@@ -33,12 +33,14 @@ def test_the_spread_by_hand() -> None:
 
 
 def test_pairs_by_hand() -> None:
-    """Client 0 gains 0.5, 1 loses 0.25, 2 is as before; 3 and 4 are in one run only."""
-    found = paired({0: 0.75, 1: 0.5, 2: 1.0, 3: 0.0}, {0: 0.25, 1: 0.75, 2: 1.0, 4: 0.0}, "local")
-    assert (found["clients"], found["better"], found["equal"], found["worse"]) == (3, 1, 1, 1)
-    assert (found["helped"], found["hurt"]) == pytest.approx((1 / 3, 1 / 3))
-    assert (found["mean"], found["lowest"]) == pytest.approx((0.25 / 3, -0.25))
-    assert found["differences"] == {0: 0.5, 1: -0.25, 2: 0.0}
+    """Clients 0 and 5 gain 0.5, 1 loses 0.25, 2 is as before; 3 and 4 are in one run only."""
+    found = paired(
+        {0: 0.75, 1: 0.5, 2: 1.0, 3: 0.0, 5: 1.0}, {0: 0.25, 1: 0.75, 2: 1.0, 4: 0.0, 5: 0.5}, "local"
+    )
+    assert (found["clients"], found["better"], found["equal"], found["worse"]) == (4, 2, 1, 1)
+    assert (found["helped"], found["hurt"]) == (0.5, 0.25)
+    assert (found["mean"], found["lowest"]) == pytest.approx((0.75 / 4, -0.25))
+    assert found["differences"] == {0: 0.5, 1: -0.25, 2: 0.0, 5: 0.5}
     assert found["against"] == "local"
     with pytest.raises(BadInput, match="no client was evaluated in both runs"):
         paired({0: 1.0}, {1: 1.0})
