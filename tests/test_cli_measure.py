@@ -19,6 +19,7 @@ from feddbe.representations.mdl import QUICK, mdl
 from feddbe.representations.tsne import tsne
 from feddbe.runs import measuring
 from feddbe.runs.check import check
+from feddbe.runs.revisit import reopened
 from feddbe.runs.store import Store
 from tests.test_cli import Shell, shell
 
@@ -54,13 +55,13 @@ def by_hand(folder: Path, place: str) -> Points:
     store = Store.open(folder)
     server = store.server("best")
     private = dict(store.clients())
-    e = measuring.reopened(store)
+    e = reopened(store)
     store.close()
     assert e.task.model.module.load_state_dict(server, strict=False).missing_keys == []
     x, y, whose = [], [], []
     for client, rows in enumerate(e.task.split.test):
         data = e.task.dataset
-        z = e.task.model.module.eval()[0](data.inputs(data.x[rows])).detach().numpy()  # type: ignore[operator, index]
+        z = e.task.model.module.eval()[0](data.inputs(data.x[rows])).detach().numpy()  # type: ignore[index]
         p = private.get(client, {}).get("prbm")
         x.append(z + p.numpy() if p is not None and place == "z" else z)
         y.append(data.y[rows].numpy())

@@ -149,7 +149,7 @@ def local_dbe(
         r = (1 - mu) * r.detach() + mu * z.mean(0)
         loss = cross_entropy(h(z + p), y[rows]) + kappa * (0.5 * (r - z_bar) ** 2).mean()
         sgd.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         sgd.step()
     p.requires_grad_(False)
     return module.eval()

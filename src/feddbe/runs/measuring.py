@@ -181,7 +181,7 @@ def _compare(store: Store, entry: int, replies: Sequence[Reply], watch: Watch) -
         client, moment, here, there = apart[0]
         watch.remark(
             f"the models are not bit for bit those of the run: accuracy of client {client} {moment} local "
-            f"training is {here:.4f} here, {there:.4f} there ({len(apart)} differ; other versions or machine?)"
+            f"training is {here:.4f} here, {there:.4f} there ({len(apart)} differ: other versions?)"
         )
 
 
