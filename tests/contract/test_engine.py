@@ -13,6 +13,7 @@ from feddbe.engines.client import Job, Reply
 from feddbe.errors import FeddbeError, StoreError
 from feddbe.measures.rows import ALL
 from feddbe.methods import parse
+from feddbe.runs.best import KEPT
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.rounds import Loop
 from feddbe.runs.store import Store
@@ -46,7 +47,7 @@ def left(folder: Path) -> dict[str, Any]:
 
 def digest(store: Store, client: int) -> str | None:
     """Of the state of a client that is kept for the best entry, wherever it is."""
-    kept = store.state("best private", client)
+    kept = store.state(KEPT["private"], client)
     if kept is None:
         return None
     receipt = Receipt.decode(kept)

@@ -128,8 +128,7 @@ def train(
 
 @contextmanager
 def one_thread() -> Iterator[int]:
-    """One torch thread in the block, and in threads that begin in it; gives the number that there was
-    before."""
+    """One torch thread in the block; gives the number that there was before."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

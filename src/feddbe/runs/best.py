@@ -1,39 +1,41 @@
 """The clients' states with which the best entry was evaluated stay in the run's file when they are replaced.
 
 Entry t is evaluated in the round that replaces the states that it was evaluated with. So a state that is
-replaced is `old` until the end of the round; then it is known which entry is the best, and whether the state
-was that one's. Nothing is copied: only the kind of a row changes, which its checksum does not cover.
+replaced is set aside until the end of the round; then it is known which entry is the best, and whether the
+state was that one's. Nothing is copied: only the kind of a row changes, which its checksum does not cover.
+All kinds of a state have names of one length, because SQLite then changes a row where it lies.
 """
 
 from __future__ import annotations
 
 import sqlite3
 
-__all__ = ["BEST", "forget", "set_aside", "settle"]
+__all__ = ["KEPT", "WRITTEN", "forget", "set_aside", "settle"]
 
-BEST = "best "
-"""Before the kind of a state that is kept: `best private`, `best upload`."""
-_KINDS = ("private", "upload")
+KEPT = {"private": "PRIVATE", "upload": "UPLOAD"}
+"""The kind of a state that is kept for the best entry."""
+WRITTEN = {kept: kind for kind, kept in KEPT.items()}
+"""And back: as what it was written."""
+_ASIDE = {kind: kind.title() for kind in KEPT}
 
 
 def set_aside(db: sqlite3.Connection, kind: str, client: int) -> None:
     """A client's state is about to be replaced, perhaps once more in the same round."""
-    db.execute(
-        "UPDATE OR IGNORE states SET kind = ? WHERE kind = ? AND client = ?", (f"old {kind}", kind, client)
-    )
+    move = "UPDATE OR IGNORE states SET kind = ? WHERE kind = ? AND client = ?"
+    db.execute(move, (_ASIDE[kind], kind, client))
 
 
 def forget(db: sqlite3.Connection) -> None:
     """Another entry is the best from now on."""
-    db.executemany("DELETE FROM states WHERE kind = ?", [(BEST + kind,) for kind in _KINDS])
+    db.executemany("DELETE FROM states WHERE kind = ?", [(kept,) for kept in KEPT.values()])
 
 
 def settle(db: sqlite3.Connection) -> None:
     """Of the states that were replaced keep those of the best entry: made before it or in it. Where one is
     younger, the best entry's is kept already, or there was none yet."""
     entry = db.execute("SELECT round FROM states WHERE kind = 'best'").fetchone()
-    for kind in _KINDS:
+    for kind, aside in _ASIDE.items():
         if entry:
             move = "UPDATE states SET kind = ? WHERE kind = ? AND round <= ?"
-            db.execute(move, (BEST + kind, f"old {kind}", entry[0]))
-        db.execute("DELETE FROM states WHERE kind = ?", (f"old {kind}",))
+            db.execute(move, (KEPT[kind], aside, entry[0]))
+        db.execute("DELETE FROM states WHERE kind = ?", (aside,))

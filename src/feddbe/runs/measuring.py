@@ -133,7 +133,7 @@ def _take_missing(
     rows = _chosen(sizes, question.n, each=question.per_client)
     moments = {one.moment for one in wanted}
     watch.begin(f"{experiment.name}: representations", store.folder, 0, 1 + len(wanted))
-    jobs = entry.jobs(moments, {one.place for one in wanted}, rows)
+    jobs = entry.jobs(moments, dict.fromkeys(one.place for one in wanted), rows)
     engine = engines.make("auto", task, experiment.method)
     try:
         replies = entry.ask(jobs, engine, watch)
@@ -171,18 +171,17 @@ def _chosen(sizes: Sequence[int], n: int | None, *, each: bool) -> dict[int, lis
 def _compare(store: Store, entry: int, replies: Sequence[Reply], watch: Watch) -> None:
     """What is looked at must be what was evaluated then: say so if clients' accuracies differ."""
     known = {row[1:3]: row.value for row in store.rows(entry) if row.name == "accuracy" and row.client != ALL}
-    apart = [
-        (reply.client, moment, float(numbers["accuracy"][0]), known[reply.client, moment])
-        for reply in replies
-        for moment, numbers in reply.measured.items()
-        if "accuracy" in numbers
-        and known.get((reply.client, moment), float(numbers["accuracy"][0])) != float(numbers["accuracy"][0])
-    ]
+    apart = []
+    for reply in replies:
+        for moment, numbers in reply.measured.items():
+            then, now = known.get((reply.client, moment)), numbers.get("accuracy")
+            if then is not None and now is not None and float(now[0]) != then:
+                apart.append((reply.client, moment, float(now[0]), then))
     if apart:
-        client, moment, now, then = apart[0]
+        client, moment, here, there = apart[0]
         watch.remark(
             f"the models are not bit for bit those of the run: accuracy of client {client} {moment} local "
-            f"training is {now:.4f} here, {then:.4f} there ({len(apart)} differ; other versions or machine?)"
+            f"training is {here:.4f} here, {there:.4f} there ({len(apart)} differ: other versions?)"
         )
 
 

@@ -13,7 +13,7 @@ from feddbe.engines.client import Job, Missing, Reply
 from feddbe.errors import BadInput, FeddbeError, StoreError, unknown
 from feddbe.models import ModelSource
 from feddbe.options.config import Config, pick_identity
-from feddbe.runs.best import BEST
+from feddbe.runs.best import KEPT
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.messages import sent, steady
 from feddbe.runs.store import Store
@@ -135,7 +135,7 @@ class Entry:
         store, made = self.store, self.store.round_of(kind, client)
         if made is None or made <= self.round:
             return store.state(kind, client)
-        if (kept := store.state(BEST + kind, client)) is None and not store.meta("keeps_best"):
+        if (kept := store.state(KEPT[kind], client)) is None and not store.meta("keeps_best"):
             raise StoreError(
                 f"'{store.folder}' was begun by a feddbe that did not keep the clients' states of the best "
                 "round; look at the last one, --round last"

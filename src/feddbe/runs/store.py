@@ -256,7 +256,7 @@ class Store:
         query = "SELECT round, crc, state FROM states WHERE kind = ? AND client = ?"
         for round, crc, state in self._read(query, kind, client):
             whose = kind if client == ALL else f"{kind} of client {client}"
-            written = kind.removeprefix(best.BEST)  # as what it was sealed
+            written = best.WRITTEN.get(kind, kind)  # as what it was sealed
             if isinstance(state, bytes) and crc32(state, crc_of((written, client, round))) == crc:
                 return state
             raise damaged(self.folder, f"the state '{whose}', round {round}")

@@ -1,0 +1,222 @@
+"""`feddbe measure`: what is asked is taken once, written into the run's file, and shown; the run stays as it
+was."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feddbe
+from feddbe.measures.rows import ALL
+from feddbe.representations import Points, points
+from feddbe.representations.discrepancy import discrepancy
+from feddbe.representations.linear_probe import linear_probe
+from feddbe.representations.mdl import QUICK, mdl
+from feddbe.representations.tsne import tsne
+from feddbe.runs import measuring
+from feddbe.runs.check import check
+from feddbe.runs.revisit import reopened
+from feddbe.runs.store import Store
+from tests.test_cli import Shell, shell
+
+__all__ = ["shell"]
+
+RUN = "--rounds 2 --clients 4 --partition iid --model mlp --engine serial"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison, a run of one client, and one without a model."""
+    folder = tmp_path_factory.mktemp("made")
+    options: dict[str, Any] = {"clients": 4, "partition": "iid", "model": "mlp", "engine": "serial"}
+    feddbe.compare(["fedavg", "fedavg+dbe"], rounds=2, out=str(folder / "c"), **options)
+    feddbe.run("fedavg", rounds=1, out=str(folder / "one"), **options | {"clients": 1})
+    feddbe.run("majority", rounds=1, out=str(folder / "none"), **options)
+    return folder
+
+
+@pytest.fixture
+def compared(shell: Shell, made: Path, tmp_path: Path) -> Shell:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return shell
+
+
+def left(folder: Path) -> dict[str, Any]:
+    """What a run is, without what was measured of it later."""
+    return {**feddbe.load(folder), "measured": []}
+
+
+def by_hand(folder: Path, place: str) -> Points:
+    """Of the global model on all test samples, client by client, by the module itself."""
+    store = Store.open(folder)
+    server = store.server("best")
+    private = dict(store.clients())
+    e = reopened(store)
+    store.close()
+    assert e.task.model.module.load_state_dict(server, strict=False).missing_keys == []
+    x, y, whose = [], [], []
+    for client, rows in enumerate(e.task.split.test):
+        data = e.task.dataset
+        z = e.task.model.module.eval()[0](data.inputs(data.x[rows])).detach().numpy()  # type: ignore[index]
+        p = private.get(client, {}).get("prbm")
+        x.append(z + p.numpy() if p is not None and place == "z" else z)
+        y.append(data.y[rows].numpy())
+        whose.append(np.full(len(rows), client))
+    return points(np.concatenate(x), np.concatenate(y), np.concatenate(whose))
+
+
+def test_each_measure_is_that_of_the_points(compared: Shell) -> None:
+    """All samples of the best round's global model, with each client's own p_i at z."""
+    runs = [Path("c") / name for name in ("fedavg", "fedavg+dbe")]
+    before = [left(run) for run in runs]
+    assert before[1]["best"]["round"] == 2, "the clients' last states are those of the best round"
+    asked = "--what probe,discrepancy,tsne --moment before --at z_g,z --n all"
+    code, out, err = compared(f"measure c {asked}")
+    assert (code, err) == (0, "")
+    assert [left(run) for run in runs] == before
+    assert all(check(run)["whole"] for run in runs)
+    for place in ("z_g", "z"):
+        wanted, document = by_hand(runs[1], place), feddbe.load(runs[1])
+        found = {m["what"]: m for m in document["measured"] if m["place"] == place}
+        assert found["probe"]["overall"]["value"] == linear_probe(wanted)
+        assert found["probe"]["samples"] == len(wanted.y)
+        there = discrepancy(wanted)
+        assert found["discrepancy"]["overall"]["mmd2"] == pytest.approx(there.overall()["mmd2"], rel=1e-4)
+        each = [read["mean_distance"] for read in found["discrepancy"]["clients"].values()]
+        assert each == pytest.approx(there.mean_distance.tolist(), rel=1e-5)
+        laid = measuring.layout(document, found["tsne"])
+        assert laid.client.tolist() == tsne(wanted).client.tolist()
+        assert laid.x.shape == (len(wanted.y), 2)
+    table = [line.split() for line in out.splitlines()]
+    percent = f"{100 * linear_probe(by_hand(runs[1], 'z')):.2f}"
+    assert next(row for row in table if row[:1] == ["z"] and len(row) == 3)[2] == percent
+    assert {path.name for path in Path("c").glob("*.png")} >= {"discrepancy.png", "tsne.png"}
+    assert "@2" in out
+
+
+def test_nothing_is_taken_twice_and_other_settings_anew(
+    compared: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = "measure c/fedavg --what probe --n 60"
+    first = compared(asked)
+    assert first.code == 0
+    taken = list[str]()
+    again = measuring._take_missing
+    monkeypatch.setattr(measuring, "_take_missing", lambda *a: taken.append("again") or again(*a))  # type: ignore[func-returns-value]
+    assert compared(asked) == first
+    assert taken == []
+    found = compared.json("measure c/fedavg --what probe --n 50")["runs"][0]["measured"]
+    assert taken == ["again"]
+    assert [(m["moment"], m["samples"]) for m in found] == [("before", 50), ("after", 50)]
+    assert compared.json("show c/fedavg")["measured"] == found
+    assert "probe" in compared("show c/fedavg").out
+
+
+def test_quick_is_marked_wherever_it_is_shown(compared: Shell) -> None:
+    code, out, _ = compared("measure c/fedavg --quick --n 60 --moment before")
+    assert code == 0
+    assert "mdl-quick" in out
+    assert "QUICK" in out
+    assert Path("c/fedavg/mdl-quick.png").exists()
+    (found,) = feddbe.load("c/fedavg")["measured"]
+    assert (found["quick"], found["settings"]["steps"], found["samples"]) == (True, QUICK.steps, 60)
+    kept = np.sort(np.random.RandomState(0).permutation(len(by_hand(Path("c/fedavg"), "z").y))[:60])
+    wanted = mdl(by_hand(Path("c/fedavg"), "z").of(kept), classes=10, settings=QUICK)
+    assert found["overall"]["value"] == pytest.approx(wanted.nats, rel=1e-4)
+    assert found["overall"]["bits"] == pytest.approx(wanted.nats / np.log(2), rel=1e-4)
+    assert found["overall"][f"loss:{wanted.sizes[-1]}"] == found["overall"]["validation_loss"]
+    store = Store.open(Path("c/fedavg"))
+    names = {row.name for row in store.rows(found["round"]) if "@" in row.name}
+    store.close()
+    assert {"mdl-quick@z_g", "mdl-quick@z_g/bits", "mdl-quick@z_g/std"} <= names
+    assert "QUICK" in compared("show c/fedavg").out
+
+
+def test_a_measured_run_goes_on_as_if_nothing_had_been_measured(compared: Shell) -> None:
+    assert compared("measure c/fedavg --what probe,tsne --at z_g,fc1 --round last --n 40").code == 0
+    more = RUN.replace("--rounds 2", "--rounds 3")
+    assert compared(f"run fedavg {more} --out c/fedavg --resume").code == 0
+    assert compared(f"run fedavg {more} --out alone").code == 0
+    measured, alone = left(Path("c/fedavg")), left(Path("alone"))
+    for document in (measured, alone):
+        document["rounds"] = [{**entry, "seconds": 0} for entry in document["rounds"]]
+    for key in ("rounds", "server_sha256", "clients_sha256", "config_hash"):
+        assert measured[key] == alone[key]
+    assert [m["round"] for m in feddbe.load("c/fedavg")["measured"]] == [2] * 8, (
+        "what was known is still there"
+    )
+
+
+def test_of_each_client_alone(compared: Shell) -> None:
+    found = feddbe.measure("c/fedavg", what="probe", moment="before", n=None, per_client=True)[0]["measured"]
+    every = by_hand(Path("c/fedavg"), "z")
+    wanted = {str(c): linear_probe(every.of(every.client == c)) for c in range(4)}
+    assert {client: read["value"] for client, read in found[0]["clients"].items()} == wanted
+    assert found[0]["overall"]["value"] == pytest.approx(np.mean(list(wanted.values())))
+
+
+MISTAKES = [
+    ("c --what mld", "unknown measure of representations 'mld'; did you mean 'mdl'? allowed: "),
+    ("c --what ,", "nothing to measure; choose of discrepancy, mdl, probe, tsne"),
+    ("c --at cov1", "unknown place 'cov1'; allowed: fc1, fc1.0, fc1.1, fc1.2, logits, z, z_g"),
+    ("c --round first", "unknown round 'first'; allowed: best, last"),
+    ("c --moment during", "unknown moment of fedavg 'during'; "),
+    ("c --moment adapted", "unknown moment of fedavg 'adapted'; "),
+    ("c --n 0", "n = '0'; allowed: a number from 1 on, or all"),
+    ("c --n 10", "9 training samples (nine tenths of those given) are too few for 10 different sizes"),
+    ("c --what tsne --per-client", "tsne cannot be taken of single clients; leave out --per-client"),
+    ("nowhere", "'nowhere' is not the folder of a run"),
+    ("one --what discrepancy", "discrepancy of 1 client: there must be another one"),
+    ("none --what probe", "majority deploys no model: it has no representations"),
+    ("c --quick --n 10 --per-client", "mdl of single clients: 9 training samples"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), MISTAKES)
+def test_mistakes_are_one_line(compared: Shell, words: str, said: str) -> None:
+    code, out, err = compared(f"measure {words}")
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_ctrl_c_keeps_what_is_finished(compared: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = measuring._write
+
+    def one_only(*arguments: Any) -> None:
+        write(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measuring, "_write", one_only)
+    code, _, err = compared("measure c/fedavg --what probe --n 40")
+    assert (code, err) == (
+        130,
+        "feddbe: stopped; what was finished is kept, the same command takes the rest\n",
+    )
+    assert len(feddbe.load("c/fedavg")["measured"]) == 1
+
+
+def test_pooled_measures_of_every_round_are_shown_and_drawn(shell: Shell) -> None:
+    assert shell(f"run fedavg+dbe {RUN} --measure drift,probe --out r").code == 0
+    document = shell.json("show r")
+    for entry in document["rounds"]:
+        for moment in ("before", "after") if entry["round"] < 2 else ("before",):
+            found = entry["measures"][moment]
+            assert found["drift"].keys() == {"weighted", "mean", "worst_tenth", "std"}
+            assert 0 < found["drift"]["mean"] < 5
+            assert found["probe"].keys() == {"weighted"}
+    store = Store.open(Path("r"))
+    rows = store.rows(2)
+    store.close()
+    each = {row.client: row.value for row in rows if row.name == "drift"}
+    assert each.keys() == {ALL, 0, 1, 2, 3}
+    last = by_hand(Path("r"), "z_g")
+    if document["best"]["round"] == 2 and max(np.bincount(last.client)) <= 100:
+        assert [each[c] for c in range(4)] == pytest.approx(
+            discrepancy(last).mean_distance.tolist(), rel=1e-4
+        )
+    assert Path("r/representations.png").exists()
