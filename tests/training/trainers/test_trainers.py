@@ -14,7 +14,7 @@ from tests.federation import samples
 
 
 def test_autograd_takes_every_plan_and_is_asked_last() -> None:
-    assert list(trainers.every()) == ["fasttext", "autograd"]
+    assert list(trainers.every()) == ["compiled", "autograd"]
     ranks = [trainer.RANK for trainer in trainers.every().values()]
     assert ranks == sorted(ranks)
 
@@ -36,7 +36,7 @@ def test_a_new_trainer_is_one_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     finally:
         trainers.every.cache_clear()
         sys.modules.pop("feddbe.training.trainers.doubtful", None)
-    assert (one["trainers"], two["trainers"]) == (["doubtful"], ["autograd"])
+    assert (one["trainers"], two["trainers"]) == (["doubtful"], ["compiled"])
 
 
 def test_steps_of_a_methods_own_close_over_nothing() -> None:

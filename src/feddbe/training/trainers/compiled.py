@@ -1,0 +1,274 @@
+"""Stacks of convolutions and linear layers, and word vectors, in machine code (numba).
+
+A step of ten samples is little arithmetic, and calling torch for it costs more than it does. So the step is
+written out for any row of Conv2d (stride 1), MaxPool2d, ReLU, Flatten and Linear, `MeanEmbedding` first,
+with cross-entropy, PRBM and MR at any cut, frozen layers, a rate for each parameter, and what is linear in
+the parameters: SCAFFOLD's correction, the proximal pull. Up to rounding it gives autograd's numbers, in
+float32 or float64.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddbe.errors import BadInput
+from feddbe.models.split import Forward, SplitModel
+from feddbe.state import State
+from feddbe.training.plan import FitPlan, Fitted, Samples, check, no_losses
+from feddbe.training.terms import CROSS_ENTROPY, MeanPull, Prox
+from feddbe.training.trainers._compiled.stack import Refused, Stack, read
+
+if TYPE_CHECKING:
+    from feddbe.training.trainers._compiled.layout import Network
+
+__all__ = ["RANK", "available", "refuses", "train"]
+
+RANK = 10
+CHUNK = 64
+"""Batches that are made numbers at once."""
+PREDICT = 40
+"""Samples that are predicted at once, measured."""
+NETWORKS = 4
+"""Sizes of a batch for which a model's network is kept."""
+
+
+def available() -> bool:
+    """Whether numba is installed."""
+    return find_spec("numba") is not None
+
+
+def refuses(plan: FitPlan) -> str:
+    if reason := refuses_model(plan.model):
+        return reason
+    tensors = [*plan.params.values(), *plan.extras.values(), *plan.correction.values()]
+    if plan.params.keys() != plan.model.parameters.keys() or not plan.extras.keys() <= {"prbm"}:
+        return "the method trains more than the model and PRBM"
+    if plan.loss is not CROSS_ENTROPY:
+        return "the method has a loss of its own"
+    kinds = [type(term.apply) for term in plan.terms]
+    if len(set(kinds)) < len(kinds) or not {*kinds} <= {MeanPull, Prox}:
+        return "the method has a term of its own in the loss"
+    if {t.dtype for t in tensors} not in ({torch.float32}, {torch.float64}):
+        return "parameters are not all of float32, or all of float64"
+    return ""
+
+
+def refuses_model(model: SplitModel) -> str:
+    """Why it does not take this model, in any plan."""
+    if not available():
+        return "numba is not installed (pip install numba)"
+    found = _stack(model)
+    return found if isinstance(found, str) else ""
+
+
+_stacks: WeakKeyDictionary[SplitModel, Stack | str] = WeakKeyDictionary()
+
+
+def _stack(model: SplitModel) -> Stack | str:
+    """The model's layers, or why not."""
+    if model not in _stacks:
+        try:
+            _stacks[model] = read(model)
+        except Refused as reason:
+            _stacks[model] = str(reason)
+    return _stacks[model]
+
+
+class _Networks(threading.local):
+    """Those of this thread: a network is room to work in."""
+
+    def __init__(self) -> None:
+        self.of: WeakKeyDictionary[SplitModel, dict[Any, Network]] = WeakKeyDictionary()
+
+
+_networks = _Networks()
+
+
+def _network(model: SplitModel, size: int, dtype: torch.dtype, *, translated: bool) -> Network:
+    from feddbe.training.trainers._compiled.layout import Network
+
+    known, key = _networks.of.setdefault(model, {}), (size, dtype, translated)
+    if key not in known:
+        if len(known) >= NETWORKS:
+            del known[next(iter(known))]
+        stack = _stack(model)
+        assert isinstance(stack, Stack)
+        words = [len(model.parameters[step.names["weight"]]) for step in stack.steps if step.kind == "words"]
+        known[key] = Network(stack, size, dtype, *words or [0], translated=translated)
+    return known[key]
+
+
+def _write(network: Network, params: State) -> None:
+    """Parameters into the network."""
+    from feddbe.training.trainers._compiled import kernels
+
+    for name, part in network.parts.items():
+        part.view(network.numbers).copy_(params[name].detach().view(part.shape))
+    kernels.turn(network.room, network.steps)
+
+
+def _read(network: Network, params: State, aside: int = 0) -> State:
+    """New tensors like `params` of what lies in the network."""
+    found = {name: torch.empty_like(p, memory_format=torch.contiguous_format) for name, p in params.items()}
+    for name, part in network.parts.items():
+        found[name].view(part.shape).copy_(part.view(network.numbers, aside))
+    return found
+
+
+class _Inputs(NamedTuple):
+    """A batch as the kernels take it: images, or texts."""
+
+    x: Any
+    texts: Any
+
+
+def _inputs(network: Network, x: Tensor) -> _Inputs:
+    if network.stack.steps[0].kind == "words":
+        low, high = (int(word) for word in torch.aminmax(x))
+        words = int(network.steps[0]["inputs"])
+        if low < 0 or high >= words:  # machine code would look no further
+            raise BadInput(f"a text has word {low if low < 0 else high}, the model has {words} words")
+        return _Inputs(np.zeros((0, 1, 1, 1), np.float32), x.to(torch.int32).contiguous().numpy())
+    image = (*network.stack.shape, 1, 1)[:3]
+    return _Inputs(x.contiguous().view(len(x), *image).numpy(), np.zeros((0, 1), np.int32))
+
+
+def train(plan: FitPlan) -> Fitted:
+    fit, losses = _Fit(plan), no_losses()
+    for x, y, size in plan.batches.gathered():
+        for some, labels in zip(*(torch.split(t, size * CHUNK) for t in (x, y)), strict=True):
+            loss = fit.train(plan.batches.dataset.inputs(some), labels, size)
+            losses = losses.add(torch.tensor(loss, dtype=torch.float64), len(labels))
+        check(losses, plan.batches)
+    return Fitted(*fit.values(), [plan.loss.carry, *fit.carries()], losses)
+
+
+class _Fit:
+    """A fit under way, in the network's own memory."""
+
+    def __init__(self, plan: FitPlan) -> None:
+        self.plan = plan
+        self.term = next((t for t in plan.terms if isinstance(t.apply, MeanPull)), None)
+        size = min(plan.batches.size, len(plan.batches.rows))
+        translated = bool(plan.extras) or self.term is not None
+        dtype = next(iter(plan.params.values())).dtype
+        self.network = network = _network(plan.model, size, dtype, translated=translated)
+        _write(network, plan.params)
+        _set_moves(network, plan)
+        self.pull = self.term.apply if self.term and isinstance(self.term.apply, MeanPull) else MeanPull(0.0)
+        self.weight, self.distance, self.batches = 0.0, 0.0, 0
+        if translated:
+            const, carry = (self.term.const, self.term.carry) if self.term else ({}, {})
+            self.weight = float(carry.get("weight", 0.0))
+            vectors = {"prbm": plan.extras.get("prbm"), "mean": carry.get("r"), "goal": const.get("mean")}
+            for name, value in vectors.items():
+                view = network.at_cut(name)
+                view.zero_() if value is None else view.copy_(value.view(view.shape))
+            network.net["prbm_rate"], network.net["mu"] = plan.rates.get("prbm", 0.0), self.pull.mu
+            slope = self.pull.slope(math.prod(plan.model.feature_shape), size)
+            network.net["slope"] = slope if "mean" in const else 0.0
+
+    def train(self, x: Tensor, y: Tensor, size: int) -> float:
+        """Steps on these batches; the mean of their cross-entropies."""
+        from feddbe.training.trainers._compiled import kernels
+
+        net, batches = self.network, len(y) // size
+        weights = self.pull.weights(self.weight, batches)
+        divisors = weights if self.pull.corrected else np.ones(batches)
+        inputs = _inputs(net, x)
+        loss, distance = kernels.train(net.room, net.steps, net.nets, *inputs, y.numpy(), size, divisors)
+        self.weight, self.distance = float(weights[-1]), self.distance + distance
+        self.batches += batches
+        return float(loss / batches)
+
+    def values(self) -> tuple[State, State]:
+        """New parameters and extras."""
+        prbm = {name: torch.empty_like(p).copy_(self._at_cut("prbm")) for name, p in self.plan.extras.items()}
+        return _read(self.network, self.plan.params), prbm
+
+    def carries(self) -> list[State]:
+        """Of each term."""
+        return [self._mean() if term is self.term else term.carry for term in self.plan.terms]
+
+    def _mean(self) -> State:
+        assert self.term
+        old = self.term.carry
+        new = {"r": self._at_cut("mean").clone(), "weight": old["weight"].new_tensor(self.weight)}
+        if "size" in old:
+            new |= {"size": old["size"] + self.distance / 2, "batches": old["batches"] + self.batches}
+        return new
+
+    def _at_cut(self, name: str) -> Tensor:
+        return self.network.at_cut(name).reshape(self.plan.model.feature_shape)
+
+
+def _set_moves(network: Network, plan: FitPlan) -> None:
+    """How each parameter moves: its rate, and what it moves by beside the gradient."""
+    from feddbe.training.trainers._compiled.records import DRIFT, PLAIN
+
+    weight, anchor = next(
+        ((t.apply.weight, t.const) for t in plan.terms if isinstance(t.apply, Prox)), (0.0, {})
+    )
+    network.net["mode"] = DRIFT if plan.correction or anchor else PLAIN
+    rates = {name: plan.rates.get(name, 0.0) for name in network.parts}
+    pulls = {name: rate * weight if name in anchor else 0.0 for name, rate in rates.items()}
+    network.set_moves(rates, pulls)
+    if plan.correction or anchor:
+        for name, part in network.parts.items():
+            drift = part.view(network.numbers, network.aside).zero_()
+            if name in anchor:
+                drift.add_(anchor[name].view(part.shape), alpha=pulls[name])
+            if name in plan.correction:
+                drift.sub_(plan.correction[name].view(part.shape), alpha=rates[name])
+
+
+def gradient(model: SplitModel, params: State, samples: Samples) -> tuple[State, float]:
+    """The gradient of the cross-entropy, 0 for what is frozen, and its value."""
+    from feddbe.training.trainers._compiled import kernels
+    from feddbe.training.trainers._compiled.records import GRADIENT
+
+    dtype, size = next(iter(params.values())).dtype, len(samples.y)
+    network = _network(model, size, dtype, translated=False)
+    _write(network, params)
+    network.numbers[network.aside : 2 * network.aside].zero_()
+    network.net["mode"] = GRADIENT
+    network.set_moves({name: -float(name not in model.frozen) for name in network.parts}, {})
+    inputs = _inputs(network, samples.x)
+    loss, _ = kernels.train(
+        network.room, network.steps, network.nets, *inputs, samples.y.numpy(), size, np.ones(1)
+    )
+    return _read(network, params, network.aside), loss
+
+
+class Predictor:
+    """Forward passes at these parameters and this vector of PRBM."""
+
+    def __init__(self, model: SplitModel, params: State, prbm: Tensor | None) -> None:
+        dtype = next(iter(params.values())).dtype
+        self.model, self.network = model, _network(model, PREDICT, dtype, translated=True)
+        _write(self.network, params)
+        vector = self.network.at_cut("prbm")
+        vector.zero_() if prbm is None else vector.copy_(prbm.view(vector.shape))
+        self.network.net["mu"] = 0.0
+
+    def __call__(self, x: Tensor) -> Forward:
+        parts = [self._batch(some) for some in torch.split(x, PREDICT)]
+        return Forward(*map(torch.cat, zip(*parts, strict=True)))
+
+    def _batch(self, x: Tensor) -> Forward:
+        from feddbe.training.trainers._compiled import kernels
+
+        network, size, cut, end = self.network, len(x), self.network.stack.cut, len(self.network.steps)
+        kernels.forward(network.room, network.steps, network.nets, *_inputs(network, x), size)
+        shape = (size, *self.model.feature_shape)
+        z_g, z = (network.passing(cut, int(network.net[name]), size).reshape(shape) for name in ("z_g", "z"))
+        logits = network.passing(end, int(network.net["logits"]), size).reshape(size, -1)
+        return Forward(z_g.clone(), z.clone(), logits.clone())
