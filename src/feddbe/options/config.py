@@ -83,6 +83,9 @@ class Config(Parameters):
     adapt_epochs: int = option("Evaluation", "yes", 10,
         "epochs of fine-tuning at the end (+ft, fedbabu, newcomers)", low=1)
     engine: str = option("Run", "no", "auto", "auto, serial, pool or pool(workers=N)")
+    trainer: str = option("Run", "no", "auto",
+        "who trains: auto takes compiled where it can; the last bits of results depend on it",
+        choices=("auto", "autograd", "compiled"))
     min_replies: int | None = option("Run", "no", None,
         "replies with which a round goes on if clients do not answer; none: all", low=1)
     worker_timeout: float | None = option("Run", "no", None,

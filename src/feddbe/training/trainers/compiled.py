@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -19,17 +20,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddbe.errors import BadInput
+from feddbe.errors import BadInput, one_line
 from feddbe.models.split import Forward, SplitModel
 from feddbe.state import State
-from feddbe.training.plan import FitPlan, Fitted, Samples, check, no_losses
+from feddbe.training.plan import FitPlan, Fitted, Samples, check, differentiate, no_losses
 from feddbe.training.terms import CROSS_ENTROPY, MeanPull, Prox
 from feddbe.training.trainers._compiled.stack import Refused, Stack, read
 
 if TYPE_CHECKING:
     from feddbe.training.trainers._compiled.layout import Network
 
-__all__ = ["RANK", "available", "refuses", "train"]
+__all__ = ["RANK", "Predictor", "available", "gradient", "refuses", "refuses_model", "refuses_types", "train"]
 
 RANK = 10
 CHUNK = 64
@@ -48,7 +49,6 @@ def available() -> bool:
 def refuses(plan: FitPlan) -> str:
     if reason := refuses_model(plan.model):
         return reason
-    tensors = [*plan.params.values(), *plan.extras.values(), *plan.correction.values()]
     if plan.params.keys() != plan.model.parameters.keys() or not plan.extras.keys() <= {"prbm"}:
         return "the method trains more than the model and PRBM"
     if plan.loss is not CROSS_ENTROPY:
@@ -56,19 +56,48 @@ def refuses(plan: FitPlan) -> str:
     kinds = [type(term.apply) for term in plan.terms]
     if len(set(kinds)) < len(kinds) or not {*kinds} <= {MeanPull, Prox}:
         return "the method has a term of its own in the loss"
-    if {t.dtype for t in tensors} not in ({torch.float32}, {torch.float64}):
-        return "parameters are not all of float32, or all of float64"
-    return ""
+    return refuses_types([*plan.params.values(), *plan.extras.values(), *plan.correction.values()])
+
+
+def refuses_types(tensors: Iterable[Tensor]) -> str:
+    fits = {t.dtype for t in tensors} in ({torch.float32}, {torch.float64})
+    return "" if fits else "parameters are not all float32, or all float64"
 
 
 def refuses_model(model: SplitModel) -> str:
-    """Why it does not take this model, in any plan."""
-    if not available():
-        return "numba is not installed (pip install numba)"
+    """Why it does not take this model, in any plan. At first it is compiled, and tried once."""
     found = _stack(model)
-    return found if isinstance(found, str) else ""
+    if isinstance(found, str):
+        return found
+    if model not in _tried:
+        _tried[model] = _try(model, found)
+    return _tried[model]
 
 
+def _try(model: SplitModel, stack: Stack) -> str:
+    """One gradient against autograd's: a tool chain can be missing or broken."""
+    if not available():
+        return "numba is not installed"
+    if reason := refuses_types(model.parameters.values()):
+        return reason
+    generator, (first, *_) = torch.Generator().manual_seed(0), model.parameters.values()
+    shape = (3, *model.input_shape)
+    if stack.steps[0].kind == "words":
+        x = torch.randint(len(first), shape, generator=generator)
+    else:
+        x = torch.randn(shape, generator=generator, dtype=first.dtype)
+    samples = Samples(x, torch.arange(len(x)) % model.classes)
+    try:
+        found, _ = gradient(model, model.parameters, samples)
+    except Exception as error:  # of numba, LLVM or the system
+        return f"numba does not work here ({one_line(error)})"
+    wanted = differentiate(model, model.parameters, model.buffers, samples).of
+    scale = max(float(g.abs().max()) for g in wanted.values())
+    apart = max(float((found[name] - g).abs().max()) for name, g in wanted.items())
+    return "" if apart <= 1e-3 * scale else "its first step is not autograd's: numba is broken here"
+
+
+_tried: WeakKeyDictionary[SplitModel, str] = WeakKeyDictionary()
 _stacks: WeakKeyDictionary[SplitModel, Stack | str] = WeakKeyDictionary()
 
 
@@ -106,16 +135,16 @@ def _network(model: SplitModel, size: int, dtype: torch.dtype, *, translated: bo
     return known[key]
 
 
-def _write(network: Network, params: State) -> None:
+def _write(network: Network, params: Mapping[str, Tensor]) -> None:
     """Parameters into the network."""
     from feddbe.training.trainers._compiled import kernels
 
     for name, part in network.parts.items():
-        part.view(network.numbers).copy_(params[name].detach().view(part.shape))
+        part.view(network.numbers).copy_(params[name].detach().reshape(part.shape))
     kernels.turn(network.room, network.steps)
 
 
-def _read(network: Network, params: State, aside: int = 0) -> State:
+def _read(network: Network, params: Mapping[str, Tensor], aside: int = 0) -> State:
     """New tensors like `params` of what lies in the network."""
     found = {name: torch.empty_like(p, memory_format=torch.contiguous_format) for name, p in params.items()}
     for name, part in network.parts.items():
@@ -230,7 +259,7 @@ def _set_moves(network: Network, plan: FitPlan) -> None:
                 drift.sub_(plan.correction[name].view(part.shape), alpha=rates[name])
 
 
-def gradient(model: SplitModel, params: State, samples: Samples) -> tuple[State, float]:
+def gradient(model: SplitModel, params: Mapping[str, Tensor], samples: Samples) -> tuple[State, float]:
     """The gradient of the cross-entropy, 0 for what is frozen, and its value."""
     from feddbe.training.trainers._compiled import kernels
     from feddbe.training.trainers._compiled.records import GRADIENT
@@ -252,8 +281,9 @@ class Predictor:
     """Forward passes at these parameters and this vector of PRBM."""
 
     def __init__(self, model: SplitModel, params: State, prbm: Tensor | None) -> None:
-        dtype = next(iter(params.values())).dtype
-        self.model, self.network = model, _network(model, PREDICT, dtype, translated=True)
+        dtype = params[next(iter(model.parameters))].dtype
+        self.model, self.params = model, params
+        self.network = _network(model, PREDICT, dtype, translated=True)
         _write(self.network, params)
         vector = self.network.at_cut("prbm")
         vector.zero_() if prbm is None else vector.copy_(prbm.view(vector.shape))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +33,8 @@ __all__ = ["Frame", "Network", "Part"]
 KINDS = {"words": WORDS, "conv": CONV, "pool": POOL, "linear": LINEAR}
 GAP = 64
 """Numbers after each piece: what is read in whole vectors may end behind it."""
+LINE = 64
+"""Bytes."""
 
 
 def _up(n: int, to: int = WIDTH) -> int:
@@ -86,6 +89,13 @@ class Frame:
         return Part(one.at, (size, *one.shape), (self.size, *one.strides))
 
 
+def _aligned(n: int, number: np.dtype[Any]) -> Array:
+    """Zeros from the beginning of a cache line on: no other numbers, but a quarter less time."""
+    raw = np.zeros(n * number.itemsize + LINE, np.uint8)
+    start = -raw.ctypes.data % LINE
+    return raw[start : start + n * number.itemsize].view(number)
+
+
 def _image(shape: tuple[int, ...]) -> tuple[int, int, int]:
     """(channels, height, width); features are channels of one pixel."""
     channels, height, width = (*shape, 1, 1)[:3]
@@ -123,7 +133,7 @@ class Network:
         self._activations(translated=translated)
         number, most = torch.empty((), dtype=dtype).numpy().dtype, self._most
         self.room = Room(
-            np.zeros(self._top, number),
+            _aligned(self._top, number),
             np.concatenate(self._table),
             np.zeros(most["chosen"] + GAP, np.uint8),
             np.zeros(most["block"] + GAP, number),
