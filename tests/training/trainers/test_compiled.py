@@ -127,7 +127,7 @@ def agree(plan: FitPlan, exact: float = 1e-10) -> Fitted:
     assert not compiled.refuses(plan)
     found, wanted = compiled.train(plan), autograd.train(plan)
     for name, start in plan.params.items():
-        moved = (wanted.params[name] - start).abs().max()
+        moved = float((wanted.params[name] - start).abs().max())
         assert torch.equal(found.params[name], start) == (name not in plan.rates)
         assert (found.params[name] - wanted.params[name]).abs().max() <= exact * max(moved, 1e-3), name
     for name, value in wanted.extras.items():
@@ -187,7 +187,7 @@ def test_every_kind_of_plan(name: str, parts: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_frozen_layers_and_separate_rates(trained: list[str], cut: str | None) -> None:
     rates = {name: 0.01 * (i + 1) for i, name in enumerate(trained)}
-    extra = {"terms": [near(0.1), mr()], "corrected": True, "prbm": True} if cut else {}
+    extra: dict[str, Any] = {"terms": [near(0.1), mr()], "corrected": True, "prbm": True} if cut else {}
     agree(plan_of("small", cut, rates=rates, **extra))
 
 
