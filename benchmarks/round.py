@@ -1,19 +1,20 @@
 """Seconds of one round of FedAvg+DBE: plain loop, serial, pool.
 
     python benchmarks/round.py [--data fmnist|cifar100|har|digits] [--rows N] [--method fedavg+dbe]
-        [--trainer auto] [--repeats 5] [--without-serial] [--json FILE]
+        [--trainer auto] [--threads 2] [--repeats 5] [--without-serial] [--json FILE]
 
 Fashion-MNIST and CIFAR-100 with the published split (20 clients) and the CNN, HAR with its 30 people, digits
 with 100 clients (iid); of data that is not here, random numbers of its shape; `--rows`: its first ones only.
 
 (a) is a straightforward PyTorch loop in the style of the popular libraries: a DataLoader over a list of
-samples, batches of ten, a model object per client, two torch threads; each round trains by FedAvg, tests, and
-passes over the training data once more for the loss, all in batches of ten. (b) and (c) are feddbe's engines,
-which take the training loss from the training itself. The three take turns and medians are compared: only
-ratios of one run mean anything. `cpu` is processor time, of workers too: the ratio that neighbours on the
-machine disturb least. `% of sgemm`: the time of the training's dense arithmetic (counted from the shapes) at
-the rate of torch's own product of large matrices, measured between the turns, of the processor time that
-training took. Memory is measured in a process of its own each.
+samples, batches of ten, a model object per client, `--threads` of torch; each round trains by FedAvg, tests,
+and passes over the training data once more for the loss, all in batches of ten. (b) and (c) are feddbe's
+engines, which take the training loss from the training itself. The three take turns and medians are compared:
+only ratios of one run mean anything. `cpu` is processor time, of workers too: what neighbours on the machine
+disturb least, if (a) has one thread (two wait for each other actively). `% of sgemm`: the time of the
+training's dense arithmetic (counted from the shapes) at the rate of torch's own product of large matrices,
+measured between the turns, of the processor time that training took. Memory is measured in a process of its
+own each.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ class PlainClient:
 class Plain:
     """(a): the loop."""
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: Experiment, threads: int) -> None:
+        self.threads = threads
         dataset, split = experiment.task.dataset, experiment.task.split
         x, y = dataset.inputs(dataset.x), dataset.y
         name, shape = find(str(experiment.options.model)).name, tuple(dataset.x.shape[1:])
@@ -125,7 +127,7 @@ class Plain:
 
     def round(self) -> Times:
         threads = torch.get_num_threads()
-        torch.set_num_threads(2)
+        torch.set_num_threads(self.threads)
         for client in self.clients:
             client.receive(self.model)
         evaluation = clock(lambda: deque(map(PlainClient.evaluate, self.clients)))
@@ -235,20 +237,22 @@ def memory(arguments: argparse.Namespace) -> float:
     experiment, which = federation(arguments), arguments.memory
     with tempfile.TemporaryDirectory() as folder:
         ours = None if which == "plain" else Ours(experiment, which, Path(folder) / "run")
-        variant = Plain(experiment) if ours is None else ours
+        variant = Plain(experiment, arguments.threads) if ours is None else ours
         peak = peak_of(variant.round)
         if ours is not None:
             ours.engine.close()
     return peak
 
 
-def compare(experiment: Experiment, repeats: int, ours: tuple[str, ...]) -> tuple[dict[str, Times], float]:
+def compare(
+    experiment: Experiment, repeats: int, threads: int, ours: tuple[str, ...]
+) -> tuple[dict[str, Times], float]:
     """Medians of each phase for each variant, which take turns, and sgemm's rate between them."""
     with tempfile.TemporaryDirectory() as folder:
         variants: dict[str, Ours | Plain] = {
             name: Ours(experiment, name.split()[-1], Path(folder) / name) for name in ours
         }
-        variants = {"(a) plain loop": Plain(experiment), **dict(reversed(variants.items()))}
+        variants = {"(a) plain loop": Plain(experiment, threads), **dict(reversed(variants.items()))}
         times: dict[str, list[Times]] = {name: [] for name in variants}
         rates = []
         for repeat in range(repeats + 1):
@@ -289,6 +293,7 @@ def main() -> None:
     parser.add_argument("--method", default="fedavg+dbe")
     parser.add_argument("--trainer", default="auto")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2, help="torch's, in (a)")
     parser.add_argument("--without-serial", action="store_true", help="(a) and (c) only")
     parser.add_argument("--without-memory", action="store_true", help="no peaks of memory")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
@@ -304,7 +309,7 @@ def main() -> None:
         again = [sys.executable, *sys.argv, "--memory"]
         peaks = {name: float(subprocess.check_output([*again, name])) for name in which}
     experiment = federation(arguments)
-    seconds, rate = compare(experiment, arguments.repeats, ours)
+    seconds, rate = compare(experiment, arguments.repeats, arguments.threads, ours)
     limit = operations(experiment) / rate
     show(seconds, limit, peaks)
     base, pool = seconds["(a) plain loop"], seconds["(c) pool"]

@@ -10,17 +10,16 @@ float32 or float64.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from feddbe.errors import BadInput, one_line
+from feddbe.errors import one_line
 from feddbe.models.split import Forward, SplitModel
 from feddbe.state import State
 from feddbe.training.plan import FitPlan, Fitted, Samples, check, differentiate, no_losses
@@ -28,17 +27,15 @@ from feddbe.training.terms import CROSS_ENTROPY, MeanPull, Prox
 from feddbe.training.trainers._compiled.stack import Refused, Stack, read
 
 if TYPE_CHECKING:
-    from feddbe.training.trainers._compiled.layout import Network
+    from feddbe.training.trainers._compiled.networks import Network
 
 __all__ = ["RANK", "Predictor", "available", "gradient", "refuses", "refuses_model", "refuses_types", "train"]
 
 RANK = 10
 CHUNK = 64
 """Batches that are made numbers at once."""
-PREDICT = 40
+PREDICT = 32
 """Samples that are predicted at once, measured."""
-NETWORKS = 4
-"""Sizes of a batch for which a model's network is kept."""
 
 
 def available() -> bool:
@@ -111,63 +108,12 @@ def _stack(model: SplitModel) -> Stack | str:
     return _stacks[model]
 
 
-class _Networks(threading.local):
-    """Those of this thread: a network is room to work in."""
-
-    def __init__(self) -> None:
-        self.of: WeakKeyDictionary[SplitModel, dict[Any, Network]] = WeakKeyDictionary()
-
-
-_networks = _Networks()
-
-
 def _network(model: SplitModel, size: int, dtype: torch.dtype, *, translated: bool) -> Network:
-    from feddbe.training.trainers._compiled.layout import Network
+    from feddbe.training.trainers._compiled import networks
 
-    known, key = _networks.of.setdefault(model, {}), (size, dtype, translated)
-    if key not in known:
-        if len(known) >= NETWORKS:
-            del known[next(iter(known))]
-        stack = _stack(model)
-        assert isinstance(stack, Stack)
-        words = [len(model.parameters[step.names["weight"]]) for step in stack.steps if step.kind == "words"]
-        known[key] = Network(stack, size, dtype, *words or [0], translated=translated)
-    return known[key]
-
-
-def _write(network: Network, params: Mapping[str, Tensor]) -> None:
-    """Parameters into the network."""
-    from feddbe.training.trainers._compiled import kernels
-
-    for name, part in network.parts.items():
-        part.view(network.numbers).copy_(params[name].detach().reshape(part.shape))
-    kernels.turn(network.room, network.steps)
-
-
-def _read(network: Network, params: Mapping[str, Tensor], aside: int = 0) -> State:
-    """New tensors like `params` of what lies in the network."""
-    found = {name: torch.empty_like(p, memory_format=torch.contiguous_format) for name, p in params.items()}
-    for name, part in network.parts.items():
-        found[name].view(part.shape).copy_(part.view(network.numbers, aside))
-    return found
-
-
-class _Inputs(NamedTuple):
-    """A batch as the kernels take it: images, or texts."""
-
-    x: Any
-    texts: Any
-
-
-def _inputs(network: Network, x: Tensor) -> _Inputs:
-    if network.stack.steps[0].kind == "words":
-        low, high = (int(word) for word in torch.aminmax(x))
-        words = int(network.steps[0]["inputs"])
-        if low < 0 or high >= words:  # machine code would look no further
-            raise BadInput(f"a text has word {low if low < 0 else high}, the model has {words} words")
-        return _Inputs(np.zeros((0, 1, 1, 1), np.float32), x.to(torch.int32).contiguous().numpy())
-    image = (*network.stack.shape, 1, 1)[:3]
-    return _Inputs(x.contiguous().view(len(x), *image).numpy(), np.zeros((0, 1), np.int32))
+    stack = _stack(model)
+    assert isinstance(stack, Stack)
+    return networks.find(model, stack, size, dtype, translated=translated)
 
 
 def train(plan: FitPlan) -> Fitted:
@@ -190,7 +136,7 @@ class _Fit:
         translated = bool(plan.extras) or self.term is not None
         dtype = next(iter(plan.params.values())).dtype
         self.network = network = _network(plan.model, size, dtype, translated=translated)
-        _write(network, plan.params)
+        network.write(plan.params)
         _set_moves(network, plan)
         self.pull = self.term.apply if self.term and isinstance(self.term.apply, MeanPull) else MeanPull(0.0)
         self.weight, self.distance, self.batches = 0.0, 0.0, 0
@@ -212,7 +158,7 @@ class _Fit:
         net, batches = self.network, len(y) // size
         weights = self.pull.weights(self.weight, batches)
         divisors = weights if self.pull.corrected else np.ones(batches)
-        inputs = _inputs(net, x)
+        inputs = net.inputs(x)
         loss, distance = kernels.train(net.room, net.steps, net.nets, *inputs, y.numpy(), size, divisors)
         self.weight, self.distance = float(weights[-1]), self.distance + distance
         self.batches += batches
@@ -221,7 +167,7 @@ class _Fit:
     def values(self) -> tuple[State, State]:
         """New parameters and extras."""
         prbm = {name: torch.empty_like(p).copy_(self._at_cut("prbm")) for name, p in self.plan.extras.items()}
-        return _read(self.network, self.plan.params), prbm
+        return self.network.read(self.plan.params), prbm
 
     def carries(self) -> list[State]:
         """Of each term."""
@@ -266,15 +212,15 @@ def gradient(model: SplitModel, params: Mapping[str, Tensor], samples: Samples) 
 
     dtype, size = next(iter(params.values())).dtype, len(samples.y)
     network = _network(model, size, dtype, translated=False)
-    _write(network, params)
+    network.write(params)
     network.numbers[network.aside : 2 * network.aside].zero_()
     network.net["mode"] = GRADIENT
     network.set_moves({name: -float(name not in model.frozen) for name in network.parts}, {})
-    inputs = _inputs(network, samples.x)
+    inputs = network.inputs(samples.x)
     loss, _ = kernels.train(
         network.room, network.steps, network.nets, *inputs, samples.y.numpy(), size, np.ones(1)
     )
-    return _read(network, params, network.aside), loss
+    return network.read(params, network.aside), loss
 
 
 class Predictor:
@@ -284,7 +230,7 @@ class Predictor:
         dtype = params[next(iter(model.parameters))].dtype
         self.model, self.params = model, params
         self.network = _network(model, PREDICT, dtype, translated=True)
-        _write(self.network, params)
+        self.network.write(params)
         vector = self.network.at_cut("prbm")
         vector.zero_() if prbm is None else vector.copy_(prbm.view(vector.shape))
         self.network.net["mu"] = 0.0
@@ -297,7 +243,7 @@ class Predictor:
         from feddbe.training.trainers._compiled import kernels
 
         network, size, cut, end = self.network, len(x), self.network.stack.cut, len(self.network.steps)
-        kernels.forward(network.room, network.steps, network.nets, *_inputs(network, x), size)
+        kernels.forward(network.room, network.steps, network.nets, *network.inputs(x), size)
         shape = (size, *self.model.feature_shape)
         z_g, z = (network.passing(cut, int(network.net[name]), size).reshape(shape) for name in ("z_g", "z"))
         logits = network.passing(end, int(network.net["logits"]), size).reshape(size, -1)

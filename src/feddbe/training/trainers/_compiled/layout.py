@@ -28,7 +28,7 @@ from feddbe.training.trainers._compiled.records import (
 from feddbe.training.trainers._compiled.stack import Stack, Step
 from feddbe.training.trainers._compiled.tiles import LANES
 
-__all__ = ["Frame", "Network", "Part"]
+__all__ = ["Frame", "Layout", "Part"]
 
 KINDS = {"words": WORDS, "conv": CONV, "pool": POOL, "linear": LINEAR}
 GAP = 64
@@ -114,7 +114,7 @@ def _frames(stack: Stack) -> list[Frame]:
     return [*frames, Frame(*image, _up(image[0]))]
 
 
-class Network:
+class Layout:
     """A stack of layers laid out for batches of `size`; `translated`: with room for PRBM and MR."""
 
     def __init__(self, stack: Stack, size: int, dtype: torch.dtype, words: int, *, translated: bool) -> None:
