@@ -22,15 +22,15 @@ PATIENCE = 3.0
 
 def get_ready(task: Task, tell: Callable[[str], None]) -> None:
     """Compile what will be needed, if anything: once, and before there are processes that all would."""
-    if task.training.trainer == "autograd":
+    if task.training.trainer == "autograd" or compiled.refuses_layers(task.model):
         return
     word = threading.Timer(PATIENCE, tell, ["compiling the trainer, once on this machine: some 20 seconds"])
     word.daemon = True
     word.start()
-    reason = compiled.refuses_model(task.model)
+    reason = compiled.refuses_machine(task.model)
     word.cancel()
     word.join()
-    if "numba" in reason:
+    if reason:
         tell(f"autograd trains, several times slower than compiled: {reason}")
 
 

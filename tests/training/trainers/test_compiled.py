@@ -252,6 +252,8 @@ def test_predictions(name: str, cut: str | None) -> None:
     plain = compiled.Predictor(plan.model, plan.params, None)(x)
     torch.testing.assert_close(plain.logits, plan.model.forward(plan.params, x).logits.detach())
     assert torch.equal(plain.z, plain.z_g)
+    nobody = compiled.Predictor(plan.model, plan.params, None)(x[:0])
+    assert nobody.logits.shape == (0, 5)
 
 
 def test_a_client_predicts_with_them() -> None:
@@ -397,7 +399,7 @@ def test_somebody_who_waits_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None
         return ""
 
     monkeypatch.setattr(passes, "PATIENCE", 0.01)
-    monkeypatch.setattr(compiled, "refuses_model", slow)
+    monkeypatch.setattr(compiled, "refuses_machine", slow)
     plan, told = plan_of("perceptron"), list[str]()
     passes.get_ready(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
     passes.get_ready(task(plan.model, plan.batches.dataset.x, "autograd"), told.append)

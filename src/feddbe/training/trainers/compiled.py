@@ -29,7 +29,10 @@ from feddbe.training.trainers._compiled.stack import Refused, Stack, read
 if TYPE_CHECKING:
     from feddbe.training.trainers._compiled.networks import Network
 
-__all__ = ["RANK", "Predictor", "available", "gradient", "refuses", "refuses_model", "refuses_types", "train"]
+__all__ = [
+    "RANK", "Predictor", "available", "gradient", "refuses", "refuses_layers", "refuses_machine",
+    "refuses_model", "refuses_types", "train",
+]  # fmt: skip
 
 RANK = 10
 CHUNK = 64
@@ -62,21 +65,28 @@ def refuses_types(tensors: Iterable[Tensor]) -> str:
 
 
 def refuses_model(model: SplitModel) -> str:
-    """Why it does not take this model, in any plan. At first it is compiled, and tried once."""
+    """Why it does not take this model, in any plan."""
+    return refuses_layers(model) or refuses_machine(model)
+
+
+def refuses_layers(model: SplitModel) -> str:
+    """Why it does not take this model, on any machine."""
     found = _stack(model)
-    if isinstance(found, str):
-        return found
-    if model not in _tried:
-        _tried[model] = _try(model, found)
+    return found if isinstance(found, str) else refuses_types(model.parameters.values())
+
+
+def refuses_machine(model: SplitModel) -> str:
+    """Why it does not work here. At first it is compiled, and tried once."""
+    stack = _stack(model)
+    if model not in _tried and isinstance(stack, Stack):
+        _tried[model] = _try(model, stack)
     return _tried[model]
 
 
 def _try(model: SplitModel, stack: Stack) -> str:
-    """One gradient against autograd's: a tool chain can be missing or broken."""
+    """One gradient and pass against autograd's: a tool chain can be missing or broken."""
     if not available():
         return "numba is not installed"
-    if reason := refuses_types(model.parameters.values()):
-        return reason
     generator, (first, *_) = torch.Generator().manual_seed(0), model.parameters.values()
     shape = (3, *model.input_shape)
     if stack.steps[0].kind == "words":
@@ -86,9 +96,11 @@ def _try(model: SplitModel, stack: Stack) -> str:
     samples = Samples(x, torch.arange(len(x)) % model.classes)
     try:
         found, _ = gradient(model, model.parameters, samples)
+        found["logits"] = Predictor(model, model.parameters, None)(x).logits
     except Exception as error:  # of numba, LLVM or the system
         return f"numba does not work here ({one_line(error)})"
     wanted = differentiate(model, model.parameters, model.buffers, samples).of
+    wanted["logits"] = model.forward(model.parameters, x).logits.detach()
     scale = max(float(g.abs().max()) for g in wanted.values())
     apart = max(float((found[name] - g).abs().max()) for name, g in wanted.items())
     return "" if apart <= 1e-3 * scale else "its first step is not autograd's: numba is broken here"
@@ -146,7 +158,7 @@ class _Fit:
             vectors = {"prbm": plan.extras.get("prbm"), "mean": carry.get("r"), "goal": const.get("mean")}
             for name, value in vectors.items():
                 view = network.at_cut(name)
-                view.zero_() if value is None else view.copy_(value.view(view.shape))
+                view.zero_() if value is None else view.copy_(value.reshape(view.shape))
             network.net["prbm_rate"], network.net["mu"] = plan.rates.get("prbm", 0.0), self.pull.mu
             slope = self.pull.slope(math.prod(plan.model.feature_shape), size)
             network.net["slope"] = slope if "mean" in const else 0.0
@@ -157,7 +169,7 @@ class _Fit:
 
         net, batches = self.network, len(y) // size
         weights = self.pull.weights(self.weight, batches)
-        divisors = weights if self.pull.corrected else np.ones(batches)
+        divisors = weights if self.pull.corrected and self.pull.mu else np.ones(batches)
         inputs = net.inputs(x)
         loss, distance = kernels.train(net.room, net.steps, net.nets, *inputs, y.numpy(), size, divisors)
         self.weight, self.distance = float(weights[-1]), self.distance + distance
@@ -200,9 +212,9 @@ def _set_moves(network: Network, plan: FitPlan) -> None:
         for name, part in network.parts.items():
             drift = part.view(network.numbers, network.aside).zero_()
             if name in anchor:
-                drift.add_(anchor[name].view(part.shape), alpha=pulls[name])
+                drift.add_(anchor[name].reshape(part.shape), alpha=pulls[name])
             if name in plan.correction:
-                drift.sub_(plan.correction[name].view(part.shape), alpha=rates[name])
+                drift.sub_(plan.correction[name].reshape(part.shape), alpha=rates[name])
 
 
 def gradient(model: SplitModel, params: Mapping[str, Tensor], samples: Samples) -> tuple[State, float]:
@@ -232,7 +244,7 @@ class Predictor:
         self.network = _network(model, PREDICT, dtype, translated=True)
         self.network.write(params)
         vector = self.network.at_cut("prbm")
-        vector.zero_() if prbm is None else vector.copy_(prbm.view(vector.shape))
+        vector.zero_() if prbm is None else vector.copy_(prbm.reshape(vector.shape))
         self.network.net["mu"] = 0.0
 
     def __call__(self, x: Tensor) -> Forward:

@@ -27,11 +27,12 @@ pool, pool_back, words, words_back = linear.pool, linear.pool_back, linear.words
 def _kept(make: Callable[[str], Function]) -> Function:
     """Compiled at its first call, which takes seconds, and kept on disk for later ones if that can be.
 
-    numba keeps by the file of the function alone, and by what it closes over: here a fingerprint of all files
-    that are compiled into it.
+    numba keeps by the file of the function alone, and by what it closes over: here a fingerprint of all that
+    is compiled into it.
     """
-    files = sorted(str(module.__file__) for module in (convolution, linear, records, tiles))
-    function = make("".join(hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files))
+    files = [str(module.__file__) for module in (convolution, linear, records, tiles)]
+    hashes = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files]
+    function = make(" ".join([str(tiles.LANES), *hashes]))
     how: dict[str, Any] = {"fastmath": {"contract", "nsz"}, "error_model": "numpy", "boundscheck": False}
     try:
         return cast(Function, njit(cache=True, **how)(function))

@@ -50,13 +50,14 @@ class Network(Layout):
 
     def inputs(self, x: Tensor) -> Inputs:
         if self.stack.steps[0].kind == "words":
-            low, high = (int(word) for word in torch.aminmax(x))
+            low, high = (int(word) for word in torch.aminmax(x)) if len(x) else (0, 0)
             words = int(self.steps[0]["inputs"])
             if low < 0 or high >= words:  # machine code would look no further
                 raise BadInput(f"a text has word {low if low < 0 else high}, the model has {words} words")
-            return Inputs(np.zeros((0, 1, 1, 1), np.float32), x.to(torch.int32).contiguous().numpy())
-        image = (*self.stack.shape, 1, 1)[:3]
-        return Inputs(x.reshape(len(x), *image).contiguous().numpy(), np.zeros((0, 1), np.int32))
+            nothing = np.zeros((0, 1, 1, 1), self.room.numbers.dtype)
+            return Inputs(nothing, x.to(torch.int32).contiguous().numpy())
+        image = x.to(self.numbers.dtype).reshape(len(x), *(*self.stack.shape, 1, 1)[:3])
+        return Inputs(image.contiguous().numpy(), np.zeros((0, 1), np.int32))
 
 
 class _Kept(threading.local):
