@@ -1,44 +1,82 @@
-"""Seconds of one FedAvg round on Fashion-MNIST (published split, 20 clients, CNN): plain loop, serial, pool.
+"""Seconds of one round of FedAvg+DBE: plain loop, serial, pool.
 
-    python benchmarks/round.py [--repeats 5] [--without-serial] [--json FILE]
+    python benchmarks/round.py [--data fmnist|cifar100|har|digits] [--rows N] [--method fedavg+dbe]
+        [--trainer auto] [--threads 2] [--repeats 5] [--without-serial] [--json FILE]
+
+Fashion-MNIST and CIFAR-100 with the published split (20 clients) and the CNN, HAR with its 30 people, digits
+with 100 clients (iid); of data that is not here, random numbers of its shape; `--rows`: its first ones only.
 
 (a) is a straightforward PyTorch loop in the style of the popular libraries: a DataLoader over a list of
-samples, batches of ten, a model object per client, two torch threads; each round trains, tests, and passes
-over the training data once more for the loss, all in batches of ten. (b) and (c) are feddbe's engines, which
-evaluate in batches of 128 and take the training loss from the training itself. The three take turns and
-medians are compared: only ratios of one run mean anything. Memory is measured in a process of its own each.
+samples, batches of ten, a model object per client, `--threads` of torch; each round trains by FedAvg, tests,
+and passes over the training data once more for the loss, all in batches of ten. (b) and (c) are feddbe's
+engines, which take the training loss from the training itself. The three take turns and medians are compared:
+only ratios of one run mean anything. `cpu` is processor time, of workers too: what neighbours on the machine
+disturb least, if (a) has one thread (two wait for each other actively). `% of sgemm`: the time of the
+training's dense arithmetic (counted from the shapes) at the rate of torch's own product of large matrices,
+measured between the turns, of the processor time that training took. Memory is measured in a process of its
+own each.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from feddbe import engines
-from feddbe.engines import Messages
+from feddbe import data, engines
+from feddbe.data.dataset import Dataset as Data
+from feddbe.engines import Messages, Pool
 from feddbe.engines.client import Job
 from feddbe.measures.memory import used_mb
-from feddbe.models.cnn import cnn
+from feddbe.models import MODELS, find, fitting
 from feddbe.options.config import Config
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.rounds import Loop, Watch, start
 from feddbe.runs.store import Store
 
 Samples = list[tuple[Tensor, Tensor]]
+SHAPES = {
+    "fmnist": (70_000, (1, 28, 28), 10),
+    "cifar100": (60_000, (3, 32, 32), 100),
+    "har": (10_299, (9, 1, 128), 6),
+    "digits": (1_797, (1, 8, 8), 10),
+}
+DIVIDED: dict[str, dict[str, Any]] = {"digits": {"clients": 100, "partition": "iid"}}
+RATE = 0.005
+Times = dict[str, float]
+
+
+def load(name: str, rows: int | None) -> Data:
+    """The data, or random numbers of its shape if it is not here."""
+    count, shape, classes = SHAPES[name]
+    if data.SOURCES[name].found(None):
+        found = data.load(name, None)
+    else:
+        random = torch.Generator().manual_seed(0)
+        x = torch.randint(256, (count, *shape), generator=random, dtype=torch.uint8)
+        y = torch.randint(classes, (count,), generator=random)
+        people = np.arange(count) % 30 if name == "har" else None
+        found = Data(name, x, y, classes, 2 / 255, -1.0, people, note="random")
+    rows = rows or len(found)
+    people = None if found.client is None else found.client[:rows]
+    return replace(found, x=found.x[:rows], y=found.y[:rows], client=people, known_sha256={})
 
 
 def batches(data: Samples, *, training: bool) -> DataLoader[tuple[Tensor, Tensor]]:
@@ -51,7 +89,7 @@ class PlainClient:
 
     def __init__(self, model: nn.Module, train: Samples, test: Samples) -> None:
         self.model, self.train_data, self.test_data = deepcopy(model), train, test
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.005)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
 
     def receive(self, model: nn.Module) -> None:
         for mine, new in zip(self.model.parameters(), model.parameters(), strict=True):
@@ -76,35 +114,36 @@ class PlainClient:
 class Plain:
     """(a): the loop."""
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: Experiment, threads: int) -> None:
+        self.threads = threads
         dataset, split = experiment.task.dataset, experiment.task.split
         x, y = dataset.inputs(dataset.x), dataset.y
-        self.model: nn.Module = cnn((1, 28, 28), 10)
+        name, shape = find(str(experiment.options.model)).name, tuple(dataset.x.shape[1:])
+        self.model = cast(nn.Module, MODELS[name].build(shape, dataset.classes))
         self.clients = [
             PlainClient(self.model, [(x[i], y[i]) for i in train], [(x[i], y[i]) for i in test])
             for train, test in zip(split.train, split.test, strict=True)
         ]
 
-    def round(self) -> dict[str, float]:
+    def round(self) -> Times:
         threads = torch.get_num_threads()
-        torch.set_num_threads(2)
-        began = time.perf_counter()
+        torch.set_num_threads(self.threads)
         for client in self.clients:
             client.receive(self.model)
-        for client in self.clients:
-            client.evaluate()
-        evaluated = time.perf_counter()
-        for client in self.clients:
-            client.train()
-        trained = time.perf_counter()
+        evaluation = clock(lambda: deque(map(PlainClient.evaluate, self.clients)))
+        training = clock(lambda: deque(map(PlainClient.train, self.clients)))
+        rest = clock(self.average)
+        torch.set_num_threads(threads)
+        whole = [sum(times) for times in zip(evaluation, training, rest, strict=True)]
+        return {"training": training[0], "training cpu": training[1], "evaluation": evaluation[0],
+                "round": whole[0], "round cpu": whole[1]}  # fmt: skip
+
+    def average(self) -> None:
         total = sum(len(client.train_data) for client in self.clients)
         for i, p in enumerate(self.model.parameters()):
             states = [list(client.model.parameters())[i].data for client in self.clients]
             weights = [len(client.train_data) / total for client in self.clients]
             p.data = sum((s * w for s, w in zip(states, weights, strict=True)), torch.zeros_like(p))
-        ended = time.perf_counter()
-        torch.set_num_threads(threads)
-        return {"training": trained - evaluated, "evaluation": evaluated - began, "round": ended - began}
 
 
 class Ours:
@@ -116,25 +155,65 @@ class Ours:
         self.loop = Loop(experiment, self.store, self.engine, Watch())
         self.loop.exchange(0)
 
-    def round(self) -> dict[str, float]:
+    def round(self) -> Times:
         torch.set_num_threads(1)
         clients = range(self.experiment.task.split.clients)
         t = self.store.last_round() + 1
-        training = self._seconds([Job(c, t, "train") for c in clients])
-        evaluation = self._seconds([Job(c, t, "none", evaluate=True) for c in clients])
-        began = time.perf_counter()
-        self.loop.exchange(t)
-        return {"training": training, "evaluation": evaluation, "round": time.perf_counter() - began}
+        pids = self.engine.pids if isinstance(self.engine, Pool) else []
+        training = clock(lambda: self._run([Job(c, t, "train") for c in clients]), pids)
+        evaluation = clock(lambda: self._run([Job(c, t, "none", evaluate=True) for c in clients]), pids)
+        whole = clock(lambda: self.loop.exchange(t), pids)
+        return {"training": training[0], "training cpu": training[1], "evaluation": evaluation[0],
+                "round": whole[0], "round cpu": whole[1]}  # fmt: skip
 
-    def _seconds(self, jobs: list[Job]) -> float:
-        began = time.perf_counter()
+    def _run(self, jobs: list[Job]) -> None:
         with self.store.transaction(0):
             list(self.engine.run(jobs, Messages(self.loop.server), self.store))
-        return time.perf_counter() - began
 
 
-def federation() -> Experiment:
-    return resolve("fedavg", Config(data="fmnist", lr=0.005, engine="pool", eval_after=False))
+def clock(work: Callable[[], object], pids: Sequence[int] = ()) -> tuple[float, float]:
+    """Seconds, and seconds of processor time, of these processes too."""
+    wall, own, theirs = time.perf_counter(), time.process_time(), used(pids)
+    work()
+    return time.perf_counter() - wall, time.process_time() - own + used(pids) - theirs
+
+
+def used(pids: Sequence[int]) -> float:
+    """Processor time of other processes so far."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in pids]
+    return sum(int(f[11]) + int(f[12]) for f in fields) / os.sysconf("SC_CLK_TCK")
+
+
+def sgemm_rate() -> float:
+    """Operations per second of processor time, one thread."""
+    torch.set_num_threads(1)
+    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    torch.mm(a, b)
+    began = time.thread_time()
+    for _ in range(20):
+        torch.mm(a, b)
+    return 20 * 2 * 1024**3 / (time.thread_time() - began)
+
+
+def operations(experiment: Experiment) -> float:
+    """Of one round's training: forward, weight and input gradients, the first layer without the last."""
+    task, per_sample, first = experiment.task, 0, True
+    x = task.dataset.inputs(task.dataset.x[:1])
+    for layer, _ in [layer for half in task.model.layers for layer in half]:
+        x = layer(x)
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            per_sample += (2 if first else 3) * 2 * layer.weight[0].numel() * x.numel()
+            first = False
+    return float(per_sample) * sum(n // 10 * 10 or n for n in task.samples) * task.training.epochs
+
+
+def federation(arguments: argparse.Namespace) -> Experiment:
+    dataset = load(arguments.data, arguments.rows)
+    options = Config(
+        data=arguments.data, lr=RATE, engine="pool", eval_after=False, trainer=arguments.trainer,
+        model=fitting(tuple(dataset.x.shape[1:])), **DIVIDED.get(arguments.data, {}),
+    )  # fmt: skip
+    return resolve(arguments.method, options, dataset=dataset)
 
 
 def peak_of(work: Callable[[], object]) -> float:
@@ -153,78 +232,93 @@ def peak_of(work: Callable[[], object]) -> float:
     return max(seen)
 
 
-def memory(which: str) -> float:
+def memory(arguments: argparse.Namespace) -> float:
     """One round of one variant, in this process."""
-    experiment = federation()
+    experiment, which = federation(arguments), arguments.memory
     with tempfile.TemporaryDirectory() as folder:
         ours = None if which == "plain" else Ours(experiment, which, Path(folder) / "run")
-        variant = Plain(experiment) if ours is None else ours
+        variant = Plain(experiment, arguments.threads) if ours is None else ours
         peak = peak_of(variant.round)
         if ours is not None:
             ours.engine.close()
     return peak
 
 
-def compare(repeats: int, ours: tuple[str, ...]) -> dict[str, dict[str, float]]:
-    """Medians of each phase for each variant, which take turns."""
-    experiment = federation()
+def compare(
+    experiment: Experiment, repeats: int, threads: int, ours: tuple[str, ...]
+) -> tuple[dict[str, Times], float]:
+    """Medians of each phase for each variant, which take turns, and sgemm's rate between them."""
     with tempfile.TemporaryDirectory() as folder:
         variants: dict[str, Ours | Plain] = {
             name: Ours(experiment, name.split()[-1], Path(folder) / name) for name in ours
         }
-        variants = {"(a) plain loop": Plain(experiment), **dict(reversed(variants.items()))}
-        times: dict[str, list[dict[str, float]]] = {name: [] for name in variants}
+        variants = {"(a) plain loop": Plain(experiment, threads), **dict(reversed(variants.items()))}
+        times: dict[str, list[Times]] = {name: [] for name in variants}
+        rates = []
         for repeat in range(repeats + 1):
             for name, variant in variants.items():
                 taken = variant.round()
-                print(
-                    f"{repeat} {name:15}",
-                    {k: round(v, 2) for k, v in taken.items()},
-                    file=sys.stderr,
-                    flush=True,
-                )
+                rates.append(sgemm_rate())
+                shown = {k: round(v, 2) for k, v in taken.items()}
+                print(f"{repeat} {name:15}", shown, file=sys.stderr, flush=True)
                 if repeat:  # the first one warms up
                     times[name].append(taken)
         for variant in variants.values():
             if isinstance(variant, Ours):
                 variant.engine.close()
                 variant.store.close()
-    return {
+    medians = {
         name: {phase: statistics.median(t[phase] for t in taken) for phase in taken[0]}
         for name, taken in times.items()
     }
+    return medians, statistics.median(rates)
+
+
+def show(seconds: dict[str, Times], limit: float, peaks: dict[str, float]) -> None:
+    base = seconds["(a) plain loop"]
+    heads = (*base, "a/x train", "a/x round", "a/x cpu", "% of sgemm", "MB")
+    print(f"{'seconds (median)':18}" + "".join(f"{head:>14}" for head in heads))
+    for (name, row), peak in zip(seconds.items(), peaks.values(), strict=True):
+        ratios = [base[phase] / row[phase] for phase in ("training", "round", "round cpu")]
+        values = [*row.values(), *ratios, 100 * limit / row["training cpu"], peak]
+        print(f"{name:18}" + "".join(f"{v:14.2f}" for v in values))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--data", choices=SHAPES, default="fmnist")
+    parser.add_argument("--rows", type=int, help="of the data, the first so many only")
+    parser.add_argument("--method", default="fedavg+dbe")
+    parser.add_argument("--trainer", default="auto")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2, help="torch's, in (a)")
     parser.add_argument("--without-serial", action="store_true", help="(a) and (c) only")
+    parser.add_argument("--without-memory", action="store_true", help="no peaks of memory")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--memory", choices=["plain", "serial", "pool"], help="print one variant's peak only")
     arguments = parser.parse_args()
     if arguments.memory:
-        print(memory(arguments.memory))
+        print(memory(arguments))
         return
     ours = ("(c) pool",) if arguments.without_serial else ("(c) pool", "(b) serial")
-    peaks = {
-        which: float(subprocess.check_output([sys.executable, __file__, "--memory", which]))
-        for which in ("plain", *(name.split()[-1] for name in reversed(ours)))
-    }
-    seconds = compare(arguments.repeats, ours)
+    which = ["plain", *(name.split()[-1] for name in reversed(ours))]
+    peaks = dict.fromkeys(which, 0.0)
+    if not arguments.without_memory:
+        again = [sys.executable, *sys.argv, "--memory"]
+        peaks = {name: float(subprocess.check_output([*again, name])) for name in which}
+    experiment = federation(arguments)
+    seconds, rate = compare(experiment, arguments.repeats, arguments.threads, ours)
+    limit = operations(experiment) / rate
+    show(seconds, limit, peaks)
     base, pool = seconds["(a) plain loop"], seconds["(c) pool"]
-    heads = ("training", "evaluation", "round", "a/x train", "a/x round", "MB")
-    print(f"{'seconds (median)':18}" + "".join(f"{head:>12}" for head in heads))
-    for (name, row), peak in zip(seconds.items(), peaks.values(), strict=True):
-        ratios = (base["training"] / row["training"], base["round"] / row["round"])
-        print(f"{name:18}" + "".join(f"{v:12.2f}" for v in (*row.values(), *ratios)) + f"{peak:12.0f}")
-    print(
-        f"targets: training a/c {base['training'] / pool['training']:.2f} of 1.8, "
-        f"round a/c {base['round'] / pool['round']:.2f} of 2.8"
-    )
+    print(f"sgemm {rate / 1e9:.0f} GFLOP/s and core; the training's dense arithmetic {limit:.2f} s")
+    of_limit = 100 * limit / pool["training cpu"]
+    print(f"round a/c {base['round'] / pool['round']:.2f}, training alone at {of_limit:.0f} % of sgemm")
     if arguments.json:
-        arguments.json.write_text(json.dumps({"seconds": seconds, "peak_mb": peaks}, indent=1) + "\n")
+        found = {"seconds": seconds, "peak_mb": peaks, "sgemm": rate, "limit": limit}
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from feddbe.options.grammar import signature
 from feddbe.results.document import Entry
 from feddbe.runs.rounds import Watch
 from feddbe.runs.store import FILE, Store
-from feddbe.training.trainers import fasttext
 
 SMALL = "--clients 3 --partition iid --model mlp --engine serial"
 
@@ -427,17 +426,6 @@ def test_help_names_defaults(shell: Shell) -> None:
         ", ".join(signature(name, m.options) for name, m in models.MODELS.items()),
     ):  # fmt: skip
         assert part in words
-
-
-def test_fasttext_without_numba_says_how_to_be_faster(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    lines = [f"{'good' if i % 2 else 'bad'} film {i},{i % 2}" for i in range(40)]
-    (tmp_path / "texts.csv").write_text("\n".join(["text,label", *lines]) + "\n")
-    line = "run fedavg --data texts.csv --clients 2 --partition iid --rounds 1 --engine serial"
-    assert "feddbe[text]" not in shell(line).out
-    monkeypatch.setattr(fasttext, "available", lambda: False)
-    assert shell(line).out.endswith("faster with numba: pip install 'feddbe[text]'\n")
 
 
 def test_without_a_command_it_shows_help(shell: Shell) -> None:

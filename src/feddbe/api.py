@@ -273,7 +273,7 @@ def _go_on(experiment: Experiment, store: Store, watch: Watch) -> None:
     """Say, and write, what is new about a run that is carried on."""
     recorded, known = store.meta("versions"), store.meta("remarks") or []
     others = provenance.other_versions(recorded) if recorded else ""
-    news = [text for text in (store.meta("lost"), others) if text]
+    news = [text for text in (store.meta("lost"), others, _other_trainer(experiment, store)) if text]
     for text in news:
         watch.remark(text)
     with store.transaction(store.last_round()):
@@ -281,3 +281,8 @@ def _go_on(experiment: Experiment, store: Store, watch: Watch) -> None:
         if news:
             store.set_meta("remarks", [*known, *(text for text in news if text not in known)])
             store.set_meta("lost", None)
+
+
+def _other_trainer(experiment: Experiment, store: Store) -> str:
+    then, now = store.meta("config").get("trainer", "auto"), experiment.options.trainer
+    return "" if then == now else f"carried on with trainer {now}, before with {then}: the last bits differ"

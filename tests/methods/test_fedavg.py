@@ -94,7 +94,7 @@ def test_against_the_plain_loop(
 
 def test_one_client_is_centralised_sgd(tmp_path: Path) -> None:
     """The average of one is that one: the bits of torch.optim.SGD over its data."""
-    e = experiment("fedavg", samples([60]), epochs=2)
+    e = experiment("fedavg", samples([60]), epochs=2, trainer="autograd")
     ran = outcome(e, tmp_path)
     task, rows = e.task, e.task.split.train[0]
     with seeds.torch_seeded(seeds.torch_seed(0, "model")):

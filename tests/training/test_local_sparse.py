@@ -16,7 +16,8 @@ from feddbe.models.fasttext import fasttext
 from feddbe.options.config import Config
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.training.local import Local
-from feddbe.training.plan import Samples, gradient
+from feddbe.training.passes import gradient
+from feddbe.training.plan import Samples
 from tests.federation import COMBINATIONS, outcome, same_bits
 
 WORDS, LENGTH = 60, 12
@@ -94,8 +95,8 @@ def test_the_gradient_for_steps_of_a_methods_own_is_dense() -> None:
     sparse, plain = pair("fedavg")
     dataset = texts()
     batch = Samples(dataset.inputs(dataset.x[:7]), dataset.y[:7])
-    models = [e.task.model for e in (sparse, plain)]
-    (found, value, _), (expected, same, _) = (gradient(m, m.parameters, {}, batch) for m in models)
+    tasks = [e.task for e in (sparse, plain)]
+    (found, value, _), (expected, same, _) = (gradient(t, t.model.parameters, {}, batch) for t in tasks)
     assert value.item() == pytest.approx(same.item())
     for name, tensor in expected.items():
         assert found[name].layout == torch.strided

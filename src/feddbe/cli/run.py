@@ -58,7 +58,6 @@ def _carry_out(asked: Asked, given: list[str], *, single: bool) -> int:
     from feddbe import api
     from feddbe.cli.progress import Bars
     from feddbe.show import newcomers, tables
-    from feddbe.training.trainers import fasttext
 
     watch = Bars()
     before = signal.signal(signal.SIGTERM, _stop)
@@ -83,8 +82,6 @@ def _carry_out(asked: Asked, given: list[str], *, single: bool) -> int:
         for path in drawn:
             print(f"{'new' if path.stem == 'newcomers' else path.stem:<7} {path}")
         print(f"run     {folder}")
-        if documents[0]["config"]["model"].startswith("fasttext") and not fasttext.available():
-            print("\nfastText trains several times faster with numba: pip install 'feddbe[text]'")
     return 0
 
 

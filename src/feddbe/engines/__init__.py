@@ -10,6 +10,7 @@ from feddbe.engines.pool import Pool, PoolChoice, cores
 from feddbe.engines.serial import Serial, SerialChoice
 from feddbe.methods.base import Method
 from feddbe.options import grammar
+from feddbe.training import passes
 from feddbe.training.task import Task
 
 __all__ = [
@@ -51,4 +52,5 @@ def find(spec: str) -> Choice:
 
 def make(spec: str, task: Task, method: Method, waiting: Waiting = WAITING) -> Engine:
     """The same, ready to work."""
+    passes.get_ready(task, waiting.remark)  # before there are processes
     return find(spec).make(task, method, waiting)

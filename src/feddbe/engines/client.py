@@ -65,8 +65,8 @@ class Reply(NamedTuple):
     trained: Numbers = {}  # noqa: RUF012
     """Of local training: `loss`, `seconds` of the whole call, `bytes_up`, `bytes_down` with the constants,
     and measures of the training itself."""
-    trainers: tuple[str, ...] = ()
-    """Who did the training (`training/trainers`)."""
+    trainers: Mapping[str, str] = {}
+    """Who did the training (`training/trainers`), and why none that is faster."""
     seen: State = {}  # noqa: RUF012
     """Representations that the job asked for, as MOMENT/PLACE, and `y`, their labels; nothing, if what the
     client deploys is no model."""
@@ -213,7 +213,7 @@ class _Call:
         _refuse(method, "keep", refused(new, method.keeps, model))
         loss, seen = local.losses.get("shared", (0.0, 0))
         trained: Numbers = {"loss": (loss / seen, seen)} if seen else {}
-        reply = Reply(job.client, up, trained=trained, trainers=tuple(sorted(local.trainers)))
+        reply = Reply(job.client, up, trained=trained, trainers=local.trainers)
         return reply, new, local.trained_buffers()
 
     def with_statistics(self, up: State, new: State, buffers: dict[str, State]) -> tuple[State, State | None]:

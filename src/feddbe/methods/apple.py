@@ -12,11 +12,11 @@ from torch import Tensor
 
 from feddbe.methods.base import Facts, Method, Names, Upload, parameter
 from feddbe.methods.refusals import NO_MR, NO_PRBM
-from feddbe.models.split import SplitModel
 from feddbe.seeds import torch_seed
 from feddbe.state import State, add_prefix, strip_prefix, sum_by_name
 from feddbe.training.local import Local
-from feddbe.training.plan import Losses, Samples, gradient, no_losses
+from feddbe.training.passes import gradient
+from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
 
 __all__ = ["APPLE"]
@@ -33,7 +33,7 @@ class _Mixing(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    model: SplitModel
+    task: Task
     own: int
     p0: Tensor
     eta1: float
@@ -109,7 +109,7 @@ class APPLE(Method):
         past = (ctx.round - 1) / self.rounds_l
         pull = self.mu * (math.cos(math.pi * past) + 1) / 2 if past < 1 else 0.0
 
-        const = _Steps(ctx.task.model, own, p0, eta1, self.eta2, pull)
+        const = _Steps(ctx.task, own, p0, eta1, self.eta2, pull)
         cores = _stacked(ctx, received)
         start = _Mixing(cores, private[RELATIONS], local.buffers("shared"), no_losses())
         end = local.scan(_step, start, const)
@@ -142,7 +142,7 @@ def _mixture(cores: State, p: Tensor) -> State:
 
 def _step(now: _Mixing, const: _Steps, samples: Samples, key: int) -> _Mixing:
     cores, p, own = now.cores, now.p, const.own
-    g = gradient(const.model, _mixture(cores, p), now.statistics, samples)
+    g = gradient(const.task, _mixture(cores, p), now.statistics, samples)
     slopes = sum_by_name({n: torch.tensordot(c, g.of[n], g.of[n].dim()) for n, c in cores.items()})
     for name, c in cores.items():  # in place: this stack of all cores is the scan's own, and large
         c[own] -= const.eta1 * p[own] * g.of[name]

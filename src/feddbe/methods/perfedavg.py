@@ -9,10 +9,10 @@ from typing import ClassVar, NamedTuple
 from feddbe.methods.base import Facts, parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.refusals import NO_MR, NO_PRBM, TUNES
-from feddbe.models.split import SplitModel
 from feddbe.state import State
 from feddbe.training.local import Local
-from feddbe.training.plan import Losses, Samples, gradient, no_losses
+from feddbe.training.passes import gradient
+from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
 
 __all__ = ["PerFedAvg"]
@@ -57,7 +57,7 @@ class PerFedAvg(FedAvg):
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         parts = 2 if self.hessian == "first-order" else 3
         beta = ctx.task.training.lr if self.beta is None else self.beta
-        const = _Steps(ctx.task.model, self.alpha, beta, self.delta, parts)
+        const = _Steps(ctx.task, self.alpha, beta, self.delta, parts)
         end = local.scan(_step, _Walk(received, local.buffers("shared"), no_losses()), const, batches=parts)
         local.set_buffers("shared", end.statistics)
         return end.w, private
@@ -66,7 +66,7 @@ class PerFedAvg(FedAvg):
         return super().tune(ctx, local, received, private)
 
     def tune(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        const = _Steps(ctx.task.model, self.alpha, 0.0, 0.0, 1)
+        const = _Steps(ctx.task, self.alpha, 0.0, 0.0, 1)
         end = local.scan(_once, _Walk(received, local.buffers("shared"), no_losses()), const, epochs=1)
         local.set_buffers("shared", end.statistics)
         return end.w
@@ -79,7 +79,7 @@ class _Walk(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    model: SplitModel
+    task: Task
     alpha: float
     beta: float
     delta: float
@@ -106,7 +106,7 @@ def _once(now: _Walk, const: _Steps, samples: Samples, key: int) -> _Walk:
 
 
 def _gradient(now: _Walk, const: _Steps, w: State, samples: Samples) -> tuple[State, _Walk]:
-    g = gradient(const.model, w, now.statistics, samples)
+    g = gradient(const.task, w, now.statistics, samples)
     return g.of, _Walk(now.w, g.statistics, now.losses.add(g.loss, len(samples.y)))
 
 

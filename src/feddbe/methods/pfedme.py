@@ -8,10 +8,10 @@ from typing import ClassVar, NamedTuple
 
 from feddbe.methods.base import PERSONAL, Facts, Method, Names, Upload, average, averaging, parameter
 from feddbe.methods.refusals import NO_MR, NO_PRBM
-from feddbe.models.split import SplitModel
 from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.local import Local
-from feddbe.training.plan import Losses, Samples, gradient, no_losses
+from feddbe.training.passes import gradient
+from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
 
 __all__ = ["PFedMe"]
@@ -58,7 +58,7 @@ class PFedMe(Method):
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         start = _Walk(received, received, local.buffers("shared"), no_losses())
-        end = local.scan(_step, start, (ctx.task.model, self))
+        end = local.scan(_step, start, (ctx.task, self))
         local.set_buffers("shared", end.statistics)
         return end.w, add_prefix(PERSONAL, end.theta if self.evaluate == "theta" else end.w)
 
@@ -77,10 +77,10 @@ class _Walk(NamedTuple):
     losses: Losses
 
 
-def _step(now: _Walk, const: tuple[SplitModel, PFedMe], samples: Samples, key: int) -> _Walk:
-    (theta, w, statistics, losses), (model, rates) = now, const
+def _step(now: _Walk, const: tuple[Task, PFedMe], samples: Samples, key: int) -> _Walk:
+    (theta, w, statistics, losses), (task, rates) = now, const
     for _ in range(rates.k):
-        g = gradient(model, theta, statistics, samples)
+        g = gradient(task, theta, statistics, samples)
         theta = {n: t - rates.lr_p * (g.of[n] + rates.lam * (t - w[n])) for n, t in theta.items()}
         statistics, losses = g.statistics, losses.add(g.loss, len(samples.y))
     return _Walk(

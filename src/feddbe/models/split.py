@@ -65,6 +65,7 @@ class SplitModel:
         self.remake: Callable[[], nn.Module | Halves] | None = None
         """Makes such a module again, where its classes cannot be imported (a user's file)."""
         self._sample = sample
+        self.input_shape = tuple(sample.shape[1:])
         # One pair of halves per mode, because tracing writes the training flag of F.dropout into the graph.
         modes = {training: find_cuts(module.train(training)) for training in (True, False)}
         self.cuts = tuple(modes[False])

@@ -86,6 +86,9 @@ class Config(Parameters):
         "how newcomers adapt: as the method trains, or of +prbm by p_i alone, trained or in closed form",
         choices=("full", "prbm", "newton", "mean"), late=True)
     engine: str = option("Run", "no", "auto", "auto, serial, pool or pool(workers=N)")
+    trainer: str = option("Run", "no", "auto",
+        "who trains: auto takes compiled where it can; the last bits of results depend on it",
+        choices=("auto", "autograd", "compiled"))
     min_replies: int | None = option("Run", "no", None,
         "replies with which a round goes on if clients do not answer; none: all", low=1)
     worker_timeout: float | None = option("Run", "no", None,

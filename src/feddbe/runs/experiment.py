@@ -170,7 +170,7 @@ def _prepare(
         content |= {"module": str(built.module), "theta0": sha256(built.parameters)}
     if isinstance(source, FromFile):
         content["file"] = source.sha256
-    training = Training(options.lr or 0.0, options.batch, options.epochs, options.bn_buffers)
+    training = Training(options.lr or 0.0, options.batch, options.epochs, options.bn_buffers, options.trainer)
     task = Task(built, dataset, split, training, options.seed, options.rounds or 0, options.newcomers)
     floor = majority_floor(dataset, split, task.members)
     return _Common(asked, given, task, options, named, content, floor, in_memory)

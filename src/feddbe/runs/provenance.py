@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 from feddbe.runs.experiment import Experiment, label_counts
-from feddbe.training.trainers import fasttext
+from feddbe.training.trainers import compiled
 
 __all__ = ["describe", "other_versions", "versions"]
 
@@ -40,7 +40,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Of what numbers depend on."""
-    packages = ("feddbe", "torch", "numpy", "scikit-learn", "safetensors", *["numba"] * fasttext.available())
+    packages = ("feddbe", "torch", "numpy", "scikit-learn", "safetensors", *["numba"] * compiled.available())
     return {name: version(name) for name in packages} | {"python": platform.python_version()}
 
 

@@ -97,9 +97,7 @@ class Loop:
             store.write_server("last", new)
             if found := self.method.found(new):
                 store.set_meta("found", found)
-            if used := {name for reply in replies for name in reply.trainers} - self.trainers:
-                self.trainers |= used
-                store.set_meta("trainers", sorted(self.trainers))
+            self._note_trainers(replies)
             self._watch_memory()
             totals = {n: sum(int(its[n][0]) for its in trained.values()) for n in ("bytes_up", "bytes_down")}
             whole = {"seconds": time.perf_counter() - start, "missing": missing, **totals}
@@ -248,6 +246,15 @@ class Loop:
             self.store.set_meta(
                 "newcomers", {"round": entry, "clients": len(replies), "epochs": epochs, "way": way}
             )
+
+    def _note_trainers(self, replies: Sequence[Reply]) -> None:
+        """Who trains, and as a remark why nobody who is faster."""
+        used = dict(item for reply in replies for item in reply.trainers.items())
+        if new := used.keys() - self.trainers:
+            self.trainers |= new
+            self.store.set_meta("trainers", sorted(self.trainers))
+            told = [f"{name} trains, {used[name]}" for name in sorted(new) if used[name]]
+            self.store.set_meta("remarks", [*(self.store.meta("remarks") or []), *told])
 
     def _latest(self) -> float | None:
         return list(self.accuracy.values())[-1] if self.accuracy else None

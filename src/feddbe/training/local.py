@@ -13,10 +13,12 @@ from feddbe import seeds
 from feddbe.errors import BadInput, Diverged
 from feddbe.models.split import Forward
 from feddbe.state import State
+from feddbe.training import passes
 from feddbe.training.plan import Batches, FitPlan, Losses, Samples, fold
 from feddbe.training.task import Task
 from feddbe.training.terms import CROSS_ENTROPY, Term
 from feddbe.training.trainers import trainer_of
+from feddbe.training.trainers.compiled import Predictor
 
 __all__ = ["Extra", "Fit", "Local", "Samples"]
 
@@ -53,8 +55,9 @@ class Local:
         """Per track: sum of the first term over the samples trained on, and their number."""
         self.carries: dict[str, list[State]] = {}
         """Per track: the last carries of the terms that add-ons attached."""
-        self.trainers: set[str] = set()
-        """Who did the training."""
+        self.trainers: dict[str, str] = {}
+        """Who did the training, and why none that is faster."""
+        self._predictor: Predictor | None = None
         split = task.split
         self.rows = {"train": split.train[client], "test": split.test[client]}
         if split.validation:
@@ -118,7 +121,7 @@ class Local:
         end = fold(step, carry, const, self.task.model, self._batches(epochs, batches))
         if losses := getattr(end, "losses", None):
             self._keep_losses("shared", losses)
-        self.trainers.add("autograd")
+        self.trainers |= passes.trainer(self.task)
         return end
 
     def fit(
@@ -161,9 +164,9 @@ class Local:
             statistics if keep_statistics else {name: b.clone() for name, b in statistics.items()},
             self._batches(epochs),
         )
-        name, trainer = trainer_of(plan)
-        self.trainers.add(name)
-        found = trainer.train(plan)
+        chosen = trainer_of(plan, self.task.training.trainer)
+        self.trainers[chosen.name] = chosen.why
+        found = chosen.trainer.train(plan)
         for name, p in (found.params | found.extras).items():
             if p.numel() and not torch.stack(torch.aminmax(p)).isfinite().all():  # one pass, no copy
                 raise Diverged(self.client, self.round, f"update of {name}", p.abs().max().item())
@@ -174,6 +177,8 @@ class Local:
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor) -> Forward:
         """The model's pass at `params`, translated by PRBM's vector if there is one."""
+        if self._predictor is not None and params is self._predictor.params:
+            return self._predictor(x)
         return self.task.model.forward(params, x, self._prbm)
 
     def at(self, params: Mapping[str, Tensor], x: Tensor, places: Iterable[str]) -> State:
@@ -200,11 +205,15 @@ class Local:
         # copies: a decoded state lies anywhere in memory, and the last bits of a product depend on where
         work = {name: model.layout(p.detach()) for name, p in params.items()}
         buffers = self.buffers(track)  # outside of inference_mode: a later fit writes into them
-        with torch.inference_mode(), model.bind(work, buffers):
-            parts = [
-                function(work, model.layout(dataset.inputs(dataset.x[some]), copy=False))
-                for some in torch.split(rows, PREDICT_BATCH)
-            ]
+        self._predictor = passes.predictor(self.task, work, self._prbm)
+        try:
+            with torch.inference_mode(), model.bind(work, buffers):
+                parts = [
+                    function(work, model.layout(dataset.inputs(dataset.x[some]), copy=False))
+                    for some in torch.split(rows, PREDICT_BATCH)
+                ]
+        finally:
+            self._predictor = None
         return torch.cat(parts), dataset.y[rows]
 
     def _batches(self, epochs: int | None = None, batches: int = 1) -> Batches:

@@ -33,8 +33,8 @@ __all__ = [
     "Losses",
     "Samples",
     "check",
+    "differentiate",
     "fold",
-    "gradient",
     "no_losses",
 ]
 
@@ -159,13 +159,13 @@ class Gradient(NamedTuple):
     statistics: State
 
 
-def gradient(
+def differentiate(
     model: SplitModel,
     params: Mapping[str, Tensor],
     statistics: Mapping[str, Tensor],
     samples: Samples,
 ) -> Gradient:
-    """At `params`, in training mode: for the steps of a method's own. What is frozen has a gradient of 0."""
+    """At `params`, in training mode, by autograd. What is frozen has a gradient of 0."""
     work = {name: p.detach().requires_grad_() for name, p in params.items()}
     moved = {name: b.clone() for name, b in statistics.items()}
     with model.bind(work, moved, training=True):

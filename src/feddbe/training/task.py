@@ -26,6 +26,8 @@ class Training:
     epochs: int = 1
     bn_buffers: str = "local"
     """BatchNorm statistics: `local` (private to each client) or `average` (exchanged like parameters)."""
+    trainer: str = "auto"
+    """One of `training/trainers`, or `auto`."""
 
 
 @dataclass(frozen=True)

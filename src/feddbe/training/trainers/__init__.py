@@ -9,11 +9,12 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
+from feddbe.errors import BadInput
 from feddbe.training.plan import FitPlan, Fitted
 
-__all__ = ["Trainer", "every", "trainer_of"]
+__all__ = ["Chosen", "Trainer", "every", "trainer_of"]
 
 
 class Trainer(Protocol):
@@ -34,6 +35,21 @@ def every() -> dict[str, Trainer]:
     return dict(sorted(found.items(), key=lambda item: item[1].RANK))
 
 
-def trainer_of(plan: FitPlan) -> tuple[str, Trainer]:
-    """The one that takes this plan, with its name."""
-    return next((name, trainer) for name, trainer in every().items() if not trainer.refuses(plan))
+class Chosen(NamedTuple):
+    """The trainer that takes a plan, and why faster ones do not."""
+
+    name: str
+    trainer: Trainer
+    why: str
+
+
+def trainer_of(plan: FitPlan, asked: str = "auto") -> Chosen:
+    """The first that takes this plan; of one that is asked for by name, that one or an error."""
+    refused = list[str]()
+    for name, trainer in every().items():
+        if asked in ("auto", name):
+            reason = trainer.refuses(plan)
+            if not reason:
+                return Chosen(name, trainer, "; ".join(refused))
+            refused.append(f"not {name}: {reason}")
+    raise BadInput(f"trainer = {asked} does not take this: {refused[0].split(': ', 1)[1]}; take auto")

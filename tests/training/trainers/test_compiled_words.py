@@ -1,4 +1,4 @@
-"""Machine code and autograd give the same fit; and machine code is taken exactly where it may be."""
+"""fastText: machine code and autograd give the same fit."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from feddbe.models.fasttext import MeanEmbedding, fasttext
 from feddbe.options.config import Config
 from feddbe.runs.experiment import resolve
 from feddbe.training.local import Extra, Fit, Local
-from feddbe.training.terms import MeanPull, Term, prox
-from feddbe.training.trainers import fasttext as trainer
-
-pytest.importorskip("numba", reason="numba is not installed")
+from feddbe.training.terms import MeanPull, Term
+from feddbe.training.trainers import compiled as trainer
 
 WORDS, LENGTH, CLASSES = 70, 15, 3
 Prepare = Callable[[Local], None]
@@ -64,22 +62,12 @@ def both(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], Local], fit: Callable[[Local], Fit]
 ) -> list[tuple[Fit, Local]]:
     """The fit by machine code, which is used, and by autograd."""
-    used = []
-    epoch = trainer._Epoch.__call__
-
-    def spy(self: trainer._Epoch, *arguments: object) -> object:
-        used.append(self)
-        return epoch(self, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(trainer._Epoch, "__call__", spy)
     first = make()
     found = fit(first)
-    epochs = len(used)
-    assert epochs == 2
-    monkeypatch.setattr(trainer, "available", lambda: False)
+    monkeypatch.setattr(trainer, "refuses", lambda plan: "no")
     second = make()
     wanted = fit(second)
-    assert len(used) == epochs
+    assert (set(first.trainers), set(second.trainers)) == ({"compiled"}, {"autograd"})
     return [(found, first), (wanted, second)]
 
 
@@ -180,41 +168,3 @@ def test_words_that_the_model_does_not_have_are_told() -> None:
     client = local(fasttext(WORDS - 20, CLASSES))
     with pytest.raises(BadInput, match=r"a text has word 6\d, the model has 50 words"):
         client.fit(start(client))
-
-
-def tied() -> nn.Module:
-    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
-    second.weight = first.weight
-    return nn.Sequential(MeanEmbedding(WORDS, 3), first, second)
-
-
-def hooked() -> nn.Module:
-    model = fasttext(WORDS, CLASSES)
-    next(model.children()).register_forward_hook(lambda layer, given, out: out * 2)
-    return model
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        lambda: fasttext(WORDS, CLASSES, "logsoftmax"),
-        tied,
-        hooked,
-        lambda: nn.Sequential(MeanEmbedding(WORDS, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, CLASSES)),
-        lambda: nn.Sequential(nn.EmbeddingBag(WORDS, 8), nn.Linear(8, CLASSES)),
-    ],
-    ids=["logsoftmax", "tied", "hooked", "relu", "other words"],
-)
-def test_other_models_are_autograds(monkeypatch: pytest.MonkeyPatch, model: Callable[[], nn.Module]) -> None:
-    monkeypatch.setattr(trainer._Epoch, "__call__", None)
-    client = local(model())
-    new = client.fit(start(client)).params
-    assert any(not torch.equal(tensor, start(client)[name]) for name, tensor in new.items())
-
-
-def test_other_losses_are_autograds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer._Epoch, "__call__", None)
-    client = local()
-    zeros = {name: torch.zeros_like(p) for name, p in start(client).items()}
-    client.fit(start(client), terms=[prox(0.1, start(client))])
-    client.fit(start(client), correction=zeros)

@@ -1,0 +1,69 @@
+"""Gradients for steps of a method's own, and forward passes: compiled where that can be, else by torch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from feddbe.errors import BadInput
+from feddbe.state import State
+from feddbe.training.plan import Gradient, Samples, differentiate
+from feddbe.training.task import Task
+from feddbe.training.trainers import compiled
+
+__all__ = ["get_ready", "gradient", "predictor", "trainer"]
+
+PATIENCE = 3.0
+"""Seconds after which somebody who waits is told why."""
+
+
+def get_ready(task: Task, tell: Callable[[str], None]) -> None:
+    """Compile what will be needed, if anything: once, and before there are processes that all would."""
+    if task.training.trainer == "autograd" or compiled.refuses_layers(task.model):
+        return
+    word = threading.Timer(PATIENCE, tell, ["compiling the trainer, once on this machine: some 20 seconds"])
+    word.daemon = True
+    word.start()
+    reason = compiled.refuses_machine(task.model)
+    word.cancel()
+    word.join()
+    if reason:
+        tell(f"autograd trains, several times slower than compiled: {reason}")
+
+
+def gradient(
+    task: Task, params: Mapping[str, Tensor], statistics: Mapping[str, Tensor], samples: Samples
+) -> Gradient:
+    """Of the cross-entropy at `params`, in training mode. What is frozen has a gradient of 0."""
+    if _refusal(task, params):
+        return differentiate(task.model, params, statistics, samples)
+    of, loss = compiled.gradient(task.model, params, samples)
+    return Gradient(of, torch.tensor(loss), dict(statistics))
+
+
+def trainer(task: Task) -> dict[str, str]:
+    """Who computes gradients, and why nobody who is faster."""
+    reason, asked = _refusal(task, task.model.parameters), task.training.trainer
+    if not reason:
+        return {"compiled": ""}
+    if asked == "compiled":
+        raise BadInput(f"trainer = compiled does not take this: {reason}; take auto")
+    return {"autograd": f"not compiled: {reason}" if asked == "auto" else ""}
+
+
+def predictor(task: Task, params: State, prbm: Tensor | None) -> compiled.Predictor | None:
+    """Compiled forward passes at these parameters; None: by torch."""
+    return None if _refusal(task, params) else compiled.Predictor(task.model, params, prbm)
+
+
+def _refusal(task: Task, params: Mapping[str, Tensor]) -> str:
+    """Why not compiled."""
+    names = task.model.parameters
+    if task.training.trainer == "autograd":
+        return "autograd was asked for"
+    if not params.keys() >= names.keys():
+        return "these are no parameters of the model"
+    return compiled.refuses_model(task.model) or compiled.refuses_types(params[name] for name in names)

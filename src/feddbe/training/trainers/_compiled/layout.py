@@ -1,0 +1,279 @@
+"""Where everything of a network lies in the one array, for batches of one size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddbe.training.trainers._compiled.records import (
+    CONV,
+    LINEAR,
+    NET,
+    POOL,
+    ROWS,
+    STEP,
+    TILE_ROWS,
+    WIDTH,
+    WORDS,
+    Array,
+    Record,
+    Room,
+)  # fmt: skip
+from feddbe.training.trainers._compiled.stack import Stack, Step
+from feddbe.training.trainers._compiled.tiles import LANES
+
+__all__ = ["Frame", "Layout", "Part"]
+
+KINDS = {"words": WORDS, "conv": CONV, "pool": POOL, "linear": LINEAR}
+GAP = 64
+"""Numbers after each piece: what is read in whole vectors may end behind it."""
+LINE = 64
+"""Bytes."""
+
+
+def _up(n: int, to: int = WIDTH) -> int:
+    return -(-n // to) * to
+
+
+@dataclass(frozen=True)
+class Part:
+    """A parameter: where it lies, and its shape and strides there."""
+
+    at: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def view(self, numbers: Tensor, aside: int = 0) -> Tensor:
+        return numbers.as_strided(self.shape, self.strides, self.at + aside)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """How an image lies that a layer takes, with its zeros around it."""
+
+    channels: int
+    height: int
+    width: int
+    stored: int
+    """Numbers of a pixel."""
+    left: int = 0
+    right: int = 0
+    above: int = 0
+    below: int = 0
+
+    @property
+    def row(self) -> int:
+        return (self.width + self.left + self.right) * self.stored
+
+    @property
+    def size(self) -> int:
+        return (self.height + self.above + self.below) * self.row
+
+    @property
+    def corner(self) -> int:
+        return self.above * self.row + self.left * self.stored
+
+    def part(self, at: int) -> Part:
+        """One image at `at`, as (channels, height, width)."""
+        shape = (self.channels, self.height, self.width)
+        return Part(at + self.corner, shape, (1, self.row, self.stored))
+
+    def batch(self, at: int, size: int) -> Part:
+        one = self.part(at)
+        return Part(one.at, (size, *one.shape), (self.size, *one.strides))
+
+
+def _aligned(n: int, number: np.dtype[Any]) -> Array:
+    """Zeros from the beginning of a cache line on: no other numbers, but a quarter less time."""
+    raw = np.zeros(n * number.itemsize + LINE, np.uint8)
+    start = -raw.ctypes.data % LINE
+    return raw[start : start + n * number.itemsize].view(number)
+
+
+def _image(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """(channels, height, width); features are channels of one pixel."""
+    channels, height, width = (*shape, 1, 1)[:3]
+    return channels, height, width
+
+
+def _frames(stack: Stack) -> list[Frame]:
+    """Of what each step takes, and of the logits."""
+    image = _image(stack.shape)
+    frames = list[Frame]()
+    for step in stack.steps:
+        narrow = step.kind == "conv" and not frames  # an image has few channels
+        frames.append(Frame(*image, image[0] if narrow else _up(image[0]), *step.padding))
+        if len(step.given) == 3 or step.kind != "pool":  # ReLU leaves an image as it lies, flat or not
+            image = _image(step.given)
+    return [*frames, Frame(*image, _up(image[0]))]
+
+
+class Layout:
+    """A stack of layers laid out for batches of `size`; `translated`: with room for PRBM and MR."""
+
+    def __init__(self, stack: Stack, size: int, dtype: torch.dtype, words: int, *, translated: bool) -> None:
+        self.stack, self.size, self.rows = stack, size, _up(size, ROWS)
+        self.frames = _frames(stack)
+        self.parts: dict[str, Part] = {}
+        self.steps, self.nets = np.zeros(len(stack.steps), STEP), np.zeros(1, NET)
+        self.net: Record = self.nets[0]
+        self._top, self._table, self._length = GAP, list[Array](), 0
+        self._most = {"chosen": 0, "block": 0, "list": 0, "counts": 0}
+        for step, record, frame in zip(stack.steps, self.steps, self.frames, strict=False):
+            self._parameters(step, record, frame, words)
+        self.aside = self._top
+        self.net["aside"] = self.aside
+        self._top += self.aside  # as much again, for drifts or gradients
+        self._activations(translated=translated)
+        number, most = torch.empty((), dtype=dtype).numpy().dtype, self._most
+        self.room = Room(
+            _aligned(self._top, number),
+            np.concatenate(self._table),
+            np.zeros(most["chosen"] + GAP, np.uint8),
+            np.zeros(most["block"] + GAP, number),
+            np.zeros(most["list"] + GAP, number),
+            np.zeros(most["list"] + GAP, np.int32),
+            np.zeros(most["counts"] + GAP, np.int64),
+        )
+        self.numbers = torch.from_numpy(self.room.numbers)
+        if translated:
+            self.at_cut("live").fill_(1)
+
+    def at_cut(self, name: str) -> Tensor:
+        """A vector at the cut, such as PRBM's, in the shape that the model has there."""
+        part = self.frames[self.stack.cut].part(int(self.net[name]))
+        return part.view(self.numbers)
+
+    def passing(self, boundary: int, at: int, size: int) -> Tensor:
+        """What lies at `at` as a batch, between two steps."""
+        return self.frames[boundary].batch(at, size).view(self.numbers)
+
+    def set_moves(self, rates: Mapping[str, float], pulls: Mapping[str, float]) -> None:
+        """A rate for each parameter, 0 if it stays, and its pull; and so which gradients are wanted."""
+        wanted = [len(self.steps), *([int(self.net["cut"])] if self.net["cut"] >= 0 else [])]
+        for i, (step, record) in enumerate(zip(self.stack.steps, self.steps, strict=True)):
+            for own in ("weight", "bias"):
+                name = step.names.get(own, "")
+                record[f"{own}_rate"], record[f"{own}_pull"] = rates.get(name, 0.0), pulls.get(name, 0.0)
+                if rates.get(name):
+                    wanted.append(i + 1)  # of what it gives
+        self.net["first"] = max(0, min(wanted) - 1)
+        self.steps["back"] = np.arange(len(self.steps)) >= min(wanted)
+
+    def _room(self, n: int) -> int:
+        start = self._top
+        self._top += _up(n, 16) + GAP
+        return start
+
+    def _put(self, offsets: Array) -> int:
+        """Into the table."""
+        start = self._length
+        self._table.append(np.asarray(offsets, np.int64).ravel())
+        self._length += self._table[-1].size
+        return start
+
+    def _need(self, **sizes: int) -> None:
+        for name, size in sizes.items():
+            self._most[name] = max(self._most[name], size)
+
+    def _parameters(self, step: Step, record: Record, frame: Frame, words: int) -> None:
+        outputs, stored = _up(step.given[0]), frame.stored
+        weight: Part | None = None
+        if step.kind == "conv":
+            (kh, kw), run = step.kernel, step.kernel[1] * stored
+            padded = _up(run, LANES)
+            record["rows"], record["run"], record["padded_run"] = kh, run, padded
+            shape = (step.given[0], frame.channels, kh, kw)
+            weight = Part(self._room(outputs * kh * padded), shape, (kh * padded, 1, padded, stored))
+        elif step.kind == "linear":
+            record["inputs"] = frame.size
+            shape = (step.given[0], frame.channels, frame.height, frame.width)
+            weight = Part(self._room(outputs * frame.size), shape, (frame.size, 1, frame.row, stored))
+        elif step.kind == "words":
+            record["inputs"] = words
+            weight = Part(self._room(words * outputs), (words, step.given[0]), (outputs, 1))
+        else:
+            outputs = stored if len(step.given) == 3 else frame.size
+        record["kind"], record["relu"], record["outputs"] = KINDS[step.kind], step.relu, outputs
+        record["bias"] = self._room(outputs)
+        if weight:
+            record["weight"] = weight.at
+            self.parts[step.names["weight"]] = weight
+        if "bias" in step.names:
+            self.parts[step.names["bias"]] = Part(int(record["bias"]), step.given[:1], (1,))
+
+    def _activations(self, *, translated: bool) -> None:
+        sources, inputs, grads = [], [], []
+        for boundary, frame in enumerate(self.frames):
+            inputs.append(self._room(self.rows * frame.size))
+            grads.append(self._room(self.rows * frame.size))
+            apart = translated and boundary == self.stack.cut
+            sources.append(self._room(self.rows * frame.size) if apart else inputs[-1])
+        for i, (step, record) in enumerate(zip(self.stack.steps, self.steps, strict=True)):
+            record["input"], record["input_grad"] = inputs[i], grads[i]
+            record["output"], record["output_grad"] = sources[i + 1], grads[i + 1]
+            if step.kind in ("conv", "pool"):
+                self._windows(step, record, self.frames[i], self.frames[i + 1])
+            else:
+                self._vectors(step, record)
+        self._ends(sources[0], inputs[-1], grads[-1])
+        self.net["cut"] = -1
+        if translated:
+            cut = self.stack.cut
+            self.net["cut"], self.net["z_size"] = cut, self.frames[cut].size
+            self.net["z_g"], self.net["z"], self.net["z_grad"] = sources[cut], inputs[cut], grads[cut]
+            self.net["features"] = math.prod(self.stack.cut_shape)
+            for name in ("prbm", "mean", "goal", "live", "sums"):
+                self.net[name] = self._room(self.frames[cut].size)
+
+    def _windows(self, step: Step, record: Record, taken: Frame, given: Frame) -> None:
+        """Of a convolution or pooling: where its positions lie, and where the results."""
+        outputs, window, images = int(record["outputs"]), math.prod(step.window), np.arange(self.rows)
+        if len(step.given) == 3:
+            _, height, width = step.given
+            i, j, a, b = np.ix_(*map(np.arange, (height, width, *step.window)))
+            positions = (i * step.window[0] + a) * taken.row + (j * step.window[1] + b) * taken.stored
+            places = i * given.row + j * given.stored + given.corner
+        else:
+            positions = places = np.zeros(1, np.int64)
+        group = math.lcm(TILE_ROWS, window) if step.kind == "conv" else window
+        every = images[:, None] * taken.size + positions.ravel()
+        to = int(record["output"]) + images[:, None] * given.size + places.ravel()
+        windows = places.size
+        record["row"], record["size"], record["group"] = taken.row, taken.size, group
+        record["windows"], record["window"] = windows, window
+        record["positions"] = self._put(np.concatenate([every.ravel(), np.zeros(group, np.int64)]))
+        record["places"] = self._put(to)
+        record["chosen"] = self._most["chosen"]
+        self._most["chosen"] += self.rows * windows * outputs
+        self._need(block=group * outputs)
+        if step.kind == "conv":
+            rows, run, padded = (int(record[name]) for name in ("rows", "run", "padded_run"))
+            record["turned"] = self._room(rows * run * outputs)
+            record["weight_grad"] = self._room(outputs * rows * padded)
+            record["bias_grad"] = self._room(outputs)
+            lists = self.rows * windows * (window + 1)
+            self._need(list=lists * outputs, counts=lists)
+
+    def _vectors(self, step: Step, record: Record) -> None:
+        """Of a linear layer or word vectors."""
+        outputs = int(record["outputs"])
+        record["bias_grad"] = self._room(outputs)
+        record["spread"] = self._put(np.concatenate([np.arange(ROWS) * outputs, np.arange(8)]))
+        length = math.prod(step.taken) if step.kind == "words" else 1
+        self._need(list=self.rows * length * outputs, counts=int(record["inputs"]))
+
+    def _ends(self, source: int, logits: int, grad: int) -> None:
+        first, last, net = self.frames[0], self.frames[-1], self.net
+        net["entry"], net["entry_size"] = source + first.corner, first.size
+        net["entry_row"], net["entry_pixel"] = first.row, first.stored
+        net["logits"], net["logits_grad"], net["logits_size"] = logits, grad, last.size
+        c, h, w = np.ix_(*map(np.arange, (last.channels, last.height, last.width)))
+        places = c + h * last.row + w * last.stored
+        net["classes"], net["classes_at"] = places.size, self._put(places)
