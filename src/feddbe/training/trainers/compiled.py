@@ -258,5 +258,5 @@ class Predictor:
         kernels.forward(network.room, network.steps, network.nets, *network.inputs(x), size)
         shape = (size, *self.model.feature_shape)
         z_g, z = (network.passing(cut, int(network.net[name]), size).reshape(shape) for name in ("z_g", "z"))
-        logits = network.passing(end, int(network.net["logits"]), size).reshape(size, -1)
+        logits = network.passing(end, int(network.net["logits"]), size).reshape(size, self.model.classes)
         return Forward(z_g.clone(), z.clone(), logits.clone())
