@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from rich.console import RenderableType
 
 from feddbe.representations import Points
@@ -57,9 +58,11 @@ def draw(folder: Path, documents: Sequence[RunDocument], layouts: Layouts) -> li
             rows = {f"{_column(run, one)}, {one['place']}": _discrepancy(one) for run, one in found}
             measured.discrepancies(path, rows, title=title)
         elif what == "tsne":
-            panels = {
-                f"{_column(run, one)}, {one['place']}": layouts(by_name[run], one) for run, one in found
-            }
+            panels: dict[str, Points] = {}
+            for run, one in found:
+                points = layouts(by_name[run], one)
+                if not any(np.array_equal(points.x, other.x) for other in panels.values()):  # z without PRBM
+                    panels[f"{_column(run, one)}, {one['place']}"] = points
             embedding.tsne(path, panels, title)
         else:
             continue

@@ -38,7 +38,7 @@ RANK = 10
 CHUNK = 64
 """Batches that are made numbers at once."""
 PREDICT = 32
-"""Samples that are predicted at once, measured."""
+"""Samples that are predicted at once: a part of what `Local.predict` gives, small enough for the cache."""
 
 
 def available() -> bool:
