@@ -115,7 +115,7 @@ def _discrepancies_figure(found: Mapping[str, Discrepancy], title: str) -> Figur
         axes.axvline(0, color=GREY, linewidth=1.1)
         tidy(axes)
         axes.tick_params(axis="y", length=0)
-    names = [folded(name, 26) for name in reversed(list(found))]
+    names = [_name(name) for name in reversed(list(found))]
     panels[0].set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
     panels[0].set_ylim(-0.55, len(names) - 0.45)
     words = (
@@ -187,3 +187,9 @@ def _rounds_figure(measures: Mapping[str, Mapping[str, Sequence[tuple[int, float
     _titled(figure, title)
     legend_below(figure, panels[0], height=0.8 + 2.3 * len(measures))
     return figure
+
+
+def _name(text: str) -> str:
+    """A row's, in lines: what was measured where (after the last comma) stays whole."""
+    run, _, place = text.rpartition(", ")
+    return ", ".join([folded(run, 26), place]) if len(text) <= 28 else f"{folded(run, 26)},\n{place}"

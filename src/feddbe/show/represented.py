@@ -55,8 +55,8 @@ def draw(folder: Path, documents: Sequence[RunDocument], layouts: Layouts) -> li
                 series.setdefault(_column(run, one), {})[one["place"]] = value or 0.0, std or 0.0
             measured.mdl(path, series, title=title, quick=found[0][1]["quick"])
         elif what == "discrepancy":
-            rows = {f"{_column(run, one)}, {one['place']}": _discrepancy(one) for run, one in found}
-            measured.discrepancies(path, rows, title=title)
+            rows = {f"{_column(run, one)}, {one['place']}": one for run, one in found if _first(one, found)}
+            measured.discrepancies(path, {n: _discrepancy(one) for n, one in rows.items()}, title=title)
         elif what == "tsne":
             panels: dict[str, Points] = {}
             for run, one in found:
@@ -95,6 +95,12 @@ def _kinds(documents: Sequence[RunDocument]) -> Iterator[tuple[str, Found]]:
             name = f"{one['what']}{'-clients' * one['per_client']}{'-quick' * one['quick']}"
             kinds.setdefault(name, []).append((run, one))
     yield from kinds.items()
+
+
+def _first(one: Measurement, found: Found) -> bool:
+    """Not the same numbers as an earlier one's, as at z without PRBM."""
+    earlier = [other for _, other in found]
+    return not any(one["clients"] == other["clients"] for other in earlier[: earlier.index(one)])
 
 
 def _column(run: str, one: Measurement) -> str:
