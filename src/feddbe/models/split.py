@@ -64,15 +64,14 @@ class SplitModel:
         self.module, self.onednn, self.channels_last = module, onednn, onednn and channels_last
         self.remake: Callable[[], nn.Module | Halves] | None = None
         """Makes such a module again, where its classes cannot be imported (a user's file)."""
-        self._sample = sample
-        self.input_shape = tuple(sample.shape[1:])
+        self._sample, self.input_shape = sample, tuple(sample.shape[1:])
         # One pair of halves per mode, because tracing writes the training flag of F.dropout into the graph.
         modes = {training: find_cuts(module.train(training)) for training in (True, False)}
         self.cuts = tuple(modes[False])
         if not self.cuts:
             raise BadInput("the model has no cut: nowhere between its layers does exactly one tensor cross")
         self.aliases = dict(aliases or {})
-        names = {**{name: name for name in self.cuts}, **self.aliases}
+        names = {name: name for name in self.cuts} | self.aliases
         if cut is not None and cut not in names:
             raise unknown("cut", cut, names)
         self.cut = names[cut] if cut is not None else before_last_linear(module, self.cuts)

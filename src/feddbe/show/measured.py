@@ -191,5 +191,5 @@ def _rounds_figure(measures: Mapping[str, Mapping[str, Sequence[tuple[int, float
 
 def _name(text: str) -> str:
     """A row's, in lines: what was measured where (after the last comma) stays whole."""
-    run, _, place = text.rpartition(", ")
-    return ", ".join([folded(run, 26), place]) if len(text) <= 28 else f"{folded(run, 26)},\n{place}"
+    run, comma, place = text.rpartition(", ")
+    return f"{folded(run, 26)},\n{place}" if comma and len(text) > 26 else folded(text, 26)
