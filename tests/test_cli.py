@@ -666,7 +666,7 @@ RUN = [
     "--rounds", "--patience", "--epochs",
     "--batch", "--lr", "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
     "--measure", "--eval", "--eval-after", "--train-loss", "--validation",
-    "--newcomers", "--adapt-epochs", "--adapt", "--engine", "--min-replies", "--worker-timeout",
+    "--newcomers", "--adapt-epochs", "--adapt", "--engine", "--trainer", "--min-replies", "--worker-timeout",
     "--out", "--resume", "--json", "--set",
     "--dry-run",
 ]  # fmt: skip

@@ -100,7 +100,7 @@ def test_a_new_measure_is_in_the_run_and_in_show(
 
 @pytest.mark.usefixtures("new")
 def test_representations_are_computed_only_if_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    e, calls = experiment("fedavg"), []
+    e, calls = experiment("fedavg", trainer="autograd"), []
 
     def counted(function: Any) -> Any:
         def call(*arguments: Any) -> Any:

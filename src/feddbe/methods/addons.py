@@ -143,6 +143,8 @@ class MR(AddOn):
     def refuse(self, method: Method) -> str:
         if self.init_keep_model and method.keeps_uploads:
             return "init_keep_model=true would do nothing, its server has no model"
+        if self.init_clients is not None and method.prepares:
+            return f"init_clients={self.init_clients} would do nothing, all clients prepare for it"
         return ""
 
     def attach(self, local: Local, tracks: Sequence[str], received: State, private: State) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping
 
@@ -17,14 +18,15 @@ from feddbe.training.trainers import compiled
 __all__ = ["get_ready", "gradient", "predictor", "trainer"]
 
 PATIENCE = 3.0
-"""Seconds after which somebody who waits is told why."""
+"""Seconds after which somebody who waits at a terminal is told why."""
 
 
 def get_ready(task: Task, tell: Callable[[str], None]) -> None:
     """Compile what will be needed, if anything: once, and before there are processes that all would."""
     if task.training.trainer == "autograd" or compiled.refuses_layers(task.model):
         return
-    word = threading.Timer(PATIENCE, tell, ["compiling the trainer, once on this machine: some 20 seconds"])
+    words = "compiling the trainer, once on this machine: some 20 seconds"
+    word = threading.Timer(PATIENCE, tell if sys.stderr.isatty() else str, [words])
     word.daemon = True
     word.start()
     reason = compiled.refuses_machine(task.model)

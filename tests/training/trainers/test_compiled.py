@@ -402,6 +402,9 @@ def test_somebody_who_waits_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(compiled, "refuses_machine", slow)
     plan, told = plan_of("perceptron"), list[str]()
     passes.get_ready(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
+    assert told == [], "nobody is at a terminal"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    passes.get_ready(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
     passes.get_ready(task(plan.model, plan.batches.dataset.x, "autograd"), told.append)
     assert told == ["compiling the trainer, once on this machine: some 20 seconds"]
 
