@@ -82,11 +82,11 @@ class Config(Parameters):
         "the last so many clients join when training is over, and adapt", low=0)
     adapt_epochs: int = option("Evaluation", "yes", 10,
         "epochs of fine-tuning at the end (+ft, fedbabu, newcomers)", low=1)
-    engine: str = option("Run", "no", "auto", "auto, serial, pool or pool(workers=N)")
+    engine: str = option("Run", "no", "auto", "auto, serial, pool(workers=N), or ray(address=HOST:PORT)")
     min_replies: int | None = option("Run", "no", None,
         "replies with which a round goes on if clients do not answer; none: all", low=1)
     worker_timeout: float | None = option("Run", "no", None,
-        "seconds after which a worker of the pool that does not answer is replaced; none: never", above=0)
+        "seconds after which a worker that does not answer is replaced; none: never", above=0)
     out: str | None = option("Run", "no", None, "folder of the run; default: a new one in runs/", value="DIR")
     resume: bool = option("Run", "no", False,
         "continue the run in --out, or the last one with this configuration")
