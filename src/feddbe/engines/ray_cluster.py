@@ -72,8 +72,7 @@ def connect(address: str | None, cpus: int) -> None:
     """Join the cluster at HOST:PORT, or start one of this machine alone. It is kept until this process ends:
     starting takes as long as a small run. A Ray that the program itself has begun is used as it is."""
     global _open
-    begun = "ray" in sys.modules and sys.modules["ray"].is_initialized()
-    if begun and (_open is None or (_open.address, _open.cpus) == (address, cpus)):
+    if _begun() and (_open is None or (_open.address, _open.cpus) == (address, cpus)):
         return
     disconnect()
     _open = _prepared(address, cpus)
@@ -97,13 +96,19 @@ def connect(address: str | None, cpus: int) -> None:
         raise
 
 
+def _begun() -> bool:
+    """Whether this process is connected to a cluster."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
+
+
 def disconnect() -> None:
     """Leave the cluster; one that was started here ends."""
     global _open
     left, _open = _open, None
     if left is None:
         return
-    if "ray" in sys.modules:
+    if _begun():
         sys.modules["ray"].shutdown()
     for name, value in left.before.items():
         _set(name, value)

@@ -39,6 +39,10 @@ __all__ = ["RayChoice", "RayTasks"]
 _LOOK = 1.0
 """Seconds after which it is looked whether there is anybody left to wait for."""
 
+START = 60.0
+"""Seconds that a worker may need to begin, which Ray does not tell apart from its work: they are added to a
+limit of its time."""
+
 
 class _Run(NamedTuple):
     """What is the same for all jobs of a run; built-in types only, for workers of other versions."""
@@ -149,18 +153,19 @@ class RayTasks:
         Ray does not say which jobs are at work and which wait: it is the first ones.
         """
         late, now, timeout = [], time.monotonic(), self.waiting.timeout
+        limit = float("inf") if timeout is None else timeout + START
         for reference, given in islice(busy.items(), slots):
             if given.since is None:
                 given.since = now
             waited, who = now - given.since, f"client {given.job.client} in round {given.job.round}"
-            if timeout is not None and waited >= timeout:
+            if waited >= limit:
                 self.waiting.remark(f"{who} did not answer for {waited:.0f} s and is done again")
                 self._ray.cancel(reference, force=True)
                 late.append(reference)
-            elif not given.told and waited >= min(self.waiting.word_after, (timeout or 1e9) / 2):
+            elif not given.told and waited >= min(self.waiting.word_after, limit / 2):
                 given.told = True
-                limit = "--worker-timeout sets a limit" if timeout is None else f"at most {timeout:g} s"
-                self.waiting.remark(f"waiting for {who} for {waited:.0f} s; {limit}")
+                most = "--worker-timeout sets a limit" if timeout is None else f"at most {limit:g} s"
+                self.waiting.remark(f"waiting for {who} for {waited:.0f} s; {most}")
         return late
 
 
