@@ -36,6 +36,8 @@ LOOPBACK = "127.0.0.1"
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_USAGE_STATS_REPORT_URL": f"http://{LOOPBACK}:9",  # where even "disabled" is not reported
+    "RAY_BACKEND_LOG_LEVEL": "error",  # warnings would come between our lines
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # else a call that comes too late starts a cluster of its own
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # its default is about to change, which it would tell
 }
 _CLOSED = {
@@ -79,6 +81,7 @@ def connect(address: str | None, cpus: int) -> None:
     atexit.register(disconnect)
     try:
         ray = import_ray()
+        ray._private.worker._worker_logs_enabled = False  # "a worker died", on standard output
         with _signals_kept():
             if address is None:
                 _start(ray, _open)
@@ -89,8 +92,12 @@ def connect(address: str | None, cpus: int) -> None:
         raise
     except (Exception, SystemExit) as error:
         disconnect()
-        what = "cannot start Ray here" if address is None else f"cannot join the Ray cluster at '{address}'"
-        raise BadInput(f"--engine ray: {what}: {_reason(error)}") from None
+        if address is None:
+            raise BadInput(f"--engine ray: cannot start Ray here: {_reason(error)}") from None
+        raise BadInput(
+            f"--engine ray: cannot join the cluster at '{address}': {_reason(error)}; it must have a node on "
+            "this machine, and its token must be in the file that RAY_AUTH_TOKEN_PATH names (docs/cluster.md)"
+        ) from None
     except BaseException:
         disconnect()
         raise

@@ -37,7 +37,7 @@ from feddbe.training.task import Task
 __all__ = ["RayChoice", "RayTasks"]
 
 _LOOK = 1.0
-"""Seconds after which it is looked whether there is anybody left to wait for."""
+"""Seconds after which it is looked again who is there, and who is late."""
 
 START = 60.0
 """Seconds that a worker may need to begin, which Ray does not tell apart from its work: they are added to a
@@ -87,48 +87,65 @@ class RayTasks:
         lies = ray.put(ray.cloudpickle.dumps((task, method)))
         self._run: tuple[Any, ...] = tuple(_Run(secrets.token_hex(8), ray_cluster.versions(), [lies]))
         self._calls, self._gpus = 0, gpus
+        self._known_slots, self._look_again = 0, 0.0
         # Not retried by Ray: we count tries, and a lost client's state is read again.
         self._work = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
-        self._dead = (
-            ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.ObjectLostError,
-            ray.exceptions.OutOfMemoryError, ray.exceptions.TaskCancelledError,
-        )  # fmt: skip
 
     def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply]:
-        ray = self._ray
         self._calls += 1
-        shared = [ray.put(encode(messages.shared))]
+        shared = [self._ray.put(encode(messages.shared))]
         queue = deque(sorted(jobs, key=partial(cost, self.task), reverse=True))
         busy, tries = dict[Any, _Given](), Counter[int]()
-        while queue or busy:
-            slots = self._slots()
-            while queue and len(busy) < 2 * slots:  # one at work, one that is there when it is done
-                job = queue.popleft()
-                tries[job.client] += 1
-                if tries[job.client] > TRIES:
-                    raise FeddbeError(
-                        f"client {job.client} in round {job.round}: its worker died {TRIES} times "
-                        f"(out of memory{', or of time' * bool(self.waiting.timeout)}? try --engine serial)"
-                    )
-                each = None if messages.each is None else encode(messages.each(job.client))
-                given = pickle.dumps(job), each, states.read(job.client)
-                busy[self._work.remote(self._run, self._calls, shared, *given)] = _Given(job)
-            for reference in self._overdue(busy, slots):
-                queue.appendleft(busy.pop(reference).job)
-            done, _ = ray.wait(list(busy), num_returns=1, timeout=_LOOK)
-            for reference in done:
-                job = busy.pop(reference).job
-                try:
-                    answer = ray.get(reference)
-                except self._dead:
-                    queue.appendleft(job)
-                    continue
-                except ray.exceptions.RayError as error:
-                    raise _cannot(error) from None
-                reply, private = _opened(answer)
-                if private is not None:
-                    states.stage(job.client, private)
-                yield reply
+        try:
+            while queue or busy:
+                slots = self._slots()
+                while queue and len(busy) < 2 * slots:  # one at work, one that is there when it is done
+                    job = queue.popleft()
+                    tries[job.client] += 1
+                    self._check_tries(job, tries[job.client])
+                    each = None if messages.each is None else encode(messages.each(job.client))
+                    given = pickle.dumps(job), each, states.read(job.client)
+                    busy[self._work.remote(self._run, self._calls, shared, *given)] = _Given(job)
+                for reference in self._overdue(busy, slots):
+                    queue.appendleft(busy.pop(reference).job)
+                done, _ = self._ray.wait(list(busy), num_returns=1, timeout=_LOOK) if busy else ((), ())
+                for reference in done:
+                    job = busy.pop(reference).job
+                    answer = self._get(reference)
+                    if answer is None:
+                        queue.appendleft(job)
+                        continue
+                    reply, private = _opened(answer)
+                    if private is not None:
+                        states.stage(job.client, private)
+                    yield reply
+        finally:
+            for reference in busy:  # something went wrong: nobody waits for these
+                self._ray.cancel(reference)
+
+    def _get(self, reference: Any) -> tuple[Any, ...] | None:
+        """What a worker answered; None if it died."""
+        errors = self._ray.exceptions
+        try:
+            answer: tuple[Any, ...] = self._ray.get(reference)
+            return answer
+        except (
+            errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError, errors.OutOfMemoryError,
+        ):  # fmt: skip
+            return None
+        except errors.RayError as error:
+            last = str(error).strip().splitlines() or [type(error).__name__]
+            raise FeddbeError(
+                f"a node of the Ray cluster cannot do a client's work: {one_line(RuntimeError(last[-1]))}; "
+                "is the same feddbe[ray] installed on every node (docs/cluster.md)?"
+            ) from None
+
+    def _check_tries(self, job: Job, number: int) -> None:
+        if number > TRIES:
+            raise FeddbeError(
+                f"client {job.client} in round {job.round}: its worker died {TRIES} times "
+                f"(out of memory{', or of time' * bool(self.waiting.timeout)}? try --engine serial)"
+            )
 
     def close(self) -> None:
         """The cluster is kept (`ray_cluster.connect`)."""
@@ -136,6 +153,8 @@ class RayTasks:
 
     def _slots(self) -> int:
         """How many clients the cluster, as it is now, can work at."""
+        if time.monotonic() < self._look_again:
+            return self._known_slots
         has = self._ray.cluster_resources()
         slots = int(has.get("CPU", 0))
         if self._gpus:
@@ -145,6 +164,7 @@ class RayTasks:
                 f"no node of the Ray cluster can work at a client (CPUs {has.get('CPU', 0):g}, GPUs "
                 f"{has.get('GPU', 0):g}); start some, --resume continues"
             )
+        self._known_slots, self._look_again = slots, time.monotonic() + _LOOK
         return slots
 
     def _overdue(self, busy: dict[Any, _Given], slots: int) -> list[Any]:
@@ -189,7 +209,7 @@ class RayChoice(Choice):
             )
 
     def processes(self) -> int:
-        return self.cpus or cores()
+        return 0 if self.address else self.cpus or cores()  # of a cluster nobody knows before it is joined
 
     def make(self, task: Task, method: Method, waiting: Waiting = WAITING) -> RayTasks:
         ray_cluster.connect(self.address, self.processes())
@@ -242,12 +262,3 @@ def _opened(answer: tuple[Any, ...]) -> tuple[Reply, bytes | None]:
     if isinstance(reply, Exception):
         raise reply
     return reply._replace(up=decode(up)), private
-
-
-def _cannot(error: Exception) -> FeddbeError:
-    """What Ray says if it could not even begin."""
-    last = str(error).strip().splitlines() or [type(error).__name__]
-    return FeddbeError(
-        f"a node of the Ray cluster cannot do a client's work: {one_line(RuntimeError(last[-1]))}; is the "
-        "same feddbe[ray] installed on every node (docs/cluster.md)?"
-    )
