@@ -88,7 +88,7 @@ def test_a_machine_alone_is_closed_and_leaves_nothing(tmp_path: Path) -> None:
         "a look-up would be seen": True,
     }
     lines = {
-        "intruder": r"2 feddbe: --engine ray: cannot join the cluster at '127.0.0.1:\d+': .* token must be .*",
+        "intruder": r"2 feddbe: --engine ray: cannot join the cluster at '127.0.0.1:\d+': its token is .*",
         "said": r"feddbe: stopped .*--resume.*",
     }
     check(found, wanted, lines)

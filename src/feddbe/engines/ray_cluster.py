@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 
@@ -36,7 +36,6 @@ LOOPBACK = "127.0.0.1"
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_USAGE_STATS_REPORT_URL": f"http://{LOOPBACK}:9",  # where even "disabled" is not reported
-    "RAY_BACKEND_LOG_LEVEL": "error",  # warnings would come between our lines
     "RAY_ENABLE_AUTO_CONNECT": "0",  # else a call that comes too late starts a cluster of its own
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # its default is about to change, which it would tell
 }
@@ -79,28 +78,37 @@ def connect(address: str | None, cpus: int) -> None:
     disconnect()
     _open = _prepared(address, cpus)
     atexit.register(disconnect)
+    heard = b""
     try:
         ray = import_ray()
         ray._private.worker._worker_logs_enabled = False  # "a worker died", on standard output
-        with _signals_kept():
-            if address is None:
-                _start(ray, _open)
-            else:
-                ray.init(address=address, **_SILENT)
-    except FeddbeError:
-        disconnect()
-        raise
+        with _signals_kept(), _stderr_aside() as aside:
+            try:
+                if address is None:
+                    _start(ray, _open)
+                else:
+                    ray.init(address=address, **_SILENT)
+            finally:
+                aside.seek(0)
+                heard = aside.read()
     except (Exception, SystemExit) as error:
         disconnect()
-        if address is None:
-            raise BadInput(f"--engine ray: cannot start Ray here: {_reason(error)}") from None
-        raise BadInput(
-            f"--engine ray: cannot join the cluster at '{address}': {_reason(error)}; it must have a node on "
-            "this machine, and its token must be in the file that RAY_AUTH_TOKEN_PATH names (docs/cluster.md)"
-        ) from None
+        if isinstance(error, FeddbeError):
+            raise
+        raise _cannot(address, error, heard) from None
     except BaseException:
         disconnect()
         raise
+
+
+def _cannot(address: str | None, error: BaseException, heard: bytes) -> BadInput:
+    """The line for somebody who is not connected."""
+    said = one_line(RuntimeError(" ".join(str(error).split()))).rstrip(".")
+    if address is None:
+        return BadInput(f"--engine ray: cannot start Ray here: {said}")
+    if b"InvalidAuthToken" in heard:
+        said = "its token is another than the one in the file that RAY_AUTH_TOKEN_PATH names"
+    return BadInput(f"--engine ray: cannot join the cluster at '{address}': {said} (docs/cluster.md)")
 
 
 def _begun() -> bool:
@@ -115,8 +123,8 @@ def disconnect() -> None:
     left, _open = _open, None
     if left is None:
         return
-    if _begun():
-        sys.modules["ray"].shutdown()
+    if ray := sys.modules.get("ray"):
+        ray.shutdown()  # also of what was begun in vain
     for name, value in left.before.items():
         _set(name, value)
     if left.folder:
@@ -185,16 +193,24 @@ def _signals_kept() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextlib.contextmanager
+def _stderr_aside() -> Iterator[IO[bytes]]:
+    """Where goes what Ray's own threads would write between our lines."""
+    with tempfile.TemporaryFile() as file:
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield file
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
 def _set(name: str, value: str | None) -> None:
     if value is None:
         os.environ.pop(name, None)
     else:
         os.environ[name] = value
-
-
-def _reason(error: BaseException) -> str:
-    """What Ray says, in one line."""
-    return one_line(RuntimeError(" ".join(str(error).split()))).rstrip(".")
 
 
 @cache
