@@ -110,12 +110,13 @@ class Trial:
         self.orders.mkdir()
         os.environ[FOLDER] = str(self.orders)
         self.ours = ray_cluster._prepared(None, 1)
+        self.ray = str(self.ours.folder) + "/ray"
         os.environ["HOME"] = str(self.ours.folder)  # of Ray's daemons; this process needs it no more
         from ray.cluster_utils import Cluster
 
-        head = {**NODE, "include_dashboard": False, "_system_config": QUICK}
+        head = {**NODE, "include_dashboard": False, "_system_config": QUICK, "temp_dir": self.ray}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.second = self.cluster.add_node(**NODE)
+        self.add_node()
         self.engine = f"ray(address={self.cluster.address})"
 
     def end(self) -> None:
@@ -182,7 +183,7 @@ class Trial:
         threading.Thread(target=kill, daemon=True).start()
 
     def add_node(self, **environment: str) -> None:
-        self.second = self.cluster.add_node(**NODE, env_vars=environment or None)
+        self.second = self.cluster.add_node(**NODE, temp_dir=self.ray, env_vars=environment or None)
 
     def works(self) -> bool:
         """Whether the second node has been worked on."""
@@ -216,10 +217,10 @@ class Trial:
         finally:
             utils.compute_version_info = real
 
-    def nobody(self) -> str:
-        """Where no cluster is, any more or yet."""
-        self.engine = "ray(address=127.0.0.1:1)"
-        return self.error("nobody there", self.obedient[0])
+    def no_gpu(self) -> str:
+        """What no node has is not waited for."""
+        self.engine = self.engine.replace(")", ",gpus=1)")
+        return self.error("no GPU", self.obedient[0])
 
 
 def trial(place: Path, every: bool) -> dict[str, Any]:
@@ -245,7 +246,7 @@ def trial(place: Path, every: bool) -> dict[str, Any]:
         cluster.kill_node()
         found["other sources"] = cluster.other_sources()
         found["other Python"] = cluster.other_python()
-        found["nobody there"] = cluster.nobody()
+        found["no GPU"] = cluster.no_gpu()
         return found
     finally:
         cluster.end()

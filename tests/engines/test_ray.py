@@ -60,7 +60,7 @@ def test_nodes_and_workers_come_and_go(tmp_path: Path) -> None:
         "each worker dies": r"FeddbeError: client 1 in round 1: its worker died 3 times \(out of memory\?.*",
         "other sources": r"BadInput: node .* differs: feddbe's sources \w{12} there, \w{12} here; install .*",
         "other Python": r"BadInput: --engine ray: cannot join the cluster at .* 3\.9\.1 .*",
-        "nobody there": r"BadInput: --engine ray: cannot join the cluster at '127.0.0.1:1': .*",
+        "no GPU": r"FeddbeError: no node of the Ray cluster can work at .* \(CPUs 2, GPUs 0\); start .*",
     }
     check(found, wanted, lines)
 
@@ -101,6 +101,17 @@ def test_without_ray_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(BadInput, match=r"--engine ray needs Ray \(.*\): pip install 'feddbe\[ray\]'"):
         engines.make("ray", e.task, e.method)
     assert dict(os.environ) == before
+
+
+def test_nobody_there_and_no_address() -> None:
+    e = experiment("fedavg")
+    with pytest.raises(BadInput, match=r"cannot join the cluster at '127.0.0.1:1': .*refused \(docs/cluster"):
+        engines.make("ray(address=127.0.0.1:1)", e.task, e.method)
+    for wrong in ("auto", "127.0.0.1", "h:", "h:0", "h:65536"):
+        with pytest.raises(
+            BadInput, match=f"ray address = '{wrong}'; allowed: HOST:PORT, as in 10.0.0.1:6379"
+        ):
+            engines.make(f"ray(address={wrong})", e.task, e.method)
 
 
 def test_where_machines_differ_is_said() -> None:

@@ -17,6 +17,7 @@ import platform
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -43,6 +44,10 @@ _CLOSED = {
     **_QUIET,
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # 0: the address of this machine is the loopback, on any system
     "RAY_AUTH_MODE": "token",
+}
+_JOINING = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_NUM_REDIS_GET_RETRIES": "5",  # tries to connect, a second or more each
 }
 
 
@@ -76,6 +81,8 @@ def connect(address: str | None, cpus: int) -> None:
     if _begun() and (_open is None or (_open.address, _open.cpus) == (address, cpus)):
         return
     disconnect()
+    if address is not None:
+        _check_reachable(address)
     _open = _prepared(address, cpus)
     atexit.register(disconnect)
     heard = b""
@@ -99,6 +106,17 @@ def connect(address: str | None, cpus: int) -> None:
     except BaseException:
         disconnect()
         raise
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for a quarter of an hour."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise BadInput(f"ray address = '{address}'; allowed: HOST:PORT, as in 10.0.0.1:6379")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        raise _cannot(address, error, b"") from None
 
 
 def _cannot(address: str | None, error: BaseException, heard: bytes) -> BadInput:
@@ -144,7 +162,7 @@ def _prepared(address: str | None, cpus: int) -> _Open:
         wanted = {**_CLOSED, "RAY_AUTH_TOKEN_PATH": str(token)}
         (folder / "ray_bootstrap_config.yaml").write_text("{}")  # else it asks metadata services
     else:
-        wanted["RAY_AUTH_MODE"] = os.environ.get("RAY_AUTH_MODE", "token")
+        wanted |= {name: os.environ.get(name, value) for name, value in _JOINING.items()}
     before = {name: os.environ.get(name) for name in wanted}
     if folder:
         before["RAY_AUTH_TOKEN"] = os.environ.pop("RAY_AUTH_TOKEN", None)  # it would win over the file
