@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 
 import feddbe
 from feddbe import engines
-from feddbe.engines import ClientStates, Messages, Waiting, ray_cluster
+from feddbe.engines import ClientStates, Messages, Waiting, ray_cluster, ray_tasks
 from feddbe.engines.client import Job, Reply
 from feddbe.errors import FeddbeError
 from feddbe.methods.fedavg import FedAvg
@@ -52,13 +52,16 @@ class Obedient(Scaffold):
         place = Path(os.environ[FOLDER])
         with (place / "raylets").open("a") as file:
             print(os.getppid(), file=file)
-        once, always, doomed = place / "dies once", place / "dies", place / "doomed"
+        once, always, doomed, stuck = (place / n for n in ("dies once", "dies", "doomed", "stuck"))
         here = doomed.exists() and doomed.read_text() == str(os.getppid())
         if local.client == 2 and once.exists():
             once.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         if local.client == 1 and always.exists():
             os.kill(os.getpid(), signal.SIGKILL)
+        with suppress(FileNotFoundError):
+            stuck.unlink()
+            time.sleep(600)
         if here:
             (place / "at work").touch()
             time.sleep(600)
@@ -165,6 +168,22 @@ class Trial:
             self.say(name)
         return "no error"
 
+    def stuck(self) -> bool:
+        """A worker that does not answer is given up. It has been there for long; the next one begins."""
+        said = list[str]()
+
+        def remark(text: str) -> None:
+            said.append(text)
+            if "is done again" in text:
+                ray_tasks.START = 60.0
+
+        def harm() -> None:
+            (self.orders / "stuck").touch()
+            ray_tasks.START = 0.0
+
+        same = self.accident("stuck", harm, Waiting(timeout=3.0, remark=remark))
+        return same and any("did not answer for" in text for text in said)
+
     def raylet(self) -> int:
         return int(self.second.all_processes["raylet"][0].process.pid)
 
@@ -236,6 +255,7 @@ def trial(place: Path, every: bool) -> dict[str, Any]:
         found["diverged"] = cluster.error("diverged", experiment("fedavg", lr=1e30))
         found["a worker dies"] = cluster.accident("dies once", (orders / "dies once").touch)
         found["it died"] = not (orders / "dies once").exists()
+        found["a worker is stuck"] = cluster.stuck()
         (orders / "dies").touch()
         found["each worker dies"] = cluster.error("dies", cluster.obedient[0])
         (orders / "dies").unlink()

@@ -51,7 +51,7 @@ def test_nodes_and_workers_come_and_go(tmp_path: Path) -> None:
     wanted = {
         "methods": dict.fromkeys(COMBINATIONS if ALL else METHODS, True),
         "copies": True,
-        "a worker dies": True, "it died": True,
+        "a worker dies": True, "it died": True, "a worker is stuck": True,
         "a node dies": True, "while at work": True,
         "a node joins": True, "it works": True,
     }  # fmt: skip
