@@ -2,16 +2,20 @@
 
 Clients that do nothing get a message and answer at once; or they all get a model of 2 MB and each sends it
 back; or each also gets 2 MB that it keeps, and gives them back. Calls of pool and Ray take turns, so that
-what else the machine does hits both; medians, in milliseconds per client. At the end the seconds until each
-engine could begin, and of its first call, in which Ray's workers import.
+what else the machine does hits both. Milliseconds per client: the median by the clock, and the mean of what
+all our processes computed, Ray's daemons among them, which depends less on the machine's other work. At the
+end the seconds until each engine could begin, and of its first call, in which Ray's workers import.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import time
 from dataclasses import dataclass
-from statistics import median
+from pathlib import Path
+from statistics import fmean, median
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -66,34 +70,54 @@ def federation(clients: int) -> Task:
     return resolve("fedavg", Config(partition="natural", model="mlp"), dataset=data).task
 
 
-def call(engine: Engine, clients: int, case: str) -> float:
-    """Seconds of one call of all clients."""
+def computed() -> float:
+    """Seconds of processor time so far, of this process and its descendants that are alive."""
+    parents, seconds = dict[int, int](), dict[int, float]()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            parents[int(path.parent.name)] = int(fields[1])
+            seconds[int(path.parent.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def ours(pid: int) -> bool:
+        while pid > 1 and pid != os.getpid():
+            pid = parents.get(pid, 0)
+        return pid == os.getpid()
+
+    return sum(spent for pid, spent in seconds.items() if ours(pid))
+
+
+def call(engine: Engine, clients: int, case: str) -> tuple[float, float]:
+    """Seconds of one call of all clients: by the clock, and computed."""
     work: Literal["train", "none"] = "none" if case == NOTHING else "train"
     jobs = [Job(client, 1, work) for client in range(clients)]
     message, kept = Messages({} if case == NOTHING else LARGE), Kept(LARGE if case == STATE else {})
-    start = time.perf_counter()
+    before, start = computed(), time.perf_counter()
     assert len(list(engine.run(jobs, message, kept))) == clients
-    return time.perf_counter() - start
+    return time.perf_counter() - start, computed() - before
 
 
 def main(numbers: list[int], calls: int) -> None:
     workers = engines.find("pool").processes()
     specs = {"pool": f"pool(workers={workers})", "ray": f"ray(cpus={workers})"}
     begun: dict[str, tuple[float, float]] = {}
-    print(f"| {workers} workers, median of {calls} calls | clients | pool ms | ray ms |\n|---|---|---|---|")
+    print(f"| {workers} workers, {calls} calls | clients | pool | ray | pool computed | ray computed |")
+    print("|---|---|---|---|---|---|")
     for clients in numbers:
         task, both = federation(clients), dict[str, Engine]()
         for name, spec in specs.items():
             start = time.perf_counter()
             both[name] = engines.make(spec, task, Echo())
             ready = time.perf_counter() - start
-            begun.setdefault(name, (ready, call(both[name], clients, NOTHING)))
+            begun.setdefault(name, (ready, call(both[name], clients, NOTHING)[0]))
         for case in (NOTHING, MODEL, STATE):
             turns = [
                 {name: call(engine, clients, case) for name, engine in both.items()} for _ in range(calls)
             ]
-            cells = [f"{1000 * median(turn[name] for turn in turns) / clients:.2f}" for name in specs]
-            print(f"| {case} | {clients} | {' | '.join(cells)} |", flush=True)
+            cells = [median(turn[name][0] for turn in turns) for name in specs]
+            cells += [fmean(turn[name][1] for turn in turns) for name in specs]
+            shown = " | ".join(f"{1000 * cell / clients:.2f}" for cell in cells)
+            print(f"| {case} | {clients} | {shown} |", flush=True)
         for engine in both.values():
             engine.close()
     for name, (ready, first) in begun.items():

@@ -21,11 +21,11 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -85,19 +85,16 @@ def connect(address: str | None, cpus: int) -> None:
         _check_reachable(address)
     _open = _prepared(address, cpus)
     atexit.register(disconnect)
-    heard = b""
+    heard = list[bytes]()
     try:
         ray = import_ray()
         ray._private.worker._worker_logs_enabled = False  # "a worker died", on standard output
-        with _signals_kept(), _stderr_aside() as aside:
-            try:
-                if address is None:
-                    _start(ray, _open)
-                else:
+        with _signals_kept():
+            if address is None:
+                _start(ray, _open)
+            else:
+                with _stderr_aside(heard):
                     ray.init(address=address, **_SILENT)
-            finally:
-                aside.seek(0)
-                heard = aside.read()
     except (Exception, SystemExit) as error:
         disconnect()
         if isinstance(error, FeddbeError):
@@ -116,15 +113,15 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as error:
-        raise _cannot(address, error, b"") from None
+        raise _cannot(address, error) from None
 
 
-def _cannot(address: str | None, error: BaseException, heard: bytes) -> BadInput:
+def _cannot(address: str | None, error: BaseException, heard: Sequence[bytes] = ()) -> BadInput:
     """The line for somebody who is not connected."""
     said = one_line(RuntimeError(" ".join(str(error).split()))).rstrip(".")
     if address is None:
         return BadInput(f"--engine ray: cannot start Ray here: {said}")
-    if b"InvalidAuthToken" in heard:
+    if b"InvalidAuthToken" in b"".join(heard):
         said = "its token is another than the one in the file that RAY_AUTH_TOKEN_PATH names"
     return BadInput(f"--engine ray: cannot join the cluster at '{address}': {said} (docs/cluster.md)")
 
@@ -212,16 +209,18 @@ def _signals_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stderr_aside() -> Iterator[IO[bytes]]:
-    """Where goes what Ray's own threads would write between our lines."""
+def _stderr_aside(heard: list[bytes]) -> Iterator[None]:
+    """What Ray's own code writes while it tries to connect goes into this list."""
     with tempfile.TemporaryFile() as file:
         kept = os.dup(2)
         os.dup2(file.fileno(), 2)
         try:
-            yield file
+            yield
         finally:
             os.dup2(kept, 2)
             os.close(kept)
+            file.seek(0)
+            heard.append(file.read())
 
 
 def _set(name: str, value: str | None) -> None:
