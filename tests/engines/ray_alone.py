@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,8 +84,7 @@ def rounds_written(folder: Path) -> int:
 
 def look(place: Path) -> dict[str, Any]:
     """What can be seen of a run, and what is left of it after Ctrl-C."""
-    mark, temporary = f"FEDDBE_TEST_MARK={os.getpid()}", place / "tmp"
-    temporary.mkdir()
+    mark, temporary = f"FEDDBE_TEST_MARK={os.getpid()}", Path(tempfile.mkdtemp(dir="/tmp"))
     environment = {**os.environ, "FEDDBE_TEST_MARK": str(os.getpid()), "TMPDIR": str(temporary)}
     words = [*RUN, "--rounds", "100000", "--engine", "ray(cpus=2)", "--out", str(place / "run")]
     before = sent()
@@ -93,6 +94,7 @@ def look(place: Path) -> dict[str, Any]:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     until(lambda: rounds_written(place / "run") >= 2 or process.poll() is not None, "two rounds")
+    assert process.poll() is None, process.communicate()
     (folder,) = temporary.glob("feddbe-ray-*")
     found: dict[str, Any] = {
         "listeners": listeners(),
@@ -107,6 +109,7 @@ def look(place: Path) -> dict[str, Any]:
     found |= {"exit": process.returncode, "said": said.strip().splitlines()[-1]}
     until(lambda: not list(belonging(mark)), "the end of all processes")
     found |= {"left": [path.name for path in temporary.iterdir()], "packets": sent() - before}
+    shutil.rmtree(temporary)
     try:
         socket.create_connection((METADATA, 80), timeout=1)
     except OSError:

@@ -96,8 +96,8 @@ def test_a_machine_alone_is_closed_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_without_ray_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    before = dict(os.environ)
     e = experiment("fedavg")
+    before = dict(os.environ)
     with pytest.raises(BadInput, match=r"--engine ray needs Ray \(.*\): pip install 'feddbe\[ray\]'"):
         engines.make("ray", e.task, e.method)
     assert dict(os.environ) == before

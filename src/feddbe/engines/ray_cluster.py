@@ -40,6 +40,8 @@ _QUIET = {
     "RAY_ENABLE_AUTO_CONNECT": "0",  # else a call that comes too late starts a cluster of its own
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # its default is about to change, which it would tell
 }
+_SHORT = 20
+"""Letters of a folder in which the paths of Ray's sockets have less than the 108 that a system allows."""
 _CLOSED = {
     **_QUIET,
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # 0: the address of this machine is the loopback, on any system
@@ -152,7 +154,9 @@ def _prepared(address: str | None, cpus: int) -> _Open:
     folder = None
     wanted = {name: os.environ.get(name, value) for name, value in _QUIET.items()}
     if address is None:
-        folder = Path(tempfile.mkdtemp(prefix="feddbe-ray-"))  # readable by this user only
+        place = tempfile.gettempdir()
+        place = "/tmp" if len(place) > _SHORT else place
+        folder = Path(tempfile.mkdtemp(prefix="feddbe-ray-", dir=place))  # for this user only
         token = folder / "token"
         with os.fdopen(os.open(token, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
             file.write(secrets.token_hex(32))
