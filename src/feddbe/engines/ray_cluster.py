@@ -51,6 +51,9 @@ _JOINING = {
     "RAY_AUTH_MODE": "token",
     "RAY_NUM_REDIS_GET_RETRIES": "5",  # tries to connect, a second or more each
 }
+_SILENT: dict[str, Any] = {
+    "log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR,
+}  # fmt: skip
 
 
 class _Open(NamedTuple):
@@ -177,6 +180,7 @@ def _start(ray: Any, ours: _Open) -> None:
     try:
         os.environ["HOME"] = str(ours.folder)
         ray.init(
+            address="local",  # not one that RAY_ADDRESS names, or that was started last
             num_cpus=ours.cpus,
             include_dashboard=False,
             _node_ip_address=LOOPBACK,
@@ -192,11 +196,6 @@ def _start(ray: Any, ours: _Open) -> None:
             f"it would listen on {found}, where others can reach it; if ray was imported before feddbe, "
             "begin it yourself with ray.init"
         )
-
-
-_SILENT: dict[str, Any] = {
-    "log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR,
-}  # fmt: skip
 
 
 @contextlib.contextmanager
