@@ -59,6 +59,11 @@ class Obedient(Scaffold):
             os.kill(os.getpid(), signal.SIGKILL)
         if local.client == 1 and always.exists():
             os.kill(os.getpid(), signal.SIGKILL)
+        with suppress(FileNotFoundError):  # until a client is at work for the raylet that is awaited
+            while (raylet := (place / "awaited").read_text()) != str(os.getppid()) and raylet not in (
+                (place / "raylets").read_text().split()
+            ):
+                time.sleep(0.05)
         with suppress(FileNotFoundError):
             stuck.unlink()
             time.sleep(600)
@@ -204,6 +209,11 @@ class Trial:
     def add_node(self, **environment: str) -> None:
         self.second = self.cluster.add_node(**NODE, temp_dir=self.ray, env_vars=environment or None)
 
+    def await_node(self, **environment: str) -> None:
+        """One joins, and others do not go on without it."""
+        self.add_node(**environment)
+        (self.orders / "awaited").write_text(str(self.raylet()))
+
     def works(self) -> bool:
         """Whether the second node has been worked on."""
         return str(self.raylet()) in (self.orders / "raylets").read_text().split()
@@ -221,7 +231,7 @@ class Trial:
         shutil.copytree(Path(feddbe.__file__).parent, self.place / "other" / "feddbe")
         with (self.place / "other" / "feddbe" / "state.py").open("a") as file:
             file.write("# another version\n")
-        self.add_node(PYTHONPATH=str(self.place / "other"))
+        self.await_node(PYTHONPATH=str(self.place / "other"))
         return self.error("other sources", self.obedient[0])
 
     def other_python(self) -> str:
@@ -261,10 +271,11 @@ def trial(place: Path, every: bool) -> dict[str, Any]:
         (orders / "dies").unlink()
         found["a node dies"] = cluster.accident("node dies", cluster.doom_node)
         found["while at work"] = (orders / "at work").exists()
-        found["a node joins"] = cluster.accident("node joins", cluster.add_node)
+        found["a node joins"] = cluster.accident("node joins", cluster.await_node)
         found["it works"] = cluster.works()
         cluster.kill_node()
         found["other sources"] = cluster.other_sources()
+        (orders / "awaited").unlink()
         found["other Python"] = cluster.other_python()
         found["no GPU"] = cluster.no_gpu()
         return found
