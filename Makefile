@@ -12,8 +12,9 @@ test: .venv/installed-dev
 	$(BIN)/mypy
 	$(BIN)/pytest -n auto --dist worksteal
 
-test-all: test  # a thousand kills and flips more, about half an hour
-	FEDDBE_CASES=1000 $(BIN)/pytest -n auto tests/contract/test_kill.py tests/runs/test_check.py tests/test_fuzz.py
+test-all: test  # a thousand kills and flips more, every method on Ray: about half an hour
+	FEDDBE_CASES=1000 $(BIN)/pytest -n auto tests/contract/test_kill.py tests/runs/test_check.py tests/test_fuzz.py \
+		tests/engines/test_ray.py
 
 clean:
 	rm -rf .venv build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -205,7 +205,7 @@ def test_names() -> None:
         engine.close()
     for wrong in ("pools", "pool:2", "pool(workers=2", ""):
         with pytest.raises(
-            BadInput, match=r"unknown engine .* allowed: auto, pool, pool\(workers=N\), serial"
+            BadInput, match=r"unknown engine .* allowed: auto, pool, pool\(workers=N\), ray, .*, serial"
         ):
             engines.find(wrong)
     with pytest.raises(BadInput, match="pool workers = 'x'; allowed: a whole number >= 1"):

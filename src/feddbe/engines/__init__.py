@@ -1,4 +1,4 @@
-"""Engines by name: `serial`, `pool`, `pool(workers=4)`, or `auto`."""
+"""Engines by name: `serial`, `pool`, `pool(workers=4)`, `ray`, or `auto`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from feddbe.engines.base import WAITING, Choice, ClientStates, Engine, Messages, Missing, Receipt, Waiting
 from feddbe.engines.pool import Pool, PoolChoice, cores
+from feddbe.engines.ray_tasks import RayChoice
 from feddbe.engines.serial import Serial, SerialChoice
 from feddbe.methods.base import Method
 from feddbe.options import grammar
@@ -42,12 +43,14 @@ class Auto(Choice):
         return (PoolChoice() if several else SerialChoice()).make(task, method, waiting)
 
 
-ENGINES: dict[str, type[Choice]] = {choice.name: choice for choice in (Auto, SerialChoice, PoolChoice)}
+ENGINES: dict[str, type[Choice]] = {
+    choice.name: choice for choice in (Auto, SerialChoice, PoolChoice, RayChoice)
+}
 
 
 def find(spec: str) -> Choice:
     """The engine of this name, as in `pool(workers=4)`, with its options."""
-    return grammar.find("engine", spec, ENGINES, also=["pool(workers=N)"]).options
+    return grammar.find("engine", spec, ENGINES, also=["pool(workers=N)", "ray(address=HOST:PORT)"]).options
 
 
 def make(spec: str, task: Task, method: Method, waiting: Waiting = WAITING) -> Engine:

@@ -22,6 +22,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from statistics import median
@@ -31,6 +32,7 @@ import torch
 
 from feddbe.engines.base import WAITING, Choice, ClientStates, Messages, Waiting
 from feddbe.engines.client import Job, Reply, perform
+from feddbe.engines.cost import cost
 from feddbe.engines.shared_memory import Parcel, pack, receive, send
 from feddbe.errors import FeddbeError
 from feddbe.methods.base import Method
@@ -38,7 +40,7 @@ from feddbe.options import parameter
 from feddbe.state import State, decode, encode
 from feddbe.training.task import Task
 
-__all__ = ["Pool", "PoolChoice", "cores"]
+__all__ = ["TRIES", "Pool", "PoolChoice", "cores", "portable"]
 
 TRIES = 3
 """How often a client's work is started when its worker dies."""
@@ -75,7 +77,7 @@ class Pool:
         return [w.process.pid for w in self._workers if w.process.pid is not None]
 
     def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply]:
-        queue = deque(sorted(jobs, key=self._cost, reverse=True))
+        queue = deque(sorted(jobs, key=partial(cost, self.task), reverse=True))
         idle, busy, tries = list(self._workers), dict[Any, tuple[_Worker, Job]](), Counter[int]()
         with pack(messages.shared) as shared:
             while queue or busy:
@@ -199,16 +201,6 @@ class Pool:
         self._workers.append(worker)
         return worker
 
-    def _cost(self, job: Job) -> float:
-        """Samples passed through the model; training one costs about three times a prediction."""
-        task, client = self.task, job.client
-        evaluations = (job.evaluate + job.after) * len(
-            task.split.test[client]
-        ) + job.train_pass * task.samples[client]
-        epochs = (job.work != "none") * task.training.epochs
-        epochs += (job.adapt or 0) * ((job.adapt or 0) + 1) // 2 if job.newcomer else job.adapt or 0
-        return evaluations + 3 * epochs * task.samples[client]
-
 
 @dataclass(frozen=True)
 class PoolChoice(Choice):
@@ -247,7 +239,7 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def _portable(error: Exception) -> Exception:
+def portable(error: Exception) -> Exception:
     """The error, or one that says the same if it cannot be pickled."""
     try:
         if type(pickle.loads(pickle.dumps(error))) is type(error):
@@ -291,7 +283,7 @@ def _work(pipe: Connection, inherited: list[Connection], task: Task, method: Met
                 answer = error
             except Exception as error:
                 error.add_note(f"in client {job.client}, round {job.round}:\n{traceback.format_exc()}")
-                answer = _portable(error)
+                answer = portable(error)
             try:
                 pipe.send(answer)
                 if not isinstance(answer, Exception):

@@ -85,14 +85,14 @@ class Config(Parameters):
     adapt: str = option("Evaluation", "yes", "full",
         "how newcomers adapt: as the method trains, or of +prbm by p_i alone, trained or in closed form",
         choices=("full", "prbm", "newton", "mean"), late=True)
-    engine: str = option("Run", "no", "auto", "auto, serial, pool or pool(workers=N)")
+    engine: str = option("Run", "no", "auto", "auto, serial, pool(workers=N), or ray(address=HOST:PORT)")
     trainer: str = option("Run", "no", "auto",
         "who trains: auto takes compiled where it can; the last bits of results depend on it",
         choices=("auto", "autograd", "compiled"))
     min_replies: int | None = option("Run", "no", None,
         "replies with which a round goes on if clients do not answer; none: all", low=1)
     worker_timeout: float | None = option("Run", "no", None,
-        "seconds after which a worker of the pool that does not answer is replaced; none: never", above=0)
+        "seconds after which a worker that does not answer is replaced; none: never", above=0)
     out: str | None = option("Run", "no", None, "folder of the run; default: a new one in runs/", value="DIR")
     resume: bool = option("Run", "no", False,
         "continue the run in --out, or the last one with this configuration")

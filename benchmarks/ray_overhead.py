@@ -1,0 +1,133 @@
+"""What a client costs on Ray beside its own work, against the pool: python -m benchmarks.ray_overhead
+
+Clients that do nothing get a message and answer at once; or they all get a model of 2 MB and each sends it
+back; or each also gets 2 MB that it keeps, and gives them back. Calls of pool and Ray take turns, so that
+what else the machine does hits both. Milliseconds per client: the median by the clock, and the mean of what
+all our processes computed, Ray's daemons among them, which depends less on the machine's other work. At the
+end the seconds until each engine could begin, and of its first call, in which Ray's workers import.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+
+from feddbe import engines
+from feddbe.data.dataset import Dataset
+from feddbe.engines import Engine, Messages, ray_cluster
+from feddbe.engines.client import Job
+from feddbe.methods.base import Names
+from feddbe.methods.fedavg import FedAvg
+from feddbe.options.config import Config
+from feddbe.runs.experiment import resolve
+from feddbe.state import State, encode
+from feddbe.training.local import Local
+from feddbe.training.task import Context, Task
+
+LARGE = {"large": torch.zeros(2 * 2**20 // 4)}
+NOTHING, MODEL, STATE = "nothing", "a model of 2 MB", "the same, and 2 MB kept"
+
+
+@dataclass(frozen=True)
+class Echo(FedAvg):
+    """Sends back what it got, and keeps what it has."""
+
+    keeps: ClassVar[Names] = ("large",)
+    sends: ClassVar[Names] = ("large",)
+    receives: ClassVar[Names] = ("large",)
+
+    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        return received, dict(private)
+
+
+class Kept:
+    """What each client has."""
+
+    def __init__(self, state: State) -> None:
+        self.state = encode(state)
+
+    def read(self, client: int) -> bytes | None:
+        return self.state
+
+    def stage(self, client: int, state: bytes) -> None:
+        pass
+
+
+def federation(clients: int) -> Task:
+    """Each has four samples."""
+    x = torch.zeros(4 * clients, 1, 8, 8, dtype=torch.uint8)
+    y = torch.arange(4 * clients) % 2
+    data = Dataset("nothing", x, y, 2, 1 / 255, 0.0, np.arange(4 * clients) % clients)
+    return resolve("fedavg", Config(partition="natural", model="mlp"), dataset=data).task
+
+
+def computed() -> float:
+    """Seconds of processor time so far, of this process and its descendants that are alive."""
+    parents, seconds = dict[int, int](), dict[int, float]()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            parents[int(path.parent.name)] = int(fields[1])
+            seconds[int(path.parent.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def ours(pid: int) -> bool:
+        while pid > 1 and pid != os.getpid():
+            pid = parents.get(pid, 0)
+        return pid == os.getpid()
+
+    return sum(spent for pid, spent in seconds.items() if ours(pid))
+
+
+def call(engine: Engine, clients: int, case: str) -> tuple[float, float]:
+    """Seconds of one call of all clients: by the clock, and computed."""
+    work: Literal["train", "none"] = "none" if case == NOTHING else "train"
+    jobs = [Job(client, 1, work) for client in range(clients)]
+    message, kept = Messages({} if case == NOTHING else LARGE), Kept(LARGE if case == STATE else {})
+    before, start = computed(), time.perf_counter()
+    assert len(list(engine.run(jobs, message, kept))) == clients
+    return time.perf_counter() - start, computed() - before
+
+
+def main(numbers: list[int], calls: int) -> None:
+    workers = engines.find("pool").processes()
+    specs = {"pool": f"pool(workers={workers})", "ray": f"ray(cpus={workers})"}
+    begun: dict[str, tuple[float, float]] = {}
+    print(f"| {workers} workers, {calls} calls | clients | pool | ray | pool computed | ray computed |")
+    print("|---|---|---|---|---|---|")
+    for clients in numbers:
+        task, both = federation(clients), dict[str, Engine]()
+        for name, spec in specs.items():
+            start = time.perf_counter()
+            both[name] = engines.make(spec, task, Echo())
+            ready = time.perf_counter() - start
+            begun.setdefault(name, (ready, call(both[name], clients, NOTHING)[0]))
+        for case in (NOTHING, MODEL, STATE):
+            turns = [
+                {name: call(engine, clients, case) for name, engine in both.items()} for _ in range(calls)
+            ]
+            cells = [median(turn[name][0] for turn in turns) for name in specs]
+            cells += [fmean(turn[name][1] for turn in turns) for name in specs]
+            shown = " | ".join(f"{1000 * cell / clients:.2f}" for cell in cells)
+            print(f"| {case} | {clients} | {shown} |", flush=True)
+        for engine in both.values():
+            engine.close()
+    for name, (ready, first) in begun.items():
+        print(f"{name}: ready after {ready:.1f} s, first call {first:.1f} s")
+    ray_cluster.disconnect()
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--clients", type=int, nargs="+", default=[20, 100])
+    arguments.add_argument("--calls", type=int, default=9)
+    given = arguments.parse_args()
+    main(given.clients, given.calls)

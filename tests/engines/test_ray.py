@@ -1,0 +1,129 @@
+"""The Ray engine: two nodes and what can happen to them, a machine alone and who can reach it. Each in a
+process of its own, which prints what it found."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feddbe import engines
+from feddbe.engines import ray_cluster
+from feddbe.errors import BadInput
+from tests.federation import COMBINATIONS, experiment
+
+HAS_RAY = importlib.util.find_spec("ray") is not None
+needs_ray = pytest.mark.skipif(not HAS_RAY or sys.platform != "linux", reason="needs feddbe[ray], on Linux")
+ALL = "FEDDBE_CASES" in os.environ
+"""`make test-all` runs every method."""
+UNSHARE = ["unshare", "--map-root-user", "--net", "--mount"]
+
+
+def child(*words: str) -> dict[str, Any]:
+    """What a script prints."""
+    ended = subprocess.run(words, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+def check(found: dict[str, Any], wanted: dict[str, Any], lines: dict[str, str]) -> None:
+    """Values are equal, and what somebody is told is one line like this."""
+    assert {name: found[name] for name in wanted} == wanted
+    for name, pattern in lines.items():
+        assert re.fullmatch(pattern, found[name].strip()), found[name]
+    assert found.keys() == {*wanted, *lines}
+
+
+@needs_ray
+def test_nodes_and_workers_come_and_go(tmp_path: Path) -> None:
+    from tests.engines.ray_faults import METHODS
+
+    found = child(sys.executable, "-m", "tests.engines.ray_faults", str(tmp_path), *["--all"] * ALL)
+    wanted = {
+        "methods": dict.fromkeys(COMBINATIONS if ALL else METHODS, True),
+        "copies": True,
+        "a worker dies": True, "it died": True, "a worker is stuck": True,
+        "a node dies": True, "while at work": True,
+        "a node joins": True, "it works": True,
+    }  # fmt: skip
+    lines = {
+        "diverged": r"Diverged: training diverged: .* at client \d in round 1; the last good round is kept.*",
+        "each worker dies": r"FeddbeError: client 1 in round 1: its worker died 3 times \(out of memory\?.*",
+        "other sources": r"BadInput: node .* differs: feddbe's sources \w{12} there, \w{12} here; install .*",
+        "other Python": r"BadInput: --engine ray: cannot join the cluster at .* 3\.9\.1 .*",
+        "no GPU": r"FeddbeError: no node of the Ray cluster can work at .* \(CPUs 2, GPUs 0\); start .*",
+    }
+    check(found, wanted, lines)
+
+
+def _can(words: Sequence[str]) -> bool:
+    try:
+        return subprocess.run(words, capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+@needs_ray
+def test_a_machine_alone_is_closed_and_leaves_nothing(tmp_path: Path) -> None:
+    if not _can([*UNSHARE, "ip", "link", "add", "out", "type", "veth", "peer", "name", "far"]):
+        pytest.skip("cannot make a network of its own (unshare, ip)")
+    found = child(*UNSHARE, sys.executable, "-m", "tests.engines.ray_alone", str(tmp_path))
+    wanted = {
+        "listeners": ["127.0.0.1"],
+        "folder": "0o700",
+        "token": "0o600",
+        "daemons": True,
+        "exit": 130,
+        "left": [],
+        "packets": 0,
+        "a look-up would be seen": True,
+    }
+    lines = {
+        "intruder": r"2 feddbe: --engine ray: cannot join the cluster at '127.0.0.1:\d+': its token is .*",
+        "said": r"feddbe: stopped .*--resume.*",
+    }
+    check(found, wanted, lines)
+
+
+def test_without_ray_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    e = experiment("fedavg")
+    before = dict(os.environ)
+    with pytest.raises(BadInput, match=r"--engine ray needs Ray \(.*\): pip install 'feddbe\[ray\]'"):
+        engines.make("ray", e.task, e.method)
+    assert dict(os.environ) == before
+
+
+def test_nobody_there_and_no_address() -> None:
+    e = experiment("fedavg")
+    with pytest.raises(BadInput, match=r"cannot join the cluster at '127.0.0.1:1': .*refused \(docs/cluster"):
+        engines.make("ray(address=127.0.0.1:1)", e.task, e.method)
+    for wrong in ("auto", "127.0.0.1", "h:", "h:0", "h:65536"):
+        with pytest.raises(
+            BadInput, match=f"ray address = '{wrong}'; allowed: HOST:PORT, as in 10.0.0.1:6379"
+        ):
+            engines.make(f"ray(address={wrong})", e.task, e.method)
+
+
+def test_where_machines_differ_is_said() -> None:
+    here = ray_cluster.versions()
+    assert ray_cluster.differences(here) == ""
+    assert (
+        ray_cluster.differences({**here, "Python": "3.9.1"}) == f"Python {here['Python']} there, 3.9.1 here"
+    )
+
+
+def test_options() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert [engines.find(n).processes() for n in ("ray", "ray(cpus=3)", "ray(address=h:1)")] == [cores, 3, 0]
+    with pytest.raises(BadInput, match="ray cpus = 2 with an address"):
+        engines.find("ray(address=10.0.0.1:6379,cpus=2)")
