@@ -195,13 +195,22 @@ class Trial:
     def doom_node(self) -> None:
         """It is killed as soon as a client is at work there, which does not end before."""
         (self.orders / "doomed").write_text(str(self.raylet()))
+        node = self.second
 
         def kill() -> None:
             while not (self.orders / "at work").exists():
                 time.sleep(0.05)
-            self.kill_node()
+            self.cluster.remove_node(node, allow_graceful=False)
 
         threading.Thread(target=kill, daemon=True).start()
+
+    def node_dies(self) -> bool:
+        """In a run, or in one of the next: whenever a client comes to it."""
+        same = self.accident("node dies", self.doom_node)
+        for attempt in range(TRIES):
+            if not (self.orders / "at work").exists():
+                same = self.accident(f"node dies {attempt}", lambda: None) and same
+        return same
 
     def add_node(self, **environment: str) -> None:
         self.second = self.cluster.add_node(**NODE, temp_dir=self.ray, env_vars=environment or None)
@@ -266,12 +275,13 @@ def trial(place: Path, every: bool) -> dict[str, Any]:
         (orders / "dies").touch()
         found["each worker dies"] = cluster.error("dies", cluster.obedient[0])
         (orders / "dies").unlink()
-        found["a node dies"] = cluster.accident("node dies", cluster.doom_node)
-        found["while at work"] = (orders / "at work").exists()
-        found["a node joins"] = cluster.accident("node joins", cluster.add_node)
-        found["it works"] = cluster.works()
-        cluster.kill_node()
-        found["other sources"] = cluster.other_sources()
+        if every:  # slow to begin, and slow to be missed
+            found["a node dies"] = cluster.node_dies()
+            found["while at work"] = (orders / "at work").exists()
+            found["a node joins"] = cluster.accident("node joins", cluster.add_node)
+            found["it works"] = cluster.works()
+            cluster.kill_node()
+            found["other sources"] = cluster.other_sources()
         found["other Python"] = cluster.other_python()
         found["no GPU"] = cluster.no_gpu()
         return found
