@@ -12,14 +12,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, stdev
-
-from scipy.stats import t as student
 
 from feddbe import api, methods
 from feddbe.errors import Diverged
 from feddbe.options import config
 from feddbe.results.document import Accuracy, RunDocument
+from feddbe.results.statistics import interval
 
 
 def combinations() -> list[str]:
@@ -29,12 +27,6 @@ def combinations() -> list[str]:
         if one["family"] != "add-on":
             found += [one["name"], *(f"{one['name']}+{a}" for a in one["addons"] if a != "ft")]
     return ["majority", "local", "fedavg+ft", *(name for name in found if name not in ("majority", "local"))]
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and half the width of its 95 % interval."""
-    n = len(values)
-    return mean(values), float(student.ppf(0.975, n - 1)) * stdev(values) / n**0.5
 
 
 def once(method: str, seed: int, lr: float | None, out: Path) -> RunDocument:
@@ -72,7 +64,7 @@ def main() -> None:
             method,
             _shown(_percent([run["best"]["accuracy"] for run in runs if run["best"]])),
             _shown(last[method]),
-            _shown(gains, "+"),
+            _shown(gains, sign=True),
             _shown(_percent([run["rounds"][-2]["after"] for run in runs])),
             _shown(_percent([entry["adapted"] for entry in ends])),
         ]
@@ -83,11 +75,8 @@ def _percent(found: Sequence[Accuracy | None]) -> list[float]:
     return [100 * accuracy["weighted"] for accuracy in found if accuracy]
 
 
-def _shown(values: Sequence[float], sign: str = "") -> str:
-    if not values:
-        return ""
-    middle, half = interval(values)
-    return f"{middle:{sign}.2f} ± {half:.2f}"
+def _shown(values: Sequence[float], *, sign: bool = False) -> str:
+    return interval(values).shown(sign=sign) if values else ""
 
 
 if __name__ == "__main__":

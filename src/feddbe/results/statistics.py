@@ -1,0 +1,51 @@
+"""What several values of one number say: their mean, how sure it is, and whether two methods differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf, sqrt
+from statistics import mean, stdev
+from typing import NamedTuple, TypeVar
+
+__all__ = ["Interval", "interval", "paired"]
+
+Trial = TypeVar("Trial")
+
+
+class Interval(NamedTuple):
+    """A mean and half the width of its 95 % interval, which one value alone leaves infinite."""
+
+    mean: float
+    half: float
+    n: int
+
+    @property
+    def improves(self) -> bool:
+        """Of a difference: that it is positive is more than chance."""
+        return self.mean - self.half > 0
+
+    @property
+    def worsens(self) -> bool:
+        """Of a difference: that it is negative is more than chance."""
+        return self.mean + self.half < 0
+
+    def shown(self, digits: int = 2, *, sign: bool = False) -> str:
+        """As it stands in tables: `97.59 ± 1.96`, and of one value only that."""
+        text = f"{self.mean:{'+' if sign else ''}.{digits}f}"
+        return f"{text} ± {self.half:.{digits}f}" if self.n > 1 else text
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Of independent repetitions, by Student's t: mean ± t_{0.975, n-1} s / sqrt(n)."""
+    n = len(values)
+    if n < 2:
+        return Interval(mean(values), inf, n)
+    from scipy.stats import t
+
+    return Interval(mean(values), float(t.ppf(0.975, n - 1)) * stdev(values) / sqrt(n), n)
+
+
+def paired(ours: Mapping[Trial, float], theirs: Mapping[Trial, float]) -> Interval | None:
+    """The difference ours - theirs over the trials (equal split and seed) that both have; None: over none."""
+    common = [trial for trial in ours if trial in theirs]
+    return interval([ours[trial] - theirs[trial] for trial in common]) if common else None
