@@ -84,11 +84,10 @@ class Batches:
 
     def gathered(self) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Each epoch's data in its order, and the size of a batch."""
-        rng = seeds.stream(self.seed, "batches", self.round, self.client)
-        size = min(self.size, len(self.rows))
-        for _ in range(self.epochs):
-            order = self.rows[rng.permutation(len(self.rows))][: len(self.rows) // size * size]
-            taken = torch.from_numpy(order)
+        n = len(self.rows)
+        size = min(self.size, n)
+        for order in seeds.permutations(self.epochs, n, self.seed, "batches", self.round, self.client):
+            taken = torch.from_numpy(self.rows[order[: n // size * size]])
             yield self.dataset.x[taken], self.dataset.y[taken], size
 
 
