@@ -33,6 +33,7 @@ __all__ = [
     "Losses",
     "Samples",
     "check",
+    "check_values",
     "differentiate",
     "fold",
     "no_losses",
@@ -148,6 +149,13 @@ def check(losses: Losses | None, batches: Batches) -> None:
     """Whether these are numbers."""
     if losses is not None and not math.isfinite(total := float(losses.total)):
         raise Diverged(batches.client, batches.round, "loss", total)
+
+
+def check_values(values: Mapping[str, Tensor], batches: Batches) -> None:
+    """Whether what came of a fit is numbers; every trainer asks."""
+    for name, p in values.items():
+        if p.numel() and not torch.stack(torch.aminmax(p)).isfinite().all():  # one pass, no copy
+            raise Diverged(batches.client, batches.round, f"update of {name}", p.abs().max().item())
 
 
 class Gradient(NamedTuple):

@@ -22,7 +22,7 @@ from torch import Tensor
 from feddbe.errors import one_line
 from feddbe.models.split import Forward, SplitModel
 from feddbe.state import State
-from feddbe.training.plan import FitPlan, Fitted, Samples, check, differentiate, no_losses
+from feddbe.training.plan import FitPlan, Fitted, Samples, check, check_values, differentiate, no_losses
 from feddbe.training.terms import CROSS_ENTROPY, MeanPull, Prox
 from feddbe.training.trainers._compiled.stack import Refused, Stack, read
 
@@ -135,7 +135,10 @@ def train(plan: FitPlan) -> Fitted:
             loss = fit.train(plan.batches.dataset.inputs(some), labels, size)
             losses = losses.add(torch.tensor(loss, dtype=torch.float64), len(labels))
         check(losses, plan.batches)
-    return Fitted(*fit.values(), [plan.loss.carry, *fit.carries()], losses)
+    params, extras = fit.values()
+    if not fit.network.finite():
+        check_values(params | extras, plan.batches)
+    return Fitted(params, extras, [plan.loss.carry, *fit.carries()], losses)
 
 
 class _Fit:
@@ -156,9 +159,7 @@ class _Fit:
             const, carry = (self.term.const, self.term.carry) if self.term else ({}, {})
             self.weight = float(carry.get("weight", 0.0))
             vectors = {"prbm": plan.extras.get("prbm"), "mean": carry.get("r"), "goal": const.get("mean")}
-            for name, value in vectors.items():
-                view = network.at_cut(name)
-                view.zero_() if value is None else view.copy_(value.reshape(view.shape))
+            network.set_vectors(vectors)
             network.net["prbm_rate"], network.net["mu"] = plan.rates.get("prbm", 0.0), self.pull.mu
             slope = self.pull.slope(math.prod(plan.model.feature_shape), size)
             network.net["slope"] = slope if "mean" in const else 0.0
@@ -194,7 +195,7 @@ class _Fit:
         return new
 
     def _at_cut(self, name: str) -> Tensor:
-        return self.network.at_cut(name).reshape(self.plan.model.feature_shape)
+        return self.network.vectors[name].reshape(self.plan.model.feature_shape)
 
 
 def _set_moves(network: Network, plan: FitPlan) -> None:
@@ -209,12 +210,12 @@ def _set_moves(network: Network, plan: FitPlan) -> None:
     pulls = {name: rate * weight if name in anchor else 0.0 for name, rate in rates.items()}
     network.set_moves(rates, pulls)
     if plan.correction or anchor:
-        for name, part in network.parts.items():
-            drift = part.view(network.numbers, network.aside).zero_()
+        for name, drift in network.beside.items():
+            drift.zero_()
             if name in anchor:
-                drift.add_(anchor[name].reshape(part.shape), alpha=pulls[name])
+                drift.add_(anchor[name].reshape(drift.shape), alpha=pulls[name])
             if name in plan.correction:
-                drift.sub_(plan.correction[name].reshape(part.shape), alpha=rates[name])
+                drift.sub_(plan.correction[name].reshape(drift.shape), alpha=rates[name])
 
 
 def gradient(model: SplitModel, params: Mapping[str, Tensor], samples: Samples) -> tuple[State, float]:
@@ -232,7 +233,7 @@ def gradient(model: SplitModel, params: Mapping[str, Tensor], samples: Samples) 
     loss, _ = kernels.train(
         network.room, network.steps, network.nets, *inputs, samples.y.numpy(), size, np.ones(1)
     )
-    return network.read(params, network.aside), loss
+    return network.read(params, aside=True), loss
 
 
 class Predictor:
@@ -243,8 +244,7 @@ class Predictor:
         self.model, self.params = model, params
         self.network = _network(model, PREDICT, dtype, translated=True)
         self.network.write(params)
-        vector = self.network.at_cut("prbm")
-        vector.zero_() if prbm is None else vector.copy_(prbm.reshape(vector.shape))
+        self.network.set_vectors({"prbm": prbm})
         self.network.net["mu"] = 0.0
 
     def __call__(self, x: Tensor) -> Forward:
