@@ -124,11 +124,12 @@ def weighted_mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[floa
     Integer entries (BatchNorm's counters) are averaged as numbers and rounded.
     """
     total = float(sum(weights))
-    mean: State = {}
-    for name, first in states[0].items():
-        kind = first.dtype if first.is_floating_point() else torch.float64
-        sum_ = first.to(kind) * (weights[0] / total)  # not 0 + ..., which would lose the sign of -0
-        for state, weight in list(zip(states, weights, strict=True))[1:]:
-            sum_.add_(state[name].to(kind), alpha=weight / total)
-        mean[name] = sum_ if first.is_floating_point() else sum_.round().to(first.dtype)
-    return mean
+    kinds = {n: t.dtype if t.is_floating_point() else torch.float64 for n, t in states[0].items()}
+    sums = {n: states[0][n].to(kind) * (weights[0] / total) for n, kind in kinds.items()}  # 0 + -0 is no -0
+    for state, weight in zip(states[1:], weights[1:], strict=True) if sums else ():
+        added = [state[n].to(kind) for n, kind in kinds.items()]
+        torch._foreach_add_(list(sums.values()), added, alpha=weight / total)  # one call for all
+    return {
+        n: mean if states[0][n].is_floating_point() else mean.round().to(states[0][n].dtype)
+        for n, mean in sums.items()
+    }

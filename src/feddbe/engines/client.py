@@ -163,7 +163,8 @@ class _Call:
                 kept[name].append(value)
             return method.logits(local, params, x)
 
-        found, y = local.predict(state, logits, on=on, track=method.deployed_track)
+        own = logits if kept or method.own_logits else None
+        found, y = local.predict(state, own, on=on, track=method.deployed_track)
         given = {name: torch.cat(parts) for name, parts in kept.items()} | {"logits": found, "y": y}
         rows = slice(None) if job.rows is None else list(job.rows)
         for place in shown:

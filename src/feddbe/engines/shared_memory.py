@@ -3,6 +3,7 @@ descriptor is sent: no bytes go through the pipe, and the receiver copies nothin
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,11 +64,11 @@ class Parcel(NamedTuple):
 
 def pack(state: Mapping[str, Tensor]) -> Parcel:
     """A copy of the state."""
-    places, size = [], 0
-    for name, tensor in state.items():
+    places, size, given = [], 0, {name: tensor.detach().contiguous() for name, tensor in state.items()}
+    for name, tensor in given.items():
         places.append((name, _TYPES[tensor.dtype], tuple(tensor.shape), size))
         size += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
-    pieces = zip((place for *_, place in places), map(_bytes, state.values()), strict=True)
+    pieces = zip((place for *_, place in places), map(_bytes, given.values()), strict=True)
     if nbytes(state) < LARGE or not _SHARES or not state:
         data = bytearray(size)
         for place, piece in pieces:
@@ -83,8 +84,8 @@ def pack(state: Mapping[str, Tensor]) -> Parcel:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    held: memoryview = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    return held
+    """Those of a contiguous tensor, where they lie."""
+    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr()))
 
 
 def send(pipe: Connection, message: object, parcels: Sequence[Parcel] = ()) -> None:

@@ -89,7 +89,7 @@ class Batches:
         size = min(self.size, n)
         for order in seeds.permutations(self.epochs, n, self.seed, "batches", self.round, self.client):
             taken = torch.from_numpy(self.rows[order[: n // size * size]])
-            yield self.dataset.x[taken], self.dataset.y[taken], size
+            yield self.dataset.x.index_select(0, taken), self.dataset.y.index_select(0, taken), size
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ float32 or float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -131,7 +131,7 @@ def _network(model: SplitModel, size: int, dtype: torch.dtype, *, translated: bo
 def train(plan: FitPlan) -> Fitted:
     fit, losses = _Fit(plan), no_losses()
     for x, y, size in plan.batches.gathered():
-        for some, labels in zip(*(torch.split(t, size * CHUNK) for t in (x, y)), strict=True):
+        for some, labels in _chunks(x, y, size * CHUNK):
             loss = fit.train(plan.batches.dataset.inputs(some), labels, size)
             losses = losses.add(torch.tensor(loss, dtype=torch.float64), len(labels))
         check(losses, plan.batches)
@@ -139,6 +139,13 @@ def train(plan: FitPlan) -> Fitted:
     if not fit.network.finite():
         check_values(params | extras, plan.batches)
     return Fitted(params, extras, [plan.loss.carry, *fit.carries()], losses)
+
+
+def _chunks(x: Tensor, y: Tensor, size: int) -> Iterable[tuple[Tensor, Tensor]]:
+    """So many samples at a time; most clients have no more."""
+    if len(y) <= size:
+        return [(x, y)]
+    return zip(torch.split(x, size), torch.split(y, size), strict=True)
 
 
 class _Fit:
@@ -179,7 +186,7 @@ class _Fit:
 
     def values(self) -> tuple[State, State]:
         """New parameters and extras."""
-        prbm = {name: torch.empty_like(p).copy_(self._at_cut("prbm")) for name, p in self.plan.extras.items()}
+        prbm = {name: self._at_cut("prbm") for name in self.plan.extras}
         return self.network.read(self.plan.params), prbm
 
     def carries(self) -> list[State]:
@@ -189,13 +196,14 @@ class _Fit:
     def _mean(self) -> State:
         assert self.term
         old = self.term.carry
-        new = {"r": self._at_cut("mean").clone(), "weight": old["weight"].new_tensor(self.weight)}
+        new = {"r": self._at_cut("mean"), "weight": old["weight"].new_tensor(self.weight)}
         if "size" in old:
             new |= {"size": old["size"] + self.distance / 2, "batches": old["batches"] + self.batches}
         return new
 
     def _at_cut(self, name: str) -> Tensor:
-        return self.network.vectors[name].reshape(self.plan.model.feature_shape)
+        found = self.network.vectors[name].clone(memory_format=torch.contiguous_format)
+        return found.view(self.plan.model.feature_shape)
 
 
 def _set_moves(network: Network, plan: FitPlan) -> None:
@@ -239,7 +247,7 @@ def gradient(model: SplitModel, params: Mapping[str, Tensor], samples: Samples) 
 class Predictor:
     """Forward passes at these parameters and this vector of PRBM."""
 
-    def __init__(self, model: SplitModel, params: State, prbm: Tensor | None) -> None:
+    def __init__(self, model: SplitModel, params: Mapping[str, Tensor], prbm: Tensor | None) -> None:
         dtype = params[next(iter(model.parameters))].dtype
         self.model, self.params = model, params
         self.network = _network(model, PREDICT, dtype, translated=True)
@@ -248,15 +256,28 @@ class Predictor:
         self.network.net["mu"] = 0.0
 
     def __call__(self, x: Tensor) -> Forward:
-        parts = [self._batch(some) for some in torch.split(x, PREDICT)]
-        return Forward(*map(torch.cat, zip(*parts, strict=True)))
+        return Forward(*self._pass(x, Forward._fields))
 
-    def _batch(self, x: Tensor) -> Forward:
+    def logits(self, x: Tensor) -> Tensor:
+        """Only these."""
+        (logits,) = self._pass(x, ("logits",))
+        return logits
+
+    def _pass(self, x: Tensor, names: Sequence[str]) -> list[Tensor]:
+        if len(x) <= PREDICT:
+            return self._batch(x, names)
+        parts = [self._batch(some, names) for some in torch.split(x, PREDICT)]
+        return [torch.cat(some) for some in zip(*parts, strict=True)]
+
+    def _batch(self, x: Tensor, names: Sequence[str]) -> list[Tensor]:
         from feddbe.training.trainers._compiled import kernels
 
-        network, size, cut, end = self.network, len(x), self.network.stack.cut, len(self.network.steps)
+        network, size = self.network, len(x)
         kernels.forward(network.room, network.steps, network.nets, *network.inputs(x), size)
-        shape = (size, *self.model.feature_shape)
-        z_g, z = (network.passing(cut, int(network.net[name]), size).reshape(shape) for name in ("z_g", "z"))
-        logits = network.passing(end, int(network.net["logits"]), size).reshape(size, self.model.classes)
-        return Forward(z_g.clone(), z.clone(), logits.clone())
+        shapes = {"logits": (self.model.classes,)}
+        return [
+            network.passing[name][:size]
+            .clone(memory_format=torch.contiguous_format)
+            .view(size, *shapes.get(name, self.model.feature_shape))
+            for name in names
+        ]

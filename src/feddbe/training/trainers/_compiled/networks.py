@@ -45,13 +45,19 @@ class Network(Layout):
         """Their drifts or gradients."""
         names = ("prbm", "mean", "goal") if translated else ()
         self.vectors = {name: self.at_cut(name) for name in names}
+        ends = {"logits": len(self.steps)} | ({"z_g": stack.cut, "z": stack.cut} if translated else {})
+        self.passing = {name: self.between(end, int(self.net[name])) for name, end in ends.items()}
+        """Of a whole batch, after a pass."""
+        self._targets, self._shapes = [*self.views.values()], [view.shape for view in self.views.values()]
         self._moves: object = None
         self._images = np.zeros((0, 1, 1, 1), self.room.numbers.dtype)
         self._texts = np.zeros((0, 1), np.int32)
 
     def write(self, params: Mapping[str, Tensor]) -> None:
-        given = [params[name].detach().reshape(view.shape) for name, view in self.views.items()]
-        torch._foreach_copy_(list(self.views.values()), given)
+        given = [params[name] for name in self.views]
+        shaped = [p if p.dim() == len(s) else p.reshape(s) for p, s in zip(given, self._shapes, strict=True)]
+        with torch.no_grad():
+            torch._foreach_copy_(self._targets, shaped)
         kernels.turn(self.room, self.steps)
 
     def set_vectors(self, values: Mapping[str, Tensor | None]) -> None:
