@@ -57,10 +57,13 @@ def document(
         "bn_buffers": bn_buffers,
         "note": "",
         "remarks": [],
+        "diverged": None,
         "trainers": ["autograd"],
         "cost": {"up": 61_000.0, "down": 2_330_000.0, "seconds": 1.0},
         "server_sha256": "",
         "clients_sha256": {},
         "peak_rss_mb": 0.0,
+        "begun": "2026-11-17T05:20:00.000+00:00",
+        "versions": {},
         "folder": "run",
     }

@@ -30,7 +30,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         "note": task.dataset.note,
         "remarks": experiment.remarks,
         "labels": label_counts(task.dataset, task.split).tolist() if small else None,
-        "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+        "begun": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "versions": versions(),
         "machine": platform.platform(),
         "git_commit": _git_commit(),
