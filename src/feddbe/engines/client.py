@@ -194,7 +194,7 @@ class _Call:
     def adapted(self, epochs: int) -> tuple[Local, State]:
         """What the client predicts with after so many epochs of adapting. Each fit opens its streams anew, so
         that e epochs are the first e of any more, with every method."""
-        task, method = self.task.with_epochs(epochs), self.method
+        task, method = self.task.adapting(epochs), self.method
         local, ctx = self.local(task), Context(task, self.job.round)
         if self.job.newcomer:
             state = newcomers.adapt(self.job.way, method, ctx, local, self.message, self.private)

@@ -195,7 +195,7 @@ class MR(AddOn):
         kappa = server[KAPPA]
         if self._measures(ctx.round):
             even = kappa * _ratio(uploads, [u.state[SIZE] for u in uploads])
-            limit = server["mean"].numel() / ctx.task.training.lr
+            limit = server["mean"].numel() / ctx.lr
             kappa = torch.minimum(3 * kappa, even.sqrt()).clamp(max=limit)
         return {KAPPA: kappa}
 

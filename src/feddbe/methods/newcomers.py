@@ -145,4 +145,4 @@ def _fixed(method: Method, local: Local, state: State) -> Iterator[Logits]:
 def _rate(local: Local) -> float:
     """That of p."""
     own = local.extras["prbm"].lr
-    return local.task.training.lr if own is None else own
+    return local.lr if own is None else own

@@ -71,6 +71,11 @@ class Local:
         return seeds.stream(self.task.seed, purpose, self.round, self.client)
 
     @property
+    def lr(self) -> float:
+        """The learning rate of this round."""
+        return self.task.training.rate(self.round)
+
+    @property
     def samples(self) -> int:
         """n_i."""
         return len(self.rows["train"])
@@ -140,12 +145,12 @@ class Local:
     ) -> Fit:
         """SGD from `params` on `loss` plus `terms` plus what add-ons attached to this track, unless `plain`.
 
-        p <- p - lr (grad + correction), for the `trainable` names (default: all), less those whose module had
-        requires_grad off, and for the extras. `params` are
-        not changed; the new values of the extras stay in `extras`. `keep_statistics=False` leaves the track's
-        BatchNorm statistics as they were.
+        p <- p - lr (grad + correction), or a step of the run's optimiser, for the `trainable` names (default:
+        all), less those whose module had requires_grad off, and for the extras. `params` are not changed; the
+        new values of the extras stay in `extras`. `keep_statistics=False` leaves the track's BatchNorm
+        statistics as they were.
         """
-        model, rate = self.task.model, self.task.training.lr if lr is None else lr
+        model, rate = self.task.model, self.lr if lr is None else lr
         names = [name for name in (params if trainable is None else trainable) if name not in model.frozen]
         statistics = self.buffers(track)
         if statistics and min(self.samples, self.task.training.batch) == 1:
@@ -163,6 +168,7 @@ class Local:
             dict(correction or {}),
             statistics if keep_statistics else {name: b.clone() for name, b in statistics.items()},
             self._batches(epochs),
+            self.task.training.optimiser,
         )
         chosen = trainer_of(plan, self.task.training.trainer)
         self.trainers[chosen.name] = chosen.why
