@@ -39,7 +39,8 @@ def test_the_options_and_their_defaults() -> None:
         "measure": "accuracy,auc,loss", "eval": "all", "eval_after": True, "train_loss": "training",
         "validation": 0.0, "newcomers": 0, "adapt_epochs": 10, "adapt": "full",
         "bn_buffers": "local", "short_batch": None,
-        "engine": "auto", "trainer": "auto", "min_replies": None, "worker_timeout": None, "out": None,
+        "engine": "auto", "device": "cpu", "trainer": "auto",
+        "min_replies": None, "worker_timeout": None, "out": None,
         "resume": False, "force": False, "json": False,
     }  # fmt: skip
 
@@ -51,7 +52,7 @@ def test_every_option_is_classified() -> None:
         assert field.metadata.get("identity") in ("yes", "content", "seed", "no"), field.name
     asked = {field.name for field in dataclasses.fields(Config) if identity(field.name) == "no"}
     assert asked == {
-        "data_dir", "rounds", "patience", "force", "measure", "engine", "trainer", "min_replies",
+        "data_dir", "rounds", "patience", "force", "measure", "engine", "device", "trainer", "min_replies",
         "worker_timeout", "out", "resume", "json"
     }  # fmt: skip
     assert [f.name for f in dataclasses.fields(Config) if identity(f.name) == "seed"] == ["seed"]

@@ -222,7 +222,7 @@ class MR(AddOn):
         sigma = self._guarantee.sigma(local.samples) if self._guarantee else self.s
         if not (sigma or self.q):
             return mean
-        noise = torch.from_numpy(local.stream("noise").normal(0.0, sigma, mean.shape)).to(mean.dtype)
+        noise = torch.from_numpy(local.stream("noise").normal(0.0, sigma, mean.shape)).to(mean)
         return ((1 - self.q) * mean + noise).to(torch.get_default_dtype())
 
     def _measures(self, round: int) -> bool:

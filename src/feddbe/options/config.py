@@ -94,6 +94,8 @@ class Config(Parameters):
         "how newcomers adapt: as the method trains, or of +prbm by p_i alone, trained or in closed form",
         choices=("full", "prbm", "newton", "mean"), late=True)
     engine: str = option("Run", "no", "auto", "auto, serial, pool(workers=N), or ray(address=HOST:PORT)")
+    device: str = option("Run", "no", "cpu",
+        "where clients train: cpu, cuda, cuda:N, mps, or auto; the last bits of results depend on it")
     trainer: str = option("Run", "no", "auto",
         "who trains: auto takes compiled where it can; the last bits of results depend on it",
         choices=("auto", "autograd", "compiled"))

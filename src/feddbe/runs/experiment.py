@@ -262,6 +262,7 @@ def _training(options: Config) -> Training:
         options.epochs,
         options.bn_buffers,
         options.trainer,
+        options.device,
         Optimiser(options.optimiser, options.momentum, options.weight_decay, options.clip_norm),
         Decay.parse(options.lr_decay, 0) if options.lr_decay else None,
     )

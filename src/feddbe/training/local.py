@@ -80,6 +80,10 @@ class Local:
         """n_i."""
         return len(self.rows["train"])
 
+    def index(self, on: str) -> Tensor:
+        """The client's `test`, `train` or other rows, to take them from the data."""
+        return torch.from_numpy(self.rows[on]).to(self.task.device)
+
     def hold_out(self, share: float) -> None:
         """From now on train without the last `share` of the training data: at least one sample stays out, and
         one in. They are there as `held_out`."""
@@ -94,7 +98,7 @@ class Local:
 
     def label_counts(self) -> Tensor:
         """n_c: training samples of each class."""
-        rows = torch.from_numpy(self.rows["train"])
+        rows = self.index("train")
         return torch.bincount(self.task.dataset.y[rows], minlength=self.task.dataset.classes)
 
     def attach(self, track: str, term: Term) -> None:
@@ -207,7 +211,7 @@ class Local:
         """`function(params, x)` in evaluation mode over the client's `test`, `train` or other rows; the
         labels."""
         model, dataset = self.task.model, self.task.dataset
-        rows = torch.from_numpy(self.rows[on])
+        rows = self.index(on)
         # copies: a decoded state lies anywhere in memory, and the last bits of a product depend on where
         work = {name: model.layout(p.detach()) for name, p in params.items()}
         buffers = self.buffers(track)  # outside of inference_mode: a later fit writes into them

@@ -89,7 +89,7 @@ class Batches:
         size = min(self.size, len(self.rows))
         for _ in range(self.epochs):
             order = self.rows[rng.permutation(len(self.rows))][: len(self.rows) // size * size]
-            taken = torch.from_numpy(order)
+            taken = torch.from_numpy(order).to(self.dataset.y.device)
             yield self.dataset.x[taken], self.dataset.y[taken], size
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import torch
 
 from feddbe import seeds
 from feddbe.data.dataset import Dataset
@@ -30,6 +31,8 @@ class Training:
     """BatchNorm statistics: `local` (private to each client) or `average` (exchanged like parameters)."""
     trainer: str = "auto"
     """One of `training/trainers`, or `auto`."""
+    device: str = "cpu"
+    """Where clients train (`training/device.py`)."""
     optimiser: Optimiser = PLAIN
     decay: Decay | None = None
 
@@ -60,6 +63,18 @@ class Task:
     def members(self) -> int:
         """N: the clients that training is about."""
         return self.split.clients - self.newcomers
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors lie."""
+        return self.dataset.y.device
+
+    def on(self, device: torch.device) -> Task:
+        """The same task with data and model on this device."""
+        if device == self.device:
+            return self
+        x, y = self.dataset.x.to(device), self.dataset.y.to(device)
+        return replace(self, dataset=replace(self.dataset, x=x, y=y), model=self.model.on(device))
 
     def adapting(self, epochs: int) -> Task:
         """The same task for so many epochs of adaptation, whose learning rate no round lowers."""

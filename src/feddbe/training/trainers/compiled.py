@@ -63,6 +63,9 @@ def refuses(plan: FitPlan) -> str:
 
 
 def refuses_types(tensors: Iterable[Tensor]) -> str:
+    tensors = list(tensors)
+    if any(t.device.type != "cpu" for t in tensors):
+        return "it is on a GPU"
     fits = {t.dtype for t in tensors} in ({torch.float32}, {torch.float64})
     return "" if fits else "parameters are not all float32, or all float64"
 
