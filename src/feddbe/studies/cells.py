@@ -37,7 +37,7 @@ class Cell:
         return ", ".join([self.method, *(f"{key} {written(value)}" for key, value in told.items())])
 
     def __hash__(self) -> int:
-        return hash((self.method, frozenset(self.options)))
+        return hash((self.method, repr(sorted(self.options.items()))))
 
 
 def grid(

@@ -26,7 +26,7 @@ from feddbe.runs.watch import Watch
 from feddbe.studies.cells import Cell
 from feddbe.studies.side_by_side import carry_on_all
 
-__all__ = ["Board", "Planned", "finished", "plan", "run"]
+__all__ = ["Board", "Planned", "finished", "plan", "refresh", "run"]
 
 Remark = Callable[[str], None]
 
@@ -103,7 +103,9 @@ def run(plans: Sequence[Planned], board: Board | None = None) -> dict[Path, Fedd
     With cores to spare, runs go side by side, each on one of them; one alone has all.
     """
     board = board or Board()
-    missing = list({planned.place: planned for planned in plans if planned.missing}.values())
+    by_rounds = sorted((p for p in plans if p.missing and p.experiment), key=_rounds)
+    wanted = {planned.place: planned for planned in by_rounds}  # of equal cells the one with most rounds
+    missing = [planned for planned in plans if wanted.get(planned.place) is planned]
     work = [(planned.experiment, planned.place) for planned in missing if planned.experiment]
     failed: dict[Path, FeddbeError] = {}
     if len(work) > 1 and cores() > 1:
@@ -121,6 +123,18 @@ def run(plans: Sequence[Planned], board: Board | None = None) -> dict[Path, Fedd
             failure = failed[place] = error
         board.ended(planned, failure)
     return failed
+
+
+def refresh(plans: Iterable[Planned]) -> list[Planned]:
+    """The same, with what there is of their runs by now."""
+    return [
+        planned if planned.experiment is None else _look(planned.cell, planned.experiment, planned.place)
+        for planned in plans
+    ]
+
+
+def _rounds(planned: Planned) -> int:
+    return planned.experiment.options.rounds or 0 if planned.experiment else 0
 
 
 def _alike(cells: Sequence[Cell]) -> Iterable[list[int]]:
@@ -176,13 +190,16 @@ def _runs_in(folder: Path, remark: Remark) -> dict[str, Path]:
 def _planned(cell: Cell, experiment: Experiment | BadInput, folder: Path, there: dict[str, Path]) -> Planned:
     if isinstance(experiment, BadInput):
         return Planned(cell, None, folder, refused=str(experiment))
-    digest = experiment.config_hash
-    if digest not in there:
-        stem = Path(experiment.task.dataset.name).stem
-        name = f"{stem}-{folders.slug(cell.method)}-seed{cell.seed}-{digest[:8]}"
-        return Planned(cell, experiment, folder / name)
-    store = Store.open(there[digest])
+    stem, digest = Path(experiment.task.dataset.name).stem, experiment.config_hash
+    name = f"{stem}-{folders.slug(cell.method)}-seed{cell.seed}-{digest[:8]}"
+    return _look(cell, experiment, there.get(digest, folder / name))
+
+
+def _look(cell: Cell, experiment: Experiment, place: Path) -> Planned:
+    if not Store.is_run(place):
+        return Planned(cell, experiment, place)
+    store = Store.open(place)
     try:
-        return Planned(cell, experiment, there[digest], document(store, hashes=False), diverged(store))
+        return Planned(cell, experiment, place, document(store, hashes=False), diverged(store))
     finally:
         store.close()
