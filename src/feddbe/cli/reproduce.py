@@ -29,7 +29,7 @@ _SCALES = ("published", "small")
 @click.option(
     "--list", "listing", is_flag=True, help="what there is, what has been run, what the rest would take here"
 )
-@click.option("--trials", default=3, metavar="N", help="trials, with seeds 0 to N - 1 [3]")
+@click.option("--trials", type=int, metavar="N", help="trials, with seeds 0 to N - 1 [3; small: 1]")
 @click.option(
     "--only", multiple=True, metavar="CELL", help="a line, a column or LINE/COLUMN; * is anything; repeated"
 )
@@ -45,7 +45,7 @@ def reproduce(
     names: Sequence[str],
     every: bool,
     listing: bool,
-    trials: int,
+    trials: int | None,
     only: Sequence[str],
     rounds: int | None,
     data: str | None,
@@ -70,9 +70,10 @@ def reproduce(
     small = scale == "small"
     if small and data:
         raise BadInput(f"--data {data}: --scale small has its own data, digits")
+    count = trials if trials is not None else 1 if small else 3
     chosen = list(dict.fromkeys(names or catalogue.NAMES))
     studies = [
-        catalogue.read(name, trials=trials, rounds=rounds, data=data, small=small).only(only)
+        catalogue.read(name, trials=count, rounds=rounds, data=data, small=small).only(only)
         for name in chosen
     ]
     folder = out or folders.RUNS / ("reproduce-small" if small else "reproduce")
