@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from feddbe.methods import METHODS, MR, PRBM, Method
     from feddbe.methods.fedavg import FedAvg
     from feddbe.models import SplitModel
+    from feddbe.page import report
     from feddbe.runs.watch import Watch
     from feddbe.show.run import Run, Runs
 
@@ -37,6 +38,7 @@ __all__ = [
     "load_split",
     "measure",
     "partition",
+    "report",
     "run",
 ]
 
@@ -51,6 +53,7 @@ _HOMES = (
     "data.split",
     "show.run",
     "runs.watch",
+    "page",
 )
 
 

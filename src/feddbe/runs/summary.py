@@ -22,6 +22,7 @@ def load(folder: Path, *, hashes: bool = True) -> RunDocument:
     """The document of the run in this folder; without `hashes` its states are not read."""
     store = Store.open(folder)
     try:
+        store.hold()
         return document(store, hashes=hashes)
     finally:
         store.close()
