@@ -130,6 +130,10 @@ class Composed(Method):
     def remarks(self, task: Task) -> list[str]:
         return [*self.inner.remarks(task), *(text for a in self.addons for text in a.remarks(task))]
 
+    @property
+    def own_logits(self) -> bool:
+        return self.inner.own_logits
+
     def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
         return self.inner.logits(local, state, x)
 
