@@ -839,6 +839,7 @@ COMMANDS = {
         "--worker-timeout",
         "--out",
         "--json",
+        "--quiet",
         "--trials",
         "--space",
     ],
