@@ -14,6 +14,7 @@ from feddbe.errors import Damaged, StoreError, unknown
 
 if TYPE_CHECKING:
     from feddbe.results.document import RunDocument
+    from feddbe.show.formats import Grid
     from feddbe.show.tables import RunRow
 
 __all__ = ["check", "runs", "show"]
@@ -102,9 +103,7 @@ def show(
     elif as_json:
         show_json(documents[0] if len(documents) == 1 else {"runs": documents})
     elif form is not None:
-        from feddbe.show.grids import results_grid
-
-        print(formats.render(results_grid(documents), form), end="")
+        print(formats.render(_grid(documents), form), end="")
     else:
         _show_results(documents)
         if plot is not None:
@@ -112,12 +111,21 @@ def show(
     return 0
 
 
+def _grid(documents: list[RunDocument]) -> Grid:
+    """A row per run, or per experiment where there are several seeds."""
+    from feddbe.show import grids, seeds
+
+    return seeds.seeds_grid(documents) if seeds.repeated(documents) else grids.results_grid(documents)
+
+
 def _show_results(documents: list[RunDocument]) -> None:
     """Tables of all that there is, and the curves."""
-    from feddbe.show import chart, newcomers, represented, tables
+    from feddbe.show import chart, newcomers, represented, seeds, tables
+    from feddbe.show.formats import as_rich
 
     joined = newcomers.newcomers_table(documents)
-    show_tables(tables.results_table(documents), *joined, "", chart.curves(documents))
+    table = as_rich(_grid(documents)) if seeds.repeated(documents) else tables.results_table(documents)
+    show_tables(table, *joined, "", chart.curves(documents))
     for table in represented.measured_tables(documents):
         print()
         show_tables(table)
