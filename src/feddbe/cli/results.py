@@ -25,6 +25,10 @@ _RUNS = click.argument(
 )  # fmt: skip
 
 
+_TIDY = ("csv", "json")
+"""For programs: one thing to a row."""
+
+
 @click.command("runs", cls=Command)
 @click.argument(
     "where", cls=Argument, required=False, metavar="[FOLDER]", type=Path, help="where to look [runs]"
@@ -103,7 +107,7 @@ def show(
     elif as_json:
         show_json(documents[0] if len(documents) == 1 else {"runs": documents})
     elif form is not None:
-        print(formats.render(_grid(documents), form), end="")
+        print(formats.render(_grid(documents, form), form), end="")
     else:
         _show_results(documents)
         if plot is not None:
@@ -111,11 +115,12 @@ def show(
     return 0
 
 
-def _grid(documents: list[RunDocument]) -> Grid:
-    """A row per run, or per experiment where there are several seeds."""
+def _grid(documents: list[RunDocument], form: str) -> Grid:
+    """A row per run; for readers per experiment, where there are several seeds."""
     from feddbe.show import grids, seeds
 
-    return seeds.seeds_grid(documents) if seeds.repeated(documents) else grids.results_grid(documents)
+    together = form not in _TIDY and seeds.repeated(documents)
+    return seeds.seeds_grid(documents) if together else grids.results_grid(documents)
 
 
 def _show_results(documents: list[RunDocument]) -> None:
@@ -124,7 +129,8 @@ def _show_results(documents: list[RunDocument]) -> None:
     from feddbe.show.formats import as_rich
 
     joined = newcomers.newcomers_table(documents)
-    table = as_rich(_grid(documents)) if seeds.repeated(documents) else tables.results_table(documents)
+    several = seeds.repeated(documents)
+    table = as_rich(seeds.seeds_grid(documents)) if several else tables.results_table(documents)
     show_tables(table, *joined, "", chart.curves(documents))
     for table in represented.measured_tables(documents):
         print()
@@ -141,8 +147,7 @@ def _show_clients(documents: list[RunDocument], form: str | None, *, as_json: bo
     elif form is None:
         show_tables(formats.as_rich(grids.clients_side_by_side(documents, found)))
     else:
-        tidy = form in ("csv", "json")
-        grid = (grids.clients_grid if tidy else grids.clients_side_by_side)(documents, found)
+        grid = (grids.clients_grid if form in _TIDY else grids.clients_side_by_side)(documents, found)
         print(formats.render(grid, form), end="")
 
 

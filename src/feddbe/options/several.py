@@ -49,7 +49,7 @@ def several(given: Given) -> Several | None:
 
 
 def read_seeds(given: Given) -> list[int]:
-    """`seeds`: how many (5 is 0 to 4), or a list; without it the one `seed`, or none if that was not given."""
+    """`seeds`: how many (5 is 0 to 4), or a list; without it the one `seed`, or none if it was not given."""
     seeds: Any = given.seeds
     seed: Any = given.values.get("seed")
     if isinstance(seed, list) or (isinstance(seed, str) and "," in seed):
@@ -92,13 +92,13 @@ def _values(key: str, value: Any) -> Any:
     """A list if there are several; only what makes another run can have them."""
     field = {field.name: field for field in dataclasses.fields(Config)}[key]
     own = any(word in field.metadata["value"] for word in _OWN_COMMAS)
-    if isinstance(value, str) and "," in value and not own and identity(key) != "no":
-        value = [number_or_text(word.strip()) for word in _outside_brackets(value)]
+    if isinstance(value, str) and not own and len(words := _outside_brackets(value)) > 1:
+        value = [number_or_text(word.strip()) for word in words] if identity(key) != "no" else value
     if not isinstance(value, list | tuple) or identity(key) == "no":  # then a list is a mistake
         return value
     if len(set(map(str, value))) < len(value) or not value:
         raise BadInput(f"{key} = {list(value)}; several values are all different, and at least one")
-    return list(value)
+    return list(value) if len(value) > 1 else value[0]
 
 
 def _outside_brackets(text: str) -> list[str]:
