@@ -59,8 +59,8 @@ def made_up(*documents: Any, labels: Any = None) -> Sources:
 
 def test_sections_are_there_where_there_is_something(found: dict[str, Any]) -> None:
     assert [section["id"] for section in found["sections"]] == [
-        "summary", "curves", "clients", "fairness", "newcomers", "data", "rounds", "mdl-quick", "discrepancy",
-        "tsne", "probe", "overhead", "configuration", "versions",
+        "summary", "curves", "clients", "fairness", "newcomers", "data", "rounds", "discrepancy", "tsne",
+        "probe", "mdl-quick", "overhead", "configuration", "versions",
     ]  # fmt: skip
     assert all(section["blocks"] for section in found["sections"])
     assert found["palette"]["lines"] == list(COLOURS)
