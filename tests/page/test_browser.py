@@ -30,7 +30,7 @@ from feddbe.runs.store import Store
 from feddbe.runs.watch import Watch
 from tests.page.conftest import SMALL
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+CHROMIUM, DRIVER = shutil.which("google-chrome") or shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER) and not os.environ.get("CI"),
     reason="no chromium and chromedriver here (Debian: chromium, chromium-driver)",
