@@ -667,9 +667,11 @@ DATA = ["--data-dir", "--partition", "--partition-seed", "--clients", "--split"]
 RUN = [
     "--data", *DATA, "--model", "--cut",
     "--rounds", "--patience", "--epochs",
-    "--batch", "--lr", "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
+    "--batch", "--lr", "--lr-decay", "--optimiser", "--momentum", "--weight-decay", "--clip-norm",
+    "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
     "--measure", "--eval", "--eval-after", "--train-loss", "--validation",
-    "--newcomers", "--adapt-epochs", "--adapt", "--engine", "--trainer", "--min-replies", "--worker-timeout",
+    "--newcomers", "--adapt-epochs", "--adapt", "--engine", "--device", "--trainer",
+    "--min-replies", "--worker-timeout",
     "--out", "--resume", "--json", "--set",
     "--dry-run",
 ]  # fmt: skip

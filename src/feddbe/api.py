@@ -127,6 +127,7 @@ def load(folder: str | Path, *, hashes: bool = True) -> RunDocument:
     """The document of a run that exists; without `hashes` its states, which may be large, are not read."""
     store = Store.open(folders.find(str(folder)))
     try:
+        store.hold()
         return summary.document(store, hashes=hashes)
     finally:
         store.close()

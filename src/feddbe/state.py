@@ -19,6 +19,7 @@ __all__ = [
     "decode",
     "encode",
     "matches",
+    "moved",
     "nbytes",
     "sha256",
     "strip_prefix",
@@ -100,6 +101,13 @@ def without(state: Mapping[str, Tensor], patterns: Iterable[str]) -> State:
     names = set(patterns)
     prefixes = tuple(name for name in names if name.endswith("/"))
     return {name: t for name, t in state.items() if name not in names and not name.startswith(prefixes)}
+
+
+def moved(state: State, device: torch.device) -> State:
+    """The state on this device; itself, if it lies there."""
+    if all(t.device == device for t in state.values()):
+        return state
+    return {name: t.to(device) for name, t in state.items()}
 
 
 def strip_prefix(state: Mapping[str, Tensor], prefix: str) -> State:

@@ -197,7 +197,7 @@ class MR(AddOn):
         kappa = server[KAPPA]
         if self._measures(ctx.round):
             even = kappa * _ratio(uploads, [u.state[SIZE] for u in uploads])
-            limit = server["mean"].numel() / ctx.task.training.lr
+            limit = server["mean"].numel() / ctx.lr
             kappa = torch.minimum(3 * kappa, even.sqrt()).clamp(max=limit)
         return {KAPPA: kappa}
 
@@ -224,7 +224,7 @@ class MR(AddOn):
         sigma = self._guarantee.sigma(local.samples) if self._guarantee else self.s
         if not (sigma or self.q):
             return mean
-        noise = torch.from_numpy(local.stream("noise").normal(0.0, sigma, mean.shape)).to(mean.dtype)
+        noise = torch.from_numpy(local.stream("noise").normal(0.0, sigma, mean.shape)).to(mean)
         return ((1 - self.q) * mean + noise).to(torch.get_default_dtype())
 
     def _measures(self, round: int) -> bool:

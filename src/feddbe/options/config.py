@@ -58,6 +58,14 @@ class Config(Parameters):
     epochs: int = option("Training", "yes", 1, "local epochs E", low=1)
     batch: int = option("Training", "yes", 10, "batch size B", low=1)
     lr: float | None = option("Training", "yes", None, "learning rate", above=0)
+    lr_decay: str | None = option("Training", "yes", None,
+        "learning rate over rounds: step:EVERY:FACTOR, cosine or cosine:ROUNDS", late=True)
+    optimiser: str = option("Training", "yes", "sgd",
+        "of local training; begins anew with every round", choices=("sgd", "adam"), late=True)
+    momentum: float = option("Training", "yes", 0.0, "of SGD", low=0, high=0.999, late=True)
+    weight_decay: float = option("Training", "yes", 0.0, "pull of the parameters to 0", low=0, late=True)
+    clip_norm: float | None = option("Training", "yes", None,
+        "the norm of a gradient is at most this", above=0, late=True)
     join: float = option("Training", "yes", 1.0,
         "share rho of the clients that take part in a round", above=0, high=1)
     seed: int = option("Training", "seed", 0, "seed of everything but the partition", low=0)
@@ -86,6 +94,8 @@ class Config(Parameters):
         "how newcomers adapt: as the method trains, or of +prbm by p_i alone, trained or in closed form",
         choices=("full", "prbm", "newton", "mean"), late=True)
     engine: str = option("Run", "no", "auto", "auto, serial, pool(workers=N), or ray(address=HOST:PORT)")
+    device: str = option("Run", "no", "cpu",
+        "where clients train: cpu, cuda, cuda:N, mps, or auto; the last bits of results depend on it")
     trainer: str = option("Run", "no", "auto",
         "who trains: auto takes compiled where it can; the last bits of results depend on it",
         choices=("auto", "autograd", "compiled"))

@@ -23,6 +23,7 @@ from feddbe.data.dataset import Dataset
 from feddbe.errors import Diverged
 from feddbe.models.split import SplitModel
 from feddbe.state import State
+from feddbe.training.optimiser import PLAIN, Optimiser
 from feddbe.training.terms import Term
 
 __all__ = [
@@ -88,14 +89,14 @@ class Batches:
         size = min(self.size, len(self.rows))
         for _ in range(self.epochs):
             order = self.rows[rng.permutation(len(self.rows))][: len(self.rows) // size * size]
-            taken = torch.from_numpy(order)
+            taken = torch.from_numpy(order).to(self.dataset.y.device)
             yield self.dataset.x[taken], self.dataset.y[taken], size
 
 
 @dataclass(frozen=True)
 class FitPlan:
     """SGD from `params` on `loss` plus `terms`: p <- p - rate (grad + correction) for each name with a
-    rate."""
+    rate, or what the optimiser makes of (grad + correction)."""
 
     model: SplitModel
     params: State
@@ -110,6 +111,7 @@ class FitPlan:
     statistics: State
     """BatchNorm's, which training moves in place."""
     batches: Batches
+    optimiser: Optimiser = PLAIN
 
 
 class Fitted(NamedTuple):
