@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from feddbe import engines, measures
-from feddbe.data import SOURCES
+from feddbe.data import SOURCES, in_memory
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput, Diverged
 from feddbe.models import ModelSource
@@ -42,7 +42,7 @@ __all__ = [
 def run(
     method: str,
     *,
-    data: str | Dataset = "digits",
+    data: Any = "digits",
     model: ModelSource | None = None,
     watch: Watch | None = None,
     **options: Any,
@@ -50,7 +50,8 @@ def run(
     """Run one method and return the document that describes it (also in the run's folder, `out`).
 
     `options` are those of the command line, with underscores; `model` may be a name, an `nn.Module`, a pair
-    (features, classifier), or a function of (shape of one input, classes) that makes a module.
+    (features, classifier), or a function of (shape of one input, classes) that makes a module; `data` a name
+    or path, (x, y), (x, y, client), a pandas frame, a torch Dataset or a `Dataset`.
     """
     return compare([method], data=data, model=model, watch=watch, _single=True, **options)[0]
 
@@ -58,15 +59,15 @@ def run(
 def compare(
     methods: Sequence[str],
     *,
-    data: str | Dataset = "digits",
+    data: Any = "digits",
     model: ModelSource | None = None,
     watch: Watch | None = None,
     _single: bool = False,
     **options: Any,
 ) -> list[RunDocument]:
     """Run several methods on the same data, split, model and seed, one folder each in a common one."""
-    dataset = data if isinstance(data, Dataset) else None
-    given = options | {"data": dataset.name if dataset else data}
+    dataset = in_memory(data)
+    given = options | {"data": dataset.name if dataset else str(data)}
     if isinstance(model, str):
         given, model = given | {"model": model}, None
     asked = config.read(methods, given)
@@ -141,13 +142,14 @@ def draw(folder: str | Path, documents: Sequence[RunDocument]) -> list[Path]:
         pictures.adaptation(paths[1], documents)
     store = Store.open(Path(documents[0]["folder"]))
     labels = store.meta("labels")
+    names = store.meta("label_names") or (), store.meta("client_names") or ()
     store.close()
     if labels is None:
         return [*paths, *represented.draw_rounds(Path(folder), documents)]
     paths.append(Path(folder) / "data.png")
     about = documents[0]["config"]
     title = f"{about['data']}, {about['partition'] or 'split from a file'}, {about['clients']} clients"
-    pictures.bubbles(paths[-1], np.array(labels), title)
+    pictures.bubbles(paths[-1], np.array(labels), title, *names)
     return [*paths, *represented.draw_rounds(Path(folder), documents)]
 
 
@@ -161,7 +163,7 @@ def measure(
     n: int | None = 1000,
     quick: bool = False,
     per_client: bool = False,
-    data: Dataset | None = None,
+    data: Any = None,
     model: ModelSource | None = None,
     watch: Watch | None = None,
 ) -> list[RunDocument]:
@@ -174,7 +176,7 @@ def measure(
     names = [runs] if isinstance(runs, str | Path) else runs
     found = list(dict.fromkeys(folder for name in names for folder in folders.find_all(str(name))))
     for folder in found:
-        measuring.answer(folder, question, dataset=data, model=model, watch=watch)
+        measuring.answer(folder, question, dataset=in_memory(data), model=model, watch=watch)
     return [load(folder, hashes=False) for folder in found]
 
 

@@ -31,7 +31,7 @@ def test_the_options_and_their_defaults() -> None:
     """All of the command line's; what is None follows from data and model."""
     assert vars(Config()) == {
         "method": "", "data": "digits", "data_dir": None, "partition": None, "partition_seed": 1,
-        "split": None, "clients": None, "model": None, "cut": None,
+        "split": None, "clients": None, "shift": None, "model": None, "cut": None,
         "rounds": None,
         "patience": None,
         "epochs": 1, "batch": 10, "lr": None, "join": 1.0, "seed": 0, "variant": "default",
@@ -60,7 +60,7 @@ def test_what_tells_runs_apart() -> None:
     config = {"lr": 0.1, "seed": 3, "resume": True, "rounds": 5, "data": "digits", "forgotten": 1}
     config["method_options"] = {"mr": {"kappa": 5.0}}
     told = {"lr": 0.1, "data": "digits", "forgotten": 1, "mr kappa": 5.0}
-    told["adapt"] = "full"  # of a run from before there was the option
+    told |= {"adapt": "full", "shift": None}  # of a run from before there were the options
     assert pick_identity(config, seed=False) == told
     assert pick_identity(config) == told | {"seed": 3}
 
