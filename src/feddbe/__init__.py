@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from feddbe.methods import METHODS, MR, PRBM, Method
     from feddbe.methods.fedavg import FedAvg
     from feddbe.models import SplitModel
+    from feddbe.page import report
 
 __all__ = [
     "METHODS",
@@ -32,6 +33,7 @@ __all__ = [
     "load_split",
     "measure",
     "partition",
+    "report",
     "run",
 ]
 
@@ -44,6 +46,7 @@ _HOMES = (
     "data.dataset",
     "data.partition",
     "data.split",
+    "page",
 )
 
 

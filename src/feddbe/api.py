@@ -27,6 +27,7 @@ from feddbe.runs.store import Store
 from feddbe.show import pictures, represented
 
 __all__ = [
+    "carry_on",
     "carry_out",
     "compare",
     "draw",
@@ -95,7 +96,7 @@ def carry_out(
     with folders.none_left_empty(places, made=not asked.config.out):
         for experiment, place in zip(experiments, places, strict=True):
             try:
-                documents.append(_one(experiment, place, watch, hashes=hashes))
+                documents.append(carry_on(experiment, place, watch, hashes=hashes))
             except Diverged as error:
                 diverged[experiment.name] = error
         if diverged:
@@ -126,6 +127,7 @@ def load(folder: str | Path, *, hashes: bool = True) -> RunDocument:
     """The document of a run that exists; without `hashes` its states, which may be large, are not read."""
     store = Store.open(folders.find(str(folder)))
     try:
+        store.hold()
         return summary.document(store, hashes=hashes)
     finally:
         store.close()
@@ -238,8 +240,8 @@ def _check_same(experiment: Experiment, place: Path, *, resume: bool) -> None:
         )
 
 
-def _one(experiment: Experiment, place: Path, watch: Watch, *, hashes: bool) -> RunDocument:
-    """Begin or continue one run, which nobody else does meanwhile."""
+def carry_on(experiment: Experiment, place: Path, watch: Watch, *, hashes: bool = False) -> RunDocument:
+    """Begin or continue one run in this folder, which nobody else does meanwhile."""
     options = experiment.options
     waiting = engines.Waiting(options.worker_timeout, remark=watch.remark)
     engine = engines.make(options.engine, experiment.task, experiment.method, waiting)
@@ -265,6 +267,10 @@ def _alone(
             _go_on(experiment, store, watch)
         rounds.run(experiment, store, engine, watch)
         return summary.document(store, hashes=hashes)
+    except Diverged as error:
+        with store.transaction(store.last_round()):
+            store.set_meta("diverged", {"round": error.round, "why": str(error)})
+        raise
     finally:
         store.close()
 

@@ -41,6 +41,7 @@ def runs(where: Path | None, as_json: bool) -> int:
 
 def _row(path: Path, root: Path) -> RunRow:
     from feddbe import api
+    from feddbe.results.document import finished
 
     name = str(path.relative_to(root)) if path != root else path.name
     try:
@@ -53,8 +54,6 @@ def _row(path: Path, root: Path) -> RunRow:
         return nothing
     best, last, settings = document["best"], document["last"], document["config"]
     done = document["rounds"][-1]["round"] if document["rounds"] else 0
-    evaluated = last is not None and last["round"] == done
-    finished = evaluated and (done >= settings["rounds"] or settings["patience"] is not None)
     return {
         "name": name,
         "method": document["method"],
@@ -62,7 +61,7 @@ def _row(path: Path, root: Path) -> RunRow:
         "rounds": done,
         "best": best["accuracy"]["weighted"] if best and best["accuracy"] else None,
         "last": last["accuracy"]["weighted"] if last and last["accuracy"] else None,
-        "state": "done" if finished else f"{settings['rounds']} wanted",
+        "state": "done" if finished(document) else f"{settings['rounds']} wanted",
     }
 
 

@@ -89,9 +89,11 @@ class MR(AddOn):
         "weight of the regularization; auto: of the magnitude of the task loss",
         low=0,
         words=("auto",),
-        search="0.1 1 5 10 20 50 100 auto",
+        search="0 0.001 0.01 0.1 1 5 10 20 50 100 200 500",
     )
-    mu: float = parameter(1.0, "momentum of the client mean", low=0, high=1)
+    mu: float = parameter(
+        1.0, "momentum of the client mean", low=0, high=1, search="0 0.1 0.2 0.3 0.4 0.5 0.6 0.7 0.8 0.9 1"
+    )
     init_mean: str = parameter(
         "momentum",
         "client mean before round 1: running mean of training-time features, mean over the client's data "

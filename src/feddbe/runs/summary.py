@@ -13,7 +13,7 @@ from feddbe.results.document import newcomers as about_newcomers
 from feddbe.runs.measuring import META
 from feddbe.runs.store import Store
 
-__all__ = ["document", "newcomers"]
+__all__ = ["diverged", "document", "newcomers"]
 
 
 def document(store: Store, *, hashes: bool = True) -> RunDocument:
@@ -50,6 +50,12 @@ def document(store: Store, *, hashes: bool = True) -> RunDocument:
     }
 
 
+def diverged(store: Store) -> str:
+    """Why it did not go on from where it is; nothing if it did, or was not tried."""
+    mark = store.meta("diverged")
+    return mark["why"] if mark and mark["round"] > store.last_round() else ""
+
+
 def newcomers(store: Store) -> Newcomers | None:
     """What the clients that joined at the end measured."""
     about = store.meta("newcomers")
@@ -82,7 +88,7 @@ def _calls(store: Store) -> int:
 def _remarks(store: Store) -> list[str]:
     found: dict[str, float] = store.meta("found") or {}
     missing = [row.value for row in store.overall() if row[2:4] == ("round", "missing") and row.value]
-    remarks = [*(store.meta("remarks") or []), *filter(None, [store.meta("lost")])]
+    remarks = [*(store.meta("remarks") or []), *filter(None, [store.meta("lost"), diverged(store)])]
     remarks += [f"{name} {value:.3g}, found by itself" for name, value in found.items()]
     if missing:
         remarks.append(f"{sum(missing):g} replies are missing, in {len(missing)} rounds")

@@ -6,10 +6,9 @@ figures, windows and back end alone, which pyplot would not.
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddbe.errors import BadInput
-from feddbe.options.config import pick_identity
-from feddbe.results.document import RunDocument, adapting, labels, moment, points
+from feddbe.results.document import RunDocument, adapting, moment, points
+from feddbe.results.groups import Points, groups, names
 from feddbe.show.canvas import COLOURS, GREY, MARKERS, STYLES, legend_below, tidy, write
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["adaptation", "bubbles", "curves"]
 
-Points = Callable[[RunDocument], list[tuple[int, float]]]
-"""A run's curve in percent."""
 ACROSS = 1000
 """Clients that can be told apart in a picture."""
 
@@ -54,34 +51,6 @@ def bubbles(path: Path, labels: NDArray[np.int64], title: str) -> None:
 # Curves
 
 
-def _groups(documents: Sequence[RunDocument], points: Points = points) -> list[list[RunDocument]]:
-    """Runs of one experiment that were evaluated in the same rounds, in order of appearance.
-
-    A run that stopped early stays alone: a mean over ever fewer runs would jump where one ends.
-    """
-    found: dict[str, list[RunDocument]] = {}
-    for document in documents:
-        if rounds := [t for t, _ in points(document)]:
-            told = pick_identity(document["config"], seed=False).items()
-            rest = {key: value for key, value in told if value is not None}  # an older run may not have it
-            key = json.dumps([document["method"], rest, rounds], sort_keys=True, default=str)
-            found.setdefault(key, []).append(document)
-    return list(found.values())
-
-
-def _names(groups: Sequence[Sequence[RunDocument]]) -> list[str]:
-    """A legend entry for each group; seeds are counted, or named where that alone tells lines apart."""
-    plain = labels([group[0] for group in groups], seed=False)
-    return [
-        f"{name} ({len(group)} seeds)"
-        if len(group) > 1
-        else f"{name}, seed {group[0]['config'].get('seed', '?')}"
-        if plain.count(name) > 1
-        else name
-        for group, name in zip(groups, plain, strict=True)
-    ]
-
-
 def _moments(documents: Sequence[RunDocument]) -> list[str]:
     return list(dict.fromkeys(moment(e["when"]) for d in documents for e in d["rounds"] if e["accuracy"]))
 
@@ -89,15 +58,15 @@ def _moments(documents: Sequence[RunDocument]) -> list[str]:
 def _curves_figure(documents: Sequence[RunDocument]) -> Figure:
     from matplotlib.figure import Figure
 
-    groups = _groups(documents)
-    if not groups:
+    found = groups(documents)
+    if not found:
         raise BadInput("nothing to draw: no run has an evaluated round")
     moments = _moments(documents)
     figure = Figure(figsize=(7.2, 4.0), layout="constrained")
     axes = figure.add_subplot()
-    for index, (group, name) in enumerate(zip(groups, _names(groups), strict=True)):
+    for index, (group, name) in enumerate(zip(found, names(found), strict=True)):
         _line(axes, index, group, name if len(moments) == 1 else f"{name}, {' / '.join(_moments(group))}")
-    for floor in sorted({round(100 * d["floor"], 1) for group in groups for d in group}):
+    for floor in sorted({round(100 * d["floor"], 1) for group in found for d in group}):
         name = f"each client's majority class: {floor} %"
         axes.axhline(floor, color=GREY, linestyle="--", linewidth=1.1, label=name)
     when = moments[0] if len(moments) == 1 else "(moment: see below)"
@@ -110,12 +79,12 @@ def _curves_figure(documents: Sequence[RunDocument]) -> Figure:
 def _adaptation_figure(documents: Sequence[RunDocument]) -> Figure:
     from matplotlib.figure import Figure
 
-    groups = _groups(documents, adapting)
-    if not groups:
+    found = groups(documents, adapting)
+    if not found:
         raise BadInput("nothing to draw: no run has newcomers that were looked at after each epoch")
     figure = Figure(figsize=(7.2, 4.0), layout="constrained")
     axes = figure.add_subplot()
-    for index, (group, name) in enumerate(zip(groups, _names(groups), strict=True)):
+    for index, (group, name) in enumerate(zip(found, names(found), strict=True)):
         way = group[0]["newcomers"]["way"] if group[0]["newcomers"] else "full"
         _line(axes, index, group, name if way == "full" or "adapt" in name else f"{name}, {way}", adapting)
     axes.set_ylabel("test accuracy of newcomers in %,\nweighted by samples", fontsize=9)

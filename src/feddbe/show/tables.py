@@ -17,7 +17,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from feddbe.results.document import Accuracy, Entry, RunDocument, labels, moment
 from feddbe.show.cells import Name, caption, in_bytes, in_seconds, percent, plain_table
 
-__all__ = ["RunRow", "results_table", "runs_table", "split_table"]
+__all__ = ["RunRow", "results_table", "results_words", "runs_table", "split_table"]
 
 
 class RunRow(TypedDict):
@@ -35,6 +35,24 @@ class RunRow(TypedDict):
 def results_table(documents: Sequence[RunDocument]) -> RenderableType:
     """Best and last round of each run, what a round costs, and the majority class to compare with."""
     return _Results(tuple(documents))
+
+
+def results_words(documents: Sequence[RunDocument], names: Sequence[str], *, costs: bool = True) -> str:
+    """What a reader of the results of these runs must know."""
+    return (
+        f"Test accuracy in % of the deployed model {_moments(documents, names)}: "
+        "weighted by samples, mean of clients, mean of the worst tenth of clients. "
+        f"{_choice(documents)} Majority class: each client's own."
+        + _endings(documents)
+        + _statistics(documents, names)
+        + "".join(f" The data: {note}." for note in sorted({d["note"] for d in documents} - {""}))
+        + (" Bytes up and down are per client and round." if costs else "")
+        + "".join(
+            f" {name}: {'; '.join(d['remarks'])}."
+            for d, name in zip(documents, names, strict=True)
+            if d["remarks"]
+        )
+    )
 
 
 def runs_table(rows: Sequence[RunRow]) -> RenderableType:
@@ -113,20 +131,7 @@ class _Results:
         table.add_section()
         for floor, data in _floors(self.documents).items():
             table.add_row(Name(f"majority class{data}"), "", percent(floor), style="dim")
-        table.caption = caption(
-            f"Test accuracy in % of the deployed model {_moments(self.documents, runs)}: "
-            "weighted by samples, mean of clients, mean of the worst tenth of clients. "
-            f"{_choice(self.documents)} Majority class: each client's own."
-            + _endings(self.documents)
-            + _statistics(self.documents, runs)
-            + "".join(f" The data: {note}." for note in sorted({d["note"] for d in self.documents} - {""}))
-            + (" Bytes up and down are per client and round." if costs else "")
-            + "".join(
-                f" {name}: {'; '.join(d['remarks'])}."
-                for d, name in zip(self.documents, runs, strict=True)
-                if d["remarks"]
-            )
-        )
+        table.caption = caption(results_words(self.documents, runs, costs=costs))
         yield table
 
 
