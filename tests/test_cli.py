@@ -88,8 +88,8 @@ def files(tmp_path: Path) -> Path:
     save("without_y.npz", x=x)
     save("pickled.npz", x=np.array([{}] * 60), y=y)
     save("too_few_labels.npz", x=x, y=y[:-1])
-    save("negative.npz", x=x, y=y - 1)
-    save("stray.npz", x=x, y=np.where(np.arange(60) == 7, 1000, y))
+    save("codes.npz", x=x.astype(np.int64), y=y)
+    save("each.npz", x=x, y=np.arange(60) * 3)
     save("halves.npz", x=x, y=y + 0.5)
     save("nan.npz", x=np.where(floats == floats[11, 2], np.nan, floats), y=y)
     save("numbers.npz", x=np.arange(60) * np.ones((60, 1), np.int64), y=y)
@@ -225,8 +225,10 @@ MISTAKES = {
     "run fedavg --data without_y.npz": ["without_y.npz", "no array 'y'", "it has: x"],
     "run fedavg --data pickled.npz": ["pickled.npz", "pickled", "plain arrays"],
     "run fedavg --data too_few_labels.npz": ["(59,)", "60 samples"],
-    "run fedavg --data negative.npz": ["the label -1", "from 0"],
-    "run fedavg --data stray.npz": ["the label 1000", "60 samples"],
+    "run fedavg --data codes.npz": ["int64", "?words="],
+    "run fedavg --data each.npz": ["another label in each of 60 rows"],
+    "run fedavg --shift turn:3": ["unknown shift 'turn'", "rotate:S"],
+    "run fedavg --data good.npz?resize=8": ["'?resize=' says nothing about 'good.npz'", "?words="],
     "run fedavg --data halves.npz": ["the label 0.5", "whole numbers"],
     "run fedavg --data nan.npz": ["nan.npz", "NaN", "row 11"],
     "run fedavg --data numbers.npz": ["numbers.npz", "int64", "uint8"],
@@ -763,7 +765,7 @@ def test_a_run_that_lost_patience_is_done(shell: Shell) -> None:
 # The interface, frozen: whoever changes it sees it here
 
 
-DATA = ["--data-dir", "--partition", "--partition-seed", "--clients", "--split"]
+DATA = ["--data-dir", "--partition", "--partition-seed", "--clients", "--split", "--shift"]
 RUN = [
     "--data", *DATA, "--model", "--cut",
     "--rounds", "--patience", "--epochs",

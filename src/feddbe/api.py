@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from feddbe import engines, measures
-from feddbe.data import SOURCES
+from feddbe.data import SOURCES, in_memory
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput, Diverged
 from feddbe.models import ModelSource
@@ -46,7 +46,7 @@ __all__ = [
 def run(
     method: str | None = None,
     *,
-    data: str | Dataset | None = None,
+    data: Any = None,
     model: ModelSource | None = None,
     watch: Watch | None = None,
     **options: Any,
@@ -54,7 +54,8 @@ def run(
     """Run one method and return the document that describes it (also in the run's folder, `out`).
 
     `options` are those of the command line, with underscores; `model` may be a name, an `nn.Module`, a pair
-    (features, classifier), or a function of (shape of one input, classes) that makes a module. Without a
+    (features, classifier), or a function of (shape of one input, classes) that makes a module; `data` a name
+    or path, (x, y), (x, y, client), a pandas frame, a torch Dataset or a `Dataset`. Without a
     method, the run in `out` goes on (`resume=True`). `watch` is told how it goes on (`feddbe.watch`), besides
     the bars that a terminal or a notebook shows unless it is `quiet`. Training that diverges raises
     `Diverged`; `load` has what came before.
@@ -70,7 +71,7 @@ def run(
 def compare(
     methods: Sequence[str] = (),
     *,
-    data: str | Dataset | None = None,
+    data: Any = None,
     model: ModelSource | None = None,
     watch: Watch | None = None,
     _single: bool = False,
@@ -80,8 +81,8 @@ def compare(
 
     The document of one that diverged says so in `diverged`.
     """
-    dataset = data if isinstance(data, Dataset) else None
-    options |= {} if data is None else {"data": dataset.name if dataset else data}
+    dataset = in_memory(data)
+    options |= {} if data is None else {"data": dataset.name if dataset else str(data)}
     if isinstance(model, str):
         options, model = options | {"model": model}, None
     given = config.given(methods, options)
@@ -180,12 +181,13 @@ def draw(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -
         pictures.adaptation(paths[-1], runs)
     store = Store.open(Path(runs[0]["folder"]))
     labels = store.meta("labels")
+    names = store.meta("label_names") or (), store.meta("client_names") or ()
     store.close()
     if labels is not None:
         paths.append(place / "data.png")
         about = runs[0]["config"]
         title = f"{about['data']}, {about['partition'] or 'split from a file'}, {about['clients']} clients"
-        pictures.bubbles(paths[-1], np.array(labels), title)
+        pictures.bubbles(paths[-1], np.array(labels), title, *names)
     return [*paths, *represented.draw_rounds(place, runs)]
 
 
@@ -199,7 +201,7 @@ def measure(
     n: int | None = 1000,
     quick: bool = False,
     per_client: bool = False,
-    data: Dataset | None = None,
+    data: Any = None,
     model: ModelSource | None = None,
     watch: Watch | None = None,
     quiet: bool = False,
@@ -214,7 +216,7 @@ def measure(
     found = folders.each(map(str, names))
     with Several([*filter(None, [watch]), progress(quiet=quiet)]) as told:
         for folder in found:
-            measuring.answer(folder, question, dataset=data, model=model, watch=told)
+            measuring.answer(folder, question, dataset=in_memory(data), model=model, watch=told)
     return Runs(load(folder, hashes=False) for folder in found)
 
 

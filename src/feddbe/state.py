@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import safetensors.torch
@@ -98,9 +99,13 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 def without(state: Mapping[str, Tensor], patterns: Iterable[str]) -> State:
     """The entries that are `matches` by none of the patterns."""
-    names = set(patterns)
-    prefixes = tuple(name for name in names if name.endswith("/"))
+    names, prefixes = _divided(tuple(patterns))
     return {name: t for name, t in state.items() if name not in names and not name.startswith(prefixes)}
+
+
+@cache
+def _divided(patterns: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...]]:
+    return frozenset(patterns), tuple(pattern for pattern in patterns if pattern.endswith("/"))
 
 
 def moved(state: State, device: torch.device) -> State:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -143,4 +144,8 @@ class Composed(Method):
 
     def _theirs(self, state: State) -> State:
         """The entries that belong to the inner method."""
-        return without(state, [n for a in self.addons for n in (*a.keeps, *a.sends, *a.receives)])
+        return without(state, self._of_addons)
+
+    @cached_property
+    def _of_addons(self) -> tuple[str, ...]:
+        return tuple(n for a in self.addons for n in (*a.keeps, *a.sends, *a.receives))

@@ -48,6 +48,9 @@ class Config(Parameters):
     clients: int | None = option("Data", "yes", None, "number of clients N", low=1)
     split: str | None = option("Data", "content", None,
         "FILE.npz with a saved partition, instead of making one", value="FILE")
+    shift: str | None = option("Data", "yes", None,
+        "each client's images look different: rotate:30, blur, noise, contrast, invert, or several",
+        value="KIND", late=True)
     model: str | None = option("Model", "content", None,
         "model, or FILE.py:FUNCTION; by default the one that fits the data")
     cut: str | None = option("Model", "yes", None,

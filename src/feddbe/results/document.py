@@ -140,6 +140,12 @@ class RunDocument(TypedDict):
     trainers: list[str]
     """Who trained: `autograd`, or one of those that have a step written out."""
     cost: Cost
+    label_names: list[str]
+    """The classes in their order; empty in a run from before they were kept."""
+    client_names: list[str]
+    """The clients in their order; empty where they have numbers only."""
+    looks: list[str]
+    """What was done to each client's images (`--shift`), in words; empty without."""
     server_sha256: str
     clients_sha256: dict[str, str]
     peak_rss_mb: float

@@ -41,12 +41,18 @@ def adaptation(path: Path, documents: Sequence[RunDocument]) -> None:
     write(path, _adaptation_figure(documents))
 
 
-def bubbles(path: Path, labels: NDArray[np.int64], title: str) -> None:
+def bubbles(
+    path: Path,
+    labels: NDArray[np.int64],
+    title: str,
+    label_names: Sequence[str] = (),
+    client_names: Sequence[str] = (),
+) -> None:
     """Draw how the data is spread: `labels` counts samples (clients x classes), each a bubble's area. Of more
-    clients than the picture has dots across, every so many are drawn."""
+    clients than the picture has dots across, every so many are drawn. Names stand where there are any."""
     step = max(1, math.ceil(len(labels) / ACROSS))
     told = f"{title}, one in {step} drawn" if step > 1 else title
-    write(path, _bubbles_figure(labels[::step], told, step))
+    write(path, _bubbles_figure(labels[::step], told, step, label_names, client_names))
 
 
 # Curves
@@ -142,7 +148,13 @@ def _line(axes: Axes, index: int, line: Line, name: str, marked: int) -> None:
 # Bubbles: laid out by hand in inches, because a bubble's area must follow from the size of a cell.
 
 
-def _bubbles_figure(labels: NDArray[np.int64], title: str, step: int = 1) -> Figure:
+def _bubbles_figure(
+    labels: NDArray[np.int64],
+    title: str,
+    step: int = 1,
+    label_names: Sequence[str] = (),
+    client_names: Sequence[str] = (),
+) -> Figure:
     from matplotlib.figure import Figure
 
     if labels.ndim != 2 or not labels.size or labels.min() < 0:
@@ -157,7 +169,12 @@ def _bubbles_figure(labels: NDArray[np.int64], title: str, step: int = 1) -> Fig
     cell, fullness = 72 * min(wide, high), float(labels.sum()) / most / labels.size
     largest = min(36.0, 0.67 * cell / math.sqrt(max(fullness, 1e-9)), max(0.95 * cell, min(11.0, 2.2 * cell)))
     grid_width, grid_height = clients * wide, classes * high
-    left, bottom = 0.6, 0.55
+    ticks, heights = range(0, clients, _step(wide)), range(0, classes, _step(high))
+    below = [textwrap.shorten(client_names[step * k], 16) if client_names else str(step * k) for k in ticks]
+    beside = [textwrap.shorten(label_names[k], 20) if label_names else str(k) for k in heights]
+    longest, upright = max(map(len, below)), 0.075 * max(map(len, below)) > _step(wide) * wide
+    left = max(0.6, 0.4 + 0.07 * max(map(len, beside)))
+    bottom = 0.45 + 0.07 * longest if upright else 0.55
     width = max(3.4, left + grid_width + 0.35 + largest / 72 + 0.75)
     lines = textwrap.wrap(title, width=int(12.5 * (width - left))) or [""]
     height = bottom + max(grid_height, 1.5) + 0.2 + 0.2 * len(lines)
@@ -176,9 +193,10 @@ def _bubbles_figure(labels: NDArray[np.int64], title: str, step: int = 1) -> Fig
     across, up = (max(0.5, 0.55 * largest / (72 * side)) for side in (wide, high))  # no bubble on the frame
     axes.set(xlim=(-across, clients - 1 + across), ylim=(-up, classes - 1 + up))
     axes.set(xlabel="client", ylabel="label")
-    ticks = range(0, clients, _step(wide))
-    axes.set_xticks(ticks, [str(step * tick) for tick in ticks])
-    axes.set_yticks(range(0, classes, _step(high)))
+    axes.set_xticks(ticks, below, rotation=90 if upright else 0)
+    axes.set_yticks(heights, beside)
+    for tick in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        tick.set_parse_math(False)
     axes.tick_params(length=0, labelsize=8)
     axes.grid(color="#e4e4e4", linewidth=0.6)
     axes.set_axisbelow(True)

@@ -13,6 +13,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
@@ -71,29 +72,41 @@ def split_table(
     test: Sequence[int] | NDArray[np.int64],
     labels: NDArray[np.int64],
     rows: int = 25,
+    *,
+    label_names: Sequence[str] = (),
+    client_names: Sequence[str] = (),
+    looks: Sequence[str] = (),
 ) -> RenderableType:
-    """Each client's training and test samples and its labels (`labels`: clients x classes, sample counts)."""
+    """Each client's training and test samples and its labels (`labels`: clients x classes, sample counts), by
+    name where they have names; `looks`: what was done to its images."""
     table = plain_table(gap=2)
-    for name in ("client", "train", "test", "labels"):
+    table.add_column("client", justify="left" if client_names else "right", overflow="fold")
+    for name in ("train", "test", "labels"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("most frequent labels")
+    for name in (*["looks"] * bool(looks), "most frequent labels"):
+        table.add_column(name)
     shown = len(labels) if len(labels) <= rows else rows - 1
     for i in range(shown):
-        table.add_row(str(i), f"{train[i]}", f"{test[i]}", f"{np.count_nonzero(labels[i])}", _top(labels[i]))
+        who = escape(client_names[i]) if client_names else str(i)
+        numbers = [f"{train[i]}", f"{test[i]}", f"{np.count_nonzero(labels[i])}"]
+        table.add_row(who, *numbers, *looks[i : i + 1], _top(labels[i], label_names))
+    blank = [""] * bool(looks)
     if shown < len(labels):
-        table.add_row("...", "", "", "", f"... and {len(labels) - shown} more clients")
+        table.add_row("...", "", "", "", *blank, f"... and {len(labels) - shown} more clients")
     table.add_section()
     total = labels.sum(axis=0)
-    table.add_row(
-        "all", f"{sum(train)}", f"{sum(test)}", f"{np.count_nonzero(total)}", _top(total), style="bold"
-    )
+    numbers = [f"{sum(train)}", f"{sum(test)}", f"{np.count_nonzero(total)}"]
+    table.add_row("all", *numbers, *blank, _top(total, label_names), style="bold")
     return table
 
 
-def _top(counts: NDArray[np.int64]) -> str:
+def _top(counts: NDArray[np.int64], names: Sequence[str] = ()) -> str:
     """The three most frequent labels with their shares; of equal ones the lower label first."""
     order = [int(label) for label in np.argsort(-counts, kind="stable")[:3] if counts[label]]
-    return ", ".join(f"{label} ({counts[label] / counts.sum():.0%})" for label in order)
+    told = [escape(names[label]) if names else str(label) for label in order]
+    return ", ".join(
+        f"{name} ({counts[label] / counts.sum():.0%})" for name, label in zip(told, order, strict=True)
+    )
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def train(plan: FitPlan) -> Fitted:
     for x, y, size in plan.batches.gathered():
         for some, labels in _chunks(x, y, size * CHUNK):
             loss = fit.train(plan.batches.dataset.inputs(some), labels, size)
-            losses = losses.add(torch.tensor(loss, dtype=torch.float64), len(labels))
+            losses = losses.add(torch.tensor(loss, dtype=torch.float64), labels.shape[0])
         check(losses, plan.batches)
     params, extras = fit.values()
     if not fit.network.finite():
@@ -149,7 +149,7 @@ def train(plan: FitPlan) -> Fitted:
 
 def _chunks(x: Tensor, y: Tensor, size: int) -> Iterable[tuple[Tensor, Tensor]]:
     """So many samples at a time; most clients have no more."""
-    if len(y) <= size:
+    if y.shape[0] <= size:
         return [(x, y)]
     return zip(torch.split(x, size), torch.split(y, size), strict=True)
 
@@ -179,13 +179,10 @@ class _Fit:
 
     def train(self, x: Tensor, y: Tensor, size: int) -> float:
         """Steps on these batches; the mean of their cross-entropies."""
-        from feddbe.training.trainers._compiled import kernels
-
-        net, batches = self.network, len(y) // size
+        batches = y.shape[0] // size
         weights = self.pull.weights(self.weight, batches)
         divisors = weights if self.pull.corrected and self.pull.mu else np.ones(batches)
-        inputs = net.inputs(x)
-        loss, distance = kernels.train(net.room, net.steps, net.nets, *inputs, y.numpy(), size, divisors)
+        loss, distance = self.network.train(x, y, size, divisors)
         self.weight, self.distance = float(weights[-1]), self.distance + distance
         self.batches += batches
         return float(loss / batches)
@@ -236,7 +233,6 @@ def _set_moves(network: Network, plan: FitPlan) -> None:
 
 def gradient(model: SplitModel, params: Mapping[str, Tensor], samples: Samples) -> tuple[State, float]:
     """The gradient of the cross-entropy, 0 for what is frozen, and its value."""
-    from feddbe.training.trainers._compiled import kernels
     from feddbe.training.trainers._compiled.records import GRADIENT
 
     dtype, size = next(iter(params.values())).dtype, len(samples.y)
@@ -245,10 +241,7 @@ def gradient(model: SplitModel, params: Mapping[str, Tensor], samples: Samples) 
     network.numbers[network.aside : 2 * network.aside].zero_()
     network.net["mode"] = GRADIENT
     network.set_moves({name: -float(name not in model.frozen) for name in network.parts}, {})
-    inputs = network.inputs(samples.x)
-    loss, _ = kernels.train(
-        network.room, network.steps, network.nets, *inputs, samples.y.numpy(), size, np.ones(1)
-    )
+    loss, _ = network.train(samples.x, samples.y, size, np.ones(1))
     return network.read(params, aside=True), loss
 
 
@@ -272,20 +265,12 @@ class Predictor:
         return logits
 
     def _pass(self, x: Tensor, names: Sequence[str]) -> list[Tensor]:
-        if len(x) <= PREDICT:
+        if x.shape[0] <= PREDICT:
             return self._batch(x, names)
         parts = [self._batch(some, names) for some in torch.split(x, PREDICT)]
         return [torch.cat(some) for some in zip(*parts, strict=True)]
 
     def _batch(self, x: Tensor, names: Sequence[str]) -> list[Tensor]:
-        from feddbe.training.trainers._compiled import kernels
-
-        network, size = self.network, len(x)
-        kernels.forward(network.room, network.steps, network.nets, *network.inputs(x), size)
         shapes = {"logits": (self.model.classes,)}
-        return [
-            network.passing[name][:size]
-            .clone(memory_format=torch.contiguous_format)
-            .view(size, *shapes.get(name, self.model.feature_shape))
-            for name in names
-        ]
+        found = zip(names, self.network.forward(x, names), strict=True)
+        return [t.view(x.shape[0], *shapes.get(name, self.model.feature_shape)) for name, t in found]
