@@ -687,6 +687,7 @@ COMMANDS = {
     "measure": ["--what", "--round", "--moment", "--at", "--n", "--quick", "--per-client", "--json"],
     "fairness": ["--round", "-o", "--out", "--json"],
     "overhead": ["--json"],
+    "report": ["-o", "--out", "--live", "--port"],
     "methods": ["--json"],
     "data list": ["--data-dir", "--json"],
     "data get": ["--again", "--data-dir"],
