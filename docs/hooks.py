@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ HOME, DOCS, ELSEWHERE = "README.md", "docs/", "files/"
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(?=[)#])")
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`]+`")
-ALSO = ("CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
+ALSO = ("CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md", "examples/tutorial.ipynb")
 """In the navigation, whether a page links to them or not."""
 
 
@@ -109,8 +110,15 @@ def shown(path: str) -> str:
     text = place.read_text(encoding="utf-8")
     if place.suffix == ".md":
         return text
+    if place.suffix == ".ipynb":
+        return "\n\n".join(_cell_of_notebook(cell) for cell in json.loads(text)["cells"]) + "\n"
     unsearched = "---\nsearch: {exclude: true}\n---\n"  # or every word would be found in the code first
     return f"{unsearched}# {place.name}\n\n`{path}`\n\n````{place.suffix.lstrip('.')}\n{text}````\n"
+
+
+def _cell_of_notebook(cell: dict[str, Any]) -> str:
+    source = "".join(cell["source"])
+    return source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```"
 
 
 def _about(file: Path) -> str:

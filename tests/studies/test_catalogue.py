@@ -112,7 +112,7 @@ def test_tables_share_cells() -> None:
     assert (
         cells("epochs", "fedavg/e=1")[0].asked().config
         == cells("practical", "fedavg/fmnist")[0].asked().config
-    )  # type: ignore[attr-defined]
+    )
     assert cells("overhead", "ditto/total") == cells("iterations", "ditto/rounds")
     assert cells("iterations", "ditto/rounds") == cells("practical", "ditto/tiny-resnet")
 
