@@ -57,6 +57,7 @@ def document(
         "bn_buffers": bn_buffers,
         "note": "",
         "remarks": [],
+        "diverged": None,
         "trainers": ["autograd"],
         "label_names": [],
         "client_names": [],
@@ -65,5 +66,7 @@ def document(
         "server_sha256": "",
         "clients_sha256": {},
         "peak_rss_mb": 0.0,
+        "begun": "2026-11-17T05:20:00.000+00:00",
+        "versions": {},
         "folder": "run",
     }

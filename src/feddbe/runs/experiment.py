@@ -9,22 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from feddbe import data, methods, models
 from feddbe.data.dataset import Dataset
-from feddbe.data.split import Split
 from feddbe.errors import BadInput
 from feddbe.measures.accuracy import majority_floor
-from feddbe.methods import Method, hyper_parameters, in_brackets, newcomers, parse
+from feddbe.methods import Method, hyper_parameters, in_brackets, parse
 from feddbe.models import ModelSource
 from feddbe.models.from_file import FromFile, from_file, names_file
 from feddbe.options import Parameters, without_late
 from feddbe.options.config import Config, identity
 from feddbe.options.defaults import Layers, Setting
 from feddbe.options.grammar import Named
+from feddbe.runs import checks
 from feddbe.runs.held import Held, label_counts, load_data
 from feddbe.state import sha256
+from feddbe.training.optimiser import Decay, Optimiser
 from feddbe.training.task import Task, Training
 
 __all__ = ["Experiment", "Held", "label_counts", "load_data", "resolve", "resolve_all"]
@@ -117,15 +116,17 @@ def _prepare(
     built = models.build(
         str(named) if named else source, sample, dataset.classes, cut, options.seed, words=dataset.tokens
     )
+    rounds = int(chosen["rounds"]) if options.rounds is None else options.rounds
     options = dataclasses.replace(
         options,
         lr=chosen["lr"] if options.lr is None else options.lr,
-        rounds=chosen["rounds"] if options.rounds is None else options.rounds,
+        lr_decay=_decay(options.lr_decay, rounds),
+        rounds=rounds,
         short_batch=options.short_batch or chosen["short_batch"],
         model=options.model if isinstance(source, FromFile) else str(named or "own"),
         cut=built.cut,
     )
-    _check_short(options, split)
+    checks.check_short(options, split)
     content: dict[str, Any] = {"data": dataset.sha256(), "split": split.index_sha256() | {"parts": None}}
     content["sizes"] = [part.sizes.tolist() for part in (split.train, split.test)]
     content["model"] = str(named or "own")
@@ -133,8 +134,9 @@ def _prepare(
         content |= {"module": str(built.module), "theta0": sha256(built.parameters)}
     if isinstance(source, FromFile):
         content["file"] = source.sha256
-    training = Training(options.lr or 0.0, options.batch, options.epochs, options.bn_buffers, options.trainer)
-    task = Task(built, dataset, split, training, options.seed, options.rounds or 0, options.newcomers)
+    task = Task(
+        built, dataset, split, _training(options), options.seed, options.rounds or 0, options.newcomers
+    )
     floor = majority_floor(dataset, split, task.members)
     return _Common(asked, given, task, options, named, content, floor, in_memory)
 
@@ -148,7 +150,8 @@ def _resolve_one(name: str, common: _Common) -> Experiment:
     if parts.get("mr", {}).get("init_epochs") == "epochs":
         parts["mr"]["init_epochs"] = options.epochs
     method = parse(name, parts, force=options.force)
-    _check_members(name, method, options, task.split)
+    checks.check_members(name, method, options, task.split)
+    checks.check_optimiser(name, method, options, task)
     remarks = []
     if common.asked.lr is None and chosen["lr"] != options.lr:
         remarks.append(f"lr {chosen['lr']:g} by default, where other methods have {options.lr:g}")
@@ -205,24 +208,21 @@ def _settings(name: str, common: _Common, config: Mapping[str, Any], chosen: Lay
     return {key: Setting(value, origin or "general default") for key, (value, origin) in found.items()}
 
 
-def _check_members(name: str, method: Method, config: Config, split: Split) -> None:
-    """Whether enough clients take part."""
-    if config.newcomers >= split.clients:
-        raise BadInput(f"newcomers = {config.newcomers}; of {split.clients} clients at least one must train")
-    if config.adapt != "full" and not config.newcomers:
-        raise BadInput(
-            f"adapt = {config.adapt}; it is about newcomers, of which there are none (--newcomers)"
-        )
-    if reason := newcomers.refuse(config.adapt, method):
-        raise BadInput(f"adapt = {config.adapt}; not for {name}: {reason}")
-    if method.needs_all and (config.join < 1 or config.newcomers):
-        raise BadInput(f"{name} needs join = 1 and no newcomers: {method.needs_all}")
+def _training(options: Config) -> Training:
+    if options.optimiser == "adam" and options.momentum:
+        raise BadInput(f"momentum = {options.momentum:g} is an option of SGD; Adam has its own")
+    return Training(
+        options.lr or 0.0,
+        options.batch,
+        options.epochs,
+        options.bn_buffers,
+        options.trainer,
+        options.device,
+        Optimiser(options.optimiser, options.momentum, options.weight_decay, options.clip_norm),
+        Decay.parse(options.lr_decay, 0) if options.lr_decay else None,
+    )
 
 
-def _check_short(config: Config, split: Split) -> None:
-    if config.short_batch == "refuse":
-        for client in np.flatnonzero(split.train.sizes < config.batch)[:1]:
-            raise BadInput(
-                f"client {client} has {len(split.train[client])} training samples, a batch has "
-                f"{config.batch}; short_batch=keep trains it on one short batch"
-            )
+def _decay(text: str | None, rounds: int) -> str | None:
+    """With its length: a run that is carried on further is not another run than the one that was begun."""
+    return str(Decay.parse(text, rounds)) if text else None

@@ -34,7 +34,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         "looks": list(task.dataset.looks),
         "preprocessing": task.dataset.about.to_json(),
         "labels": label_counts(task.dataset, task.split).tolist() if small else None,
-        "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+        "begun": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "versions": versions(),
         "machine": platform.platform(),
         "git_commit": _git_commit(),

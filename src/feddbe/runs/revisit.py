@@ -52,7 +52,8 @@ def reopened(store: Store, *, dataset: Dataset | None = None, model: ModelSource
             f"the model of '{store.folder}' came from Python; give it again: feddbe.measure(RUN, model=...)"
         )
     try:
-        found = resolve(settings["method"], stored_options(settings), dataset=dataset, model=model)
+        options = dataclasses.replace(stored_options(settings), device="cpu")  # the run's may be elsewhere
+        found = resolve(settings["method"], options, dataset=dataset, model=model)
     except BadInput as error:
         raise BadInput(f"the run in '{store.folder}' cannot be made again: {error}") from error
     if found.config_hash != store.meta("config_hash"):
