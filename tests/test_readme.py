@@ -16,6 +16,7 @@ from feddbe import cli
 from feddbe.methods import parse
 from feddbe.options import config
 from feddbe.runs.experiment import resolve
+from tests.progress import without_progress
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -90,4 +91,4 @@ def test_command(
     ):
         return  # needs what a test does not have: the network, other data, a run
     code = cli.main(words)
-    assert (code, capsys.readouterr().err) == (0, "")
+    assert (code, without_progress(capsys.readouterr().err)) == (0, "")

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from feddbe.methods.fedavg import FedAvg
     from feddbe.models import SplitModel
     from feddbe.page import report
+    from feddbe.runs.watch import Watch
+    from feddbe.show.run import Run, Runs
 
 __all__ = [
     "METHODS",
@@ -24,9 +26,12 @@ __all__ = [
     "FedAvg",
     "FeddbeError",
     "Method",
+    "Run",
+    "Runs",
     "Split",
     "SplitModel",
     "StoreError",
+    "Watch",
     "compare",
     "draw",
     "load",
@@ -46,15 +51,19 @@ _HOMES = (
     "data.dataset",
     "data.partition",
     "data.split",
+    "show.run",
+    "runs.watch",
     "page",
 )
 
 
 def __getattr__(name: str) -> object:
     """The names above when they are first used: `feddbe --help` need not wait for torch."""
-    if name in __all__:
-        from importlib import import_module
+    from importlib import import_module
 
+    if name == "watch":
+        return import_module("feddbe.watch")
+    if name in __all__:
         for home in _HOMES:
             module = import_module(f"feddbe.{home}")
             if name in module.__all__:

@@ -23,7 +23,9 @@ import feddbe
 
 HERE, OUTSIDE, METADATA = "192.0.2.77", "192.0.2.99", "169.254.169.254"
 RUN = ["run", "fedavg+dbe", "--clients", "4", "--partition", "iid", "--epochs", "2"]
-PATIENCE = 300.0
+PATIENCE = 120.0
+MARK = "FEDDBE_TEST_MARK"
+"""In the environment of all processes that are begun here."""
 
 
 def make_network(place: Path) -> None:
@@ -82,21 +84,35 @@ def rounds_written(folder: Path) -> int:
         return -1
 
 
-def look(place: Path) -> dict[str, Any]:
-    """What can be seen of a run, and what is left of it after Ctrl-C."""
-    mark, temporary = f"FEDDBE_TEST_MARK={os.getpid()}", Path(tempfile.mkdtemp(dir="/tmp"))
-    environment = {**os.environ, "FEDDBE_TEST_MARK": str(os.getpid()), "TMPDIR": str(temporary)}
-    words = [*RUN, "--rounds", "100000", "--engine", "ray(cpus=2)", "--out", str(place / "run")]
-    before = sent()
-    process = subprocess.Popen(
+def begin(place: Path, temporary: Path) -> subprocess.Popen[str]:
+    """A run that does not end by itself, in a group of its own."""
+    words = [*RUN, "--rounds", "100000", "--engine", "ray(cpus=2)", "--out", str(place)]
+    return subprocess.Popen(
         [sys.executable, "-m", "feddbe", *words],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, MARK: str(os.getpid()), "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
+
+
+def interrupt(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """How it ends by Ctrl-C, and its last word."""
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=PATIENCE)
+    return process.returncode, said.strip().splitlines()[-1]
+
+
+def look(place: Path, temporary: Path) -> dict[str, Any]:
+    """What can be seen of a run, and what is left of it after Ctrl-C; also of one whose Ray only begins."""
+    mark, before = f"{MARK}={os.getpid()}", sent()
+    process = begin(place / "early", temporary)
+    until(lambda: any(temporary.glob("feddbe-ray-*")) or process.poll() is not None, "a folder")
+    found: dict[str, Any] = {"early": interrupt(process), "left early": names(temporary)}
+    process = begin(place / "run", temporary)
     until(lambda: rounds_written(place / "run") >= 2 or process.poll() is not None, "two rounds")
     assert process.poll() is None, process.communicate()
     (folder,) = temporary.glob("feddbe-ray-*")
-    found: dict[str, Any] = {
+    found |= {
         "listeners": listeners(),
         "folder": oct(folder.stat().st_mode & 0o777),
         "token": oct((folder / "token").stat().st_mode & 0o777),
@@ -104,17 +120,18 @@ def look(place: Path) -> dict[str, Any]:
     }
     (port,) = folder.glob("ray/session_2*/gcs_server_port_*")
     found["intruder"] = intrude(port.read_text(), place)
-    os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=PATIENCE)
-    found |= {"exit": process.returncode, "said": said.strip().splitlines()[-1]}
+    found["exit"], found["said"] = interrupt(process)
     until(lambda: not list(belonging(mark)), "the end of all processes")
-    found |= {"left": [path.name for path in temporary.iterdir()], "packets": sent() - before}
-    shutil.rmtree(temporary)
+    found |= {"left": names(temporary), "packets": sent() - before}
     try:
         socket.create_connection((METADATA, 80), timeout=1)
     except OSError:
         found["a look-up would be seen"] = sent() > before
     return found
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
 
 
 def intrude(port: str, place: Path) -> str:
@@ -130,6 +147,11 @@ def intrude(port: str, place: Path) -> str:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+    folder, temporary = Path(sys.argv[1]), Path(tempfile.mkdtemp(dir="/tmp"))  # Ray's paths have to be short
     make_network(folder)
-    print(json.dumps(look(folder)))
+    try:
+        print(json.dumps(look(folder, temporary)))
+    finally:  # also of one who waited in vain
+        for process in belonging(f"{MARK}={os.getpid()}"):
+            os.kill(int(process.name), signal.SIGKILL)
+        shutil.rmtree(temporary)

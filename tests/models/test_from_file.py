@@ -133,7 +133,16 @@ WRONG = {
     ): "build((1, 8, 8), 10) in FILE failed in line 17: TypeError: "
     "Net.__init__() takes 3 positional arguments",
     (returns("{}[1]"), "build"): "build((1, 8, 8), 10) in FILE failed in line 3: KeyError: 1",
-    ("def build():\n    pass", "build"): "in FILE failed: TypeError: build() takes 0 positional arguments",
+    ("def build():\n    pass", "build"): "build() in FILE returned NoneType; expected an nn.Module",
+    (
+        "def build(shape, classes, depth):\n    pass",
+        "build",
+    ): "in FILE: build(shape, classes, depth): it is called with shape, classes and words, those that it "
+    "asks for by name; 'depth' is none of them: give it a default",
+    (
+        returns("nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Softmax(dim=1))"),
+        "build",
+    ): "the model ends in a softmax: it gives probabilities, but the loss takes logits",
     (
         returns("7"),
         "build",

@@ -31,7 +31,7 @@ def test_the_options_and_their_defaults() -> None:
     """All of the command line's; what is None follows from data and model."""
     assert vars(Config()) == {
         "method": "", "data": "digits", "data_dir": None, "partition": None, "partition_seed": 1,
-        "split": None, "clients": None, "model": None, "cut": None,
+        "split": None, "clients": None, "shift": None, "model": None, "cut": None,
         "rounds": None,
         "patience": None,
         "epochs": 1, "batch": 10, "lr": None, "lr_decay": None, "optimiser": "sgd",
@@ -41,7 +41,7 @@ def test_the_options_and_their_defaults() -> None:
         "bn_buffers": "local", "short_batch": None,
         "engine": "auto", "device": "cpu", "trainer": "auto",
         "min_replies": None, "worker_timeout": None, "out": None,
-        "resume": False, "force": False, "json": False,
+        "resume": False, "force": False, "json": False, "quiet": False,
     }  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def test_every_option_is_classified() -> None:
     asked = {field.name for field in dataclasses.fields(Config) if identity(field.name) == "no"}
     assert asked == {
         "data_dir", "rounds", "patience", "force", "measure", "engine", "device", "trainer", "min_replies",
-        "worker_timeout", "out", "resume", "json"
+        "worker_timeout", "out", "resume", "json", "quiet"
     }  # fmt: skip
     assert [f.name for f in dataclasses.fields(Config) if identity(f.name) == "seed"] == ["seed"]
 

@@ -33,14 +33,14 @@ class Numberless(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs, aten = kwargs or {}, torch.ops.aten
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         meta = [t for t in tensors if t.device == META]
-        if func is aten._to_copy.default and meta and kwargs.get("device") == torch.device("cpu"):
+        moving = func in (aten._to_copy.default, aten.copy_.default) or func.overloadpacket is aten.to
+        if moving and meta and kwargs.get("device") == torch.device("cpu"):
             return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device="cpu")
         if func is aten._local_scalar_dense.default and meta:
             self.looks += 1
             return 1.0 if args[0].is_floating_point() else 1
         if func is aten.bincount.default and meta:
             return torch.empty(kwargs.get("minlength", args[-1]), dtype=torch.int64, device=META)
-        moving = func in (aten._to_copy.default, aten.copy_.default)
         left = [t for t in tensors if t.device.type == "cpu" and t.dim()]
         assert moving or not (meta and left), f"{func} of tensors on meta and on the CPU"
         self.there += bool(meta)

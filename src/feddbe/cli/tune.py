@@ -41,13 +41,14 @@ _OTHERS = {"split", "resume", "newcomers", "adapt"}
 )  # fmt: skip
 def tune(method: str, trials: int, space: tuple[str, ...], **options: Any) -> int:
     """Search hyper-parameters on a share of the training data: feddbe tune fedavg+dbe"""
-    from feddbe.cli.progress import Bars
+    from feddbe.cli.progress import Following
     from feddbe.show.surface import surface
     from feddbe.studies import tune as study
 
-    asked, watch = config.read([method], options), Bars()
+    asked = config.read([method], options)
+    watch = Following(quiet=asked.config.quiet)
     try:
-        with stoppable(), watch.bars:
+        with stoppable(), watch:
             found = study.tune(asked, trials=trials, space=space, watch=watch)
     except KeyboardInterrupt:
         return complain("stopped; what is done is kept, and the same command goes on from there", 130)

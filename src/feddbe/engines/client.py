@@ -172,7 +172,8 @@ class _Call:
                 kept[name].append(value)
             return method.logits(local, params, x)
 
-        found, y = (t.cpu() for t in local.predict(state, logits, on=on, track=method.deployed_track))
+        own = logits if kept or method.own_logits else None
+        found, y = (t.cpu() for t in local.predict(state, own, on=on, track=method.deployed_track))
         given = {name: torch.cat(parts).cpu() for name, parts in kept.items()} | {"logits": found, "y": y}
         rows = slice(None) if job.rows is None else list(job.rows)
         for place in shown:

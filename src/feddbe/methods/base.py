@@ -195,6 +195,11 @@ class Method(Parameters):
         """What a reader of a run's results must know of it."""
         return []
 
+    @property
+    def own_logits(self) -> bool:
+        """Whether it predicts with more than the logits of a model."""
+        return type(self).logits is not Method.logits
+
     def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Predictions of a deployed state."""
         return local.forward(state, x).logits

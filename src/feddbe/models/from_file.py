@@ -1,4 +1,5 @@
-"""A user's model from a Python file: `my_models.py:build`, where build(shape, classes) makes the model.
+"""A user's model from a Python file: `my_models.py:build`, where build(shape, classes) makes the model, or a
+function of fewer or more of (shape, classes, words): `signature.py`.
 
 The file is executed, as a script of the user's would be. Its place is not part of a run's identity, its
 content is: a run is not continued with a model that was edited.
@@ -19,6 +20,7 @@ from torch import nn
 
 from feddbe.errors import BadInput, one_line, unknown
 from feddbe.models.cuts import Halves
+from feddbe.models.signature import asked
 from feddbe.paths import expand
 
 __all__ = ["FromFile", "from_file", "names_file"]
@@ -37,10 +39,15 @@ class FromFile:
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (f"{self.path.resolve()}:{self.function}", self.sha256)
 
-    def __call__(self, shape: tuple[int, ...], classes: int) -> nn.Module | Halves:
-        where = f"{self.function}({shape}, {classes}) in '{self.path}'"
+    def __call__(self, shape: tuple[int, ...], classes: int, words: int = 0) -> nn.Module | Halves:
         try:
-            made = self.call(shape, classes)
+            places, names = asked(self.call, shape, classes, words)
+        except BadInput as error:
+            raise BadInput(f"in '{self.path}': {error}") from None
+        shown = ", ".join([*map(str, places), *(f"{name}={value}" for name, value in names.items())])
+        where = f"{self.function}({shown}) in '{self.path}'"
+        try:
+            made = self.call(*places, **names)
         except Exception as error:  # a user's code may raise anything
             raise BadInput(f"{where} failed{_line(error, self.path)}: {_said(error)}") from error
         pair = isinstance(made, tuple) and len(made) == 2 and all(isinstance(m, nn.Module) for m in made)

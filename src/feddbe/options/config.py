@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from feddbe.errors import BadInput, one_line, unknown
 from feddbe.options.limits import Parameters, parameter
 
-__all__ = ["SECTIONS", "Asked", "Config", "Identity", "identity", "pick_identity", "read"]
+__all__ = ["SECTIONS", "Asked", "Config", "Given", "Identity", "given", "identity", "pick_identity", "read"]
 
 SECTIONS = ("Data", "Model", "Training", "Evaluation", "Run")
 Identity = Literal["yes", "content", "seed", "no"]
@@ -48,6 +48,9 @@ class Config(Parameters):
     clients: int | None = option("Data", "yes", None, "number of clients N", low=1)
     split: str | None = option("Data", "content", None,
         "FILE.npz with a saved partition, instead of making one", value="FILE")
+    shift: str | None = option("Data", "yes", None,
+        "each client's images look different: rotate:30, blur, noise, contrast, invert, or several",
+        value="KIND", late=True)
     model: str | None = option("Model", "content", None,
         "model, or FILE.py:FUNCTION; by default the one that fits the data")
     cut: str | None = option("Model", "yes", None,
@@ -107,6 +110,7 @@ class Config(Parameters):
     resume: bool = option("Run", "no", False,
         "continue the run in --out, or the last one with this configuration")
     json: bool = option("Run", "no", False, "print one JSON document")
+    quiet: bool = option("Run", "no", False, "show no progress: no bars, no line per round")
     # fmt: on
 
 
@@ -141,18 +145,39 @@ class Asked(NamedTuple):
     """Where each option came from that was given: a file's name, `--set` or `given`."""
 
 
+class Given(NamedTuple):
+    """What somebody gave, before it is known to be right."""
+
+    names: list[str]
+    values: dict[str, Any]
+    origins: dict[str, str]
+
+    def asked(self) -> Asked:
+        """With every value checked."""
+        if not self.names:
+            raise BadInput("no method given; name one, as in fedavg+dbe (feddbe methods lists them)")
+        return Asked(self.names, Config(**self.values), self.origins)
+
+
 def read(
     methods: Sequence[str] = (), options: Mapping[str, Any] | None = None, settings: Sequence[str] = ()
 ) -> Asked:
-    """Methods and options from what was given: TOML files among `methods`, over them `settings` (key=value),
-    over them `options`. Every option is a key of the file with the same name; `method` may be a list."""
+    """Methods and options from what was given, each checked."""
+    return given(methods, options, settings).asked()
+
+
+def given(
+    methods: Sequence[str] = (), options: Mapping[str, Any] | None = None, settings: Sequence[str] = ()
+) -> Given:
+    """What was given: TOML files among `methods`, over them `settings` (key=value), over them `options`.
+    Every option is a key of the file with the same name; `method` may be a list."""
     names: list[str] = []
     layers: list[tuple[dict[str, Any], str]] = []
     for name in methods:
         if name.endswith(".toml"):
             found = _read_toml(Path(name))
-            given = found.pop("method", [])
-            names += map(str, given if isinstance(given, list) else [given])
+            method = found.pop("method", [])
+            names += map(str, method if isinstance(method, list) else [method])
             layers.append((found, name))
         else:
             names.append(name)
@@ -166,9 +191,7 @@ def read(
     origins = {key: origin for found, origin in layers for key in found}
     if "method" in values:  # --set method=... or Python
         names = [str(values.pop("method"))]
-    if not names:
-        raise BadInput("no method given; name one, as in fedavg+dbe (feddbe methods lists them)")
-    return Asked(names, Config(**values), origins)
+    return Given(names, values, origins)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from feddbe.page.lines import BAND, Choice, curves, series, told
 from feddbe.page.sources import Source, Sources
 from feddbe.results.document import Accuracy, RunDocument, adapting
 from feddbe.results.fairness import BASELINES, Fairness, Paired, fairness
-from feddbe.results.groups import names
 from feddbe.runs import per_client
 from feddbe.show.cells import percent
 
@@ -131,7 +130,7 @@ def _ranks(sources: Sources, found: Sequence[Fairness], documents: Sequence[RunD
     drawn = [group for group in same if group]
     lines = [
         series(name, sources.colours[group[0]["folder"]], [at[d["folder"]] for d in group])
-        for group, name in zip(drawn, names(drawn), strict=True)
+        for group, name in zip(drawn, sources.called(drawn), strict=True)
     ]
     choice = {"name": "test accuracy in %", "x": list(_SHARES), "step": 1, "floors": [], "series": lines}
     caption = "Clients from the worst to the best, in % of them: a flat line is a fair method."

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from feddbe.page.blocks import Block, figure, number, thinned
 from feddbe.page.sources import Sources
 from feddbe.results.document import RunDocument
-from feddbe.results.groups import Points, groups, names
+from feddbe.results.groups import Points, groups
 from feddbe.results.statistics import interval
 
 __all__ = ["BAND", "Choice", "choices", "curves", "series", "told"]
@@ -64,7 +64,7 @@ def _choice(sources: Sources, choice: Choice) -> Block | None:
         "floors": floors,
         "series": [
             _series(sources, group, name, rounds, choice)
-            for group, name in zip(found, names(found), strict=True)
+            for group, name in zip(found, sources.called(found), strict=True)
         ],
     }
 
@@ -79,10 +79,9 @@ def _series(
     if choice.percent:
         best = group[0]["best"]
         known = [index for index, mean in enumerate(found["y"]) if mean is not None]
-        one = len(group) == 1 and best and best["round"] in rounds
-        found["best"] = (
-            rounds.index(best["round"]) if one and best else max(known, key=found["y"].__getitem__)
-        )
+        found["best"] = max(known, key=found["y"].__getitem__)
+        if len(group) == 1 and best and best["round"] in rounds:  # by validation data it may be another
+            found["best"] = rounds.index(best["round"])
     return found
 
 

@@ -109,10 +109,13 @@ def _best(group: Sequence[RunDocument], reading: _Reading) -> Mapping[object, fl
 
 
 def _against(group: Sequence[RunDocument], base: Sequence[RunDocument]) -> list[object]:
-    same = [[d[0]["config"].get(key) for key in HOLDINGS] for d in (group, base)]
-    found = paired(_best(group, "weighted"), _best(base, "weighted")) if same[0] == same[1] else None
-    if group is base or found is None:
-        return [cell("", None), "baseline" if group is base else "not on the same data"]
+    if group is base:
+        return [cell("", None), "baseline"]
+    if any(group[0]["config"].get(key) != base[0]["config"].get(key) for key in HOLDINGS):
+        return [cell("", None), "other data"]
+    found = paired(_best(group, "weighted"), _best(base, "weighted"))
+    if found is None:
+        return [cell("", None), "no seed in common"]
     return [cell(found.shown(sign=True), found.mean), _verdict(found)]
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from feddbe.options.config import pick_identity
 from feddbe.results.document import RunDocument, labels
-from feddbe.results.groups import groups
+from feddbe.results.groups import groups, names
 from feddbe.runs import per_client, summary
 from feddbe.runs.store import Store
 
@@ -53,14 +51,9 @@ class Sources:
     @classmethod
     def of(cls, runs: Sequence[Source]) -> Sources:
         documents = [run.document for run in runs]
-        plain = labels(documents)
-        names = [
-            f"{name} [{d['folder']}]" if plain.count(name) > 1 else name
-            for name, d in zip(plain, documents, strict=True)
-        ]
         drawn = groups(documents) + [[d] for d in documents if not any(e["accuracy"] for e in d["rounds"])]
         colours = {d["folder"]: index for index, group in enumerate(drawn) for d in group}
-        return cls(tuple(runs), tuple(names), colours)
+        return cls(tuple(runs), tuple(_unique(labels(documents), documents)), colours)
 
     @property
     def documents(self) -> list[RunDocument]:
@@ -71,13 +64,18 @@ class Sources:
 
     def experiments(self) -> list[list[RunDocument]]:
         """Runs that differ in their seed only, however far each of them is."""
-        found: dict[str, list[RunDocument]] = {}
-        for document in self.documents:
-            told = pick_identity(document["config"], seed=False)
-            known = {key: value for key, value in told.items() if value is not None}
-            key = json.dumps([document["method"], known], sort_keys=True, default=str)
-            found.setdefault(key, []).append(document)
-        return list(found.values())
+        return groups(self.documents, lambda document: [(0, 0.0)])
+
+    def called(self, found: Sequence[Sequence[RunDocument]]) -> list[str]:
+        """A name for each group, told apart as those of runs are."""
+        return _unique(names(found), [group[0] for group in found])
+
+
+def _unique(plain: Sequence[str], documents: Sequence[RunDocument]) -> list[str]:
+    return [
+        f"{name} [{document['folder']}]" if plain.count(name) > 1 else name
+        for name, document in zip(plain, documents, strict=True)
+    ]
 
 
 def read(folders: Iterable[Path]) -> Sources:

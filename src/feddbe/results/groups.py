@@ -25,6 +25,8 @@ def groups(documents: Sequence[RunDocument], points: Points = points) -> list[li
             told = pick_identity(document["config"], seed=False).items()
             rest = {key: value for key, value in told if value is not None}  # an older run may not have it
             key = json.dumps([document["method"], rest, rounds], sort_keys=True, default=str)
+            while any(d["config"].get("seed") == document["config"].get("seed") for d in found.get(key, ())):
+                key += "'"  # a copy of a run is not another seed
             found.setdefault(key, []).append(document)
     return list(found.values())
 

@@ -7,15 +7,10 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from feddbe import data, methods, models
 from feddbe.data.dataset import Dataset
-from feddbe.data.partition import partition
-from feddbe.data.split import Split, load_split
 from feddbe.errors import BadInput
 from feddbe.measures.accuracy import majority_floor
 from feddbe.methods import Method, hyper_parameters, in_brackets, parse
@@ -25,8 +20,8 @@ from feddbe.options import Parameters, without_late
 from feddbe.options.config import Config, identity
 from feddbe.options.defaults import Layers, Setting
 from feddbe.options.grammar import Named
-from feddbe.paths import expand
 from feddbe.runs import checks
+from feddbe.runs.held import Held, label_counts, load_data
 from feddbe.state import sha256
 from feddbe.training.optimiser import Decay, Optimiser
 from feddbe.training.task import Task, Training
@@ -53,42 +48,6 @@ class Experiment:
     """Every value and where it came from: of options, and of names' own options, as in `mr kappa`."""
     in_memory: str = ""
     """What of it was given as a Python object, so that no other process can make it from its options."""
-
-
-class Held(NamedTuple):
-    """The data, who holds which rows, and the options with partition and number of clients filled in."""
-
-    dataset: Dataset
-    split: Split
-    options: Config
-
-
-def load_data(config: Config, dataset: Dataset | None = None) -> Held:
-    """The data that the options name, or the one in memory, divided among clients."""
-    directory = expand(config.data_dir) if config.data_dir else None
-    found = data.find(config.data, Layers(config.variant, "").of_parts())
-    if dataset is None:
-        dataset = data.load(str(found or config.data), directory)
-    elif found:
-        dataset = found.options.arrange(dataset)
-    config = dataclasses.replace(config, data=str(found or config.data))
-    given = dataset.split if config.partition is None else None
-    if config.split is not None:
-        given = load_split(expand(config.split), len(dataset))
-        if config.partition is not None:
-            raise BadInput("--split and --partition exclude each other: the file is the partition")
-    if given is not None:
-        if config.clients not in (None, given.clients):
-            raise BadInput(f"clients = {config.clients}; '{config.split or config.data}' has {given.clients}")
-        return Held(dataset, _held_out(given, config), dataclasses.replace(config, clients=given.clients))
-    chosen = Layers(config.variant, dataset.name)
-    spec = config.partition or ("natural" if dataset.client is not None else str(chosen["partition"]))
-    clients = config.clients
-    if clients is None and spec != "natural":
-        clients = chosen["clients"]
-    split = partition(dataset.y.numpy(), spec, clients, config.partition_seed, dataset.client)
-    config = dataclasses.replace(config, partition=spec, clients=split.clients)
-    return Held(dataset, _held_out(split, config), config)
 
 
 def resolve(
@@ -151,7 +110,8 @@ def _prepare(
         source = from_file(source)
     named = models.find(source, Layers(options.variant, "").of_parts()) if isinstance(source, str) else None
     chosen = Layers(options.variant, dataset.name, named.name if named else "own")
-    sample = dataset.inputs(dataset.x[:1])
+    first = int(dataset.x.argmax()) // dataset.x[0].numel() if dataset.tokens else 0  # has the last word
+    sample = dataset.inputs(dataset.x[first : first + 1])
     cut = options.cut or chosen["cut"]
     built = models.build(
         str(named) if named else source, sample, dataset.classes, cut, options.seed, words=dataset.tokens
@@ -197,6 +157,11 @@ def _resolve_one(name: str, common: _Common) -> Experiment:
         remarks.append(f"lr {chosen['lr']:g} by default, where other methods have {options.lr:g}")
         options = dataclasses.replace(options, lr=chosen["lr"])
         task = dataclasses.replace(task, training=dataclasses.replace(task.training, lr=chosen["lr"]))
+    if common.kind == "own" and common.asked.lr is None:
+        remarks.append(
+            f"lr {options.lr:g} is a guess for a model of your own, and slow for many: try --lr 0.1, or let "
+            "feddbe tune choose it on validation data"
+        )
     unused = method.unused(task)
     remarks += [f"{key} does nothing: {why}" for key, why in unused.items() if key in given]
     config = dataclasses.asdict(options) | {"method": name, "method_options": hyper_parameters(method)}
@@ -241,16 +206,6 @@ def _settings(name: str, common: _Common, config: Mapping[str, Any], chosen: Lay
             origin = layers[key].origin if key in layers else None
             found[f"{part} {key}"] = value, "given" if f"{part} {key}" in brackets else origin
     return {key: Setting(value, origin or "general default") for key, (value, origin) in found.items()}
-
-
-def label_counts(dataset: Dataset, split: Split) -> npt.NDArray[np.int64]:
-    """(clients x classes) samples of each label, train and test together."""
-    y = dataset.y.numpy()
-    return split.train.counts(y, dataset.classes) + split.test.counts(y, dataset.classes)
-
-
-def _held_out(split: Split, config: Config) -> Split:
-    return split.held_out(config.validation) if config.validation else split
 
 
 def _training(options: Config) -> Training:

@@ -4,13 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict
 
 from feddbe.measures.rows import ALL
-from feddbe.results.document import Entry
+from feddbe.results.document import Entry, RunDocument
 from feddbe.runs.store import Store
 from feddbe.state import Receipt, decode
 
-__all__ = ["accuracies", "history", "kept"]
+__all__ = ["Client", "accuracies", "each", "history", "kept"]
+
+
+class Client(TypedDict):
+    """A client of a run: its accuracy in the best and in the last round; None where it was not evaluated."""
+
+    client: int
+    name: str
+    """As the data calls it; its number where that has no names."""
+    samples: int
+    """Of its test data."""
+    best: float | None
+    last: float | None
+
+
+def each(document: RunDocument) -> list[Client]:
+    """The clients of a run that were evaluated in its best or its last round, in their order."""
+    store, found = Store.open(Path(document["folder"])), dict[int, Client]()
+    try:
+        names = store.meta("client_names") or {}
+        if isinstance(names, list):
+            names = {str(client): name for client, name in enumerate(names)}
+        for which, entry in (("best", document["best"]), ("last", document["last"])):
+            for row in store.rows(entry["round"]) if entry else ():
+                if row.client == ALL or row[2:4] != (entry and entry["when"], "accuracy"):
+                    continue
+                who = row.client
+                blank = Client(
+                    client=who,
+                    name=str(names.get(str(who), who)),
+                    samples=int(row.weight),
+                    best=None,
+                    last=None,
+                )
+                found.setdefault(who, blank)["best" if which == "best" else "last"] = row.value
+    finally:
+        store.close()
+    return [found[client] for client in sorted(found)]
 
 
 def accuracies(folder: Path, entry: Entry | None) -> dict[int, float]:

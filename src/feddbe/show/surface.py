@@ -24,9 +24,10 @@ Found = Sequence[tuple[Mapping[str, Any], float | None]]
 def surface(
     path: Path, space: Mapping[str, Sequence[Any]], trials: Found, first: Mapping[str, Any], title: str
 ) -> None:
-    """Draw the two options with the most values; over all others, the best is taken. `first`: the published
-    values, which are marked like the best."""
+    """Draw the two options with the most values; over all others, the best is taken. `first`: the values
+    without a search, which are marked like the best."""
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
     axes_of = sorted(space, key=lambda key: -len(space[key]))[:2]
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
@@ -36,18 +37,23 @@ def surface(
         _line(axes, axes_of[0], space[axes_of[0]], trials)
     else:
         _map(figure, axes, (axes_of[0], axes_of[1]), space, trials)
-    for values, marker, name in ((first, "s", "default"), (best, "o", "best")):
+    for values, style, name in ((first, "--", "default"), (best, "-", "best")):
         across, up = (space[key].index(values[key]) for key in (axes_of * 2)[:2])
-        height = _accuracy(trials, {axes_of[0]: values[axes_of[0]]}) if len(axes_of) == 1 else up
-        if height is not None:
-            size = 17 if marker == "s" else 13
-            axes.plot(
-                across, height, marker, markersize=size, fillstyle="none", color="black", label=name, mew=1.6
+        if len(axes_of) == 2:
+            axes.add_patch(
+                Rectangle(
+                    (across - 0.5, up - 0.5), 1, 1, fill=False, ls=style, lw=2.2, clip_on=False, label=name
+                )
             )
+        elif (height := _accuracy(trials, {axes_of[0]: values[axes_of[0]]})) is not None:
+            marker = "s" if style == "--" else "o"
+            axes.plot(across, height, marker, markersize=13, fillstyle="none", color="black", label=name)
     others = [key for key in space if key not in axes_of]
     rest = f"\nbest over {', '.join(others)}" if others else ""
     axes.set_title(f"{title}{rest}", fontsize=10, loc="left", parse_math=False)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), ncols=2, frameon=False, fontsize=9)
+    axes.legend(
+        loc="upper left", bbox_to_anchor=(0, -0.14), ncols=2, handlelength=3, frameon=False, fontsize=9
+    )
     write(path, figure)
 
 

@@ -17,11 +17,11 @@ from feddbe.engines.pool import cores
 from feddbe.errors import BadInput, FeddbeError, StoreError
 from feddbe.options.config import Asked, Config
 from feddbe.paths import expand
-from feddbe.results.document import RunDocument, score
+from feddbe.results.document import RunDocument, ending, score
 from feddbe.runs import folders
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.store import FILE, Store
-from feddbe.runs.summary import diverged, document
+from feddbe.runs.summary import document
 from feddbe.runs.watch import Watch
 from feddbe.studies.cells import Cell
 from feddbe.studies.side_by_side import carry_on_all
@@ -200,6 +200,7 @@ def _look(cell: Cell, experiment: Experiment, place: Path) -> Planned:
         return Planned(cell, experiment, place)
     store = Store.open(place)
     try:
-        return Planned(cell, experiment, place, document(store, hashes=False), diverged(store))
+        found = document(store, hashes=False)
+        return Planned(cell, experiment, place, found, ending(found))
     finally:
         store.close()

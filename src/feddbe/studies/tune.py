@@ -27,7 +27,8 @@ from feddbe.studies.cells import Cell
 from feddbe.studies.space import Space, named, published, space_of
 
 if TYPE_CHECKING:
-    import optuna
+    from optuna import Study
+    from optuna import Trial as Asking
 
 __all__ = ["VALIDATION", "Trial", "Tuned", "tune"]
 
@@ -102,7 +103,7 @@ class _Search:
     """A search that goes on."""
 
     def __init__(
-        self, optuna: Any, study: optuna.Study, method: str, base: Mapping[str, Any], space: Space,
+        self, optuna: Any, study: Study, method: str, base: Mapping[str, Any], space: Space,
         folder: Path, watch: Watch,
     ) -> None:  # fmt: skip
         self.optuna, self.study, self.method, self.base = optuna, study, method, base
@@ -148,7 +149,7 @@ class _Search:
 class _Board(runner.Board):
     """Hands each round's accuracy to the pruner."""
 
-    def __init__(self, search: _Search, trial: optuna.Trial) -> None:
+    def __init__(self, search: _Search, trial: Asking) -> None:
         self.search, self.trial = search, trial
 
     def watch(self, planned: runner.Planned) -> Watch:
@@ -158,7 +159,7 @@ class _Board(runner.Board):
 class _Pruning(Watch):
     """Ends a run that is below the median of the others at the same round."""
 
-    def __init__(self, search: _Search, trial: optuna.Trial) -> None:
+    def __init__(self, search: _Search, trial: Asking) -> None:
         self.search, self.told = search, -1
         self.running = trial
 
@@ -181,7 +182,7 @@ class _Pruning(Watch):
         self.search.watch.remark(text)
 
 
-def _study(optuna: Any, folder: Path, about: Any, first: Mapping[str, Any]) -> optuna.Study:
+def _study(optuna: Any, folder: Path, about: Any, first: Mapping[str, Any]) -> Study:
     """The search in this folder, begun or continued; the published values come first."""
     name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     storage = optuna.storages.RDBStorage(f"sqlite:///{folder / _FILE}")
@@ -190,7 +191,7 @@ def _study(optuna: Any, folder: Path, about: Any, first: Mapping[str, Any]) -> o
             f"'{folder}' holds another search (other method, options or space); choose another --out"
         )
     pruner = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=5)
-    study: optuna.Study = optuna.create_study(
+    study: Study = optuna.create_study(
         storage=storage, study_name=name, direction="maximize", pruner=pruner, load_if_exists=True
     )
     if not study.trials:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from feddbe import seeds
-from feddbe.errors import BadInput, Diverged
+from feddbe.errors import BadInput
 from feddbe.models.split import Forward
 from feddbe.state import State
 from feddbe.training import passes
@@ -177,9 +177,6 @@ class Local:
         chosen = trainer_of(plan, self.task.training.trainer)
         self.trainers[chosen.name] = chosen.why
         found = chosen.trainer.train(plan)
-        for name, p in (found.params | found.extras).items():
-            if p.numel() and not torch.stack(torch.aminmax(p)).isfinite().all():  # one pass, no copy
-                raise Diverged(self.client, self.round, f"update of {name}", p.abs().max().item())
         self._keep_losses(track, found.losses)
         self.carries[track] = found.carries[1 + len(terms) :]
         self.extras = {name: Extra(found.extras[name], extra.lr) for name, extra in self.extras.items()}
@@ -203,28 +200,30 @@ class Local:
     def predict(
         self,
         params: Mapping[str, Tensor],
-        function: Callable[[Mapping[str, Tensor], Tensor], Tensor],
+        function: Callable[[Mapping[str, Tensor], Tensor], Tensor] | None = None,
         *,
         on: str = "test",
         track: str = "shared",
     ) -> tuple[Tensor, Tensor]:
-        """`function(params, x)` in evaluation mode over the client's `test`, `train` or other rows; the
-        labels."""
+        """`function(params, x)` in evaluation mode, by default the logits, over the client's `test`, `train`
+        or other rows; the labels."""
         model, dataset = self.task.model, self.task.dataset
         rows = self.index(on)
+        if function is None and (predictor := passes.predictor(self.task, params, self._prbm)):
+            batches = (dataset.inputs(dataset.x.index_select(0, some)) for some in _some(rows))
+            return _together([predictor.logits(x) for x in batches]), dataset.y.index_select(0, rows)
         # copies: a decoded state lies anywhere in memory, and the last bits of a product depend on where
         work = {name: model.layout(p.detach()) for name, p in params.items()}
         buffers = self.buffers(track)  # outside of inference_mode: a later fit writes into them
         self._predictor = passes.predictor(self.task, work, self._prbm)
+        asked = function or (lambda p, x: self.forward(p, x).logits)
         try:
             with torch.inference_mode(), model.bind(work, buffers):
-                parts = [
-                    function(work, model.layout(dataset.inputs(dataset.x[some]), copy=False))
-                    for some in torch.split(rows, PREDICT_BATCH)
-                ]
+                batches = (dataset.inputs(dataset.x[some]) for some in _some(rows))
+                parts = [asked(work, model.layout(x, copy=False)) for x in batches]
         finally:
             self._predictor = None
-        return torch.cat(parts), dataset.y[rows]
+        return _together(parts), dataset.y[rows]
 
     def _batches(self, epochs: int | None = None, batches: int = 1) -> Batches:
         training = self.task.training
@@ -240,3 +239,12 @@ class Local:
 
     def _keep_losses(self, track: str, losses: Losses) -> None:
         self.losses[track] = float(losses.total), losses.samples
+
+
+def _some(rows: Tensor) -> Sequence[Tensor]:
+    """Those of one pass."""
+    return [rows] if len(rows) <= PREDICT_BATCH else torch.split(rows, PREDICT_BATCH)
+
+
+def _together(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -34,6 +34,7 @@ __all__ = [
     "Losses",
     "Samples",
     "check",
+    "check_values",
     "differentiate",
     "fold",
     "no_losses",
@@ -85,12 +86,11 @@ class Batches:
 
     def gathered(self) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Each epoch's data in its order, and the size of a batch."""
-        rng = seeds.stream(self.seed, "batches", self.round, self.client)
-        size = min(self.size, len(self.rows))
-        for _ in range(self.epochs):
-            order = self.rows[rng.permutation(len(self.rows))][: len(self.rows) // size * size]
-            taken = torch.from_numpy(order).to(self.dataset.y.device)
-            yield self.dataset.x[taken], self.dataset.y[taken], size
+        n = len(self.rows)
+        size = min(self.size, n)
+        for order in seeds.permutations(self.epochs, n, self.seed, "batches", self.round, self.client):
+            taken = torch.from_numpy(self.rows[order[: n // size * size]]).to(self.dataset.y.device)
+            yield self.dataset.x.index_select(0, taken), self.dataset.y.index_select(0, taken), size
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,13 @@ def check(losses: Losses | None, batches: Batches) -> None:
     """Whether these are numbers."""
     if losses is not None and not math.isfinite(total := float(losses.total)):
         raise Diverged(batches.client, batches.round, "loss", total)
+
+
+def check_values(values: Mapping[str, Tensor], batches: Batches) -> None:
+    """Whether what came of a fit is numbers; every trainer asks."""
+    for name, p in values.items():
+        if p.numel() and not torch.stack(torch.aminmax(p)).isfinite().all():  # one pass, no copy
+            raise Diverged(batches.client, batches.round, f"update of {name}", p.abs().max().item())
 
 
 class Gradient(NamedTuple):

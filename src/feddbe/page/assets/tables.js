@@ -24,7 +24,7 @@ const tables = {
     function show() {
       const words = (state.words || "").toLowerCase().split(/\s+/).filter(Boolean);
       const kept = lines.filter(({ row }) => {
-        const text = row.map(tables.text).join(" ").toLowerCase();
+        const text = row.filter((_, i) => !numeric[i]).join(" ").toLowerCase();
         return words.every((word) => text.includes(word));
       });
       if (state.sort !== undefined) kept.sort((a, b) => tables.compare(a.row[state.sort], b.row[state.sort], state.way));

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from feddbe.state import State
-from feddbe.training.plan import FitPlan, Fitted, Losses, Samples, fold, no_losses
+from feddbe.training.plan import FitPlan, Fitted, Losses, Samples, check_values, fold, no_losses
 from feddbe.training.terms import At, Batch
 
 __all__ = ["RANK", "refuses", "train"]
@@ -46,7 +46,9 @@ def train(plan: FitPlan) -> Fitted:
     with plan.model.bind(params, plan.statistics, training=True):
         end = fold(_step, start, plan, plan.model, plan.batches)
     params = {name: p.detach().contiguous() for name, p in params.items()}
-    return Fitted(params, {name: p.detach() for name, p in extras.items()}, end.carries, end.losses)
+    extras = {name: p.detach() for name, p in extras.items()}
+    check_values(params | extras, plan.batches)
+    return Fitted(params, extras, end.carries, end.losses)
 
 
 def _step(now: _Moving, plan: FitPlan, samples: Samples, key: int) -> _Moving:
