@@ -12,6 +12,7 @@ from feddbe import engines, measures
 from feddbe.data import SOURCES
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput, Diverged
+from feddbe.methods import Method, spelled
 from feddbe.models import ModelSource
 from feddbe.options import config, defaults
 from feddbe.options.config import Asked, Config
@@ -40,7 +41,7 @@ __all__ = [
 
 
 def run(
-    method: str,
+    method: str | Method,
     *,
     data: str | Dataset = "digits",
     model: ModelSource | None = None,
@@ -49,14 +50,15 @@ def run(
 ) -> RunDocument:
     """Run one method and return the document that describes it (also in the run's folder, `out`).
 
-    `options` are those of the command line, with underscores; `model` may be a name, an `nn.Module`, a pair
-    (features, classifier), or a function of (shape of one input, classes) that makes a module.
+    `options` are those of the command line, with underscores; `method` may be a name or an instance, as in
+    `FedAvg()`; `model` a name, an `nn.Module`, a pair (features, classifier), or a function of (shape of one
+    input, classes) that makes a module.
     """
     return compare([method], data=data, model=model, watch=watch, _single=True, **options)[0]
 
 
 def compare(
-    methods: Sequence[str],
+    methods: Sequence[str | Method],
     *,
     data: str | Dataset = "digits",
     model: ModelSource | None = None,
@@ -69,7 +71,7 @@ def compare(
     given = options | {"data": dataset.name if dataset else data}
     if isinstance(model, str):
         given, model = given | {"model": model}, None
-    asked = config.read(methods, given)
+    asked = config.read([one if isinstance(one, str) else spelled(one) for one in methods], given)
     return carry_out(asked, single=_single, dataset=dataset, model=model, watch=watch)
 
 
