@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from feddbe.cli.command import Command
+from feddbe.cli.command import Argument, Command
 from feddbe.cli.output import AS_JSON, show, show_json
 from feddbe.options import defaults
 from feddbe.options.grammar import written
@@ -21,15 +21,18 @@ __all__ = ["default_of", "methods"]
 
 
 @click.command("methods", cls=Command)
+@click.argument(
+    "names", cls=Argument, nargs=-1, metavar="[METHOD]...", help="only these, also own ones: FILE.py:CLASS"
+)
 @AS_JSON
-def methods(as_json: bool) -> int:
+def methods(names: list[str], as_json: bool) -> int:
     """List methods, add-ons and their hyper-parameters."""
     from feddbe.methods import describe
 
     if as_json:
-        show_json({"methods": describe()})
+        show_json({"methods": describe(names)})
     else:
-        show(*_listed(describe()))
+        show(*_listed(describe(names)))
     return 0
 
 
@@ -38,12 +41,13 @@ def _listed(described: Sequence[Description]) -> Iterator[RenderableType]:
     from rich.text import Text
 
     for heading, addons in (("Methods", False), ("Add-ons", True)):
-        yield Text(heading, style="bold underline")
-        for one in described:
-            if (one["family"] == "add-on") == addons:
+        these = [one for one in described if (one["family"] == "add-on") == addons]
+        if these:
+            yield Text(heading, style="bold underline")
+            for one in these:
                 yield Text()
                 yield from _one(one, _parts(one, described))
-        yield Text()
+            yield Text()
     yield Text(
         "Write them as fedavg+dbe(kappa=5,mu=0.1). Down and up are the messages of a round, kept what "
         "a client keeps to itself, in models; f and h are the model's parts, N is the number of clients.",
