@@ -4,7 +4,8 @@ Clients that do nothing get a message and answer at once; or they all get a mode
 back; or each also gets 2 MB that it keeps, and gives them back. Calls of pool and Ray take turns, so that
 what else the machine does hits both. Milliseconds per client: the median by the clock, and the mean of what
 all our processes computed, Ray's daemons among them, which depends less on the machine's other work. At the
-end the seconds until each engine could begin, and of its first call, in which Ray's workers import.
+end the seconds until each engine could begin, and of its first call, in which Ray's workers import; and the
+machine's load, before and at the end. The table is the one of docs/cluster.md.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from feddbe.training.local import Local
 from feddbe.training.task import Context, Task
 
 LARGE = {"large": torch.zeros(2 * 2**20 // 4)}
-NOTHING, MODEL, STATE = "nothing", "a model of 2 MB", "the same, and 2 MB kept"
+NOTHING, MODEL = "nothing to do", "a model of 2 MB, which each sends back"
+STATE = "the same, and 2 MB that each keeps"
 
 
 @dataclass(frozen=True)
@@ -97,31 +99,39 @@ def call(engine: Engine, clients: int, case: str) -> tuple[float, float]:
     return time.perf_counter() - start, computed() - before
 
 
+def milliseconds(value: float) -> str:
+    return f"{value:.2g}" if value < 10 else f"{value:.0f}"
+
+
 def main(numbers: list[int], calls: int) -> None:
-    workers = engines.find("pool").processes()
+    load, workers = os.getloadavg()[0], engines.find("pool").processes()
     specs = {"pool": f"pool(workers={workers})", "ray": f"ray(cpus={workers})"}
     begun: dict[str, tuple[float, float]] = {}
-    print(f"| {workers} workers, {calls} calls | clients | pool | ray | pool computed | ray computed |")
-    print("|---|---|---|---|---|---|")
+    rows: dict[str, list[str]] = {NOTHING: [], MODEL: [], STATE: []}
     for clients in numbers:
         task, both = federation(clients), dict[str, Engine]()
+        engines.make("serial", task, Echo())  # what is compiled is compiled
         for name, spec in specs.items():
             start = time.perf_counter()
             both[name] = engines.make(spec, task, Echo())
             ready = time.perf_counter() - start
             begun.setdefault(name, (ready, call(both[name], clients, NOTHING)[0]))
-        for case in (NOTHING, MODEL, STATE):
+        for case in rows:
             turns = [
                 {name: call(engine, clients, case) for name, engine in both.items()} for _ in range(calls)
             ]
             cells = [median(turn[name][0] for turn in turns) for name in specs]
             cells += [fmean(turn[name][1] for turn in turns) for name in specs]
-            shown = " | ".join(f"{1000 * cell / clients:.2f}" for cell in cells)
-            print(f"| {case} | {clients} | {shown} |", flush=True)
+            shown = " | ".join(milliseconds(1000 * cell / clients) for cell in cells)
+            rows[case].append(f"| {case} | {clients} | {shown} |")
         for engine in both.values():
             engine.close()
+    print(f"| {calls} calls, {workers} workers | clients | pool | Ray | pool, computed | Ray, computed |")
+    print("|---|---|---|---|---|---|", *(row for case in rows.values() for row in case), sep="\n")
+    print()
     for name, (ready, first) in begun.items():
         print(f"{name}: ready after {ready:.1f} s, first call {first:.1f} s")
+    print(f"load {load:.1f} before, {os.getloadavg()[0]:.1f} at the end, of which ours is about {workers}")
     ray_cluster.disconnect()
 
 

@@ -24,7 +24,7 @@ def test_a_client_imports_no_other_method_and_no_reader() -> None:
     assert not tops & others
     for package, wanted in {
         "methods": {"addons", "base", "composed", "fedavg", "newcomers", "private_mean"},
-        "data": {"dataset", "partition", "ragged", "split"},
+        "data": {"dataset", "partition", "preprocessing", "ragged", "split"},
     }.items():
         prefix = f"feddbe.{package}."
         assert {name.removeprefix(prefix) for name in found if name.startswith(prefix)} == wanted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # not from typing, which takes half of the time until Ctrl-C is one line
 if TYPE_CHECKING:
-    from feddbe.api import compare, draw, load, measure, run
+    from feddbe.api import draw, load, measure, run
     from feddbe.data.dataset import Dataset
     from feddbe.data.partition import partition
     from feddbe.data.split import Split, load_split
@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from feddbe.methods import METHODS, MR, PRBM, Method
     from feddbe.methods.fedavg import FedAvg
     from feddbe.models import SplitModel
+    from feddbe.page import report
+    from feddbe.runs.watch import Watch
+    from feddbe.show.run import Run, Runs
+    from feddbe.studies.sweep import compare
 
 __all__ = [
     "METHODS",
@@ -23,20 +27,25 @@ __all__ = [
     "FedAvg",
     "FeddbeError",
     "Method",
+    "Run",
+    "Runs",
     "Split",
     "SplitModel",
     "StoreError",
+    "Watch",
     "compare",
     "draw",
     "load",
     "load_split",
     "measure",
     "partition",
+    "report",
     "run",
 ]
 
 _HOMES = (
     "errors",
+    "studies.sweep",
     "api",
     "methods",
     "methods.fedavg",
@@ -44,14 +53,19 @@ _HOMES = (
     "data.dataset",
     "data.partition",
     "data.split",
+    "show.run",
+    "runs.watch",
+    "page",
 )
 
 
 def __getattr__(name: str) -> object:
     """The names above when they are first used: `feddbe --help` need not wait for torch."""
-    if name in __all__:
-        from importlib import import_module
+    from importlib import import_module
 
+    if name == "watch":
+        return import_module("feddbe.watch")
+    if name in __all__:
         for home in _HOMES:
             module = import_module(f"feddbe.{home}")
             if name in module.__all__:

@@ -53,11 +53,21 @@ def torch_seed(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
     return int.from_bytes(_digest(seed, purpose, round, client)[:8], "little") >> 1
 
 
+def _generator(device: torch.device) -> torch.Generator:
+    if device.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        return torch.cuda.default_generators[device.index or 0]
+    if device.type == "mps":
+        return torch.mps._get_default_mps_generator()
+    return torch.default_generator
+
+
 @contextmanager
 def torch_seeded(seed: int) -> Iterator[None]:
-    """torch's own CPU generator starts at `seed` in the block, and goes on as before after it."""
+    """torch's own generator, of the device that is at work, starts at `seed` in the block, and goes on as
+    before after it."""
     # not torch.manual_seed: it also queues a seed, with a stack trace, for each kind of device not in use
-    generator = torch.default_generator
+    generator = _generator(torch.get_default_device())
     before = generator.get_state()
     generator.manual_seed(seed)
     try:

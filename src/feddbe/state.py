@@ -21,6 +21,7 @@ __all__ = [
     "decode",
     "encode",
     "matches",
+    "moved",
     "nbytes",
     "sha256",
     "strip_prefix",
@@ -105,6 +106,13 @@ def without(state: Mapping[str, Tensor], patterns: Iterable[str]) -> State:
 @cache
 def _divided(patterns: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...]]:
     return frozenset(patterns), tuple(pattern for pattern in patterns if pattern.endswith("/"))
+
+
+def moved(state: State, device: torch.device) -> State:
+    """The state on this device; itself, if it lies there."""
+    if all(t.device == device for t in state.values()):
+        return state
+    return {name: t.to(device) for name, t in state.items()}
 
 
 def strip_prefix(state: Mapping[str, Tensor], prefix: str) -> State:

@@ -23,7 +23,9 @@ import feddbe
 
 HERE, OUTSIDE, METADATA = "192.0.2.77", "192.0.2.99", "169.254.169.254"
 RUN = ["run", "fedavg+dbe", "--clients", "4", "--partition", "iid", "--epochs", "2"]
-PATIENCE = 300.0
+PATIENCE = 120.0
+MARK = "FEDDBE_TEST_MARK"
+"""In the environment of all processes that are begun here."""
 
 
 def make_network(place: Path) -> None:
@@ -82,17 +84,30 @@ def rounds_written(folder: Path) -> int:
         return -1
 
 
-def look(place: Path) -> dict[str, Any]:
-    """What can be seen of a run, and what is left of it after Ctrl-C."""
-    mark, temporary = f"FEDDBE_TEST_MARK={os.getpid()}", Path(tempfile.mkdtemp(dir="/tmp"))
-    environment = {**os.environ, "FEDDBE_TEST_MARK": str(os.getpid()), "TMPDIR": str(temporary)}
-    words = [*RUN, "--rounds", "100000", "--engine", "ray(cpus=2)", "--out", str(place / "run")]
-    before = sent()
-    process = subprocess.Popen(
+def begin(place: Path, temporary: Path) -> subprocess.Popen[str]:
+    """A run that does not end by itself, in a group of its own."""
+    words = [*RUN, "--rounds", "100000", "--engine", "ray(cpus=2)", "--out", str(place)]
+    return subprocess.Popen(
         [sys.executable, "-m", "feddbe", *words],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, MARK: str(os.getpid()), "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its exit code and its last word."""
+    _, said = process.communicate(timeout=PATIENCE)
+    return process.returncode, said.strip().splitlines()[-1]
+
+
+def look(place: Path, temporary: Path, other: Path) -> dict[str, Any]:
+    """What can be seen of a run, and what is left of it after Ctrl-C; also of one whose Ray only begins."""
+    mark, before = f"{MARK}={os.getpid()}", sent()
+    early = begin(place / "early", other)
+    until(lambda: any(other.glob("feddbe-ray-*")) or early.poll() is not None, "a folder")
+    os.killpg(early.pid, signal.SIGINT)
+    process = begin(place / "run", temporary)
     until(lambda: rounds_written(place / "run") >= 2 or process.poll() is not None, "two rounds")
     assert process.poll() is None, process.communicate()
     (folder,) = temporary.glob("feddbe-ray-*")
@@ -105,11 +120,10 @@ def look(place: Path) -> dict[str, Any]:
     (port,) = folder.glob("ray/session_2*/gcs_server_port_*")
     found["intruder"] = intrude(port.read_text(), place)
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=PATIENCE)
-    found |= {"exit": process.returncode, "said": said.strip().splitlines()[-1]}
+    found |= dict(zip(("exit", "said"), end(process), strict=True)) | {"early": end(early)}
     until(lambda: not list(belonging(mark)), "the end of all processes")
-    found |= {"left": [path.name for path in temporary.iterdir()], "packets": sent() - before}
-    shutil.rmtree(temporary)
+    left = [path.name for folder in (temporary, other) for path in folder.iterdir()]
+    found |= {"left": left, "packets": sent() - before}
     try:
         socket.create_connection((METADATA, 80), timeout=1)
     except OSError:
@@ -130,6 +144,12 @@ def intrude(port: str, place: Path) -> str:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    make_network(folder)
-    print(json.dumps(look(folder)))
+    make_network(Path(sys.argv[1]))
+    places = [Path(tempfile.mkdtemp(dir="/tmp")) for _ in range(2)]  # Ray's paths have to be short
+    try:
+        print(json.dumps(look(Path(sys.argv[1]), *places)))
+    finally:  # also of one who waited in vain
+        for process in belonging(f"{MARK}={os.getpid()}"):
+            os.kill(int(process.name), signal.SIGKILL)
+        for place in places:
+            shutil.rmtree(place)

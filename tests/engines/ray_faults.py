@@ -1,7 +1,8 @@
 """Two Ray nodes on this machine, and what can go wrong: python -m tests.engines.ray_faults FOLDER
 
 Prints what came of it as JSON. `tests/engines/test_ray.py` has it done in a process of its own; with --all,
-every method runs once, otherwise three.
+every method runs once, otherwise three. No step depends on who is quicker: where a node has to come to work,
+clients on others wait for it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +42,6 @@ QUICK = {
 }  # fmt: skip
 """A dead node is noticed within seconds."""
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "node_ip_address": ray_cluster.LOOPBACK}
-TRIES = 12
 FOLDER = "FEDDBE_TEST_FOLDER"
 """Names the folder in which `Obedient` looks for orders."""
 
@@ -50,24 +50,34 @@ class Obedient(Scaffold):
     """Notes for which raylet it works, and has accidents on order."""
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        place = Path(os.environ[FOLDER])
-        time.sleep(0.3)  # so that one node does not do it all before another one has begun
-        with (place / "raylets").open("a") as file:
-            print(os.getppid(), file=file)
-        once, always, doomed, stuck = (place / n for n in ("dies once", "dies", "doomed", "stuck"))
-        here = doomed.exists() and doomed.read_text() == str(os.getppid())
-        if local.client == 2 and once.exists():
-            once.unlink()
+        orders, raylet = Path(os.environ[FOLDER]), str(os.getppid())
+        if local.client == 2 and taken(orders / "dies once"):
             os.kill(os.getpid(), signal.SIGKILL)
-        if local.client == 1 and always.exists():
+        if local.client == 1 and (orders / "dies").exists():
             os.kill(os.getpid(), signal.SIGKILL)
-        with suppress(FileNotFoundError):
-            stuck.unlink()
+        if taken(orders / "stuck"):
             time.sleep(600)
-        if here:
-            (place / "at work").touch()
+        if read(orders / "doomed") == raylet:
+            (orders / "caught").touch()
             time.sleep(600)
+        (orders / f"at work for {raylet}").touch()
+        while (note := read(orders / "wait for")) and not (orders / note).exists():
+            time.sleep(0.02)
         return super().train(ctx, local, received, private)
+
+
+def read(order: Path) -> str:
+    """What an order says; nothing where there is none."""
+    return order.read_text() if order.exists() else ""
+
+
+def taken(order: Path) -> bool:
+    """Whether there was such an order, and it is this client who carries it out."""
+    try:
+        order.unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 class Writing(FedAvg):
@@ -114,7 +124,8 @@ class Trial:
         self.place, self.began, self.orders = place, time.monotonic(), place / "orders"
         self.orders.mkdir()
         os.environ[FOLDER] = str(self.orders)
-        self.ours = ray_cluster._prepared(None, 1)
+        self.ours = ray_cluster._planned(None, 1)
+        ray_cluster._prepare(self.ours)
         self.ray = str(self.ours.folder) + "/ray"
         os.environ["HOME"] = str(self.ours.folder)  # of Ray's daemons; this process needs it no more
         from ray.cluster_utils import Cluster
@@ -180,48 +191,47 @@ class Trial:
                 ray_tasks.START = 60.0
 
         def harm() -> None:
-            (self.orders / "stuck").touch()
+            self.order("stuck")
             ray_tasks.START = 0.0
 
         same = self.accident("stuck", harm, Waiting(timeout=3.0, remark=remark))
         return same and any("did not answer for" in text for text in said)
 
-    def raylet(self) -> int:
-        return int(self.second.all_processes["raylet"][0].process.pid)
+    def order(self, name: str, text: object = "") -> None:
+        """As a whole: nobody reads half of it."""
+        (self.place / "order").write_text(str(text))
+        (self.place / "order").rename(self.orders / name)
+
+    def add_node(self, **environment: str) -> None:
+        self.second = self.cluster.add_node(**NODE, temp_dir=self.ray, env_vars=environment or None)
+        self.raylet = self.second.all_processes["raylet"][0].process.pid
+
+    def join(self) -> None:
+        """And no client ends before one is at work there."""
+        self.add_node()
+        self.order("wait for", f"at work for {self.raylet}")
 
     def kill_node(self) -> None:
         self.cluster.remove_node(self.second, allow_graceful=False)
 
-    def doom_node(self) -> None:
-        """It is killed as soon as a client is at work there, which does not end before."""
-        (self.orders / "doomed").write_text(str(self.raylet()))
-        node = self.second
+    def node_dies(self) -> bool:
+        """It is killed as soon as a client is at work there, and none ends before."""
 
         def kill() -> None:
-            while not (self.orders / "at work").exists():
-                time.sleep(0.05)
-            self.cluster.remove_node(node, allow_graceful=False)
+            while not (self.orders / "caught").exists():
+                time.sleep(0.02)
+            self.kill_node()
 
-        threading.Thread(target=kill, daemon=True).start()
+        killer = threading.Thread(target=kill, daemon=True)
 
-    def node_dies(self) -> bool:
-        """In a run, or in one of the next: whenever a client comes to it."""
-        same = self.accident("node dies", self.doom_node)
-        for attempt in range(TRIES):
-            if not (self.orders / "at work").exists():
-                same = self.accident(f"node dies {attempt}", lambda: None) and same
+        def doom() -> None:
+            self.order("doomed", self.raylet)
+            self.order("wait for", "caught")
+            killer.start()
+
+        same = self.accident("node dies", doom)
+        killer.join()
         return same
-
-    def add_node(self, **environment: str) -> None:
-        self.second = self.cluster.add_node(**NODE, temp_dir=self.ray, env_vars=environment or None)
-
-    def works(self) -> bool:
-        """Whether the second node is worked on, sooner or later: its first worker takes time to start."""
-        for attempt in range(TRIES):
-            if str(self.raylet()) in (self.orders / "raylets").read_text().split():
-                return True
-            self.accident(f"works {attempt}", lambda: None)
-        return False
 
     def copies(self) -> bool:
         """A client that writes into its message does it to its own."""
@@ -232,13 +242,14 @@ class Trial:
         return len(found) == 6 and all(bool(t.isfinite().all()) for reply in found for t in reply.up.values())
 
     def other_sources(self) -> str:
-        """A node whose feddbe is not ours."""
+        """A node whose feddbe is not ours; clients on the other one wait until they are cancelled."""
         shutil.copytree(Path(feddbe.__file__).parent, self.place / "other" / "feddbe")
         with (self.place / "other" / "feddbe" / "state.py").open("a") as file:
             file.write("# another version\n")
+        self.kill_node()
         self.add_node(PYTHONPATH=str(self.place / "other"))
-        said = (self.error(f"other sources {attempt}", self.obedient[0]) for attempt in range(TRIES))
-        return next((text for text in said if text != "no error"), "no error")
+        self.order("wait for", "no such note")
+        return self.error("other sources", self.obedient[0])
 
     def other_python(self) -> str:
         """Ray compares its own version and Python's when it is joined."""
@@ -269,19 +280,16 @@ def trial(place: Path, every: bool) -> dict[str, Any]:
         }
         found["copies"] = cluster.copies()
         found["diverged"] = cluster.error("diverged", experiment("fedavg", lr=1e30))
-        found["a worker dies"] = cluster.accident("dies once", (orders / "dies once").touch)
+        found["a worker dies"] = cluster.accident("dies once", lambda: cluster.order("dies once"))
         found["it died"] = not (orders / "dies once").exists()
         found["a worker is stuck"] = cluster.stuck()
-        (orders / "dies").touch()
+        cluster.order("dies")
         found["each worker dies"] = cluster.error("dies", cluster.obedient[0])
         (orders / "dies").unlink()
-        if every:  # slow to begin, and slow to be missed
-            found["a node dies"] = cluster.node_dies()
-            found["while at work"] = (orders / "at work").exists()
-            found["a node joins"] = cluster.accident("node joins", cluster.add_node)
-            found["it works"] = cluster.works()
-            cluster.kill_node()
-            found["other sources"] = cluster.other_sources()
+        found["a node dies"] = cluster.node_dies()
+        found["a node joins"] = cluster.accident("node joins", cluster.join)
+        found["it works"] = (orders / f"at work for {cluster.raylet}").exists()
+        found["other sources"] = cluster.other_sources()
         found["other Python"] = cluster.other_python()
         found["no GPU"] = cluster.no_gpu()
         return found

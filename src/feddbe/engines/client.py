@@ -16,7 +16,8 @@ from feddbe.measures import asked, take
 from feddbe.measures.rows import Measured, Numbers
 from feddbe.methods import newcomers
 from feddbe.methods.base import MODEL, Method, refused
-from feddbe.state import State, add_prefix, matches, nbytes, strip_prefix, without
+from feddbe.state import State, add_prefix, matches, moved, nbytes, strip_prefix, without
+from feddbe.training.device import at_work
 from feddbe.training.local import Local
 from feddbe.training.task import Context, Task
 
@@ -87,9 +88,17 @@ class Missing(NamedTuple):
 
 
 def perform(task: Task, method: Method, job: Job, received: State, private: State | None) -> Reply:
-    """Do the job. `private` is None at first contact."""
+    """Do the job where the task lies; messages and states come from the CPU, and go back there. `private` is
+    None at first contact."""
+    device, cpu = task.device, torch.device("cpu")
     try:
-        return _perform(task, method, job, received, private)
+        with at_work(device):
+            kept = None if private is None else moved(private, device)
+            reply = _perform(task, method, job, moved(received, device), kept)
+        if device == cpu:
+            return reply
+        new = None if reply.private is None else moved(reply.private, cpu)
+        return reply._replace(up=moved(reply.up, cpu), private=new, seen=moved(reply.seen, cpu))
     except SystemExit as error:  # it would end us as if all were well
         raise FeddbeError(
             f"client {job.client}, round {job.round}: the model's or method's own code called "
@@ -164,8 +173,8 @@ class _Call:
             return method.logits(local, params, x)
 
         own = logits if kept or method.own_logits else None
-        found, y = local.predict(state, own, on=on, track=method.deployed_track)
-        given = {name: torch.cat(parts) for name, parts in kept.items()} | {"logits": found, "y": y}
+        found, y = (t.cpu() for t in local.predict(state, own, on=on, track=method.deployed_track))
+        given = {name: torch.cat(parts).cpu() for name, parts in kept.items()} | {"logits": found, "y": y}
         rows = slice(None) if job.rows is None else list(job.rows)
         for place in shown:
             self.seen[f"{moment}/{place}"] = given[place][rows].flatten(1)
@@ -195,7 +204,7 @@ class _Call:
     def adapted(self, epochs: int) -> tuple[Local, State]:
         """What the client predicts with after so many epochs of adapting. Each fit opens its streams anew, so
         that e epochs are the first e of any more, with every method."""
-        task, method = self.task.with_epochs(epochs), self.method
+        task, method = self.task.adapting(epochs), self.method
         local, ctx = self.local(task), Context(task, self.job.round)
         if self.job.newcomer:
             state = newcomers.adapt(self.job.way, method, ctx, local, self.message, self.private)

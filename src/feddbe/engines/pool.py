@@ -39,7 +39,7 @@ from feddbe.options import parameter
 from feddbe.state import State, decode, encode
 from feddbe.training.task import Task
 
-__all__ = ["TRIES", "Pool", "PoolChoice", "cores"]
+__all__ = ["TRIES", "Pool", "PoolChoice", "cores", "end_with_parent"]
 
 TRIES = 3
 """How often a client's work is started when its worker dies."""
@@ -243,7 +243,7 @@ def _limit(pipe: Connection, seconds: float) -> None:
             end.setsockopt(socket.SOL_SOCKET, which, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """One that is stopped does not notice that its pipe closes; Linux can end it all the same."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -253,7 +253,7 @@ def _work(pipe: Connection, inherited: list[Connection], task: Task, method: Met
     """A worker: take jobs until the pipe closes."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent may have its own way
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us in good order
-    _end_with_parent()
+    end_with_parent()
     for other in inherited:
         other.close()
     torch.set_num_threads(1)

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -88,13 +89,14 @@ def connect(address: str | None, cpus: int) -> None:
     disconnect()
     if address is not None:
         _check_reachable(address)
-    _open = _prepared(address, cpus)
+    _open = _planned(address, cpus)
     atexit.register(disconnect)
     heard = list[bytes]()
     try:
-        ray = import_ray()
-        ray._private.worker._worker_logs_enabled = False  # "a worker died", on standard output
-        with _signals_kept():
+        with _signals_kept(_open):
+            _prepare(_open)
+            ray = import_ray()
+            ray._private.worker._worker_logs_enabled = False  # "a worker died", on standard output
             if address is None:
                 _start(ray, _open)
             else:
@@ -152,26 +154,29 @@ def disconnect() -> None:
     atexit.unregister(disconnect)
 
 
-def _prepared(address: str | None, cpus: int) -> _Open:
-    """The environment, before Ray is imported: it looks only then."""
-    folder = None
-    wanted = {name: os.environ.get(name, value) for name, value in _QUIET.items()}
+def _planned(address: str | None, cpus: int) -> _Open:
+    """What will be changed; nothing is yet."""
+    folder, names = None, [*_QUIET, *_JOINING]
     if address is None:
         place = tempfile.gettempdir()
-        place = "/tmp" if len(place) > _SHORT else place
-        folder = Path(tempfile.mkdtemp(prefix="feddbe-ray-", dir=place))  # for this user only
-        token = folder / "token"
-        with os.fdopen(os.open(token, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
-        wanted = {**_CLOSED, "RAY_AUTH_TOKEN_PATH": str(token)}
-        (folder / "ray_bootstrap_config.yaml").write_text("{}")  # else it asks metadata services
-    else:
-        wanted |= {name: os.environ.get(name, value) for name, value in _JOINING.items()}
-    before = {name: os.environ.get(name) for name in wanted}
-    if folder:
-        before["RAY_AUTH_TOKEN"] = os.environ.pop("RAY_AUTH_TOKEN", None)  # it would win over the file
-    os.environ.update(wanted)
-    return _Open(address, cpus, folder, before)
+        folder = Path("/tmp" if len(place) > _SHORT else place) / f"feddbe-ray-{secrets.token_hex(4)}"
+        names = [*_CLOSED, "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN"]
+    return _Open(address, cpus, folder, {name: os.environ.get(name) for name in names})
+
+
+def _prepare(ours: _Open) -> None:
+    """The environment, before Ray is imported: it looks only then."""
+    if ours.folder is None:
+        for name, value in (_QUIET | _JOINING).items():
+            os.environ.setdefault(name, value)
+        return
+    ours.folder.mkdir(mode=0o700)  # for this user only; nobody else has made it
+    token = ours.folder / "token"
+    with os.fdopen(os.open(token, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    (ours.folder / "ray_bootstrap_config.yaml").write_text("{}")  # else it asks metadata services
+    os.environ.pop("RAY_AUTH_TOKEN", None)  # it would win over the file
+    os.environ.update({**_CLOSED, "RAY_AUTH_TOKEN_PATH": str(token)})
 
 
 def _start(ray: Any, ours: _Open) -> None:
@@ -199,16 +204,33 @@ def _start(ray: Any, ours: _Open) -> None:
 
 
 @contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself, by which a run ends in good order."""
+def _signals_kept(ours: _Open) -> Iterator[None]:
+    """Ray takes SIGTERM for itself, by which a run ends in good order. Ctrl-C while it starts, which takes
+    seconds, counts when it has started: an exception in its midst may get lost, and an end without one
+    (`feddbe.__main__`) would leave the folder. The second one counts at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    interrupted = before[signal.SIGINT]
+    pressed = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed and ours.folder and callable(interrupted):
+            shutil.rmtree(ours.folder, ignore_errors=True)
+            interrupted(number, frame)
+        pressed = True
+
+    if ours.folder and callable(interrupted):
+        signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

@@ -100,6 +100,8 @@ class Method(Parameters):
     """Add-ons that it does not take, each with the reason; `--force` allows them."""
     cannot: ClassVar[Mapping[str, str]] = {}
     """Add-ons that would do nothing on it, each with the reason."""
+    keeps_to: ClassVar[Mapping[str, str]] = {}
+    """Options of local training that it does not take, each with the reason."""
     deployed_track: ClassVar[str] = "shared"
     """The track whose BatchNorm statistics the deployed model uses."""
     keeps_uploads: ClassVar[bool] = False

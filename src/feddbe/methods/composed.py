@@ -36,6 +36,7 @@ class Composed(Method):
             "deployed_track": inner.deployed_track,
             "keeps_uploads": inner.keeps_uploads,
             "needs_all": inner.needs_all,
+            "keeps_to": inner.keeps_to,
             "adapts": inner.adapts or next((a.adapts for a in self.addons if a.adapts), ""),
         }
         for names in ("keeps", "secret", "sends", "receives", "constant"):

@@ -110,6 +110,21 @@ class SplitModel:
         self.head = tuple(name for name, p in module.named_parameters() if id(p) in in_head)
         self.body = tuple(name for name in self.parameters if name not in self.head)
 
+    def on(self, device: torch.device) -> SplitModel:
+        """The same model there."""
+        module = copy.deepcopy(self.module).to(device)
+        with device:  # a traced graph makes its constants where it was traced
+            moved = SplitModel(
+                module,
+                self._sample.to(device),
+                self.cut,
+                onednn=self.onednn,
+                channels_last=self.channels_last,
+                aliases=self.aliases,
+            )
+        moved.remake = self.remake
+        return moved
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as what it was made from: the graphs of a traced module cannot be pickled."""
         how = self._sample, self.cut, self.onednn, self.channels_last, self.aliases
@@ -213,10 +228,11 @@ class SplitModel:
     def fresh(self, seed: int) -> State:
         """Parameters of another initialisation: each layer's own (`reset_parameters`), children first. A
         parameter that no layer resets stays at theta^0."""
-        module = copy.deepcopy(self.module)
-        with torch_seeded(seed):
+        module = copy.deepcopy(self.module).cpu()  # the same one for every device
+        with torch.device("cpu"), torch_seeded(seed):
             module.apply(lambda layer: getattr(layer, "reset_parameters", lambda: None)())
-        return {name: p.detach() for name, p in module.named_parameters()}
+        device = self._sample.device
+        return {name: p.detach().to(device) for name, p in module.named_parameters()}
 
     def layout(self, tensor: Tensor, *, copy: bool = True) -> Tensor:
         """A copy in the memory layout in which this model is fast; `copy=False`: or the tensor itself."""

@@ -41,7 +41,7 @@ def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         for key, value in after.items()
         if before.get(key) != value and (key in before or key in now)
     ]
-    return "; ".join(found) or "its data or its model differ"
+    return "; ".join(found) or "its data, its model or its method differ"
 
 
 def reopened(store: Store, *, dataset: Dataset | None = None, model: ModelSource | None = None) -> Experiment:
@@ -52,7 +52,8 @@ def reopened(store: Store, *, dataset: Dataset | None = None, model: ModelSource
             f"the model of '{store.folder}' came from Python; give it again: feddbe.measure(RUN, model=...)"
         )
     try:
-        found = resolve(settings["method"], stored_options(settings), dataset=dataset, model=model)
+        options = dataclasses.replace(stored_options(settings), device="cpu")  # the run's may be elsewhere
+        found = resolve(settings["method"], options, dataset=dataset, model=model)
     except BadInput as error:
         raise BadInput(f"the run in '{store.folder}' cannot be made again: {error}") from error
     if found.config_hash != store.meta("config_hash"):

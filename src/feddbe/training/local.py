@@ -71,9 +71,18 @@ class Local:
         return seeds.stream(self.task.seed, purpose, self.round, self.client)
 
     @property
+    def lr(self) -> float:
+        """The learning rate of this round."""
+        return self.task.training.rate(self.round)
+
+    @property
     def samples(self) -> int:
         """n_i."""
         return len(self.rows["train"])
+
+    def index(self, on: str) -> Tensor:
+        """The client's `test`, `train` or other rows, to take them from the data."""
+        return torch.from_numpy(self.rows[on]).to(self.task.device)
 
     def hold_out(self, share: float) -> None:
         """From now on train without the last `share` of the training data: at least one sample stays out, and
@@ -89,7 +98,7 @@ class Local:
 
     def label_counts(self) -> Tensor:
         """n_c: training samples of each class."""
-        rows = torch.from_numpy(self.rows["train"])
+        rows = self.index("train")
         return torch.bincount(self.task.dataset.y[rows], minlength=self.task.dataset.classes)
 
     def attach(self, track: str, term: Term) -> None:
@@ -140,12 +149,12 @@ class Local:
     ) -> Fit:
         """SGD from `params` on `loss` plus `terms` plus what add-ons attached to this track, unless `plain`.
 
-        p <- p - lr (grad + correction), for the `trainable` names (default: all), less those whose module had
-        requires_grad off, and for the extras. `params` are
-        not changed; the new values of the extras stay in `extras`. `keep_statistics=False` leaves the track's
-        BatchNorm statistics as they were.
+        p <- p - lr (grad + correction), or a step of the run's optimiser, for the `trainable` names (default:
+        all), less those whose module had requires_grad off, and for the extras. `params` are not changed; the
+        new values of the extras stay in `extras`. `keep_statistics=False` leaves the track's BatchNorm
+        statistics as they were.
         """
-        model, rate = self.task.model, self.task.training.lr if lr is None else lr
+        model, rate = self.task.model, self.lr if lr is None else lr
         names = [name for name in (params if trainable is None else trainable) if name not in model.frozen]
         statistics = self.buffers(track)
         if statistics and min(self.samples, self.task.training.batch) == 1:
@@ -163,6 +172,7 @@ class Local:
             dict(correction or {}),
             statistics if keep_statistics else {name: b.clone() for name, b in statistics.items()},
             self._batches(epochs),
+            self.task.training.optimiser,
         )
         chosen = trainer_of(plan, self.task.training.trainer)
         self.trainers[chosen.name] = chosen.why
@@ -198,7 +208,7 @@ class Local:
         """`function(params, x)` in evaluation mode, by default the logits, over the client's `test`, `train`
         or other rows; the labels."""
         model, dataset = self.task.model, self.task.dataset
-        rows = torch.from_numpy(self.rows[on])
+        rows = self.index(on)
         if function is None and (predictor := passes.predictor(self.task, params, self._prbm)):
             batches = (dataset.inputs(dataset.x.index_select(0, some)) for some in _some(rows))
             return _together([predictor.logits(x) for x in batches]), dataset.y.index_select(0, rows)

@@ -23,6 +23,7 @@ from feddbe.data.dataset import Dataset
 from feddbe.errors import Diverged
 from feddbe.models.split import SplitModel
 from feddbe.state import State
+from feddbe.training.optimiser import PLAIN, Optimiser
 from feddbe.training.terms import Term
 
 __all__ = [
@@ -88,14 +89,14 @@ class Batches:
         n = len(self.rows)
         size = min(self.size, n)
         for order in seeds.permutations(self.epochs, n, self.seed, "batches", self.round, self.client):
-            taken = torch.from_numpy(self.rows[order[: n // size * size]])
+            taken = torch.from_numpy(self.rows[order[: n // size * size]]).to(self.dataset.y.device)
             yield self.dataset.x.index_select(0, taken), self.dataset.y.index_select(0, taken), size
 
 
 @dataclass(frozen=True)
 class FitPlan:
     """SGD from `params` on `loss` plus `terms`: p <- p - rate (grad + correction) for each name with a
-    rate."""
+    rate, or what the optimiser makes of (grad + correction)."""
 
     model: SplitModel
     params: State
@@ -110,6 +111,7 @@ class FitPlan:
     statistics: State
     """BatchNorm's, which training moves in place."""
     batches: Batches
+    optimiser: Optimiser = PLAIN
 
 
 class Fitted(NamedTuple):

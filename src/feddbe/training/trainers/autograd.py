@@ -11,7 +11,7 @@ and only f is left to autograd. The others stay as they are: their bits are thos
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -37,6 +37,8 @@ class _Moving(NamedTuple):
     """The same memory, unseen by autograd."""
     carries: list[State]
     losses: Losses
+    optimiser: torch.optim.Optimizer | None
+    """None: plain SGD, written out below."""
 
 
 def refuses(plan: FitPlan) -> str:
@@ -46,9 +48,11 @@ def refuses(plan: FitPlan) -> str:
 def train(plan: FitPlan) -> Fitted:
     params = {name: plan.model.layout(p.detach()) for name, p in plan.params.items()}
     extras = {name: p.detach().clone() for name, p in plan.extras.items()}
-    leaves = [(params | extras)[name].requires_grad_() for name in plan.rates]
+    moving = {name: (params | extras)[name].requires_grad_() for name in plan.rates}
+    leaves = list(moving.values())
     values, carries = [leaf.detach() for leaf in leaves], [term.carry for term in (plan.loss, *plan.terms)]
-    start = _Moving(params, extras, leaves, values, carries, no_losses())
+    optimiser = None if plan.optimiser.plain else plan.optimiser.over(plan.rates, moving, extras)
+    start = _Moving(params, extras, leaves, values, carries, no_losses(), optimiser)
     with plan.model.bind(params, plan.statistics, training=True):
         end = fold(_step_by_hand if _known(plan) else _step, start, plan, plan.model, plan.batches)
     params = {name: p.detach().contiguous() for name, p in params.items()}
@@ -73,18 +77,26 @@ def _step(now: _Moving, plan: FitPlan, samples: Samples, key: int) -> _Moving:
 def _moved(
     now: _Moving,
     plan: FitPlan,
-    grads: Iterable[Tensor | None],
+    grads: Sequence[Tensor | None],
     loss: Tensor,
     carries: list[State],
     samples: int,
 ) -> _Moving:
-    """p <- p - rate (grad + correction)."""
+    """After a step along these gradients."""
+    if now.optimiser is None:
+        _descend(now, plan, grads)
+    else:
+        _optimise(now, plan, grads)
+    return now._replace(carries=carries, losses=now.losses.add(loss, samples))
+
+
+def _descend(now: _Moving, plan: FitPlan, grads: Sequence[Tensor | None]) -> None:
+    """A step of plain SGD: p <- p - rate (grad + correction)."""
     for (name, rate), p, grad in zip(plan.rates.items(), now.values, grads, strict=True):
         if grad is not None:
             p.add_(grad, alpha=-rate)  # of a sparse gradient only its rows
         if name in plan.correction:
             p.add_(plan.correction[name], alpha=-rate)
-    return now._replace(carries=carries, losses=now.losses.add(loss, samples))
 
 
 def _known(plan: FitPlan) -> bool:
@@ -122,3 +134,18 @@ def _step_by_hand(now: _Moving, plan: FitPlan, samples: Samples, key: int) -> _M
         grads = torch.autograd.grad(traced, list(leaves.values()), back, allow_unused=True)
         found |= dict(zip(leaves, grads, strict=True))
     return _moved(now, plan, [found.get(name) for name in plan.rates], loss, carries, size)
+
+
+def _optimise(now: _Moving, plan: FitPlan, grads: Sequence[Tensor | None]) -> None:
+    """A step of the optimiser on the gradients, clipped first, as torch does it."""
+    assert now.optimiser is not None
+    for (name, leaf), grad in zip(zip(plan.rates, now.leaves, strict=True), grads, strict=True):
+        leaf.grad = torch.zeros_like(leaf) if grad is None else grad.to_dense()
+        if name in plan.correction:
+            leaf.grad = leaf.grad + plan.correction[name]
+    if plan.optimiser.clip_norm is not None:  # a sum over names, whose order a decoded state has changed
+        by_name = [
+            leaf for _, leaf in sorted(zip(plan.rates, now.leaves, strict=True), key=lambda pair: pair[0])
+        ]
+        torch.nn.utils.clip_grad_norm_(by_name, plan.optimiser.clip_norm)
+    now.optimiser.step()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -51,6 +52,8 @@ def refuses(plan: FitPlan) -> str:
         return reason
     if plan.params.keys() != plan.model.parameters.keys() or not plan.extras.keys() <= {"prbm"}:
         return "the method trains more than the model and PRBM"
+    if not replace(plan.optimiser, weight_decay=0.0).plain:
+        return "the optimiser is not plain SGD"
     if plan.loss is not CROSS_ENTROPY:
         return "the method has a loss of its own"
     kinds = [type(term.apply) for term in plan.terms]
@@ -60,6 +63,9 @@ def refuses(plan: FitPlan) -> str:
 
 
 def refuses_types(tensors: Iterable[Tensor]) -> str:
+    tensors = list(tensors)
+    if any(t.device.type != "cpu" for t in tensors):
+        return "it is on a GPU"
     fits = {t.dtype for t in tensors} in ({torch.float32}, {torch.float64})
     return "" if fits else "parameters are not all float32, or all float64"
 
@@ -210,15 +216,17 @@ def _set_moves(network: Network, plan: FitPlan) -> None:
     weight, anchor = next(
         ((t.apply.weight, t.const) for t in plan.terms if isinstance(t.apply, Prox)), (0.0, {})
     )
-    network.net["mode"] = DRIFT if plan.correction or anchor else PLAIN
+    to_zero = dict.fromkeys(plan.params, plan.optimiser.weight_decay)
+    drifts = bool(plan.correction or anchor or plan.optimiser.weight_decay)
+    network.net["mode"] = DRIFT if drifts else PLAIN
     rates = {name: plan.rates.get(name, 0.0) for name in network.parts}
-    pulls = {name: rate * weight if name in anchor else 0.0 for name, rate in rates.items()}
-    network.set_moves(rates, pulls)
-    if plan.correction or anchor:
+    to_anchor = {name: rate * weight if name in anchor else 0.0 for name, rate in rates.items()}
+    network.set_moves(rates, {name: to_anchor[name] + rates[name] * to_zero.get(name, 0.0) for name in rates})
+    if drifts:
         for name, drift in network.beside.items():
             drift.zero_()
             if name in anchor:
-                drift.add_(anchor[name].reshape(drift.shape), alpha=pulls[name])
+                drift.add_(anchor[name].reshape(drift.shape), alpha=to_anchor[name])
             if name in plan.correction:
                 drift.sub_(plan.correction[name].reshape(drift.shape), alpha=rates[name])
 
