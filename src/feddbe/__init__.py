@@ -49,9 +49,11 @@ _HOMES = (
 
 def __getattr__(name: str) -> object:
     """The names above when they are first used: `feddbe --help` need not wait for torch."""
-    if name in __all__:
-        from importlib import import_module
+    from importlib import import_module
 
+    if name == "testing":
+        return import_module("feddbe.testing")
+    if name in __all__:
         for home in _HOMES:
             module = import_module(f"feddbe.{home}")
             if name in module.__all__:

@@ -78,7 +78,9 @@ def from_package(name: str, taken: Collection[str]) -> type[Method]:
 def checked(cls: Any, where: str, taken: Collection[str]) -> type[Method]:
     """The class, if it can be used as a method; else what is wrong with it."""
     if not (inspect.isclass(cls) and issubclass(cls, Method)):
-        raise BadInput(f"{where} is not a method: it must be a subclass of feddbe.Method (docs/own_method.md)")
+        raise BadInput(
+            f"{where} is not a method: it must be a subclass of feddbe.Method (docs/own_method.md)"
+        )
     if any(isinstance(value, dataclasses.Field) for value in vars(cls).values()):
         raise BadInput(f"{where} is not a dataclass; write @dataclass(frozen=True) above it")
     if cls.name in taken:
@@ -93,8 +95,8 @@ def checked(cls: Any, where: str, taken: Collection[str]) -> type[Method]:
     for field in dataclasses.fields(cls):
         if "meaning" not in field.metadata:
             raise BadInput(
-                f"{where}: '{field.name}' is no option; write {field.name}: TYPE = parameter(DEFAULT, MEANING), "
-                "or ClassVar[TYPE] if it is not meant to be one"
+                f"{where}: '{field.name}' is no option; write {field.name}: TYPE = parameter(DEFAULT, "
+                "MEANING), or ClassVar[TYPE] if it is not meant to be one"
             )
         try:
             allowed(field)
