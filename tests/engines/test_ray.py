@@ -48,7 +48,7 @@ def child(*words: str) -> dict[str, Any]:
 
 def check(found: dict[str, Any], wanted: dict[str, Any], lines: dict[str, str]) -> None:
     """Values are equal, and what somebody is told is one line like this."""
-    assert {name: found[name] for name in wanted} == wanted
+    assert {name: found[name] for name in wanted} == wanted, found
     for name, pattern in lines.items():
         assert re.fullmatch(pattern, found[name].strip()), found[name]
     assert found.keys() == {*wanted, *lines}
