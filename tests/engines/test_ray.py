@@ -62,7 +62,7 @@ def test_nodes_and_workers_come_and_go(tmp_path: Path) -> None:
     found = child(sys.executable, "-m", "tests.engines.ray_faults", str(tmp_path), *["--all"] * ALL)
     wanted = {
         "methods": dict.fromkeys(COMBINATIONS if ALL else METHODS, True),
-        "copies": True,
+        "a method from a file": True, "copies": True,
         "a worker dies": True, "it died": True, "a worker is stuck": True,
         "a node dies": True, "a node joins": True, "it works": True,
     }  # fmt: skip
