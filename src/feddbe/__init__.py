@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from feddbe.models import SplitModel
     from feddbe.page import report
     from feddbe.runs.watch import Watch
-    from feddbe.show.run import Run, Runs
+    from feddbe.show.run import Run, Runs, Sweep
     from feddbe.studies.sweep import compare
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Split",
     "SplitModel",
     "StoreError",
+    "Sweep",
     "Watch",
     "compare",
     "draw",
