@@ -101,8 +101,8 @@ def _seeds(sources: Sources) -> list[Block]:
         for group, name in zip(found, names, strict=True)
     ]
     words = (
-        "Each run's best round, in %: mean and 95 % interval over seeds (Student's t). The difference is that "
-        "of runs with the same split and seed, in points; a method improves or worsens only where the "
+        "Each run's best round, in %: mean and 95 % interval over seeds (Student's t). The difference is "
+        "that of runs with the same split and seed, in points; a method improves or worsens only where the "
         "interval excludes zero."
     )
     columns = ["experiment", "seeds", *(f"{words} %" for words in _READINGS.values())]

@@ -19,6 +19,7 @@ const curves = {
       if (drawn) drawn.destroy();
       const choice = block.choices[state.choice];
       drawn = curves.plot(block, choice, state, plot, (index) => curves.read(block, choice, state, index, at, keys));
+      plot.chart = drawn; // for who looks at it from outside
       keys.replaceChildren(...curves.keys(choice, state, build));
       curves.read(block, choice, state, null, at, keys);
     }
