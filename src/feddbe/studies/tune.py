@@ -20,7 +20,7 @@ from feddbe.errors import BadInput, Diverged
 from feddbe.options.config import Asked, Config
 from feddbe.paths import expand
 from feddbe.runs import folders, lock
-from feddbe.runs.experiment import load_data, resolve
+from feddbe.runs.experiment import resolve
 from feddbe.runs.watch import Watch
 from feddbe.studies import runner
 from feddbe.studies.cells import Cell
@@ -85,12 +85,12 @@ def tune(asked: Asked, *, trials: int = 20, space: Sequence[str] = (), watch: Wa
     if not share:
         raise BadInput("validation = 0; a search needs validation data: it must not look at test data")
     folder = expand(options.out) if options.out else folders.RUNS / _name(options, method)
-    base = _options(options, share, folder)
-    experiment = resolve(method, Config(**base))
+    experiment = resolve(method, dataclasses.replace(options, validation=share))
     chosen = space_of(experiment, space)
     first = {key: published(experiment, key) for key in chosen}
     lock.make_folder(folder)
     with lock.alone(folder):
+        base = _options(options, experiment.task.split, folder)
         found = _study(optuna, folder, [method, base | {"split": share}, chosen], first)
         search = _Search(optuna, found, method, base, chosen, folder, watch or Watch())
         while len(search.finished()) < trials:
@@ -203,7 +203,7 @@ def _study(optuna: Any, folder: Path, about: Any, first: Mapping[str, Any]) -> S
     return study
 
 
-def _options(options: Config, share: float, folder: Path) -> dict[str, Any]:
+def _options(options: Config, split: Split, folder: Path) -> dict[str, Any]:
     """Of every run: what was asked for, on a split that has training data only."""
     given = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
     kept = {
@@ -212,9 +212,7 @@ def _options(options: Config, share: float, folder: Path) -> dict[str, Any]:
         if value != Config.__dataclass_fields__[key].default
         and key not in ("method", "out", "resume", "json", "validation", "partition", "clients", "split")
     }
-    held = load_data(dataclasses.replace(options, validation=share))
-    lock.make_folder(folder)
-    Split(held.split.train, held.split.validation).save(folder / _SPLIT)
+    Split(split.train, split.validation).save(folder / _SPLIT)
     return {"eval_after": False, "measure": "accuracy", **kept, "split": str(folder / _SPLIT)}
 
 
