@@ -72,6 +72,12 @@ def test_the_default_comes_first_and_the_best_is_the_best(tmp_path: Path) -> Non
     assert found.space == {"kappa": [0.5, 1.0, 2], "lr": [0.05, 0.1, 0.2]}
 
 
+def test_nothing_is_tried_twice_and_a_small_space_ends_the_search(tmp_path: Path) -> None:
+    asked = config.read(["fedavg"], {**SMALL, "rounds": 1, "out": str(tmp_path)})
+    found = tune(asked, trials=20, space=["lr=0.01,0.02,0.03,0.05"])
+    assert sorted(trial.values["lr"] for trial in found.trials) == [0.01, 0.02, 0.03, 0.05, 0.1]
+
+
 def test_a_trial_that_diverges_is_worth_nothing(tmp_path: Path) -> None:
     asked = config.read(["fedavg"], {**SMALL, "out": str(tmp_path)})
     found = tune(asked, trials=3, space=["lr=1e30"])

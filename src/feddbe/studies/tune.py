@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from feddbe import seeds
 from feddbe.data.split import Split
 from feddbe.errors import BadInput, Diverged
 from feddbe.options.config import Asked, Config
@@ -93,7 +95,7 @@ def tune(asked: Asked, *, trials: int = 20, space: Sequence[str] = (), watch: Wa
         base = _options(options, experiment.task.split, folder)
         found = _study(optuna, folder, [method, base | {"split": share}, chosen], first)
         search = _Search(optuna, found, method, base, chosen, folder, watch or Watch())
-        while len(search.finished()) < trials:
+        while len(search.finished()) < min(trials, math.prod(map(len, chosen.values()))):
             search.one()
         told = [search.trial(trial) for trial in search.finished()]
     return Tuned(method, chosen, told, first, folder, base)
@@ -115,11 +117,7 @@ class _Search:
 
     def one(self) -> None:
         """One trial. What is chosen depends on the seed and the trials so far, not on who did them when."""
-        number = len(self.finished())
-        seed = 1_000_003 * int(self.base.get("seed") or 0) + number
-        self.study.sampler = self.optuna.samplers.TPESampler(seed=seed)
-        trial = self.study.ask()
-        values = {key: trial.suggest_categorical(key, values) for key, values in self.space.items()}
+        trial, values = self._choose()
         method, options = named(self.method, values)
         cell = Cell(method, {**self.base, **options})
         (planned,) = runner.plan([cell], self.folder)
@@ -139,6 +137,25 @@ class _Search:
         best = planned.found and planned.found["best"]
         value = best["accuracy"]["weighted"] if best and best["accuracy"] and not planned.refused else 0.0
         self.study.tell(trial, value)
+
+    def _choose(self) -> tuple[Asking, dict[str, Any]]:
+        """What Optuna proposes; where that was tried already, something at random that was not."""
+        tried = [trial.params for trial in self.finished()]
+        seed = int(self.base.get("seed") or 0)
+        draws = seeds.stream(seed, "tune", len(tried))
+        self.study.sampler = self.optuna.samplers.TPESampler(seed=draws.randint(2**31))
+        trial, values = self._ask()
+        if values not in tried:
+            return trial, values
+        self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
+        while values in tried:
+            values = {key: those[draws.randint(len(those))] for key, those in self.space.items()}
+        self.study.enqueue_trial(values)
+        return self._ask()
+
+    def _ask(self) -> tuple[Asking, dict[str, Any]]:
+        trial = self.study.ask()
+        return trial, {key: trial.suggest_categorical(key, those) for key, those in self.space.items()}
 
     def trial(self, found: Any) -> Trial:
         pruned = found.state.name == "PRUNED"
