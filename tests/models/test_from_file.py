@@ -218,7 +218,7 @@ def test_a_word_outside_of_the_embedding_is_one_line(tmp_path: Path) -> None:
     path = write(tmp_path, WORDS)
     x = torch.arange(40).reshape(10, 4)
     data = from_object({"x": x, "y": [0, 1] * 5, "words": 40})
-    options = {"partition": "iid", "clients": 2}
+    options: dict[str, Any] = {"partition": "iid", "clients": 2}
     made = resolve("fedavg", Config(model=f"{path}:all", **options), dataset=data)
     assert made.task.model.parameters["vectors.weight"].shape == (40, 4)
     with pytest.raises(
