@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -80,7 +80,7 @@ def reproduce(
     if listing:
         return _list(studies, folder)
     instead = _instead(studies, small=small, data=data)
-    return _carry_out(studies, folder, instead, form, dry_run=dry_run)
+    return _carry_out(studies, folder, instead, form, dry_run=dry_run, report=every)
 
 
 def _instead(studies: Sequence[Study], *, small: bool, data: str | None) -> str:
@@ -121,7 +121,9 @@ def _list(studies: Sequence[Study], folder: Path) -> int:
     return 0
 
 
-def _carry_out(studies: Sequence[Study], folder: Path, instead: str, form: str, *, dry_run: bool) -> int:
+def _carry_out(
+    studies: Sequence[Study], folder: Path, instead: str, form: str, *, dry_run: bool, report: bool
+) -> int:
     from feddbe.cli.board import Bars, stoppable
     from feddbe.studies import figures, reproduce, runner
 
@@ -146,6 +148,10 @@ def _carry_out(studies: Sequence[Study], folder: Path, instead: str, form: str, 
         _show(study, plans, folder, instead, form, dry_run=dry_run)
     if dry_run:
         _would_run(list(missing))
+    elif report and (runs := list(dict.fromkeys(one.place for one in plans.values() if one.found))):
+        from feddbe.page import write_report
+
+        print(f"report  {write_report(runs, folder / 'report.html')}", file=_beside(form))
     return 0
 
 
@@ -180,6 +186,11 @@ def _would_run(places: Sequence[Path]) -> None:
         print(f"would run: {place}", file=sys.stderr)
     if not places:
         print("nothing is missing", file=sys.stderr)
+
+
+def _beside(form: str) -> TextIO:
+    """Where what is no table goes: beside a table for programs there is nothing."""
+    return sys.stdout if form == "text" else sys.stderr
 
 
 def _tell(text: str) -> None:

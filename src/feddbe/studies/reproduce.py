@@ -113,9 +113,7 @@ def _marks(study: Study, slot: Slot, plans: Plans, found: Mapping[int, float]) -
     documents = [one.found for one in used if one.found]
     marks = [slot.column.replaced] if slot.column.replaced else []
     marks += [_rounds(study, used)] if not all(_ended(study, one) for one in used) else []
-    marks += [f"diverged, {_far(one.found)} rounds before that" for one in used if one.found and one.refused][
-        :1
-    ]
+    marks += [f"diverged after round {_far(one.found)}" for one in used if one.found and one.refused][:1]
     if len(found) < len(slot.cells):
         marks.append(f"{len(found)} of {len(slot.cells)} trials")
     marks += sorted({document["note"] for document in documents} - {""})

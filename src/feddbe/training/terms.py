@@ -78,7 +78,7 @@ def prox(weight: float, anchor: Mapping[str, Tensor]) -> Term:
 
 
 @lru_cache(8)
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, *, measured: bool) -> State:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, measured: bool) -> State:
     """Nobody writes into a carry."""
     names = ("weight", "size", "batches") if measured else ("weight",)
     return {"r": torch.zeros(shape, dtype=dtype), **{n: torch.zeros((), dtype=dtype) for n in names}}
@@ -101,7 +101,7 @@ class MeanPull:
 
     def start(self, shape: tuple[int, ...], *, measured: bool = False) -> State:
         """The carry before the first batch."""
-        return _zeros(shape, torch.get_default_dtype(), measured=measured)
+        return _zeros(shape, torch.get_default_dtype(), torch.get_default_device(), measured=measured)
 
     def __call__(self, at: At, carry: State) -> tuple[Tensor | None, State]:
         batch = at.batch.z_g.mean(0)
