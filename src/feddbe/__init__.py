@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from feddbe.data.partition import partition
     from feddbe.data.split import Split, load_split
     from feddbe.errors import BadInput, Diverged, FeddbeError, StoreError
+    from feddbe.export import export_model, predict
     from feddbe.methods import METHODS, MR, PRBM, Method
     from feddbe.methods.fedavg import FedAvg
     from feddbe.models import SplitModel
@@ -36,10 +37,12 @@ __all__ = [
     "Watch",
     "compare",
     "draw",
+    "export_model",
     "load",
     "load_split",
     "measure",
     "partition",
+    "predict",
     "report",
     "run",
 ]
@@ -57,6 +60,7 @@ _HOMES = (
     "show.run",
     "runs.watch",
     "page",
+    "export",
 )
 
 
