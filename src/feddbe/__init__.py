@@ -68,8 +68,8 @@ def __getattr__(name: str) -> object:
     """The names above when they are first used: `feddbe --help` need not wait for torch."""
     from importlib import import_module
 
-    if name == "watch":
-        return import_module("feddbe.watch")
+    if name in ("testing", "watch"):
+        return import_module(f"feddbe.{name}")
     if name in __all__:
         for home in _HOMES:
             module = import_module(f"feddbe.{home}")

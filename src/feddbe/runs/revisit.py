@@ -11,8 +11,10 @@ from feddbe.data.dataset import Dataset
 from feddbe.engines import Engine
 from feddbe.engines.client import Job, Missing, Reply, deployed
 from feddbe.errors import BadInput, FeddbeError, StoreError, unknown
+from feddbe.methods import METHODS
 from feddbe.models import ModelSource
 from feddbe.options.config import Config, pick_identity
+from feddbe.options.from_file import names_file
 from feddbe.runs.best import KEPT
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.messages import sent, steady
@@ -54,7 +56,10 @@ def reopened(store: Store, *, dataset: Dataset | None = None, model: ModelSource
         options = dataclasses.replace(stored_options(settings), device="cpu")  # the run's may be elsewhere
         found = resolve(settings["method"], options, dataset=dataset, model=model)
     except BadInput as error:
-        raise BadInput(f"the run in '{store.folder}' cannot be made again: {error}") from error
+        name = next(iter(settings["method_options"]))
+        known = name in METHODS or names_file(settings["method"])
+        hint = "" if known else f"; a class of yours is made known by feddbe.METHODS['{name}'] = CLASS"
+        raise BadInput(f"the run in '{store.folder}' cannot be made again: {error}{hint}") from error
     if found.config_hash != store.meta("config_hash"):
         raise BadInput(
             f"the run in '{store.folder}' is another here ({differences(settings, found.config)}); "
