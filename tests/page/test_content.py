@@ -220,6 +220,13 @@ def test_many_clients_are_a_sample_and_it_is_said(tmp_path: Path) -> None:
     assert heat["clients"][-1] == 299
 
 
+def test_clients_that_are_not_in_the_heat_map_are_told(tmp_path: Path) -> None:
+    feddbe.run("fedavg", out=str(tmp_path / "run"), rounds=2, join=0.5, eval="cohort", **SMALL)
+    (heat,) = blocks(content(read([tmp_path / "run"])))["heat"]["choices"]
+    assert len(heat["clients"]) == 2
+    assert heat["note"] == "the 2 clients that were evaluated in the best round"
+
+
 def test_what_is_not_finite_becomes_nothing() -> None:
     assert [number(value) for value in (float("nan"), float("inf"), None, 1.23456)] == [
         None,
