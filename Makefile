@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all clean
+.PHONY: demo test test-all docs wheel clean
 
 demo: .venv/installed
 	$(BIN)/feddbe compare fedavg fedavg+dbe
@@ -15,6 +15,17 @@ test: .venv/installed-dev
 test-all: test  # a thousand kills and flips more, every method on Ray: about half an hour
 	FEDDBE_CASES=1000 $(BIN)/pytest -n auto tests/contract/test_kill.py tests/runs/test_check.py tests/test_fuzz.py \
 		tests/engines/test_ray.py
+
+wheel: .venv/bin/python  # as a user installs it: built, then into an empty environment, without extras
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/pip install --quiet -c constraints.txt build/wheel/feddbe-*.whl
+	cd build/wheel && venv/bin/feddbe compare fedavg fedavg+dbe --rounds 5 --out compared
+	cd build/wheel && venv/bin/feddbe show compared && venv/bin/feddbe check compared && venv/bin/feddbe methods > methods.txt
+
+docs: .venv/installed-dev  # the site, in build/site; open build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf .venv build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -201,6 +201,72 @@ def chain(*sizes: int) -> nn.Module:
     return nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(sizes)))
 
 
+def test_a_run_goes_on_by_its_folder_alone() -> None:
+    """Method and options are those of the run, also where a method has a default of its own."""
+    options: dict[str, Any] = {**SMALL, "rounds": 1, "lr": None, "model": "cnn_small", "seed": 3}
+    feddbe.compare(["scaffold", "fedavg"], **options, out="short")
+    whole = feddbe.compare(["scaffold", "fedavg"], **{**options, "rounds": 3}, out="whole")
+    longer = feddbe.compare(resume=True, out="short", rounds=3)
+    assert [run["config"]["lr"] for run in longer] == [0.05, 0.1]
+    for one, other in zip(longer, whole, strict=True):
+        assert one["server_sha256"] == other["server_sha256"]
+    alone = feddbe.run(resume=True, out="short/fedavg", rounds=4)
+    assert (alone["method"], alone["last"]["round"], alone["config"]["seed"]) == ("fedavg", 4, 3)
+    with pytest.raises(feddbe.BadInput, match=r"lr 0\.1 there, 0\.2 now"):
+        feddbe.run(resume=True, out="short/fedavg", lr=0.2)
+    with pytest.raises(feddbe.BadInput, match="'short' holds 2 runs; compare --resume --out short continues"):
+        feddbe.run(resume=True, out="short")
+    with pytest.raises(feddbe.BadInput, match="no method given"):
+        feddbe.run(out="short")
+
+
+def test_what_came_from_python_is_given_again() -> None:
+    own: dict[str, Any] = {"data": mine(), "model": nn.Sequential(*layers())}
+    feddbe.run("fedavg", **own, **SMALL, out="own")
+    with pytest.raises(feddbe.BadInput, match="the model of 'own' came from Python; give it again as model="):
+        feddbe.run(data=own["data"], out="own", resume=True)
+    assert feddbe.run(**own, out="own", resume=True, rounds=3)["last"]["round"] == 3
+
+
+def test_those_that_finish_are_returned_and_one_that_diverges_says_so() -> None:
+    wild = "fedavg+prbm(prbm_lr=1e20)"
+    first, second = feddbe.compare([wild, "fedavg"], **SMALL, model="mlp")
+    assert first["diverged"]["round"] == 1
+    assert (second["diverged"], second["last"]["round"]) == (None, 2)
+    with pytest.raises(feddbe.Diverged, match="at client 0 in round 1") as caught:
+        feddbe.run(wild, **SMALL, model="mlp", out="alone")
+    assert caught.value.round == 1
+    assert "diverged in round 1" in repr(feddbe.load("alone"))
+
+
+def test_a_run_can_be_looked_at() -> None:
+    run = feddbe.run("fedavg+dbe", **SMALL, model="mlp", seed=4)
+    assert run.curve() == [(e["round"], e["accuracy"]["weighted"]) for e in run["rounds"]]
+    assert run.curve("mean")[2] == (2, run["last"]["accuracy"]["mean"])
+    with pytest.raises(feddbe.BadInput, match="unknown reading 'men'; did you mean 'mean'"):
+        run.curve("men")
+    clients = run.clients()
+    assert [client["client"] for client in clients] == [0, 1, 2]
+    right = sum(client["samples"] * (client["best"] or 0) for client in clients)
+    samples = sum(client["samples"] for client in clients)
+    assert right / samples == pytest.approx(run["best"]["accuracy"]["weighted"])
+    assert repr(run).startswith("<Run fedavg+dbe: digits, iid, 3 clients, 2 rounds, seed 4, best ")
+    assert "<td" in run._repr_html_()
+    assert "fedavg+dbe" in run._repr_html_()
+    both = feddbe.compare(["fedavg", "fedavg+mr"], **SMALL, model="mlp")
+    assert both._repr_html_().count("<tr>") == 3
+
+
+def test_a_run_as_a_frame() -> None:
+    run = feddbe.run("fedavg", **SMALL, model="mlp", validation=0.2)
+    frame = run.to_pandas()
+    assert frame.index.tolist() == [0, 1, 2]
+    assert frame["accuracy"].tolist() == [accuracy for _, accuracy in run.curve()]
+    assert frame["accuracy_worst_tenth"].tolist() == [accuracy for _, accuracy in run.curve("worst_tenth")]
+    assert frame.loc[2, "validation"] == run["last"]["validation"]["weighted"]
+    assert frame.loc[1, "train_loss"] == run["rounds"][1]["train_loss"]
+
+
 def test_mistakes_are_bad_input_and_leave_nothing(folder: Path) -> None:
     own: dict[str, Any] = {"data": mine(), "partition": "natural"}
     mistakes: list[tuple[str, dict[str, Any], str]] = [
@@ -251,6 +317,7 @@ def test_a_place_that_cannot_be_written(folder: Path) -> None:
 
 
 def test_every_public_name_is_there() -> None:
+    assert feddbe.watch.Lines.__module__ == "feddbe.watch.lines"
     assert set(feddbe.__all__) <= set(dir(feddbe))
     for name in set(feddbe.__all__) - {"METHODS"}:
         assert getattr(feddbe, name).__module__.startswith("feddbe.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import shlex
 from collections.abc import Sequence
@@ -20,6 +22,7 @@ from feddbe.options.grammar import signature
 from feddbe.results.document import Entry
 from feddbe.runs.rounds import Watch
 from feddbe.runs.store import FILE, Store
+from tests.progress import LINE, without_progress
 
 SMALL = "--clients 3 --partition iid --model mlp --engine serial"
 
@@ -39,7 +42,8 @@ class Shell:
     def __call__(self, line: str) -> Result:
         self._capsys.readouterr()
         code = cli.main(shlex.split(line))
-        return Result(code, *self._capsys.readouterr())
+        out, err = self._capsys.readouterr()
+        return Result(code, out, without_progress(err))
 
     def json(self, line: str) -> dict[str, Any]:
         code, out, err = self(f"{line} --json")
@@ -84,8 +88,8 @@ def files(tmp_path: Path) -> Path:
     save("without_y.npz", x=x)
     save("pickled.npz", x=np.array([{}] * 60), y=y)
     save("too_few_labels.npz", x=x, y=y[:-1])
-    save("negative.npz", x=x, y=y - 1)
-    save("stray.npz", x=x, y=np.where(np.arange(60) == 7, 1000, y))
+    save("codes.npz", x=x.astype(np.int64), y=y)
+    save("each.npz", x=x, y=np.arange(60) * 3)
     save("halves.npz", x=x, y=y + 0.5)
     save("nan.npz", x=np.where(floats == floats[11, 2], np.nan, floats), y=y)
     save("numbers.npz", x=np.arange(60) * np.ones((60, 1), np.int64), y=y)
@@ -203,8 +207,9 @@ MISTAKES = {
     "run fedavg --set roundz=3": ["'roundz'", "did you mean 'rounds'?", "partition_seed"],
     "run fedavg --set rounds=many": ["rounds = 'many'", "a whole number >= 0"],
     "run fedavg --set 'rounds=[1]'": ["rounds = [1]", "a whole number >= 0"],
-    "show": ["'RUN'", "feddbe show --help"],
-    "show one two": ["two", "feddbe show --help"],
+    "show": ["'RUN...'", "feddbe show --help"],
+    "show one two": ["'one' is not the folder of a run"],
+    "show nowhere --format html": ["unknown format 'html'", "csv, json, latex, markdown"],
     "show nowhere": ["'nowhere'", "runs/"],
     "show nowhere --when later": ["unknown moment 'later'", "adapted, after, before, published"],
     "data get dgits": ["unknown data set 'dgits'", "did you mean 'digits'?", "fmnist"],
@@ -220,8 +225,10 @@ MISTAKES = {
     "run fedavg --data without_y.npz": ["without_y.npz", "no array 'y'", "it has: x"],
     "run fedavg --data pickled.npz": ["pickled.npz", "pickled", "plain arrays"],
     "run fedavg --data too_few_labels.npz": ["(59,)", "60 samples"],
-    "run fedavg --data negative.npz": ["the label -1", "from 0"],
-    "run fedavg --data stray.npz": ["the label 1000", "60 samples"],
+    "run fedavg --data codes.npz": ["int64", "?words="],
+    "run fedavg --data each.npz": ["another label in each of 60 rows"],
+    "run fedavg --shift turn:3": ["unknown shift 'turn'", "rotate:S"],
+    "run fedavg --data good.npz?resize=8": ["'?resize=' says nothing about 'good.npz'", "?words="],
     "run fedavg --data halves.npz": ["the label 0.5", "whole numbers"],
     "run fedavg --data nan.npz": ["nan.npz", "NaN", "row 11"],
     "run fedavg --data numbers.npz": ["numbers.npz", "int64", "uint8"],
@@ -305,24 +312,119 @@ def test_divergence_names_client_round_and_value(shell: Shell) -> None:
     code, out, err = shell(
         "run fedavg --lr 1e6 --rounds 3 --clients 3 --partition iid --engine serial --out wild"
     )
-    assert (code, out, err.count("\n")) == (3, "", 1)
+    assert (code, err.count("\n")) == (3, 1)
     for word in ("fedavg", "client 0", "round 1", "nan", "feddbe show wild"):
         assert word in err
-    assert [entry["round"] for entry in shell.json("show wild")["rounds"]] == [0]
-    assert shell("show wild")[0] == 0
+    assert "(diverged in round 1)" in " ".join(out.split())
+    document = shell.json("show wild")
+    assert [entry["round"] for entry in document["rounds"]] == [0]
+    assert document["diverged"] == {"round": 1, "client": 0, "what": "loss", "value": "nan"}
+    assert shell("show wild").out.endswith("fedavg: diverged in round 1\n")
+    assert shell.json("runs wild")["runs"][0]["state"] == "diverged in round 1"
+
+
+def test_a_run_that_diverged_diverges_again_when_it_is_resumed(shell: Shell) -> None:
+    command = "--lr 1e6 --rounds 3 --clients 3 --partition iid --engine serial --out wild"
+    first = shell(f"run fedavg {command}")
+    again = shell("run --resume --out wild")
+    assert (again.code, again.out) == (3, first.out)
+    tried, error = again.err.splitlines()
+    assert tried == "feddbe: fedavg diverged in round 1, which is tried once more"
+    assert f"{error}\n" == first.err
 
 
 def test_a_method_that_diverges_does_not_keep_the_others_from_running(shell: Shell) -> None:
-    code, _, err = shell(f"compare 'fedavg+prbm(prbm_lr=1e20)' fedavg --rounds 2 {SMALL} --out both")
+    code, out, err = shell(f"compare 'fedavg+prbm(prbm_lr=1e20)' fedavg --rounds 2 {SMALL} --out both")
+    assert out.count("best @2") == 1, "the other one's results"
+    assert Path("both/curves.png").is_file()
     assert code == 3
     assert "fedavg+prbm(prbm_lr=1e20): training diverged" in err
-    runs = {run["method"]: run for run in shell.json("show both")["runs"]}
+    found = shell.json("show both")["runs"]
+    assert [run["method"] for run in found] == ["fedavg+prbm(prbm_lr=1e20)", "fedavg"], "as it was typed"
+    assert [run["diverged"] and run["diverged"]["round"] for run in found] == [1, None]
+    runs = {run["method"]: run for run in found}
     assert len(runs["fedavg"]["rounds"]) == 3
     assert runs["fedavg"]["last"]["round"] == 2
     assert len(runs["fedavg+prbm(prbm_lr=1e20)"]["rounds"]) < 3
 
 
 # What it prints
+
+
+def test_a_line_per_round_where_there_is_no_terminal(
+    shell: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of each round, with the accuracy of the one before; then the last one's own."""
+    words = shlex.split(f"run fedavg+dbe --rounds 3 {SMALL} --json --out three")
+    assert cli.main(words) == 0
+    out, err = capsys.readouterr()
+    said = [line.groupdict() for line in LINE.finditer(err)]
+    assert without_progress(err) == ""
+    assert [(line["done"], line["rounds"], line["of"]) for line in said] == [
+        ("1", "3", "0"), ("2", "3", "1"), ("3", "3", "2"), ("3", "3", "3"),
+    ]  # fmt: skip
+    accuracies = [entry["accuracy"]["weighted"] for entry in json.loads(out)["rounds"]]
+    assert [line["accuracy"] for line in said] == [f"{100 * accuracy:.2f}" for accuracy in accuracies]
+    assert [line["left"] is None for line in said] == [False, False, True, True]
+    assert cli.main([*words[:-1], "quiet", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_is_continued_by_its_folder_alone(shell: Shell) -> None:
+    shell(f"run 'fedavg+dbe(kappa=3)' --rounds 1 {SMALL} --lr 0.05 --seed 2 --json --out one")
+    whole = shell.json(f"run 'fedavg+dbe(kappa=3)' --rounds 2 {SMALL} --lr 0.05 --seed 2 --out two")
+    code, out, err = shell("run --resume --out one --rounds 2")
+    assert (code, err) == (0, "")
+    assert "fedavg+dbe" in out, "a table: --json was of the first command"
+    assert shell.json("show one")["server_sha256"] == whole["server_sha256"]
+    code, out, err = shell("run --resume --out one --lr 0.5")
+    assert (code, out) == (2, "")
+    assert "'one' holds a run with another configuration (lr 0.05 there, 0.5 now)" in err
+    assert "lr" in shell("run --resume --out one --dry-run").out
+
+
+def test_results_in_every_format(shell: Shell) -> None:
+    shell(f"compare fedavg+dbe fedavg --rounds 1 {SMALL} --out both")
+    shell(f"run fedavg --rounds 1 {SMALL} --seed 1 --out other")
+    found = list(csv.DictReader(io.StringIO(shell("show other both --format csv").out)))
+    assert [row["run"] for row in found] == ["fedavg, seed 1", "fedavg+dbe", "fedavg, seed 0"], "as typed"
+    documents = shell.json("show other both")["runs"]
+    for row, document in zip(found, documents, strict=True):
+        assert float(row["best_weighted"]) == document["best"]["accuracy"]["weighted"]
+        assert row["folder"] == document["folder"]
+    assert json.loads(shell("show other both --format json").out)[1]["method"] == "fedavg+dbe"
+    assert "| fedavg | 2 | " in shell("show other both --format markdown").out, "two seeds"
+    percent = f"{100 * documents[1]['best']['accuracy']['worst_tenth']:.2f}"
+    assert f" | {percent} | " in shell("show both --format markdown").out
+    assert f" & {percent} & " in shell("show both --format latex").out
+
+
+def test_each_clients_accuracy(shell: Shell) -> None:
+    shell(f"compare fedavg+dbe fedavg --rounds 1 {SMALL} --out both")
+    rows = list(csv.DictReader(io.StringIO(shell("show both --clients --format csv").out)))
+    assert [(row["method"], row["client"]) for row in rows] == [
+        (method, str(client)) for method in ("fedavg+dbe", "fedavg") for client in range(3)
+    ]
+    assert shell.json("show both --clients")["clients"][2]["best"] == float(rows[2]["best"])
+    shown = shell("show both --clients").out
+    assert f"{100 * float(rows[2]['best']):.2f}" in shown
+    assert shell("show both/fedavg --clients --format markdown").out.startswith(
+        "| client | test samples | best @"
+    )
+    store = Store.open(Path("both/fedavg"))
+    store.set_meta("client_names", ["Ulm", "Köln", "Jena"])
+    store.close()
+    assert [row["name"] for row in shell.json("show both/fedavg --clients")["clients"]] == [
+        "Ulm", "Köln", "Jena",
+    ]  # fmt: skip
+    assert "Köln" in shell("show both/fedavg --clients").out
+
+
+@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_curves_as_a_picture(shell: Shell, suffix: str, start: bytes) -> None:
+    shell(f"run fedavg --rounds 1 {SMALL} --out one")
+    assert shell(f"show one --plot curves.{suffix}").out.endswith(f"curves  curves.{suffix}\n")
+    assert Path(f"curves.{suffix}").read_bytes().startswith(start)
 
 
 def test_the_table_the_pictures_and_the_folder(shell: Shell, tmp_path: Path) -> None:
@@ -663,14 +765,16 @@ def test_a_run_that_lost_patience_is_done(shell: Shell) -> None:
 # The interface, frozen: whoever changes it sees it here
 
 
-DATA = ["--data-dir", "--partition", "--partition-seed", "--clients", "--split"]
+DATA = ["--data-dir", "--partition", "--partition-seed", "--clients", "--split", "--shift"]
 RUN = [
     "--data", *DATA, "--model", "--cut",
     "--rounds", "--patience", "--epochs",
-    "--batch", "--lr", "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
+    "--batch", "--lr", "--lr-decay", "--optimiser", "--momentum", "--weight-decay", "--clip-norm",
+    "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
     "--measure", "--eval", "--eval-after", "--train-loss", "--validation",
-    "--newcomers", "--adapt-epochs", "--adapt", "--engine", "--trainer", "--min-replies", "--worker-timeout",
-    "--out", "--resume", "--json", "--set",
+    "--newcomers", "--adapt-epochs", "--adapt", "--engine", "--device", "--trainer",
+    "--min-replies", "--worker-timeout",
+    "--out", "--resume", "--json", "--quiet", "--seeds", "--set",
     "--dry-run",
 ]  # fmt: skip
 COMMANDS = {
@@ -679,14 +783,73 @@ COMMANDS = {
     "bench": [
         flag
         for flag in RUN[:-2]
-        if flag not in ("--out", "--resume", "--patience", "--min-replies", "--worker-timeout")
+        if flag
+        not in ("--out", "--resume", "--quiet", "--seeds", "--patience", "--min-replies", "--worker-timeout")
     ],
     "runs": ["--json"],
-    "show": ["--when", "--json"],
+    "show": ["--when", "--clients", "--format", "--plot", "--json"],
     "check": ["--json"],
     "measure": ["--what", "--round", "--moment", "--at", "--n", "--quick", "--per-client", "--json"],
     "fairness": ["--round", "-o", "--out", "--json"],
     "overhead": ["--json"],
+    "report": ["-o", "--out", "--live", "--port"],
+    "reproduce": [
+        "--all",
+        "--list",
+        "--trials",
+        "--only",
+        "--rounds",
+        "--data",
+        "--scale",
+        "-o",
+        "--out",
+        "--dry-run",
+        "--format",
+    ],
+    "tune": [
+        "--data",
+        "--data-dir",
+        "--partition",
+        "--partition-seed",
+        "--clients",
+        "--shift",
+        "--model",
+        "--cut",
+        "--rounds",
+        "--patience",
+        "--epochs",
+        "--batch",
+        "--lr",
+        "--lr-decay",
+        "--optimiser",
+        "--momentum",
+        "--weight-decay",
+        "--clip-norm",
+        "--join",
+        "--seed",
+        "--variant",
+        "--short-batch",
+        "--bn-buffers",
+        "--force",
+        "--measure",
+        "--eval",
+        "--eval-after",
+        "--train-loss",
+        "--validation",
+        "--adapt-epochs",
+        "--engine",
+        "--device",
+        "--trainer",
+        "--min-replies",
+        "--worker-timeout",
+        "--out",
+        "--json",
+        "--quiet",
+        "--trials",
+        "--space",
+    ],
+    "export": ["--client", "--round", "--out", "--onnx", "--json"],
+    "predict": ["--client", "--data", "--round", "--json"],
     "methods": ["--json"],
     "data list": ["--data-dir", "--json"],
     "data get": ["--again", "--data-dir"],

@@ -88,7 +88,7 @@ def test_each_measure_is_that_of_the_points(compared: Shell) -> None:
         assert found["discrepancy"]["overall"]["mmd2"] == pytest.approx(there.overall()["mmd2"], rel=1e-4)
         each = [read["mean_distance"] for read in found["discrepancy"]["clients"].values()]
         assert each == pytest.approx(there.mean_distance.tolist(), rel=1e-5)
-        laid = measuring.layout(document, found["tsne"])
+        laid = measuring.layout(document.document, found["tsne"])
         assert laid.client.tolist() == tsne(wanted).client.tolist()
         assert laid.x.shape == (len(wanted.y), 2)
     table = [line.split() for line in out.splitlines()]

@@ -59,7 +59,7 @@ def test_fairness_as_json_is_of_the_round_that_was_asked_for(shell: Any, runs: P
     by_method = {run["method"]: run for run in document["runs"]}
     assert by_method.keys() == set(METHODS)
     for method, run in by_method.items():
-        entry: Any = feddbe.load(f"three/{method}")[which]  # type: ignore[literal-required]
+        entry: Any = feddbe.load(f"three/{method}")[which]
         assert run["round"] == entry["round"]
         assert run["spread"]["mean"] == pytest.approx(entry["accuracy"]["mean"])
         assert run["spread"]["worst_tenth"] == pytest.approx(entry["accuracy"]["worst_tenth"])

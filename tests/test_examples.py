@@ -10,6 +10,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NEEDS = {"hugging_face": "datasets", "table_of_texts": "pyarrow"}
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning:datasets")
@@ -25,7 +26,23 @@ def test_example(
     assert [*Path("runs").glob("*/run.sqlite")]
 
 
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
+def test_notebook(notebook: Path, tmp_path: Path) -> None:
+    """In a kernel of its own, as a reader would; it is kept without outputs."""
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+    import nbformat
+
+    cells = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
+    assert not any(cell.get("outputs") for cell in cells.cells)
+    where = {"metadata": {"path": str(tmp_path)}}
+    done = nbclient.NotebookClient(cells, timeout=300, kernel_name="python3", resources=where).execute()
+    outputs = [output for cell in done.cells for output in cell.get("outputs", [])]
+    assert any("fedavg+dbe" in output.get("text", "") for output in outputs)
+    assert [output["text"] for output in outputs if output.get("name") == "stderr"] == []
+
+
 def test_the_list_is_complete() -> None:
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     assert SCRIPTS
-    assert [script.name for script in SCRIPTS if f"({script.name})" not in listed] == []
+    assert NOTEBOOKS
+    assert [file.name for file in SCRIPTS + NOTEBOOKS if f"({file.name})" not in listed] == []

@@ -33,7 +33,7 @@ def test_a_client_imports_no_other_method_and_no_reader() -> None:
             "private_mean",
             "registry",
         },
-        "data": {"dataset", "partition", "ragged", "split"},
+        "data": {"dataset", "partition", "preprocessing", "ragged", "split"},
     }.items():
         prefix = f"feddbe.{package}."
         assert {name.removeprefix(prefix) for name in found if name.startswith(prefix)} == wanted

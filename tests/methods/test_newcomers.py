@@ -64,7 +64,7 @@ def message(e: Experiment, folder: Path) -> State:
 
 
 def came_in(e: Experiment, received: State, way: str = "full", epochs: int = 3) -> tuple[Local, State]:
-    task = e.task.with_epochs(epochs)
+    task = e.task.adapting(epochs)
     local, ctx = Local(task, 9, 3), Context(task, 9)
     private = e.method.newcomer(ctx, received)
     return local, newcomers.adapt(way, e.method, ctx, local, received, private)

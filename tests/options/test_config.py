@@ -31,15 +31,17 @@ def test_the_options_and_their_defaults() -> None:
     """All of the command line's; what is None follows from data and model."""
     assert vars(Config()) == {
         "method": "", "data": "digits", "data_dir": None, "partition": None, "partition_seed": 1,
-        "split": None, "clients": None, "model": None, "cut": None,
+        "split": None, "clients": None, "shift": None, "model": None, "cut": None,
         "rounds": None,
         "patience": None,
-        "epochs": 1, "batch": 10, "lr": None, "join": 1.0, "seed": 0, "variant": "default",
+        "epochs": 1, "batch": 10, "lr": None, "lr_decay": None, "optimiser": "sgd",
+        "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None, "join": 1.0, "seed": 0, "variant": "default",
         "measure": "accuracy,auc,loss", "eval": "all", "eval_after": True, "train_loss": "training",
         "validation": 0.0, "newcomers": 0, "adapt_epochs": 10, "adapt": "full",
         "bn_buffers": "local", "short_batch": None,
-        "engine": "auto", "trainer": "auto", "min_replies": None, "worker_timeout": None, "out": None,
-        "resume": False, "force": False, "json": False,
+        "engine": "auto", "device": "cpu", "trainer": "auto",
+        "min_replies": None, "worker_timeout": None, "out": None,
+        "resume": False, "force": False, "json": False, "quiet": False,
     }  # fmt: skip
 
 
@@ -50,8 +52,8 @@ def test_every_option_is_classified() -> None:
         assert field.metadata.get("identity") in ("yes", "content", "seed", "no"), field.name
     asked = {field.name for field in dataclasses.fields(Config) if identity(field.name) == "no"}
     assert asked == {
-        "data_dir", "rounds", "patience", "force", "measure", "engine", "trainer", "min_replies",
-        "worker_timeout", "out", "resume", "json"
+        "data_dir", "rounds", "patience", "force", "measure", "engine", "device", "trainer", "min_replies",
+        "worker_timeout", "out", "resume", "json", "quiet"
     }  # fmt: skip
     assert [f.name for f in dataclasses.fields(Config) if identity(f.name) == "seed"] == ["seed"]
 
@@ -60,7 +62,9 @@ def test_what_tells_runs_apart() -> None:
     config = {"lr": 0.1, "seed": 3, "resume": True, "rounds": 5, "data": "digits", "forgotten": 1}
     config["method_options"] = {"mr": {"kappa": 5.0}}
     told = {"lr": 0.1, "data": "digits", "forgotten": 1, "mr kappa": 5.0}
-    told["adapt"] = "full"  # of a run from before there was the option
+    late = {f.name: f.default for f in dataclasses.fields(Config) if f.metadata["late"]}
+    assert late["adapt"] == "full"
+    told |= late  # of a run from before there were these options
     assert pick_identity(config, seed=False) == told
     assert pick_identity(config) == told | {"seed": 3}
 

@@ -29,7 +29,7 @@ def final(name: str, folder: Path) -> tuple[Experiment, State]:
 
 def adapted(e: Experiment, server: State, epochs: int = 3, client: int = 0) -> tuple[Local, State]:
     """What a client without a private state deploys after it adapted to what the server has."""
-    task = e.task.with_epochs(epochs)
+    task = e.task.adapting(epochs)
     local, ctx = Local(task, 3, client), Context(task, 3)
     return local, e.method.adapt(ctx, local, server, e.method.newcomer(ctx, server))
 
@@ -51,7 +51,7 @@ def test_fine_tuning_is_plain_training_of_the_final_global_model(name: str, tmp_
     e = experiment(name, adapt_epochs=3)
     ran = outcome(e, tmp_path)
     model = {n: ran.server[n] for n in e.task.model.parameters}
-    task = e.task.with_epochs(3)
+    task = e.task.adapting(3)
     ctx = Context(task, 3)
     fixed = {n: t for n, t in ran.server.items() if matches(n, e.method.constant)}
     for client in range(3):

@@ -35,7 +35,9 @@ def copied(name: str, folder: Path) -> tuple[Path, dict[str, Any]]:
 def shown(folder: Path) -> dict[str, Any]:
     """The document as the old feddbe knew it."""
     document: dict[str, Any] = {**feddbe.load(folder)}
-    del document["trainers"]
+    del document["trainers"], document["versions"]
+    assert document.pop("begun").startswith("2026-")
+    assert document.pop("diverged") is None
     assert document.pop("measured") == []
     if new := document["newcomers"]:
         assert (new.pop("way"), len(new.pop("by_epoch"))) == ("full", 1), "it adapted for one epoch"

@@ -9,7 +9,7 @@ import pytest
 
 import feddbe
 from feddbe.measures.rows import over_clients
-from feddbe.runs.per_client import accuracies, kept
+from feddbe.runs.per_client import accuracies, history, kept
 from feddbe.runs.store import Store
 from feddbe.state import Receipt
 
@@ -35,6 +35,15 @@ def test_accuracies_are_those_at_the_moment_that_counts(method: str, tmp_path: P
 def test_newcomers_are_no_part(tmp_path: Path) -> None:
     document = feddbe.run("fedavg", out=str(tmp_path / "run"), newcomers=1, adapt_epochs=1, **SMALL)
     assert sorted(accuracies(tmp_path / "run", document["last"])) == [0, 1, 2]
+
+
+def test_history_has_the_clients_that_are_asked_for(tmp_path: Path) -> None:
+    document = feddbe.run("fedavg", out=str(tmp_path / "run"), **SMALL)
+    entries = document["rounds"]
+    found = history(tmp_path / "run", entries, [3, 1, 99])
+    assert [sorted(one) for one in found] == [[1, 3]] * 3
+    for entry, one in zip(entries, found, strict=True):
+        assert one.items() <= accuracies(tmp_path / "run", entry).items()
 
 
 def test_what_clients_keep(tmp_path: Path) -> None:

@@ -75,6 +75,24 @@ def test_numbers_that_sqlite_has_not(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_reader_that_holds_sees_one_moment(tmp_path: Path) -> None:
+    """Between two of its questions a round may be written."""
+    writer = new(tmp_path)
+    with writer.transaction(0):
+        writer.write_rows([finished(0)])
+    reader = Store.open(tmp_path)
+    reader.hold()
+    assert reader.last_round() == 0
+    with writer.transaction(1):
+        writer.write_rows([finished(1)])
+    assert reader.last_round() == 0
+    reader.close()
+    reader = Store.open(tmp_path)
+    assert reader.last_round() == 1
+    reader.close()
+    writer.close()
+
+
 def test_two_writers_are_told_apart(tmp_path: Path) -> None:
     one = new(tmp_path)
     two = Store.open(tmp_path)

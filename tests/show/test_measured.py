@@ -145,7 +145,7 @@ def test_colour_is_the_label_and_marker_the_client() -> None:
             assert np.asarray(group.get_offsets()).tolist() == mine.x.tolist()
             edges = np.asarray(group.get_edgecolor())
             assert [to_hex(colour).upper() for colour in edges] == [
-                embedding._LABELS[y].upper() for y in mine.y
+                embedding.LABELS[y].upper() for y in mine.y
             ]
             assert (len(np.asarray(group.get_facecolor())) == 0) == (client >= 12 or not len(mine.y))
     labels, clients = ([text.get_text() for text in legend.get_texts()] for legend in figure.legends)

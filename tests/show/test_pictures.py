@@ -122,6 +122,19 @@ def test_the_legend_covers_no_line_and_everything_is_inside(methods: int, name: 
         assert part.y1 <= paper.y1
 
 
+def test_a_method_that_diverged_has_its_cross_and_its_words() -> None:
+    run, never = document("fedprox", [0.1, 0.5, None], rounds=2), document("moon", [None], rounds=2)
+    run["diverged"] = {"round": 2, "client": 1, "what": "loss", "value": "nan"}
+    never["diverged"] = {"round": 1, "client": 1, "what": "loss", "value": "nan"}
+    figure = pictures._curves_figure([document("fedavg", RISING[:3]), run, never])
+    assert names(figure)[1:3] == [
+        "fedprox: best 50.0 % in round 1, diverged in round 2", "moon: diverged in round 1",
+    ]  # fmt: skip
+    crosses = [line.get_xydata() for line in figure.axes[0].lines if line.get_marker() == "X"]
+    assert [np.asarray(points).tolist() for points in crosses] == [[[1.0, 50.0]], []]
+    assert figure.axes[0].get_title(loc="left") == "digits, 20 clients, 2 rounds, seed 0"
+
+
 def test_nothing_evaluated_is_said_in_words(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no run has an evaluated round"):
         pictures.curves(tmp_path / "c.png", [document("fedavg", [None, None])])

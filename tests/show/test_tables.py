@@ -24,6 +24,8 @@ ROWS: list[RunRow] = [
         "name": "digits-fedavg+dbe-seed0",
         "method": LONG,
         "data": "tiny_imagenet",
+        "seed": 7,
+        "begun": "2026-11-17T05:20:31.123+00:00",
         "rounds": 2000,
         "best": 0.97164,
         "last": 0.5,
@@ -33,6 +35,8 @@ ROWS: list[RunRow] = [
         "name": "x",
         "method": "fedavg",
         "data": "digits",
+        "seed": None,
+        "begun": "",
         "rounds": 0,
         "best": None,
         "last": None,
@@ -49,7 +53,7 @@ EVERYTHING: dict[str, RenderableType] = {
             document("moon", RISING, when="after"),
         ]
     ),
-    "curve": chart.curve(CURVE),
+    "curve": chart.curves([CURVE]),
     "runs": tables.runs_table(ROWS),
     "split": tables.split_table(LABELS.sum(1), LABELS.sum(1), LABELS * 1000),
 }
@@ -197,7 +201,7 @@ def test_brackets_in_a_name_are_shown_not_obeyed() -> None:
     run = document("[bold]x[/bold]", RISING)
     mixed = tables.results_table([run, document("y", RISING, when="after")])
     assert words(mixed).count("[bold]x[/bold]") == 2
-    assert "[bold]x[/bold]" in words(chart.curve(run))
+    assert "[bold]x[/bold]" in words(chart.curves([run]))
     assert "[stopped], 2000" in words(EVERYTHING["runs"])
 
 
@@ -253,7 +257,7 @@ def plot(found: list[str]) -> list[str]:
 def test_the_curve_climbs_through_the_floor_in_ascii() -> None:
     """From 0 to 100 % in a straight line over 9 rows: each row has its share of columns, left to right."""
     straight = document("fedavg", [0.0, 0.25, 0.5, 0.75, 1.0], floor=0.25)
-    rows = plot(lines(chart.curve(straight), 77, "ascii"))
+    rows = plot(lines(chart.curves([straight]), 77, "ascii"))
     assert len(rows) == 9
     starts = [re.search(r"[*O]", line) for line in rows]
     places = [start.start() for start in starts if start]
@@ -268,9 +272,9 @@ def test_the_curve_climbs_through_the_floor_in_ascii() -> None:
 
 @pytest.mark.parametrize("width", [60, 100])
 def test_the_curve_follows_the_width(width: int) -> None:
-    found = lines(chart.curve(CURVE), width)
+    found = lines(chart.curves([CURVE]), width)
     assert max(map(len, found)) == width
-    assert 12 <= len(found) <= 14
+    assert 14 <= len(found) <= 16
     said = " ".join(" ".join(found).split())
     assert "test accuracy in % before local training, weighted by samples" in said
     assert "best 97.00 @1999" in said
@@ -279,7 +283,7 @@ def test_the_curve_follows_the_width(width: int) -> None:
 
 
 def test_the_curve_uses_braille_where_it_can() -> None:
-    found = "".join(plot(lines(chart.curve(CURVE))))
+    found = "".join(plot(lines(chart.curves([CURVE]))))
     assert any("\u2801" <= char <= "\u28ff" for char in found)
     assert found.count("◆") == 1
     assert found.count("┈") > 60
@@ -298,27 +302,102 @@ def test_braille_dots_are_in_their_places() -> None:
 @pytest.mark.parametrize("floor", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("width", [20, 60])
 def test_short_and_flat_curves_have_their_mark(curve: list[float | None], floor: float, width: int) -> None:
-    found = plot(lines(chart.curve(document("fedavg", curve, floor=floor)), width))
+    found = plot(lines(chart.curves([document("fedavg", curve, floor=floor)]), width))
     assert len(found) == 9
     assert sum(line.count("◆") for line in found) == 1
 
 
 def test_equal_accuracies_of_one_hundred_stay_on_the_scale() -> None:
-    found = lines(chart.curve(document("fedavg", [1.0, 1.0], floor=1.0)))
+    found = lines(chart.curves([document("fedavg", [1.0, 1.0], floor=1.0)]))
     assert [int(line[:3]) for line in found if "┤" in line] == [100, 95, 90]
 
 
+def test_curves_are_overlaid_in_the_order_typed_and_told_apart_by_letters() -> None:
+    runs = [document(name, [0.1, level]) for name, level in (("moon", 0.5), ("fedavg", 0.9), ("apfl", 0.7))]
+    found = lines(chart.curves(runs), 60)
+    assert found[0] == "digits, 20 clients, 1 rounds, seed 0"
+    assert [line.split()[:2] for line in found if "best" in line] == [
+        ["A", "moon:"], ["B", "fedavg:"], ["C", "apfl:"],
+    ]  # fmt: skip
+    ends = [line.rstrip()[-1] for line in plot(found) if line.rstrip()[-1:] in tuple("ABC")]
+    assert ends == ["B", "C", "A"], "from the highest to the lowest"
+    ascii_lines = "".join(plot(lines(chart.curves(runs), 60, "ascii")))
+    assert all(ascii_lines.count(letter) > 5 for letter in "abc")
+
+
+def test_a_curve_that_diverged_ends_with_a_cross() -> None:
+    run = document("fedprox", [0.1, 0.5, 0.3, None], rounds=40)
+    run["diverged"] = {"round": 4, "client": 1, "what": "loss", "value": "nan"}
+    never = document("moon", [None])
+    never["diverged"] = {"round": 1, "client": 0, "what": "loss", "value": "inf"}
+    found = lines(chart.curves([document("fedavg", [0.2] * 41), run, never]))
+    assert "".join(plot(found)).count("×") == 1
+    said = " ".join(" ".join(found).split())
+    assert "B fedprox: best 50.00 @1, × diverged in round 4" in said
+    assert "moon: × diverged in round 1" in said
+    assert words(chart.curves([never])) == "moon: diverged in round 1"
+    rising = document("fedprox", [0.1, 0.5, None])
+    rising["diverged"] = run["diverged"]
+    alone = lines(chart.curves([rising]))
+    assert sum(line.count("×") for line in plot(alone)) == 1
+    assert "× diverged in round 4" in " ".join(alone)
+    first = lines(tables.results_table([run]), 120)[3]
+    assert first.startswith("fedprox (diverged in round 4)")
+
+
+def test_seeds_are_a_mean_and_a_band() -> None:
+    runs = [document("fedavg", [0.1, 0.2 + 0.3 * seed, 0.9], seed=seed) for seed in range(3)]
+    found = lines(chart.curves(runs), 80)
+    assert found[0] == "fedavg (3 seeds): digits, 20 clients, 2 rounds, seeds 0 to 2"
+    assert sum(line.count("░") for line in plot(found)) > 50
+    assert any("from the lowest seed to the highest" in line for line in found)
+    assert "░" not in "".join(lines(chart.curves(runs[:1])))
+
+
 def test_a_curve_without_points_says_so() -> None:
-    assert lines(chart.curve(document("fedavg", [None]))) == ["fedavg: no round has been evaluated yet"]
+    assert lines(chart.curves([document("fedavg", [None])])) == ["fedavg: no round has been evaluated yet"]
 
 
 # Lists
 
 
 def test_runs() -> None:
-    found = lines(tables.runs_table(ROWS), 120)
-    assert row(found, "digits-fedavg")[1:] == [LONG, "tiny_imagenet", "2000", "97.16", "50.00", "finished"]
-    assert row(found, "x ") == ["x", "fedavg", "digits", "0", "-", "-", "[stopped],", "2000", "wanted"]
+    found = lines(tables.runs_table(ROWS), 140)
+    numbers = ["7", "2000", "97.16", "50.00", "2026-11-17", "05:20", "finished"]
+    assert row(found, "digits-fedavg")[1:] == [LONG, "tiny_imagenet", *numbers]
+    assert row(found, "x ") == [
+        "x",
+        "fedavg",
+        "digits",
+        "-",
+        "0",
+        "-",
+        "-",
+        "-",
+        "[stopped],",
+        "2000",
+        "wanted",
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_name_of_a_run_is_never_broken_and_all_is_said(width: int) -> None:
+    found = lines(tables.runs_table(ROWS), width)
+    assert "digits-fedavg+dbe-seed0" in {line.strip() for line in found}
+    said = " ".join(" ".join(found).split())
+    about = "2000 rounds, best 97.16 %, last 50.00 %, 2026-11-17 05:20, finished"
+    assert f"{LONG}, tiny_imagenet, seed 7, {about}" in said
+
+
+def test_runs_leave_out_what_every_name_says() -> None:
+    rows: list[RunRow] = [
+        {**ROWS[0], "name": f"compare-digits-1/{method}", "method": method, "data": "digits"}
+        for method in ("fedavg", "fedavg+dbe")
+    ]
+    assert lines(tables.runs_table(rows), 120)[0].split()[:3] == ["run", "method", "data"]
+    narrow = lines(tables.runs_table(rows), 80)
+    assert narrow[0].split()[:3] == ["run", "seed", "rounds"]
+    assert row(narrow, "compare-digits-1/fedavg+dbe")[-2:] == ["05:20", "finished"]
 
 
 def test_split_shows_sizes_and_the_most_frequent_labels() -> None:

@@ -68,7 +68,8 @@ def _get(name: str, again: bool, data_dir: Path | None) -> int:
 
 
 @group.command(
-    "show", params=config_options("data_dir", "partition", "partition_seed", "split", "clients", "json")
+    "show",
+    params=config_options("data_dir", "partition", "partition_seed", "split", "clients", "shift", "json"),
 )
 @click.argument("name", cls=Argument, help="data set, or your own file or folder")
 @click.option("--save", metavar="FILE", type=Path, help="write the partition to this .npz")
@@ -83,20 +84,28 @@ def _show(name: str, save: Path | None, plot: Path | None, **options: Any) -> in
     labels = label_counts(dataset, split)
     title = f"{Path(name).name}, {chosen.partition or chosen.split or 'as given'}, {split.clients} clients"
     if plot is not None:
-        pictures.bubbles(plot, labels, title)
+        pictures.bubbles(plot, labels, title, dataset.label_names, dataset.client_names)
     if save is not None:
         split.save(save)
     if chosen.json:
-        rows = [
+        rows: list[dict[str, Any]] = [
             {"train": len(train), "test": len(test), "labels": counts.tolist()}
             for train, test, counts in zip(split.train, split.test, labels, strict=True)
         ]
-        note = {"note": dataset.note} if dataset.note else {}
-        show_json({"clients": rows, "index_sha256": split.index_sha256(), **note})
+        for key, told in (("name", dataset.client_names), ("look", dataset.looks)):
+            for row, name in zip(rows, told, strict=False):
+                row[key] = name
+        about: dict[str, Any] = {"note": dataset.note} if dataset.note else {}
+        about |= {"label_names": list(dataset.labels)} if dataset.label_names else {}
+        show_json({"clients": rows, "index_sha256": split.index_sha256(), **about})
         return 0
     if dataset.note:
         print(f"{dataset.name}: {dataset.note}")
-    show(tables.split_table(split.train.sizes, split.test.sizes, labels))
+    table = tables.split_table(
+        split.train.sizes, split.test.sizes, labels, label_names=dataset.label_names,
+        client_names=dataset.client_names, looks=dataset.looks,
+    )  # fmt: skip
+    show(table)
     for path in filter(None, (save, plot)):
         print(path)
     return 0

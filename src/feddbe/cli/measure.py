@@ -44,17 +44,17 @@ def measure(
 ) -> int:
     """Measure the representations in runs: layer by layer, before and after local training."""
     from feddbe import api
-    from feddbe.cli.progress import Bars
+    from feddbe.cli.progress import Following
     from feddbe.representations import readings
     from feddbe.runs import folders
     from feddbe.show import represented
 
-    watch, count = Bars(), _count(n)
+    watch, count = Following(), _count(n)
     try:
-        with watch.bars:
+        with watch:
             documents = api.measure(
                 names, what=what, round=which, moment=moment, at=at, n=count, quick=quick,
-                per_client=per_client, watch=watch,
+                per_client=per_client, watch=watch, quiet=True,
             )  # fmt: skip
     except KeyboardInterrupt:
         return complain("stopped; what was finished is kept, the same command takes the rest", 130)
@@ -63,7 +63,7 @@ def measure(
     if as_json:
         show_json({"runs": documents, "pictures": [str(path) for path in paths]})
         return 0
-    for table in represented.measured_tables(documents, readings.parse(what)):
+    for table in represented.measured_tables(documents.documents, readings.parse(what)):
         show(table)
         print()
     for path in paths:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from feddbe.methods import Description
 
-__all__ = ["methods"]
+__all__ = ["default_of", "methods"]
 
 
 @click.command("methods", cls=Command)
@@ -76,7 +76,7 @@ def _one(one: Description, parts: list[str]) -> Iterator[RenderableType]:
     table.add_column(overflow="fold")
     for parameter in one["parameters"]:
         words = Text(parameter["meaning"])
-        about = f"\n{parameter['allowed']}; default {_default(parameter)}"
+        about = f"\n{parameter['allowed']}; default {default_of(parameter)}"
         if parameter["search"]:
             about += f"; try {parameter['search']}"
         words.append(about, style="dim")
@@ -96,15 +96,12 @@ def _parts(one: Description, described: Sequence[Description]) -> list[str]:
     return inside if own and set().union(*(others[name] for name in inside)) == own else []
 
 
-def _default(parameter: dict[str, Any]) -> str:
+def default_of(parameter: dict[str, Any]) -> str:
     """The default, and where models have others, theirs."""
     name, chosen = parameter["name"], dict[str, list[str]]()
     for model, layer in defaults.PER_MODEL.items():
-        theirs = layer.get(parameter["part"], {})
-        if name in theirs:
-            chosen.setdefault(written(theirs[name]), []).append(model)
-    if not chosen:
-        return written(parameter["default"])
+        value = layer.get(parameter["part"], {}).get(name, parameter["default"])
+        chosen.setdefault(written(value), []).append(model)
     if len(chosen) == 1:
         return next(iter(chosen))
     return "; ".join(f"{value} for {', '.join(models)}" for value, models in chosen.items())

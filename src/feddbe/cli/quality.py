@@ -84,8 +84,6 @@ def overhead(names: tuple[str, ...], as_json: bool) -> int:
 
 def _documents(names: tuple[str, ...]) -> list[RunDocument]:
     """Of all runs that are meant, each once."""
-    from feddbe import api
-    from feddbe.runs import folders
+    from feddbe.runs import folders, summary
 
-    found = dict.fromkeys(folder for name in names for folder in folders.find_all(name))
-    return [api.load(folder, hashes=False) for folder in found]
+    return [summary.load(folder, hashes=False) for folder in folders.each(names)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from datetime import timedelta
-from types import FrameType
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,16 +12,20 @@ from feddbe.cli.command import Argument, Command, Option, config_options
 from feddbe.cli.output import complain, show, show_json
 from feddbe.errors import Diverged
 from feddbe.options import config
-from feddbe.options.config import Asked
+from feddbe.options.config import Given
 from feddbe.options.grammar import written
+from feddbe.options.several import several
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from feddbe.results.document import RunDocument
 
 __all__ = ["compare", "run"]
 
 _METHOD = "as in fedavg+dbe(kappa=5,mu=0.1), or a file with options"
 _SET = "any option, over that of a file; may be repeated"
+_SEEDS = "several seeds: how many, as in 5, or which, as in 0,1,2; what is there is not run again"
 _DRY_RUN = "only tell what would be run, where each value comes from, and about what it costs"
 
 
@@ -35,15 +38,20 @@ def _command(name: str, words: str, *, single: bool) -> click.Command:
         metavar=f"[METHOD|FILE.toml]{'' if single else '...'}",
         help=_METHOD,
     )
+    @click.option("--seeds", cls=Option, section="Training", metavar="N|LIST", help=_SEEDS)
     @click.option(
         "--set", "settings", cls=Option, section="Run", multiple=True, metavar="KEY=VALUE", help=_SET
     )
     @click.option("--dry-run", cls=Option, section="Run", is_flag=True, help=_DRY_RUN)
     def command(methods: list[str], settings: list[str], dry_run: bool, **options: Any) -> int:
-        asked = config.read(methods, options, settings)
+        given = config.given(methods, options, settings)
+        if wanted := several(given):
+            from feddbe.cli.several import carry_out
+
+            return carry_out(wanted, single=single, dry_run=dry_run)
         if dry_run:
-            return _preview(asked, single=single)
-        return _carry_out(asked, click.get_current_context().obj, single=single)
+            return _preview(given, single=single)
+        return _carry_out(given, click.get_current_context().obj, single=single)
 
     return command
 
@@ -54,49 +62,52 @@ compare = _command(
 )
 
 
-def _carry_out(asked: Asked, given: list[str], *, single: bool) -> int:
+def _carry_out(given: Given, typed: list[str], *, single: bool) -> int:
     from feddbe import api
-    from feddbe.cli.progress import Bars
+    from feddbe.cli.board import stoppable
+    from feddbe.cli.progress import Following
+
+    as_json = given.values.get("json") is True
+    watch = Following(quiet=given.values.get("quiet") is True)
+    try:
+        with stoppable(), watch:
+            documents = api.carry_out_all(given, single=single, watch=watch, hashes=as_json)
+    except KeyboardInterrupt:
+        return complain(watch.stopped(typed, single=single), 130)
+    folder = watch.root(single=single)
+    _show(documents, folder, as_json=as_json, single=single)
+    for document in documents:
+        if mark := document["diverged"]:
+            error = Diverged(mark["client"], mark["round"], mark["what"], float(mark["value"]))
+            complain(f"{document['method']}: {error}; see feddbe show {folder}", error.exit_code)
+    return Diverged.exit_code if any(document["diverged"] for document in documents) else 0
+
+
+def _show(documents: list[RunDocument], folder: Path, *, as_json: bool, single: bool) -> None:
+    """The table or the document, and pictures."""
+    from feddbe import api
     from feddbe.show import newcomers, tables
 
-    watch = Bars()
-    before = signal.signal(signal.SIGTERM, _stop)
-    try:
-        with watch.bars:
-            documents = api.carry_out(asked, single=single, watch=watch, hashes=asked.config.json)
-    except KeyboardInterrupt:
-        return complain(watch.stopped(given, single=single), 130)
-    except Diverged as error:
-        names, folder = error.__notes__, watch.root(single=single)
-        return complain(f"{', '.join(names)}: {error}; see feddbe show {folder}", error.exit_code)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    folder = watch.root(single=single)
-    if asked.config.json:
+    if as_json:
         show_json(documents[0] if single else {"runs": documents})
     else:
         show(tables.results_table(documents), *newcomers.newcomers_table(documents))
     drawn = api.draw(folder, documents)
-    if not asked.config.json:
+    if not as_json:
         print()
         for path in drawn:
             print(f"{'new' if path.stem == 'newcomers' else path.stem:<7} {path}")
         print(f"run     {folder}")
-    return 0
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    """SIGTERM ends a run in the same good order as Ctrl-C."""
-    raise KeyboardInterrupt
-
-
-def _preview(asked: Asked, *, single: bool) -> int:
+def _preview(given: Given, *, single: bool) -> int:
     """What all methods share once, then each with what it has of its own."""
     from feddbe import api
     from feddbe.runs.preview import preview
 
-    previews = [preview(experiment) for experiment in api.resolve(asked, single=single)]
-    if asked.config.json:
+    wanted, alone = api.wanted(given, single=single), single or not given.names
+    previews = [preview(experiment) for asked in wanted for experiment in api.resolve(asked, single=alone)]
+    if given.values.get("json"):
         show_json(previews[0] if single else {"experiments": previews})
         return 0
     first, *others = (one["settings"] for one in previews)

@@ -17,7 +17,7 @@ from feddbe.paths import expand
 if TYPE_CHECKING:
     from feddbe.data.files.download import Progress
 
-__all__ = ["SOURCES", "Dataset", "Source", "find", "load"]
+__all__ = ["SOURCES", "Dataset", "Source", "find", "in_memory", "load"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,9 @@ SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
         Source("digits", "1,797 grey digits of 8x8"),
+        Source("mnist", "70,000 grey digits of 28x28"),
         Source("fmnist", "70,000 grey clothes of 28x28"),
+        Source("cifar10", "60,000 colour images of 32x32"),
         Source("cifar100", "60,000 colour images of 32x32"),
         Source("tiny_imagenet", "100,000 colour images of 64x64"),
         Source("har", "10,299 sensor windows, 30 users"),
@@ -95,3 +97,12 @@ def load(name_or_path: str | Path, data_dir: Path | None = None) -> Dataset:
     if own is None:
         raise unknown("data set", wanted.partition("(")[0], [*SOURCES, *FORMS])
     return own
+
+
+def in_memory(data: Any) -> Dataset | None:
+    """The data set that somebody gave as a Python object; None if it is a name or a path, or nothing."""
+    if data is None or isinstance(data, str | Path):
+        return None
+    from feddbe.data.own.objects import from_object
+
+    return from_object(data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from feddbe.data.preprocessing import Preprocessing
 from feddbe.options import Parameters
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Dataset:
     name: str
     x: Tensor
     """(n, ...) uint8 images, int32 tokens or float32 numbers, the publisher's train set first, then the test
-    set."""
+    set; a table's columns are float64 with nan for what is missing until they are `fitted`."""
     y: Tensor
     """(n,) int64 labels in 0..classes-1."""
     classes: int
@@ -42,11 +43,42 @@ class Dataset:
     """Size of the vocabulary if `x` holds the numbers of words; 0: it does not."""
     note: str = ""
     """What a reader of results must know of this data, such as that it is a subset."""
+    label_names: tuple[str, ...] = ()
+    """The classes in their order; none: their numbers are their names."""
+    client_names: tuple[str, ...] = ()
+    """The clients of the `client` column in their order; none: they have numbers only."""
+    looks: tuple[str, ...] = ()
+    """What was done to the images of each client (`--shift`), in words."""
+    preprocessing: Preprocessing | None = None
+    """What became of raw rows, if more than `about` can tell from the arrays."""
     known_sha256: Mapping[str, str] = field(default_factory=dict)
     """Of fields whose bytes were hashed when their cache was made: no need to read them all at each start."""
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """A name for each class."""
+        return self.label_names or tuple(map(str, range(self.classes)))
+
+    @property
+    def about(self) -> Preprocessing:
+        """What a raw row of this data goes through before a model sees it."""
+        if self.preprocessing is not None:
+            return self.preprocessing
+        pixels = self.x.dtype == torch.uint8
+        kind = "images" if pixels and self.x.dim() == 4 and self.x.shape[1] in (1, 3) else "arrays"
+        shape = tuple(self.x.shape[1:])
+        return Preprocessing(kind, shape, words=self.tokens, scale=self.scale, shift=self.shift)
+
+    def fitted(self, rows: npt.NDArray[np.int64]) -> Dataset:
+        """With the columns of a table standardised by these rows, the training rows; other data as it is."""
+        if self.preprocessing is None or self.preprocessing.fitted:
+            return self
+        raw = self.x.numpy()
+        about = self.preprocessing.fit(raw[rows])
+        return replace(self, x=torch.from_numpy(about.scaled(raw)), preprocessing=about)
 
     def inputs(self, x: Tensor) -> Tensor:
         """A batch of `x` as float32, normalised; tokens as int64."""

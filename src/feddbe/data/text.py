@@ -11,20 +11,13 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from feddbe.data.rows import words
+
 __all__ = ["LENGTH", "UNKNOWN", "tokenize", "words"]
 
 LENGTH = 200
 """Words kept of each text: the published experiments'."""
 UNKNOWN = "<unk>"
-
-_APART = {mark: f" {mark} " for mark in "'.,()!?"}
-_RULES = str.maketrans(_APART | {";": " ", ":": " "})
-
-
-def words(text: str) -> list[str]:
-    """Lower case; ' . , ( ) ! ? are words of their own, " goes, ; : <br /> and white space part words."""
-    # the quotes first: what stands around a deleted one grows together
-    return text.lower().replace('"', "").replace("<br />", " ").translate(_RULES).split()
 
 
 def tokenize(texts: Iterable[str], length: int = LENGTH) -> tuple[npt.NDArray[np.int32], list[str]]:

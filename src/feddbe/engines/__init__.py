@@ -9,9 +9,10 @@ from feddbe.engines.base import WAITING, Choice, ClientStates, Engine, Messages,
 from feddbe.engines.pool import Pool, PoolChoice, cores
 from feddbe.engines.ray_tasks import RayChoice
 from feddbe.engines.serial import Serial, SerialChoice
+from feddbe.errors import BadInput
 from feddbe.methods.base import Method
 from feddbe.options import grammar
-from feddbe.training import passes
+from feddbe.training import device, passes
 from feddbe.training.task import Task
 
 __all__ = [
@@ -55,5 +56,10 @@ def find(spec: str) -> Choice:
 
 def make(spec: str, task: Task, method: Method, waiting: Waiting = WAITING) -> Engine:
     """The same, ready to work."""
+    choice, where = find(spec), device.find(task.training.device)
+    if where.type != "cpu":
+        if choice.name not in ("auto", "serial"):
+            raise BadInput(f"engine = {spec}; on device {where} one process works: serial or auto")
+        return Serial(task.on(where), method)
     passes.get_ready(task, waiting.remark)  # before there are processes
-    return find(spec).make(task, method, waiting)
+    return choice.make(task, method, waiting)

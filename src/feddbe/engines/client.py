@@ -16,11 +16,12 @@ from feddbe.measures import asked, take
 from feddbe.measures.rows import Measured, Numbers
 from feddbe.methods import newcomers
 from feddbe.methods.base import MODEL, Method, refused
-from feddbe.state import State, add_prefix, matches, nbytes, strip_prefix, without
+from feddbe.state import State, add_prefix, matches, moved, nbytes, strip_prefix, without
+from feddbe.training.device import at_work
 from feddbe.training.local import Local
 from feddbe.training.task import Context, Task
 
-__all__ = ["BUFFER", "Job", "Missing", "Reply", "perform"]
+__all__ = ["BUFFER", "Job", "Missing", "Reply", "deployed", "perform"]
 
 BUFFER = "buffer/"
 """Prefix of BatchNorm statistics: `buffer/NAME` in a message, `buffer/TRACK/NAME` in a kept state."""
@@ -87,14 +88,33 @@ class Missing(NamedTuple):
 
 
 def perform(task: Task, method: Method, job: Job, received: State, private: State | None) -> Reply:
-    """Do the job. `private` is None at first contact."""
+    """Do the job where the task lies; messages and states come from the CPU, and go back there. `private` is
+    None at first contact."""
+    device, cpu = task.device, torch.device("cpu")
     try:
-        return _perform(task, method, job, received, private)
+        with at_work(device):
+            kept = None if private is None else moved(private, device)
+            reply = _perform(task, method, job, moved(received, device), kept)
+        if device == cpu:
+            return reply
+        new = None if reply.private is None else moved(reply.private, cpu)
+        return reply._replace(up=moved(reply.up, cpu), private=new, seen=moved(reply.seen, cpu))
     except SystemExit as error:  # it would end us as if all were well
         raise FeddbeError(
             f"client {job.client}, round {job.round}: the model's or method's own code called "
             f"sys.exit({'' if error.code is None else error.code})"
         ) from error
+
+
+def deployed(
+    task: Task, method: Method, job: Job, received: State, private: State | None
+) -> tuple[Local, State]:
+    """What the client predicts with, and where that is done: adapted, if the job says so."""
+    with at_work(task.device):
+        call = _Call.begin(task, method, job, received, private)
+        if job.adapt is None:
+            return call.deployed(call.private)
+        return call.adapted(job.adapt or task.training.epochs)
 
 
 def _perform(task: Task, method: Method, job: Job, received: State, private: State | None) -> Reply:
@@ -163,8 +183,9 @@ class _Call:
                 kept[name].append(value)
             return method.logits(local, params, x)
 
-        found, y = local.predict(state, logits, on=on, track=method.deployed_track)
-        given = {name: torch.cat(parts) for name, parts in kept.items()} | {"logits": found, "y": y}
+        own = logits if kept or method.own_logits else None
+        found, y = (t.cpu() for t in local.predict(state, own, on=on, track=method.deployed_track))
+        given = {name: torch.cat(parts).cpu() for name, parts in kept.items()} | {"logits": found, "y": y}
         rows = slice(None) if job.rows is None else list(job.rows)
         for place in shown:
             self.seen[f"{moment}/{place}"] = given[place][rows].flatten(1)
@@ -194,7 +215,7 @@ class _Call:
     def adapted(self, epochs: int) -> tuple[Local, State]:
         """What the client predicts with after so many epochs of adapting. Each fit opens its streams anew, so
         that e epochs are the first e of any more, with every method."""
-        task, method = self.task.with_epochs(epochs), self.method
+        task, method = self.task.adapting(epochs), self.method
         local, ctx = self.local(task), Context(task, self.job.round)
         if self.job.newcomer:
             state = newcomers.adapt(self.job.way, method, ctx, local, self.message, self.private)

@@ -11,18 +11,17 @@ import gc
 import math
 import multiprocessing
 import os
-import pickle
 import signal
 import socket
 import struct
 import sys
 import time
 import traceback
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from itertools import zip_longest
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from statistics import median
@@ -30,9 +29,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from feddbe.engines.base import WAITING, Choice, ClientStates, Messages, Waiting
+from feddbe.engines.base import WAITING, Choice, ClientStates, Messages, Waiting, portable
 from feddbe.engines.client import Job, Reply, perform
-from feddbe.engines.cost import cost
+from feddbe.engines.cost import Queue
 from feddbe.engines.shared_memory import Parcel, pack, receive, send
 from feddbe.errors import FeddbeError
 from feddbe.methods.base import Method
@@ -40,10 +39,12 @@ from feddbe.options import parameter
 from feddbe.state import State, decode, encode
 from feddbe.training.task import Task
 
-__all__ = ["TRIES", "Pool", "PoolChoice", "cores", "portable"]
+__all__ = ["TRIES", "Pool", "PoolChoice", "cores", "end_with_parent"]
 
 TRIES = 3
 """How often a client's work is started when its worker dies."""
+TOGETHER = 0.02
+"""Seconds of work that go to a worker at once: clients that take less go together."""
 # A forked worker shares the data and the model without a copy; elsewhere than on Linux forking is not safe.
 _START: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 
@@ -67,6 +68,10 @@ class Pool:
         self.task, self.method, self.waiting = task, method, waiting
         self._took: deque[float] = deque(maxlen=1000)
         """Seconds of the last jobs."""
+        self._usual = 0.0
+        """The median of them; 0: there are none yet."""
+        self._worked: deque[float] = deque(maxlen=1000)
+        """Their processor time, which neighbours on the machine do not change."""
         self._workers: list[_Worker] = []
         for _ in range(workers):
             self._workers.append(self._start())
@@ -77,51 +82,57 @@ class Pool:
         return [w.process.pid for w in self._workers if w.process.pid is not None]
 
     def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply]:
-        queue = deque(sorted(jobs, key=partial(cost, self.task), reverse=True))
-        idle, busy, tries = list(self._workers), dict[Any, tuple[_Worker, Job]](), Counter[int]()
+        self._usual = median(self._took) if self._took else 0.0
+        together = max(1, int(TOGETHER / median(self._worked))) if self._worked else 1
+        queue = Queue(self.task, jobs, len(self._workers), together)
+        idle, busy = list(self._workers), dict[Any, tuple[_Worker, list[Job]]]()
         with pack(messages.shared) as shared:
             while queue or busy:
                 while queue and idle:
-                    worker, job = idle.pop(), queue.popleft()
-                    tries[job.client] += 1
-                    if tries[job.client] > TRIES:
-                        raise FeddbeError(
-                            f"client {job.client} in round {job.round}: its worker died {TRIES} times "
-                            f"(out of memory{', or of time' * bool(self.waiting.timeout)}? "
-                            "try --engine serial)"
-                        )
+                    worker, some = idle.pop(), self._next(queue)
                     worker.since = time.monotonic()
                     try:
-                        self._give(worker, job, messages, shared, states.read(job.client))
+                        self._give(worker, some, messages, shared, [states.read(job.client) for job in some])
                     except OSError as error:  # it died while idle
-                        self._tell_if_late(worker, job, error)
-                        queue.appendleft(job)
+                        self._tell_if_late(worker, some, error)
+                        queue.give_back(some)
                         idle.append(self._replace(worker))
                         continue
                     worker.told = False
-                    busy[worker.pipe] = worker, job
-                for worker, job in self._overdue(busy.values()):
+                    busy[worker.pipe] = worker, some
+                for worker, some in self._overdue(busy.values()):
                     del busy[worker.pipe]
-                    queue.appendleft(job)
+                    queue.give_back(some)
                     idle.append(self._replace(worker))
                 for pipe in wait(list(busy), self._patience(busy.values())) if busy else ():
-                    worker, job = busy.pop(pipe)
+                    worker, some = busy.pop(pipe)
                     try:
-                        answer = worker.pipe.recv()
-                        tensors = {} if isinstance(answer, Exception) else receive(worker.pipe)
+                        answer, tensors = receive(worker.pipe)
                     except (EOFError, OSError) as error:  # it died at work
-                        self._tell_if_late(worker, job, error)
-                        queue.appendleft(job)
+                        self._tell_if_late(worker, some, error)
+                        queue.give_back(some)
                         idle.append(self._replace(worker))
                         continue
                     if isinstance(answer, Exception):
                         raise answer
-                    reply, private = answer
-                    if private is not None:
-                        states.stage(job.client, private)
-                    self._took.append(time.monotonic() - worker.since)
+                    answers, worked = answer
+                    self._took.append((time.monotonic() - worker.since) / len(some))
+                    self._worked.append(worked / len(some))
                     idle.append(worker)
-                    yield reply.with_tensors(tensors)
+                    for (reply, private), its in zip(answers, tensors, strict=True):
+                        if private is not None:
+                            states.stage(reply.client, private)
+                        yield reply.with_tensors(its)
+
+    def _next(self, queue: Queue) -> list[Job]:
+        """What one worker does next."""
+        for job in (some := queue.take()):
+            if queue.tries[job.client] > TRIES:
+                raise FeddbeError(
+                    f"client {job.client} in round {job.round}: its worker died {TRIES} times "
+                    f"(out of memory{', or of time' * bool(self.waiting.timeout)}? try --engine serial)"
+                )
+        return some
 
     def close(self) -> None:
         for worker in self._workers:
@@ -133,32 +144,29 @@ class Pool:
         self._workers = []
 
     def _word_after(self) -> float:
-        after = (
-            max(self.waiting.word_after, 10 * median(self._took)) if self._took else self.waiting.word_after
-        )
-        return min(after, (self.waiting.timeout or math.inf) / 2)
+        return min(max(self.waiting.word_after, 10 * self._usual), (self.waiting.timeout or math.inf) / 2)
 
-    def _overdue(self, busy: Iterable[tuple[_Worker, Job]]) -> list[tuple[_Worker, Job]]:
+    def _overdue(self, busy: Iterable[tuple[_Worker, list[Job]]]) -> list[tuple[_Worker, list[Job]]]:
         """Those whose time is up; of those that take long, somebody is told."""
         late, now, timeout = [], time.monotonic(), self.waiting.timeout
-        for worker, job in busy:
+        for worker, jobs in busy:
             waited = now - worker.since
             if timeout is not None and waited >= timeout:
-                late.append((worker, job))
-                self._tell_if_late(worker, job, BlockingIOError())
+                late.append((worker, jobs))
+                self._tell_if_late(worker, jobs, BlockingIOError())
             elif not worker.told and waited >= self._word_after():
                 worker.told = True
                 limit = "--worker-timeout sets a limit" if timeout is None else f"at most {timeout:g} s"
-                self.waiting.remark(f"waiting for {_who(worker, job)} for {waited:.0f} s; {limit}")
+                self.waiting.remark(f"waiting for {_who(worker, jobs)} for {waited:.0f} s; {limit}")
         return late
 
-    def _tell_if_late(self, worker: _Worker, job: Job, error: Exception) -> None:
+    def _tell_if_late(self, worker: _Worker, jobs: list[Job], error: Exception) -> None:
         """`BlockingIOError`: the time was up in the middle of a message."""
         if isinstance(error, BlockingIOError):
             waited = time.monotonic() - worker.since
-            self.waiting.remark(f"{_who(worker, job)} did not answer for {waited:.0f} s and is done again")
+            self.waiting.remark(f"{_who(worker, jobs)} did not answer for {waited:.0f} s and is done again")
 
-    def _patience(self, busy: Iterable[tuple[_Worker, Job]]) -> float | None:
+    def _patience(self, busy: Iterable[tuple[_Worker, list[Job]]]) -> float | None:
         """Seconds until there is something to do though nobody answers."""
         ends = [w.since + self._word_after() for w, _ in busy if not w.told]
         if self.waiting.timeout is not None:
@@ -166,16 +174,16 @@ class Pool:
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
     @staticmethod
-    def _give(worker: _Worker, job: Job, messages: Messages, shared: Parcel, private: bytes | None) -> None:
-        """A job, with the messages that the worker does not have yet."""
+    def _give(
+        worker: _Worker, jobs: list[Job], messages: Messages, shared: Parcel, privates: list[bytes | None]
+    ) -> None:
+        """Jobs, with the messages that the worker does not have yet."""
         if worker.knows is not messages:
-            worker.pipe.send(None)
-            send(worker.pipe, shared)
+            send(worker.pipe, None, [shared])
             worker.knows = messages
-        worker.pipe.send((job, messages.each is not None, private))
-        if messages.each is not None:
-            with pack(messages.each(job.client)) as parcel:
-                send(worker.pipe, parcel)
+        with ExitStack() as stack:
+            each = [] if messages.each is None else [pack(messages.each(job.client)) for job in jobs]
+            send(worker.pipe, (jobs, privates), [stack.enter_context(parcel) for parcel in each])
 
     def _start(self) -> _Worker:
         ours, theirs = _START.Pipe()
@@ -222,8 +230,10 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _who(worker: _Worker, job: Job) -> str:
-    return f"client {job.client} in round {job.round} (worker {worker.process.pid})"
+def _who(worker: _Worker, jobs: list[Job]) -> str:
+    first, *others = jobs
+    more = f" and {len(others)} more" * bool(others)
+    return f"client {first.client}{more} in round {first.round} (worker {worker.process.pid})"
 
 
 def _limit(pipe: Connection, seconds: float) -> None:
@@ -233,30 +243,17 @@ def _limit(pipe: Connection, seconds: float) -> None:
             end.setsockopt(socket.SOL_SOCKET, which, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """One that is stopped does not notice that its pipe closes; Linux can end it all the same."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def portable(error: Exception) -> Exception:
-    """The error, or one that says the same if it cannot be pickled."""
-    try:
-        if type(pickle.loads(pickle.dumps(error))) is type(error):
-            return error
-    except Exception:
-        pass
-    told = RuntimeError(f"{type(error).__name__}: {error}")
-    for note in error.__notes__:
-        told.add_note(note)
-    return told
 
 
 def _work(pipe: Connection, inherited: list[Connection], task: Task, method: Method) -> None:
     """A worker: take jobs until the pipe closes."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent may have its own way
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us in good order
-    _end_with_parent()
+    end_with_parent()
     for other in inherited:
         other.close()
     torch.set_num_threads(1)
@@ -264,29 +261,31 @@ def _work(pipe: Connection, inherited: list[Connection], task: Task, method: Met
     shared: State = {}
     while True:
         try:
-            asked = pipe.recv()
-            if asked is None:
-                shared = receive(pipe)
-                continue
-            job, each, private = asked
-            received = shared | receive(pipe) if each else shared
+            asked, states = receive(pipe)
         except (EOFError, OSError):
             return
-        answer: tuple[Reply, bytes | None] | Exception
+        if asked is None:
+            (shared,) = states
+            continue
+        answers, parcels, began = [], list[Parcel](), time.process_time()
+        failed: Exception | None = None
         with ExitStack() as stack:
+            for job, private, each in zip_longest(*asked, states, fillvalue={}):
+                try:
+                    kept = None if private is None else decode(private)
+                    reply = perform(task, method, job, shared | each if each else shared, kept)
+                    parcels.append(stack.enter_context(pack(reply.tensors())))
+                    state = encode(reply.private) if reply.private else None
+                    answers.append((reply.with_tensors({})._replace(private=None), state))
+                except FeddbeError as error:
+                    failed = error
+                except Exception as error:
+                    error.add_note(f"in client {job.client}, round {job.round}:\n{traceback.format_exc()}")
+                    failed = portable(error)
+                if failed:
+                    break
             try:
-                reply = perform(task, method, job, received, None if private is None else decode(private))
-                tensors = stack.enter_context(pack(reply.tensors()))
-                kept = encode(reply.private) if reply.private else None
-                answer = reply.with_tensors({})._replace(private=None), kept
-            except FeddbeError as error:
-                answer = error
-            except Exception as error:
-                error.add_note(f"in client {job.client}, round {job.round}:\n{traceback.format_exc()}")
-                answer = portable(error)
-            try:
-                pipe.send(answer)
-                if not isinstance(answer, Exception):
-                    send(pipe, tensors)
+                worked = time.process_time() - began
+                send(pipe, failed or (answers, worked), [] if failed else parcels)
             except OSError:
                 return

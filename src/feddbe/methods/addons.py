@@ -89,9 +89,11 @@ class MR(AddOn):
         "weight of the regularization; auto: of the magnitude of the task loss",
         low=0,
         words=("auto",),
-        search="0.1 1 5 10 20 50 100 auto",
+        search="0 0.001 0.01 0.1 1 5 10 20 50 100 200 500",
     )
-    mu: float = parameter(1.0, "momentum of the client mean", low=0, high=1)
+    mu: float = parameter(
+        1.0, "momentum of the client mean", low=0, high=1, search="0 0.1 0.2 0.3 0.4 0.5 0.6 0.7 0.8 0.9 1"
+    )
     init_mean: str = parameter(
         "momentum",
         "client mean before round 1: running mean of training-time features, mean over the client's data "
@@ -195,7 +197,7 @@ class MR(AddOn):
         kappa = server[KAPPA]
         if self._measures(ctx.round):
             even = kappa * _ratio(uploads, [u.state[SIZE] for u in uploads])
-            limit = server["mean"].numel() / ctx.task.training.lr
+            limit = server["mean"].numel() / ctx.lr
             kappa = torch.minimum(3 * kappa, even.sqrt()).clamp(max=limit)
         return {KAPPA: kappa}
 
@@ -222,7 +224,7 @@ class MR(AddOn):
         sigma = self._guarantee.sigma(local.samples) if self._guarantee else self.s
         if not (sigma or self.q):
             return mean
-        noise = torch.from_numpy(local.stream("noise").normal(0.0, sigma, mean.shape)).to(mean.dtype)
+        noise = torch.from_numpy(local.stream("noise").normal(0.0, sigma, mean.shape)).to(mean)
         return ((1 - self.q) * mean + noise).to(torch.get_default_dtype())
 
     def _measures(self, round: int) -> bool:

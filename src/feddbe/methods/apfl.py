@@ -12,7 +12,7 @@ from torch import Tensor
 
 from feddbe.methods.base import PERSONAL, Facts, Names, parameter
 from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.refusals import NO_PRBM, TWO_MODELS
+from feddbe.methods.refusals import NO_PRBM, OWN_STEPS, TWO_MODELS
 from feddbe.seeds import torch_seeded
 from feddbe.state import State, add_prefix, strip_prefix, sum_by_name, without
 from feddbe.training.local import Local
@@ -49,6 +49,7 @@ class APFL(FedAvg):
     secret: ClassVar[Names] = (PERSONAL, ALPHA)
     refuses = NO_PRBM
     cannot = TWO_MODELS
+    keeps_to = OWN_STEPS
     deployed_track: ClassVar[str] = "personal"
 
     alpha: float = parameter(
@@ -60,7 +61,7 @@ class APFL(FedAvg):
         return add_prefix(PERSONAL, ctx.task.model.parameters) | {ALPHA: torch.tensor(self.alpha)}
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        lr = torch.tensor(ctx.task.training.lr)
+        lr = torch.tensor(ctx.lr)
         start = private | add_prefix(STATISTICS, local.buffers("personal"))
         fit = local.fit(received, terms=[Term(self._personal, {"lr": lr}, start)])
         local.set_buffers("personal", strip_prefix(fit.carries[0], STATISTICS))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from feddbe.methods.base import Facts, Method, Names, Upload, parameter
-from feddbe.methods.refusals import NO_MR, NO_PRBM
+from feddbe.methods.refusals import NO_MR, NO_PRBM, OWN_STEPS
 from feddbe.seeds import torch_seed
 from feddbe.state import State, add_prefix, strip_prefix, sum_by_name
 from feddbe.training.local import Local
@@ -74,6 +74,7 @@ class APPLE(Method):
     needs_all: ClassVar[str] = "every model is a mixture of the cores of all clients"
     refuses = NO_PRBM
     cannot = NO_MR
+    keeps_to = OWN_STEPS
 
     mu: float = parameter(0.1, "pull of p_i to the sample shares", low=0, search="0.01 0.1 1")
     eta1: float | None = parameter(None, "learning rate of the core; none: N lr", above=0, search="0.01")
@@ -105,7 +106,7 @@ class APPLE(Method):
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         own, p0 = local.client, _shares(ctx)
-        eta1 = ctx.task.split.clients * ctx.task.training.lr if self.eta1 is None else self.eta1
+        eta1 = ctx.task.split.clients * ctx.lr if self.eta1 is None else self.eta1
         past = (ctx.round - 1) / self.rounds_l
         pull = self.mu * (math.cos(math.pi * past) + 1) / 2 if past < 1 else 0.0
 

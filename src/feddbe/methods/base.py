@@ -100,6 +100,8 @@ class Method(Parameters):
     """Add-ons that it does not take, each with the reason; `--force` allows them."""
     cannot: ClassVar[Mapping[str, str]] = {}
     """Add-ons that would do nothing on it, each with the reason."""
+    keeps_to: ClassVar[Mapping[str, str]] = {}
+    """Options of local training that it does not take, each with the reason."""
     deployed_track: ClassVar[str] = "shared"
     """The track whose BatchNorm statistics the deployed model uses."""
     keeps_uploads: ClassVar[bool] = False
@@ -192,6 +194,11 @@ class Method(Parameters):
     def remarks(self, task: Task) -> list[str]:
         """What a reader of a run's results must know of it."""
         return []
+
+    @property
+    def own_logits(self) -> bool:
+        """Whether it predicts with more than the logits of a model."""
+        return type(self).logits is not Method.logits
 
     def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Predictions of a deployed state."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -35,6 +36,7 @@ class Composed(Method):
             "deployed_track": inner.deployed_track,
             "keeps_uploads": inner.keeps_uploads,
             "needs_all": inner.needs_all,
+            "keeps_to": inner.keeps_to,
             "adapts": inner.adapts or next((a.adapts for a in self.addons if a.adapts), ""),
         }
         for names in ("keeps", "secret", "sends", "receives", "constant"):
@@ -129,6 +131,10 @@ class Composed(Method):
     def remarks(self, task: Task) -> list[str]:
         return [*self.inner.remarks(task), *(text for a in self.addons for text in a.remarks(task))]
 
+    @property
+    def own_logits(self) -> bool:
+        return self.inner.own_logits
+
     def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
         return self.inner.logits(local, state, x)
 
@@ -138,4 +144,8 @@ class Composed(Method):
 
     def _theirs(self, state: State) -> State:
         """The entries that belong to the inner method."""
-        return without(state, [n for a in self.addons for n in (*a.keeps, *a.sends, *a.receives)])
+        return without(state, self._of_addons)
+
+    @cached_property
+    def _of_addons(self) -> tuple[str, ...]:
+        return tuple(n for a in self.addons for n in (*a.keeps, *a.sends, *a.receives))

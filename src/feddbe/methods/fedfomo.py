@@ -119,7 +119,7 @@ class FedFomo(Method):
 
 
 def _loss(local: Local, params: State) -> float:
-    logits, y = local.predict(params, lambda p, x: local.forward(p, x).logits, on="held_out")
+    logits, y = local.predict(params, on="held_out")
     return float(F.cross_entropy(logits, y))
 
 

@@ -108,18 +108,19 @@ class FedGen(FedAvg):
 
     def _learn(self, at: At, carry: State) -> tuple[Tensor, State]:
         """The two client terms, the second one not in `lite`."""
-        random, n = torch.Generator().manual_seed(at.key), len(at.batch.y)
-        drawn = torch.multinomial(at.const[PRIOR], n, replacement=True, generator=random)
+        n = len(at.batch.y)
+        with torch_seeded(at.key):
+            drawn = torch.multinomial(at.const[PRIOR], n, replacement=True)
+            noise = [torch.rand(n, self.noise) for _ in range(1 if self.lite else 2)]
         shift = (at.batch.z - at.batch.z_g)[0] if self.level == "z_g" else 0.0
 
-        def answers(y: Tensor) -> Tensor:
-            eps = torch.rand(n, self.noise, generator=random)
+        def answers(y: Tensor, eps: Tensor) -> Tensor:
             z = generate(strip_prefix(at.const, GENERATOR), eps, y, at.model.feature_shape)
             return at.model.classify(at.params, z + shift)
 
-        loss = self.alpha * at.const["now"] * F.cross_entropy(answers(drawn), drawn)
+        loss = self.alpha * at.const["now"] * F.cross_entropy(answers(drawn, noise[0]), drawn)
         if not self.lite:
-            target = F.softmax(answers(at.batch.y).detach(), 1)
+            target = F.softmax(answers(at.batch.y, noise[1]).detach(), 1)
             match = F.kl_div(F.log_softmax(at.batch.logits, 1), target, reduction="batchmean")
             loss = loss + self.beta * at.const["now"] * match
         return loss, carry

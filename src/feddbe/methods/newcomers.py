@@ -89,7 +89,7 @@ def _newton(method: Method, local: Local, state: State, received: State) -> Tens
     dataset, size = local.task.dataset, start.numel()
     g, h = torch.zeros(size, dtype=torch.float64), torch.zeros(size, size, dtype=torch.float64)
     with _fixed(method, local, state) as logits:
-        for rows in torch.split(torch.from_numpy(local.rows["train"]), PREDICT_BATCH):
+        for rows in torch.split(local.index("train"), PREDICT_BATCH):
             x = local.task.model.layout(dataset.inputs(dataset.x[rows]), copy=False)
             each = start.expand(len(rows), *start.shape).clone().requires_grad_()  # a p for each sample
             out = logits(each, x)
@@ -145,4 +145,4 @@ def _fixed(method: Method, local: Local, state: State) -> Iterator[Logits]:
 def _rate(local: Local) -> float:
     """That of p."""
     own = local.extras["prbm"].lr
-    return local.task.training.lr if own is None else own
+    return local.lr if own is None else own

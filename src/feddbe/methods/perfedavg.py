@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from feddbe.methods.base import Facts, parameter
 from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.refusals import NO_MR, NO_PRBM, TUNES
+from feddbe.methods.refusals import NO_MR, NO_PRBM, OWN_STEPS, TUNES
 from feddbe.state import State
 from feddbe.training.local import Local
 from feddbe.training.passes import gradient
@@ -43,6 +43,7 @@ class PerFedAvg(FedAvg):
     adapts: ClassVar[str] = "each"
     refuses = NO_PRBM
     cannot = NO_MR | TUNES
+    keeps_to = OWN_STEPS
 
     alpha: float = parameter(0.01, "step of the adaptation", low=0, search="0.005 0.01 0.03")
     beta: float | None = parameter(None, "step of the global model; none: lr", above=0, search="0.001 0.003")
@@ -56,7 +57,7 @@ class PerFedAvg(FedAvg):
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         parts = 2 if self.hessian == "first-order" else 3
-        beta = ctx.task.training.lr if self.beta is None else self.beta
+        beta = ctx.lr if self.beta is None else self.beta
         const = _Steps(ctx.task, self.alpha, beta, self.delta, parts)
         end = local.scan(_step, _Walk(received, local.buffers("shared"), no_losses()), const, batches=parts)
         local.set_buffers("shared", end.statistics)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from feddbe.methods.base import PERSONAL, Facts, Method, Names, Upload, average, averaging, parameter
-from feddbe.methods.refusals import NO_MR, NO_PRBM
+from feddbe.methods.refusals import NO_MR, NO_PRBM, OWN_STEPS
 from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.local import Local
 from feddbe.training.passes import gradient
@@ -41,6 +41,7 @@ class PFedMe(Method):
     secret: ClassVar[Names] = (PERSONAL,)  # with evaluate=w it is a copy of what was sent, and no secret
     refuses = NO_PRBM
     cannot = NO_MR
+    keeps_to = OWN_STEPS
 
     lam: float = parameter(15.0, "pull of theta to w", low=0, search="1 15 30")
     k: int = parameter(5, "K, inner steps per batch", low=1, search="1 5 7")

@@ -1,8 +1,8 @@
-"""Which add-ons personalized methods do not take, and why."""
+"""Which add-ons and options of local training methods do not take, and why."""
 
 from __future__ import annotations
 
-__all__ = ["NO_MR", "NO_PRBM", "TUNES", "TWO_MODELS"]
+__all__ = ["NO_MR", "NO_PRBM", "OWN_STEPS", "SUM_OF_GRADIENTS", "TUNES", "TWO_MODELS"]
 
 _OWN_WAY = "it personalises in its own way, a second one goes against it (--force allows it)"
 NO_PRBM = {"prbm": _OWN_WAY, "ft": _OWN_WAY}
@@ -17,3 +17,14 @@ TUNES = {"ft": "it adapts its model to each client already"}
 _NOT_SGD = "its local scheme is not plain SGD, so it would need another definition"
 NO_MR = {"mr": _NOT_SGD, "prbm": _NOT_SGD}
 """What one with steps of its own cannot take."""
+
+OWN_STEPS = dict.fromkeys(
+    ("optimiser", "momentum", "weight_decay", "clip_norm"), "it takes steps of its own, not an optimiser's"
+)
+"""What one with steps of its own keeps to."""
+
+SUM_OF_GRADIENTS = dict.fromkeys(
+    ("optimiser", "momentum", "clip_norm"),
+    "its control variates are mean gradients, which (x - y) / (T eta) is after plain SGD only",
+)
+"""What SCAFFOLD keeps to (its option II)."""

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from feddbe.methods.base import MODEL, Facts, Method, Names, Upload, average, averaging, parameter
+from feddbe.methods.refusals import SUM_OF_GRADIENTS
 from feddbe.state import State, add_prefix, strip_prefix, without
 from feddbe.training.local import Local
 from feddbe.training.task import Context
@@ -36,6 +37,7 @@ class Scaffold(Method):
     keeps: ClassVar[Names] = (CONTROL,)  # no secret: c_i is the sum of the changes that were sent
     sends: ClassVar[Names] = (MODEL, CONTROL)
     receives: ClassVar[Names] = (MODEL, CONTROL)
+    keeps_to = SUM_OF_GRADIENTS
 
     eta_g: float = parameter(1.0, "server learning rate", above=0, search="0.5 1")
     weights: str = averaging("uniform")
@@ -53,7 +55,7 @@ class Scaffold(Method):
             strip_prefix(private, CONTROL),
         )
         y = local.fit(x, correction={name: c[name] - c_i[name] for name in x}).params
-        scale = 1 / (local.steps() * ctx.task.training.lr)
+        scale = 1 / (local.steps() * ctx.lr)
         delta = {name: (x[name] - y[name]) * scale - c[name] for name in x}  # c_i+ - c_i
         return y | add_prefix(CONTROL, delta), add_prefix(CONTROL, {n: c_i[n] + delta[n] for n in x})
 

@@ -16,6 +16,7 @@ from feddbe.models.fasttext import Representation, fasttext
 from feddbe.models.from_file import FromFile
 from feddbe.models.har_cnn import har_cnn
 from feddbe.models.resnet import CUTS, resnet18
+from feddbe.models.signature import call
 from feddbe.models.split import Forward, SplitModel
 from feddbe.options import Parameters, grammar
 from feddbe.seeds import torch_seed, torch_seeded
@@ -23,10 +24,11 @@ from feddbe.seeds import torch_seed, torch_seeded
 __all__ = ["MODELS", "Forward", "Known", "ModelSource", "SplitModel", "build", "find", "fitting"]
 
 Shape = tuple[int, ...]
-Builder = Callable[[Shape, int], nn.Module | Halves]
+Builder = Callable[..., nn.Module | Halves]
 ModelSource = str | nn.Module | Halves | Builder
 """A model's name, a module whose weights are the start, a pair (features, classifier), or a function that
-makes either for (shape of one input, classes), called under the run's seed."""
+makes either from those of (shape of one input, classes, words) that it asks for, called under the run's
+seed."""
 
 
 @dataclass(frozen=True)
@@ -109,25 +111,48 @@ def build(
     except BadInput:
         raise
     except Exception as error:  # a layer may answer a wrong shape with any kind of error
+        if words and isinstance(error, IndexError):
+            raise BadInput(
+                f"the model has no vector for the word number {int(sample.max())}: {_misfit(module, sample)}"
+                f"its embedding must have {words} words, as many as the data; build(shape, classes, words) "
+                "is told their number"
+            ) from error
         raise BadInput(
             f"the model does not take inputs of shape {shape}: {_misfit(module, sample)}{one_line(error)}"
         ) from error
     if isinstance(source, FromFile):
-        model.remake = partial(source, shape, classes)
+        model.remake = partial(source, shape, classes, words)
     if clash := RESERVED & model.parameters.keys():
         raise BadInput(
             f"the model has a parameter '{clash.pop()}', a name that feddbe uses itself; rename it"
         )
     if model.classes != classes:
         raise BadInput(f"the model gives {model.classes} logits, the data has {classes} classes")
+    _check_logits(model, sample)
     return model
+
+
+def _check_logits(model: SplitModel, sample: Tensor) -> None:
+    """Probabilities are no logits: the loss takes the softmax itself, and a second one learns next to
+    nothing."""
+    with torch.no_grad():
+        out = model.forward(model.parameters | model.buffers, sample).logits
+    if bool((out >= 0).all()) and torch.allclose(out.sum(dim=1), out.new_ones(()), atol=1e-4):
+        raise BadInput(
+            "the model ends in a softmax: it gives probabilities, but the loss takes logits and has the "
+            "softmax in itself; leave the model's last layer out"
+        )
 
 
 def _module(source: ModelSource, shape: Shape, classes: int, words: int) -> nn.Module | Halves:
     if isinstance(source, nn.Module | tuple):
         return source
     if callable(source):
-        return source(shape, classes)
+        return (
+            source(shape, classes, words)
+            if isinstance(source, FromFile)
+            else call(source, shape, classes, words)
+        )
     chosen = find(source)
     known = MODELS[chosen.name]
     if known.texts != bool(words) or not known.fits(shape):

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from feddbe.errors import BadInput, one_line, unknown
 from feddbe.options.limits import Parameters, parameter
 
-__all__ = ["SECTIONS", "Asked", "Config", "Identity", "identity", "pick_identity", "read"]
+__all__ = ["SECTIONS", "Asked", "Config", "Given", "Identity", "given", "identity", "pick_identity", "read"]
 
 SECTIONS = ("Data", "Model", "Training", "Evaluation", "Run")
 Identity = Literal["yes", "content", "seed", "no"]
@@ -48,6 +48,9 @@ class Config(Parameters):
     clients: int | None = option("Data", "yes", None, "number of clients N", low=1)
     split: str | None = option("Data", "content", None,
         "FILE.npz with a saved partition, instead of making one", value="FILE")
+    shift: str | None = option("Data", "yes", None,
+        "each client's images look different: rotate:30, blur, noise, contrast, invert, or several",
+        value="KIND", late=True)
     model: str | None = option("Model", "content", None,
         "model, or FILE.py:FUNCTION; by default the one that fits the data")
     cut: str | None = option("Model", "yes", None,
@@ -58,6 +61,14 @@ class Config(Parameters):
     epochs: int = option("Training", "yes", 1, "local epochs E", low=1)
     batch: int = option("Training", "yes", 10, "batch size B", low=1)
     lr: float | None = option("Training", "yes", None, "learning rate", above=0)
+    lr_decay: str | None = option("Training", "yes", None,
+        "learning rate over rounds: step:EVERY:FACTOR, cosine or cosine:ROUNDS", late=True)
+    optimiser: str = option("Training", "yes", "sgd",
+        "of local training; begins anew with every round", choices=("sgd", "adam"), late=True)
+    momentum: float = option("Training", "yes", 0.0, "of SGD", low=0, high=0.999, late=True)
+    weight_decay: float = option("Training", "yes", 0.0, "pull of the parameters to 0", low=0, late=True)
+    clip_norm: float | None = option("Training", "yes", None,
+        "the norm of a gradient is at most this", above=0, late=True)
     join: float = option("Training", "yes", 1.0,
         "share rho of the clients that take part in a round", above=0, high=1)
     seed: int = option("Training", "seed", 0, "seed of everything but the partition", low=0)
@@ -86,6 +97,8 @@ class Config(Parameters):
         "how newcomers adapt: as the method trains, or of +prbm by p_i alone, trained or in closed form",
         choices=("full", "prbm", "newton", "mean"), late=True)
     engine: str = option("Run", "no", "auto", "auto, serial, pool(workers=N), or ray(address=HOST:PORT)")
+    device: str = option("Run", "no", "cpu",
+        "where clients train: cpu, cuda, cuda:N, mps, or auto; the last bits of results depend on it")
     trainer: str = option("Run", "no", "auto",
         "who trains: auto takes compiled where it can; the last bits of results depend on it",
         choices=("auto", "autograd", "compiled"))
@@ -97,6 +110,7 @@ class Config(Parameters):
     resume: bool = option("Run", "no", False,
         "continue the run in --out, or the last one with this configuration")
     json: bool = option("Run", "no", False, "print one JSON document")
+    quiet: bool = option("Run", "no", False, "show no progress: no bars, no line per round")
     # fmt: on
 
 
@@ -131,18 +145,43 @@ class Asked(NamedTuple):
     """Where each option came from that was given: a file's name, `--set` or `given`."""
 
 
+class Given(NamedTuple):
+    """What somebody gave, before it is known to be right."""
+
+    names: list[str]
+    values: dict[str, Any]
+    origins: dict[str, str]
+    seeds: Any = None
+    """Several of them: how many, or a list."""
+
+    def asked(self) -> Asked:
+        """With every value checked."""
+        if self.seeds is not None:
+            raise BadInput(f"seeds = {self.seeds}; this is one run: give one seed, or compare")
+        if not self.names:
+            raise BadInput("no method given; name one, as in fedavg+dbe (feddbe methods lists them)")
+        return Asked(self.names, Config(**self.values), self.origins)
+
+
 def read(
     methods: Sequence[str] = (), options: Mapping[str, Any] | None = None, settings: Sequence[str] = ()
 ) -> Asked:
-    """Methods and options from what was given: TOML files among `methods`, over them `settings` (key=value),
-    over them `options`. Every option is a key of the file with the same name; `method` may be a list."""
+    """Methods and options from what was given, each checked."""
+    return given(methods, options, settings).asked()
+
+
+def given(
+    methods: Sequence[str] = (), options: Mapping[str, Any] | None = None, settings: Sequence[str] = ()
+) -> Given:
+    """What was given: TOML files among `methods`, over them `settings` (key=value), over them `options`.
+    Every option is a key of the file with the same name; `method` may be a list."""
     names: list[str] = []
     layers: list[tuple[dict[str, Any], str]] = []
     for name in methods:
         if name.endswith(".toml"):
             found = _read_toml(Path(name))
-            given = found.pop("method", [])
-            names += map(str, given if isinstance(given, list) else [given])
+            method = found.pop("method", [])
+            names += map(str, method if isinstance(method, list) else [method])
             layers.append((found, name))
         else:
             names.append(name)
@@ -156,9 +195,7 @@ def read(
     origins = {key: origin for found, origin in layers for key in found}
     if "method" in values:  # --set method=... or Python
         names = [str(values.pop("method"))]
-    if not names:
-        raise BadInput("no method given; name one, as in fedavg+dbe (feddbe methods lists them)")
-    return Asked(names, Config(**values), origins)
+    return Given(names, values, origins, values.pop("seeds", None))
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -175,7 +212,7 @@ def _known(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """The values under the options' own names (`partition-seed` is `partition_seed`)."""
     named = {key.replace("-", "_"): value for key, value in values.items()}
     for key in named:
-        if key not in _FIELDS:
+        if key not in (*_FIELDS, "seeds"):
             raise unknown(f"key in {where}:" if where else "option", key, _FIELDS)
     return named
 

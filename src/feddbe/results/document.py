@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from feddbe.measures.rows import AT, Readings, Row, readings
@@ -11,18 +12,22 @@ from feddbe.options.config import pick_identity
 __all__ = [
     "Accuracy",
     "Cost",
+    "Divergence",
     "Entry",
     "Measurement",
     "Newcomers",
     "RunDocument",
     "adapting",
     "at",
+    "ending",
     "entry",
+    "finished",
     "labels",
     "moment",
     "newcomers",
     "points",
     "score",
+    "title",
 ]
 
 
@@ -90,6 +95,16 @@ class Measurement(TypedDict):
     clients: dict[str, dict[str, float | None]]
 
 
+class Divergence(TypedDict):
+    """Where a run ended because something was not finite; the rounds before are kept."""
+
+    round: int
+    client: int
+    what: str
+    """What was not finite, such as `loss`; `value` is how it is written."""
+    value: str
+
+
 class Cost(TypedDict):
     """What a round costs: bytes `up` and `down` per client that takes part, and `seconds`."""
 
@@ -120,12 +135,24 @@ class RunDocument(TypedDict):
     """What a reader must know of the data, such as that it is a subset; often nothing."""
     remarks: list[str]
     """What a reader must know of this run: options that did nothing, values that it found by itself."""
+    diverged: Divergence | None
+    """Why it has fewer rounds than were wanted, if training diverged."""
     trainers: list[str]
     """Who trained: `autograd`, or one of those that have a step written out."""
     cost: Cost
+    label_names: list[str]
+    """The classes in their order; empty in a run from before they were kept."""
+    client_names: list[str]
+    """The clients in their order; empty where they have numbers only."""
+    looks: list[str]
+    """What was done to each client's images (`--shift`), in words; empty without."""
     server_sha256: str
     clients_sha256: dict[str, str]
     peak_rss_mb: float
+    begun: str
+    """When, as in 2026-11-17T05:20:00.000+00:00."""
+    versions: dict[str, str]
+    """Of what numbers depend on: torch, numpy and others, when it began."""
     folder: str
 
 
@@ -198,6 +225,41 @@ def score(entry: Entry) -> float:
 def points(document: RunDocument) -> list[tuple[int, float]]:
     """The learning curve: (round, weighted accuracy in percent) of every evaluated entry."""
     return [(e["round"], 100 * e["accuracy"]["weighted"]) for e in document["rounds"] if e["accuracy"]]
+
+
+def finished(document: RunDocument) -> bool:
+    """Whether all rounds that were wanted are done and the last one is evaluated; a run with patience may
+    have ended before."""
+    last, settings = document["last"], document["config"]
+    done = document["rounds"][-1]["round"] if document["rounds"] else 0
+    ended = done >= settings["rounds"] or settings["patience"] is not None
+    return last is not None and last["round"] == done and ended
+
+
+def ending(document: RunDocument) -> str:
+    """What a reader must know of where a run ended; nothing if all was well."""
+    mark = document["diverged"]
+    return f"diverged in round {mark['round']}" if mark else ""
+
+
+def title(documents: Sequence[RunDocument]) -> str:
+    """What runs are about: data, clients, rounds (those wanted, of one that diverged) and seeds."""
+
+    def told(values: Iterable[Any]) -> str:
+        return " or ".join(dict.fromkeys(str(value) for value in values if value is not None))
+
+    settings = [document["config"] for document in documents]
+    done = [d["config"].get("rounds") if d["diverged"] else len(d["rounds"]) - 1 for d in documents]
+    clients, seeds = told(s.get("clients") for s in settings), sorted({s.get("seed", 0) for s in settings})
+    row = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1))
+    words = [
+        told(Path(s.get("data", "")).name for s in settings),
+        told(s.get("partition") for s in settings),
+        f"{clients} clients" if clients else "",
+        f"{told(max(0, rounds or 0) for rounds in done)} rounds",
+        f"seed{'s' * (len(seeds) > 1)} {f'{seeds[0]} to {seeds[-1]}' if row else ', '.join(map(str, seeds))}",
+    ]
+    return ", ".join(filter(None, words))
 
 
 def adapting(document: RunDocument) -> list[tuple[int, float]]:

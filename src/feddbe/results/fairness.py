@@ -17,10 +17,10 @@ from feddbe.errors import BadInput
 from feddbe.measures.rows import over_clients
 from feddbe.results.document import RunDocument, labels
 
-__all__ = ["BASELINES", "Fairness", "Paired", "Spread", "fairness", "paired", "spread"]
+__all__ = ["BASELINES", "HOLDINGS", "Fairness", "Paired", "Spread", "fairness", "paired", "spread"]
 
 BASELINES = ("local", "fedavg")
-_HOLDINGS = ("data", "partition", "partition_seed", "clients", "split")
+HOLDINGS = ("data", "partition", "partition_seed", "clients", "split", "shift")
 """Settings that say which test samples a client has."""
 
 
@@ -150,7 +150,7 @@ def _baseline(mine: RunDocument, documents: Sequence[RunDocument], method: str) 
     base = re.sub(r"\(.*\)$", "", mine["method"])
 
     def holdings(document: RunDocument) -> list[object]:
-        return [document["config"].get(key) for key in _HOLDINGS]
+        return [document["config"].get(key) for key in HOLDINGS]
 
     fits = [
         index

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from math import inf, sqrt
 from statistics import mean, stdev
 from typing import NamedTuple, TypeVar
@@ -40,9 +41,15 @@ def interval(values: Sequence[float]) -> Interval:
     n = len(values)
     if n < 2:
         return Interval(mean(values), inf, n)
+    return Interval(mean(values), _t(n - 1) * stdev(values) / sqrt(n), n)
+
+
+@cache
+def _t(freedom: int) -> float:
+    """t_{0.975} with so many degrees of freedom; a curve asks for the same one at every round."""
     from scipy.stats import t
 
-    return Interval(mean(values), float(t.ppf(0.975, n - 1)) * stdev(values) / sqrt(n), n)
+    return float(t.ppf(0.975, freedom))
 
 
 def paired(ours: Mapping[Trial, float], theirs: Mapping[Trial, float]) -> Interval | None:

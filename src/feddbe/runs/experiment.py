@@ -7,18 +7,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from feddbe import data, methods, models
 from feddbe.data.dataset import Dataset
-from feddbe.data.partition import partition
-from feddbe.data.split import Split, load_split
 from feddbe.errors import BadInput
 from feddbe.measures.accuracy import majority_floor
-from feddbe.methods import Method, hyper_parameters, in_brackets, newcomers, parse
+from feddbe.methods import Method, hyper_parameters, in_brackets, parse
 from feddbe.models import ModelSource
 from feddbe.models.from_file import FromFile, builder
 from feddbe.options import Parameters, without_late
@@ -26,8 +21,10 @@ from feddbe.options.config import Config, identity
 from feddbe.options.defaults import Layers, Setting
 from feddbe.options.from_file import names_file
 from feddbe.options.grammar import Named
-from feddbe.paths import expand
+from feddbe.runs import checks
+from feddbe.runs.held import Held, label_counts, load_data
 from feddbe.state import sha256
+from feddbe.training.optimiser import Decay, Optimiser
 from feddbe.training.task import Task, Training
 
 __all__ = ["Experiment", "Held", "label_counts", "load_data", "resolve", "resolve_all"]
@@ -52,42 +49,6 @@ class Experiment:
     """Every value and where it came from: of options, and of names' own options, as in `mr kappa`."""
     in_memory: str = ""
     """What of it was given as a Python object, so that no other process can make it from its options."""
-
-
-class Held(NamedTuple):
-    """The data, who holds which rows, and the options with partition and number of clients filled in."""
-
-    dataset: Dataset
-    split: Split
-    options: Config
-
-
-def load_data(config: Config, dataset: Dataset | None = None) -> Held:
-    """The data that the options name, or the one in memory, divided among clients."""
-    directory = expand(config.data_dir) if config.data_dir else None
-    found = data.find(config.data, Layers(config.variant, "").of_parts())
-    if dataset is None:
-        dataset = data.load(str(found or config.data), directory)
-    elif found:
-        dataset = found.options.arrange(dataset)
-    config = dataclasses.replace(config, data=str(found or config.data))
-    given = dataset.split if config.partition is None else None
-    if config.split is not None:
-        given = load_split(expand(config.split), len(dataset))
-        if config.partition is not None:
-            raise BadInput("--split and --partition exclude each other: the file is the partition")
-    if given is not None:
-        if config.clients not in (None, given.clients):
-            raise BadInput(f"clients = {config.clients}; '{config.split or config.data}' has {given.clients}")
-        return Held(dataset, _held_out(given, config), dataclasses.replace(config, clients=given.clients))
-    chosen = Layers(config.variant, dataset.name)
-    spec = config.partition or ("natural" if dataset.client is not None else str(chosen["partition"]))
-    clients = config.clients
-    if clients is None and spec != "natural":
-        clients = chosen["clients"]
-    split = partition(dataset.y.numpy(), spec, clients, config.partition_seed, dataset.client)
-    config = dataclasses.replace(config, partition=spec, clients=split.clients)
-    return Held(dataset, _held_out(split, config), config)
 
 
 def resolve(
@@ -150,20 +111,23 @@ def _prepare(
         source = builder(source)
     named = models.find(source, Layers(options.variant, "").of_parts()) if isinstance(source, str) else None
     chosen = Layers(options.variant, dataset.name, named.name if named else "own")
-    sample = dataset.inputs(dataset.x[:1])
+    first = int(dataset.x.argmax()) // dataset.x[0].numel() if dataset.tokens else 0  # has the last word
+    sample = dataset.inputs(dataset.x[first : first + 1])
     cut = options.cut or chosen["cut"]
     built = models.build(
         str(named) if named else source, sample, dataset.classes, cut, options.seed, words=dataset.tokens
     )
+    rounds = int(chosen["rounds"]) if options.rounds is None else options.rounds
     options = dataclasses.replace(
         options,
         lr=chosen["lr"] if options.lr is None else options.lr,
-        rounds=chosen["rounds"] if options.rounds is None else options.rounds,
+        lr_decay=_decay(options.lr_decay, rounds),
+        rounds=rounds,
         short_batch=options.short_batch or chosen["short_batch"],
         model=options.model if isinstance(source, FromFile) else str(named or "own"),
         cut=built.cut,
     )
-    _check_short(options, split)
+    checks.check_short(options, split)
     content: dict[str, Any] = {"data": dataset.sha256(), "split": split.index_sha256() | {"parts": None}}
     content["sizes"] = [part.sizes.tolist() for part in (split.train, split.test)]
     content["model"] = str(named or "own")
@@ -171,8 +135,9 @@ def _prepare(
         content |= {"module": str(built.module), "theta0": sha256(built.parameters)}
     if isinstance(source, FromFile):
         content["file"] = source.found.sha256
-    training = Training(options.lr or 0.0, options.batch, options.epochs, options.bn_buffers, options.trainer)
-    task = Task(built, dataset, split, training, options.seed, options.rounds or 0, options.newcomers)
+    task = Task(
+        built, dataset, split, _training(options), options.seed, options.rounds or 0, options.newcomers
+    )
     floor = majority_floor(dataset, split, task.members)
     return _Common(asked, given, task, options, named, content, floor, in_memory)
 
@@ -186,12 +151,18 @@ def _resolve_one(name: str, common: _Common) -> Experiment:
     if parts.get("mr", {}).get("init_epochs") == "epochs":
         parts["mr"]["init_epochs"] = options.epochs
     method = parse(name, parts, force=options.force)
-    _check_members(name, method, options, task.split)
+    checks.check_members(name, method, options, task.split)
+    checks.check_optimiser(name, method, options, task)
     remarks = []
     if common.asked.lr is None and chosen["lr"] != options.lr:
         remarks.append(f"lr {chosen['lr']:g} by default, where other methods have {options.lr:g}")
         options = dataclasses.replace(options, lr=chosen["lr"])
         task = dataclasses.replace(task, training=dataclasses.replace(task.training, lr=chosen["lr"]))
+    if common.kind == "own" and common.asked.lr is None:
+        remarks.append(
+            f"lr {options.lr:g} is a guess for a model of your own, and slow for many: try --lr 0.1, or let "
+            "feddbe tune choose it on validation data"
+        )
     unused = method.unused(task)
     remarks += [f"{key} does nothing: {why}" for key, why in unused.items() if key in given]
     config = dataclasses.asdict(options) | {"method": name, "method_options": hyper_parameters(method)}
@@ -238,34 +209,21 @@ def _settings(name: str, common: _Common, config: Mapping[str, Any], chosen: Lay
     return {key: Setting(value, origin or "general default") for key, (value, origin) in found.items()}
 
 
-def label_counts(dataset: Dataset, split: Split) -> npt.NDArray[np.int64]:
-    """(clients x classes) samples of each label, train and test together."""
-    y = dataset.y.numpy()
-    return split.train.counts(y, dataset.classes) + split.test.counts(y, dataset.classes)
+def _training(options: Config) -> Training:
+    if options.optimiser == "adam" and options.momentum:
+        raise BadInput(f"momentum = {options.momentum:g} is an option of SGD; Adam has its own")
+    return Training(
+        options.lr or 0.0,
+        options.batch,
+        options.epochs,
+        options.bn_buffers,
+        options.trainer,
+        options.device,
+        Optimiser(options.optimiser, options.momentum, options.weight_decay, options.clip_norm),
+        Decay.parse(options.lr_decay, 0) if options.lr_decay else None,
+    )
 
 
-def _held_out(split: Split, config: Config) -> Split:
-    return split.held_out(config.validation) if config.validation else split
-
-
-def _check_members(name: str, method: Method, config: Config, split: Split) -> None:
-    """Whether enough clients take part."""
-    if config.newcomers >= split.clients:
-        raise BadInput(f"newcomers = {config.newcomers}; of {split.clients} clients at least one must train")
-    if config.adapt != "full" and not config.newcomers:
-        raise BadInput(
-            f"adapt = {config.adapt}; it is about newcomers, of which there are none (--newcomers)"
-        )
-    if reason := newcomers.refuse(config.adapt, method):
-        raise BadInput(f"adapt = {config.adapt}; not for {name}: {reason}")
-    if method.needs_all and (config.join < 1 or config.newcomers):
-        raise BadInput(f"{name} needs join = 1 and no newcomers: {method.needs_all}")
-
-
-def _check_short(config: Config, split: Split) -> None:
-    if config.short_batch == "refuse":
-        for client in np.flatnonzero(split.train.sizes < config.batch)[:1]:
-            raise BadInput(
-                f"client {client} has {len(split.train[client])} training samples, a batch has "
-                f"{config.batch}; short_batch=keep trains it on one short batch"
-            )
+def _decay(text: str | None, rounds: int) -> str | None:
+    """With its length: a run that is carried on further is not another run than the one that was begun."""
+    return str(Decay.parse(text, rounds)) if text else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from feddbe.errors import BadInput, Damaged, StoreError
 from feddbe.paths import expand
 from feddbe.runs.store import FILE, Store
 
-__all__ = ["RUNS", "find", "find_all", "listing", "newest", "none_left_empty", "numbered", "slug"]
+__all__ = ["RUNS", "each", "find", "find_all", "listing", "newest", "none_left_empty", "numbered", "slug"]
 
 RUNS = Path("runs")
 
@@ -97,10 +97,26 @@ def find(run: str) -> Path:
 
 
 def find_all(name: str) -> list[Path]:
-    """The folder of the run that a person means, or those of all runs of a comparison."""
+    """The folder of the run that a person means, or those of all runs of a comparison in the order in which
+    they began, which is the order in which they were typed."""
     for folder in (expand(name), RUNS / name):
-        if not Store.is_run(folder) and (
-            inside := [path.parent for path in sorted(folder.glob(f"*/{FILE}"))]
-        ):
-            return inside
+        if not Store.is_run(folder) and (inside := [path.parent for path in folder.glob(f"*/{FILE}")]):
+            return sorted(inside, key=lambda path: (_begun(path), path))
     return [find(name)]
+
+
+def each(names: Iterable[str]) -> list[Path]:
+    """The folders of all runs that a person means, each once, in the order typed."""
+    return list(dict.fromkeys(folder for name in names for folder in find_all(name)))
+
+
+def _begun(folder: Path) -> str:
+    """When the run in this folder began; who cannot read it will be told when it is opened."""
+    try:
+        store = Store.open(folder)
+    except StoreError:
+        return ""
+    try:
+        return store.meta("begun") or ""
+    finally:
+        store.close()

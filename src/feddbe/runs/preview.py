@@ -17,7 +17,7 @@ from feddbe.state import nbytes
 
 __all__ = ["Estimate", "Preview", "estimate", "preview"]
 
-_BATCHES, _TESTED = 5, 100
+BATCHES, TESTED = 5, 100
 """What each of the two clients trains on and is tested with."""
 _TRAINING = 3
 """Training on a sample costs about so many predictions."""
@@ -53,7 +53,7 @@ def preview(experiment: Experiment) -> Preview:
         "config_hash": experiment.config_hash,
         "settings": {k: {"value": s.value, "from": s.origin} for k, s in experiment.settings.items()},
         "remarks": experiment.remarks,
-        "estimate": estimate(experiment, probe(experiment, _BATCHES, _TESTED)),
+        "estimate": estimate(experiment, probe(experiment, BATCHES, TESTED)),
     }
 
 

@@ -8,7 +8,7 @@ evaluated in a call without training.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,7 @@ from feddbe.measures import parse
 from feddbe.measures.memory import used_mb
 from feddbe.measures.rows import ALL, Numbers, Row, rows
 from feddbe.methods import Upload
-from feddbe.results.document import score
+from feddbe.results.document import entry, score
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.messages import apart, constants, sent, steady
 from feddbe.runs.pooling import asks, chosen_rows, rows_of
@@ -77,6 +77,9 @@ class Loop:
         self.missing: list[Missing] = []
         """Who did not answer in the last call."""
         self._look_again = 0.0
+        last = store.last_round()
+        self._untold = [row for row in store.overall() if row.round == last]
+        """Of all clients, what has been measured of entries that are not evaluated yet."""
 
     def exchange(self, round: int) -> None:
         """One round in one transaction. Round 0 is the preparation from theta^0: all clients, or none."""
@@ -90,7 +93,7 @@ class Loop:
             working = set(cohort)
             replies = [reply for reply in replies if reply.client in working]
             trained = self._net(replies)
-            store.write_rows(rows(round, {client: {"training": its} for client, its in trained.items()}))
+            self._write(rows(round, {client: {"training": its} for client, its in trained.items()}))
             new = self._combined(ctx, replies) if replies else self.server
             for reply in replies if self.method.keeps_uploads else ():
                 store.keep_upload(reply.client, apart(reply.up)[0])
@@ -101,10 +104,11 @@ class Loop:
             self._watch_memory()
             totals = {n: sum(int(its[n][0]) for its in trained.values()) for n in ("bytes_up", "bytes_down")}
             whole = {"seconds": time.perf_counter() - start, "missing": missing, **totals}
-            store.write_rows(Row(round, ALL, "round", n, v, len(replies)) for n, v in whole.items())
+            self._write(Row(round, ALL, "round", n, v, len(replies)) for n, v in whole.items())
         self.server = new
         self.contacted.update(reply.client for reply in replies if round)
         self.watch.round(round, self._latest())
+        self._tell(round - 1)
 
     def evaluate_last(self) -> None:
         """The evaluation that the next round would do, unless it was done already; and what comes after the
@@ -115,6 +119,7 @@ class Loop:
                 ctx = self._context(round + 1)
                 self._write_evaluation(round, self._call(ctx, self._cohort(round + 1), "none"))
                 self._write_newcomers(ctx)
+            self._tell(round)
         self.watch.round(round, self._latest())
 
     def impatient(self) -> bool:
@@ -221,14 +226,24 @@ class Loop:
         when = "adapted" if self.method.adapts == "each" else "before"
         found = rows(entry, {reply.client: reply.measured for reply in replies})
         self.store.drop_rows(entry, MOMENTS)  # of a run that ended here once and now goes on
-        self.store.write_rows(found)
-        self.store.write_rows(rows_of(entry, replies, self.measures) if self.places else ())
+        self._write([*found, *(rows_of(entry, replies, self.measures) if self.places else ())])
         self.store.set_meta("when", when)
         accuracy = {row.moment: row.value for row in found if (row.client, row.name) == (ALL, "accuracy")}
         if (score := accuracy.get("validation", accuracy.get(when))) is not None:
             if score > max(self.accuracy.values(), default=-1.0):
                 self.store.last_is_best(entry, moves=moves)
             self.accuracy[entry] = score
+
+    def _write(self, found: Iterable[Row]) -> None:
+        new = list(found)
+        self.store.write_rows(new)
+        self._untold += [row for row in new if row.client == ALL]
+
+    def _tell(self, round: int) -> None:
+        """This entry is evaluated and written."""
+        if mine := [row for row in self._untold if row.round == round]:
+            self.watch.entry(entry(round, self.store.meta("when"), mine))
+        self._untold = [row for row in self._untold if row.round > round]
 
     def _write_newcomers(self, ctx: Context) -> None:
         """Those who join now receive what the last round left, and adapt; they look after every epoch."""

@@ -42,9 +42,8 @@ class Store:
         make_folder(folder)
 
         def fill(store: Store) -> None:
-            for key, value in meta.items():
+            for key, value in {**meta, "keeps_best": True}.items():
                 store.set_meta(key, value)
-            store.set_meta("keeps_best", True)
             store.write_server("last", server)
 
         cls.build(folder, fill, large=nbytes(server) > 2**20)
@@ -94,6 +93,10 @@ class Store:
 
     def close(self) -> None:
         self._db.close()
+
+    def hold(self) -> None:
+        """All that is read from now on is of one moment, whoever writes meanwhile."""
+        self._db.execute("BEGIN")
 
     @contextmanager
     def transaction(self, round: int) -> Iterator[None]:
@@ -146,8 +149,7 @@ class Store:
 
     def last_round(self) -> int:
         """The last finished round; -1 before the preparation."""
-        last = self._rows("WHERE round = (SELECT max(round) FROM rows)")
-        return next((row.round for row in last), -1)
+        return next((row.round for row in self._rows("WHERE round = (SELECT max(round) FROM rows)")), -1)
 
     # --- what was measured
 
@@ -163,9 +165,9 @@ class Store:
         every = [(round, moment, *[later] * bool(later)) for moment in moments]
         self._db.executemany(f"DELETE FROM rows WHERE {where}", every)
 
-    def rows(self, round: int) -> list[Row]:
-        """All rows of one round, by client."""
-        return list(self._rows("WHERE round = ?", round))
+    def rows(self, round: int, only: str = "", *values: Any) -> list[Row]:
+        """All rows of one round, by client, or those that a condition picks (`AND client = ?`)."""
+        return list(self._rows(f"WHERE round = ? {only}", round, *values))
 
     def overall(self) -> list[Row]:
         """The rows of all clients together, by round: few, however many clients there are."""
@@ -175,8 +177,7 @@ class Store:
 
     def entries(self) -> list[Entry]:
         """All rounds in order; none is missing up to that of the server's state."""
-        when = self.meta("when") or "before"
-        last = self.round_of("last")
+        when, last = self.meta("when") or "before", self.round_of("last")
         try:
             rounds = groupby(self.overall(), key=lambda row: row.round)
             found = [entry(round, when, list(rows)) for round, rows in rounds]

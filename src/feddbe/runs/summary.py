@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
+from feddbe.errors import Diverged
 from feddbe.measures.rows import ALL
-from feddbe.results.document import Measurement, Newcomers, RunDocument, score
+from feddbe.results.document import Divergence, Measurement, Newcomers, RunDocument, score
 from feddbe.results.document import newcomers as about_newcomers
 from feddbe.runs.measuring import META
 from feddbe.runs.store import Store
 
-__all__ = ["document", "newcomers"]
+__all__ = ["diverged", "divergence", "document", "load", "newcomers"]
+
+
+def load(folder: Path, *, hashes: bool = True) -> RunDocument:
+    """The document of the run in this folder; without `hashes` its states are not read."""
+    store = Store.open(folder)
+    try:
+        store.hold()
+        return document(store, hashes=hashes)
+    finally:
+        store.close()
 
 
 def document(store: Store, *, hashes: bool = True) -> RunDocument:
@@ -37,17 +49,34 @@ def document(store: Store, *, hashes: bool = True) -> RunDocument:
         "bn_buffers": store.meta("bn_buffers"),
         "note": store.meta("note") or "",
         "remarks": _remarks(store),
+        "diverged": diverged(store),
         "trainers": store.meta("trainers") or [],
         "cost": {
             "up": sum(e["bytes_up"] for e in rounds) / calls,
             "down": sum(e["bytes_down"] for e in rounds) / calls,
             "seconds": median(e["seconds"] for e in rounds) if rounds else 0.0,
         },
+        "label_names": store.meta("label_names") or [],
+        "client_names": store.meta("client_names") or [],
+        "looks": store.meta("looks") or [],
         "server_sha256": server,
         "clients_sha256": clients,
         "peak_rss_mb": store.meta("peak_rss_mb") or 0.0,
+        "begun": store.meta("begun") or "",
+        "versions": store.meta("versions") or {},
         "folder": str(store.folder),
     }
+
+
+def divergence(error: Diverged) -> Divergence:
+    """What is written about a run that ends with this error; JSON has no number for its value."""
+    return {"round": error.round, "client": error.client, "what": error.what, "value": str(error.value)}
+
+
+def diverged(store: Store) -> Divergence | None:
+    """Where it ended because training diverged, unless it has gone on since."""
+    mark: Divergence | None = store.meta("diverged")
+    return mark if mark and mark["round"] > store.last_round() else None
 
 
 def newcomers(store: Store) -> Newcomers | None:

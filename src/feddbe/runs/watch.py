@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
-__all__ = ["Watch"]
+from feddbe.results.document import Entry
+
+__all__ = ["Several", "Watch"]
 
 
 class Watch:
-    """Is told how a run goes on; this one does nothing with it."""
+    """Is told how runs go on; this one does nothing with it. It is entered before the first of them and left
+    after the last, whatever happens."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """All runs are over."""
 
     def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         """The run in `folder` starts, or goes on after `done` of `rounds`."""
@@ -17,7 +31,46 @@ class Watch:
         """So many clients of this call are through."""
 
     def round(self, done: int, accuracy: float | None) -> None:
-        """A round is written; `accuracy` is the latest that is known."""
+        """A round is written; `accuracy` is the latest that is known, which is that of the round before until
+        the last one has been evaluated."""
+
+    def entry(self, entry: Entry) -> None:
+        """All that there is to know of a round: it is evaluated with the round after it, or at the end."""
 
     def remark(self, text: str) -> None:
         """What a person should know now: one line, no reason to stop."""
+
+
+class Several(Watch):
+    """Tells each of them."""
+
+    def __init__(self, watches: Sequence[Watch]) -> None:
+        self._all = watches
+
+    def __enter__(self) -> Self:
+        self._each(lambda watch: watch.__enter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._each(lambda watch: watch.__exit__(kind, error, trace))
+
+    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+        self._each(lambda watch: watch.begin(name, folder, done, rounds))
+
+    def client(self, done: int, of: int) -> None:
+        self._each(lambda watch: watch.client(done, of))
+
+    def round(self, done: int, accuracy: float | None) -> None:
+        self._each(lambda watch: watch.round(done, accuracy))
+
+    def entry(self, entry: Entry) -> None:
+        self._each(lambda watch: watch.entry(entry))
+
+    def remark(self, text: str) -> None:
+        self._each(lambda watch: watch.remark(text))
+
+    def _each(self, tell: Callable[[Watch], object]) -> None:
+        for watch in self._all:
+            tell(watch)

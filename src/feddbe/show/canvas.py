@@ -6,7 +6,8 @@ import math
 import secrets
 import textwrap
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "GREY", "MARKERS", "STYLES", "legend_below", "tidy", "write"]
+__all__ = ["COLOURS", "GREY", "MARKERS", "STYLES", "legend_below", "tidy", "whole", "write"]
 
 # Okabe and Ito's colours, told apart by colour-blind readers, without the yellow that white paper swallows.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -28,7 +29,7 @@ _FORMATS = (".pdf", ".png", ".svg")
 
 
 def write(path: Path, figure: Figure) -> None:
-    """Save beside `path` under another name, then rename: a reader never sees half a picture."""
+    """Save what is drawn, in the format that the path's suffix says."""
     import matplotlib
 
     if path.suffix.lower() not in _FORMATS:
@@ -36,20 +37,27 @@ def write(path: Path, figure: Figure) -> None:
     kind = path.suffix.lower()[1:]
     # No dates and no random ids, so that the same run gives the same file.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    with whole(path, "picture") as scratch, matplotlib.rc_context({"svg.hashsalt": "feddbe"}):
+        figure.savefig(scratch, format=kind, dpi=150, metadata=metadata)
+
+
+@contextmanager
+def whole(path: Path, what: str) -> Iterator[Path]:
+    """Where to write what shall be at `path`: beside it under another name, then it is renamed, so that a
+    reader never sees half of it."""
     _clear(path)
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with matplotlib.rc_context({"svg.hashsalt": "feddbe"}):
-            figure.savefig(scratch, format=kind, dpi=150, metadata=metadata)
+        yield scratch
         scratch.replace(path)
     except OSError as error:
-        raise BadInput(f"cannot write the picture '{path}': {error.strerror or error}") from error
+        raise BadInput(f"cannot write the {what} '{path}': {error.strerror or error}") from error
     finally:
         scratch.unlink(missing_ok=True)
 
 
 def _clear(path: Path) -> None:
-    """What a kill left of this picture; one that is being drawn is younger."""
+    """What a kill left of this file; one that is being written is younger."""
     for left in path.parent.glob(f".{path.name}.????????.tmp"):
         with suppress(OSError):
             if left.stat().st_mtime < time.time() - 60:

@@ -1,85 +1,155 @@
-"""The learning curve as a chart of characters."""
+"""Learning curves as a chart of characters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from feddbe.results.document import RunDocument, moment, points
+from feddbe.results.document import RunDocument, labels, title
+from feddbe.results.lines import Line, lines
 
-__all__ = ["curve"]
+__all__ = ["curves"]
 
 
 _ROWS = 9
 _BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+
+Cell = tuple[int, int]
+Drawn = dict[Cell, tuple[str, str]]
+"""By column and row: a character and its style."""
 
 
 @dataclass(frozen=True)
 class _Look:
-    """The characters of a curve, and into how many dots (across, down) they divide a cell."""
+    """The characters of a chart, and into how many dots (across, down) they divide a cell."""
 
     across: int
     down: int
     floor: str
     best: str
+    end: str
+    band: str
     wall: str
     tick: str
     corner: str
     ground: str
 
-    def char(self, dots: set[tuple[int, int]]) -> str:
-        """The character that shows these dots (column, row) of a cell."""
+    def char(self, dots: set[tuple[int, int]], letter: str = "*") -> str:
+        """The character that shows these dots (column, row) of a cell; without Unicode the line's letter."""
         if self.across == 1:
-            return "*"
+            return letter
         return chr(0x2800 + sum(_BRAILLE[row][column] for column, row in dots))
 
 
-_UNICODE = _Look(2, 4, floor="┈", best="◆", wall="│", tick="┤", corner="└", ground="─")
-_ASCII = _Look(1, 1, floor=".", best="O", wall="|", tick="+", corner="+", ground="-")
+_UNICODE = _Look(2, 4, floor="┈", best="◆", end="×", band="░", wall="│", tick="┤", corner="└", ground="─")
+_ASCII = _Look(1, 1, floor=".", best="O", end="x", band=":", wall="|", tick="+", corner="+", ground="-")
 
 
 @dataclass(frozen=True)
-class _Curve:
-    """A learning curve that takes the width of its console."""
+class _Curves:
+    """Learning curves that take the width of their console. One line has its best round marked; several have
+    letters, by which they are told apart without colours."""
 
-    document: RunDocument
+    documents: tuple[RunDocument, ...]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        found, floor, name = points(self.document), 100 * self.document["floor"], self.document["method"]
-        if not found:
-            yield Text(f"{name}: no round has been evaluated yet")
+        every = lines(self.documents)
+        drawn = [line for line in every if line.rounds]
+        floors = sorted({100 * document["floor"] for document in self.documents})
+        if not drawn:
+            for name, said in [(line.name, line.ending) for line in every] or [
+                (name, "no round has been evaluated yet") for name in labels(self.documents)
+            ]:
+                yield Text(f"{name}: {said}")
             return
         look = _ASCII if options.ascii_only else _UNICODE
         columns = max(10, options.max_width - 5)
-        low = min(90, 10 * math.floor(min(floor, *(y for _, y in found)) / 10))
-        high = max(10 * math.ceil(max(floor, *(y for _, y in found)) / 10), low + 10)
-        plot = _Plot(look, columns, (found[0][0], found[-1][0]), (low, high))
-        cells = plot.line(found)
-        best = max(found, key=lambda point: point[1])  # of equal ones the first
-        best_cell, floor_row = plot.cell(*best), plot.cell(found[0][0], floor)[1]
-
-        when = next(entry["when"] for entry in self.document["rounds"] if entry["accuracy"])
-        yield Text.assemble((name, "bold"), f": test accuracy in % {moment(when)}, weighted by samples")
+        values = [*floors, *(y for line in drawn for y in (*line.low, *line.high))]
+        low = min(90, 10 * math.floor(min(values) / 10))
+        high = max(10 * math.ceil(max(values) / 10), low + 10)
+        xs = min(line.rounds[0] for line in drawn), max(line.rounds[-1] for line in drawn)
+        plot = _Plot(look, columns, xs, (low, high))
+        yield from _heading(self.documents, drawn)
+        cells = _drawn(plot, drawn)
+        dotted = {plot.cell(xs[0], floor)[1] for floor in floors}
         marks = {0: high, _ROWS // 2: (low + high) // 2, _ROWS - 1: low}
         for row in range(_ROWS):
             line = Text(f"{marks.get(row, ''):>3} {look.tick if row in marks else look.wall}", no_wrap=True)
             for column in range(columns):
-                if (column, row) == best_cell:
-                    line.append(look.best, "bold")
-                elif (column, row) in cells:
-                    line.append(look.char(cells[column, row]), "cyan")
-                else:
-                    line.append(*((look.floor, "dim") if row == floor_row else (" ", "")))
+                empty = (look.floor, "dim") if row in dotted else (" ", "")
+                line.append(*cells.get((column, row), empty))
             yield line
         yield Text(f"    {look.corner}{look.ground * columns}", no_wrap=True)
-        first, last = f"{found[0][0]}", f"{found[-1][0]}"
+        first, last = map(str, xs)
         yield Text(f"     {first}{'round':^{columns - len(first) - len(last)}}{last}", no_wrap=True)
-        mark, level = f"{look.best} best {best[1]:.2f} @{best[0]}", f"clients' majority class {floor:.2f}"
-        yield Text(f"     {mark}   {look.floor * 3} {level}")
+        yield from _legend(look, every, floors)
+
+
+def _heading(documents: Sequence[RunDocument], drawn: Sequence[Line]) -> Iterator[Text]:
+    """What the runs are about, and what is drawn of them."""
+    name = f"{drawn[0].name}: " if len(drawn) == 1 else ""
+    moments = list(dict.fromkeys(line.moment for line in drawn))
+    when = f" {moments[0]}" if len(moments) == 1 else ""
+    yield Text.assemble((name, "bold"), title(documents))
+    yield Text(f"test accuracy in %{when}, weighted by samples", style="dim")
+
+
+def _drawn(plot: _Plot, drawn: Sequence[Line]) -> Drawn:
+    """Bands below lines below marks; of two in one place the one that was named first."""
+    look, alone, found = plot.look, len(drawn) == 1, Drawn()
+    for index, line in reversed(list(enumerate(drawn))):
+        colour = _COLOURS[index % len(_COLOURS)]
+        found |= dict.fromkeys(plot.band(line) if line.runs > 1 else (), (look.band, f"{colour} dim"))
+    for index, line in reversed(list(enumerate(drawn))):
+        cells = plot.line(list(zip(line.rounds, line.mean, strict=True)))
+        letter = "*" if alone else _letter(index).lower()
+        colour = _COLOURS[index % len(_COLOURS)]
+        found |= {cell: (look.char(dots, letter), colour) for cell, dots in cells.items()}
+    for index, line in reversed(list(enumerate(drawn))):
+        colour = "bold" if alone else f"bold {_COLOURS[index % len(_COLOURS)]}"
+        last, best = plot.cell(line.rounds[-1], line.mean[-1]), plot.cell(*line.best)
+        if not alone:
+            found[last] = _letter(index).lower(), colour
+        found[best] = look.best if alone else _letter(index), colour
+        if line.ending:
+            beside = min(last[0] + (last == best), plot.columns - 1), last[1]
+            found[beside] = look.end, colour
+    return found
+
+
+def _letter(index: int) -> str:
+    return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[index % 26]
+
+
+def _legend(look: _Look, every: Sequence[Line], floors: Sequence[float]) -> Iterator[Text]:
+    """Each line's letter, name and best round; of one line alone, it and the floor in one row."""
+    floor = f"{look.floor * 3} clients' majority class {' or '.join(f'{floor:.2f}' for floor in floors)}"
+    drawn = [line for line in every if line.rounds]
+    if len(every) == 1:
+        round, best = drawn[0].best
+        end = f"   {look.end} {drawn[0].ending}" if drawn[0].ending else ""
+        yield Text(f"     {look.best} best {best:.2f} @{round}{end}   {floor}")
+        yield from _band(look, drawn)
+        return
+    moments = {line.moment for line in drawn}
+    for index, line in enumerate(every):
+        told = f"best {line.best[1]:.2f} @{line.best[0]}" if line.rounds else ""
+        ended = f"{look.end} {line.ending}" if line.ending else ""
+        words = filter(None, [told, line.moment if len(moments) > 1 else "", ended])
+        key, colour = (_letter(index), _COLOURS[index % len(_COLOURS)]) if line.rounds else (" ", "")
+        yield Text.assemble((f"     {key} ", f"bold {colour}"), f"{line.name}: {', '.join(words)}")
+    yield from _band(look, drawn)
+    yield Text(f"     {floor}")
+
+
+def _band(look: _Look, drawn: Sequence[Line]) -> Iterator[Text]:
+    if any(line.runs > 1 for line in drawn):
+        yield Text(f"     {look.band * 3} from the lowest seed to the highest; lines are means")
 
 
 @dataclass(frozen=True)
@@ -98,13 +168,13 @@ class _Plot:
         up = (y - self.ys[0]) / (self.ys[1] - self.ys[0])
         return math.floor(right * across + 0.5), math.floor((1 - up) * down + self.look.down / 2)
 
-    def cell(self, x: float, y: float) -> tuple[int, int]:
+    def cell(self, x: float, y: float) -> Cell:
         column, row = self._dot(x, y)
         return column // self.look.across, row // self.look.down
 
-    def line(self, found: Sequence[tuple[int, float]]) -> dict[tuple[int, int], set[tuple[int, int]]]:
+    def line(self, found: Sequence[tuple[int, float]]) -> dict[Cell, set[tuple[int, int]]]:
         """The dots of each cell that the line through the points crosses."""
-        cells: dict[tuple[int, int], set[tuple[int, int]]] = {}
+        cells: dict[Cell, set[tuple[int, int]]] = {}
         dots = [self._dot(*point) for point in found]
         for (x0, y0), (x1, y1) in zip([dots[0], *dots], dots, strict=False):
             steps = max(abs(x1 - x0), abs(y1 - y0), 1)
@@ -114,7 +184,15 @@ class _Plot:
                 cells.setdefault((x // self.look.across, y // self.look.down), set()).add(inside)
         return cells
 
+    def band(self, line: Line) -> Iterator[Cell]:
+        """The cells between the line's lowest and highest runs."""
+        edges = [self.line(list(zip(line.rounds, values, strict=True))) for values in (line.high, line.low)]
+        for column in {column for column, _ in edges[0]}:
+            rows = [row for edge in edges for x, row in edge if x == column]
+            yield from ((column, row) for row in range(min(rows), max(rows) + 1))
 
-def curve(document: RunDocument) -> RenderableType:
-    """The learning curve in about a dozen lines, as wide as the console; the floor is a dotted line."""
-    return _Curve(document)
+
+def curves(documents: Sequence[RunDocument]) -> RenderableType:
+    """All learning curves in one chart of about a dozen lines, as wide as the console, in the order of the
+    runs; the floor is a dotted line."""
+    return _Curves(tuple(documents))

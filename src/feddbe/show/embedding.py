@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["tsne"]
+__all__ = ["LABELS", "tsne"]
 
 # Paul Tol's muted colours, told apart by colour-blind readers, and black.
-_LABELS = (
+LABELS = (
     "#332288", "#88CCEE", "#117733", "#DDCC77", "#CC6677",
     "#AA4499", "#44AA99", "#882255", "#999933", "#000000",
 )  # fmt: skip
@@ -72,8 +72,8 @@ def _figure(panels: Mapping[str, Points], title: str) -> Figure:
 def _colours(labels: np.ndarray[Any, Any]) -> dict[int, Any]:
     import matplotlib
 
-    if len(labels) <= len(_LABELS):
-        return {int(label): _LABELS[index] for index, label in enumerate(labels)}
+    if len(labels) <= len(LABELS):
+        return {int(label): LABELS[index] for index, label in enumerate(labels)}
     scale = matplotlib.colormaps["viridis"]  # without its last yellow, which white paper swallows
     return {int(label): scale(0.93 * index / (len(labels) - 1)) for index, label in enumerate(labels)}
 
@@ -114,7 +114,7 @@ def _label_key(
     from matplotlib.colors import BoundaryNorm, ListedColormap
     from matplotlib.lines import Line2D
 
-    if len(labels) <= len(_LABELS):
+    if len(labels) <= len(LABELS):
         dots = [
             Line2D([], [], linestyle="", marker="o", color=colours[int(label)], label=f"{label}")
             for label in labels

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["discrepancies", "mdl", "over_rounds"]
+__all__ = ["SAID", "discrepancies", "mdl", "over_rounds"]
 
 _HATCHES = ("", "///", "...", "\\\\\\", "xxx")
 
@@ -91,7 +91,7 @@ def _mdl_figure(
 
 # Discrepancy
 
-_SAID = {
+SAID = {
     "a_distance": "proxy A-distance\n(2: told apart)",
     "mmd2": "MMD$^2$\n(unbiased)",
     "mean_distance": "distance of means\n(in pooled spreads)",
@@ -105,8 +105,8 @@ def _discrepancies_figure(found: Mapping[str, Discrepancy], title: str) -> Figur
     if not found:
         raise BadInput("nothing to draw: no discrepancy was given")
     figure = Figure(figsize=(10.0, 1.4 + 0.5 * len(found) + (0.3 if title else 0)), layout="constrained")
-    panels = figure.subplots(1, len(_SAID), sharey=True)
-    for axes, (measure, words) in zip(panels, _SAID.items(), strict=True):
+    panels = figure.subplots(1, len(SAID), sharey=True)
+    for axes, (measure, words) in zip(panels, SAID.items(), strict=True):
         for row, one in enumerate(reversed(list(found.values()))):
             _row(axes, row, measure, one)
         axes.set_xlabel(words, fontsize=9)

@@ -6,19 +6,19 @@ figures, windows and back end alone, which pyplot would not.
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feddbe.errors import BadInput
-from feddbe.options.config import pick_identity
-from feddbe.results.document import RunDocument, adapting, labels, moment, points
+from feddbe.results.document import RunDocument, adapting, title
+from feddbe.results.groups import groups
+from feddbe.results.lines import Line, lines
 from feddbe.show.canvas import COLOURS, GREY, MARKERS, STYLES, legend_below, tidy, write
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["adaptation", "bubbles", "curves"]
 
-Points = Callable[[RunDocument], list[tuple[int, float]]]
-"""A run's curve in percent."""
 ACROSS = 1000
 """Clients that can be told apart in a picture."""
 
@@ -43,61 +41,35 @@ def adaptation(path: Path, documents: Sequence[RunDocument]) -> None:
     write(path, _adaptation_figure(documents))
 
 
-def bubbles(path: Path, labels: NDArray[np.int64], title: str) -> None:
+def bubbles(
+    path: Path,
+    labels: NDArray[np.int64],
+    title: str,
+    label_names: Sequence[str] = (),
+    client_names: Sequence[str] = (),
+) -> None:
     """Draw how the data is spread: `labels` counts samples (clients x classes), each a bubble's area. Of more
-    clients than the picture has dots across, every so many are drawn."""
+    clients than the picture has dots across, every so many are drawn. Names stand where there are any."""
     step = max(1, math.ceil(len(labels) / ACROSS))
     told = f"{title}, one in {step} drawn" if step > 1 else title
-    write(path, _bubbles_figure(labels[::step], told, step))
+    write(path, _bubbles_figure(labels[::step], told, step, label_names, client_names))
 
 
 # Curves
 
 
-def _groups(documents: Sequence[RunDocument], points: Points = points) -> list[list[RunDocument]]:
-    """Runs of one experiment that were evaluated in the same rounds, in order of appearance.
-
-    A run that stopped early stays alone: a mean over ever fewer runs would jump where one ends.
-    """
-    found: dict[str, list[RunDocument]] = {}
-    for document in documents:
-        if rounds := [t for t, _ in points(document)]:
-            told = pick_identity(document["config"], seed=False).items()
-            rest = {key: value for key, value in told if value is not None}  # an older run may not have it
-            key = json.dumps([document["method"], rest, rounds], sort_keys=True, default=str)
-            found.setdefault(key, []).append(document)
-    return list(found.values())
-
-
-def _names(groups: Sequence[Sequence[RunDocument]]) -> list[str]:
-    """A legend entry for each group; seeds are counted, or named where that alone tells lines apart."""
-    plain = labels([group[0] for group in groups], seed=False)
-    return [
-        f"{name} ({len(group)} seeds)"
-        if len(group) > 1
-        else f"{name}, seed {group[0]['config'].get('seed', '?')}"
-        if plain.count(name) > 1
-        else name
-        for group, name in zip(groups, plain, strict=True)
-    ]
-
-
-def _moments(documents: Sequence[RunDocument]) -> list[str]:
-    return list(dict.fromkeys(moment(e["when"]) for d in documents for e in d["rounds"] if e["accuracy"]))
-
-
 def _curves_figure(documents: Sequence[RunDocument]) -> Figure:
-    from matplotlib.figure import Figure
-
-    groups = _groups(documents)
-    if not groups:
+    found = lines(documents)
+    if not any(line.rounds for line in found):
         raise BadInput("nothing to draw: no run has an evaluated round")
-    moments = _moments(documents)
-    figure = Figure(figsize=(7.2, 4.0), layout="constrained")
-    axes = figure.add_subplot()
-    for index, (group, name) in enumerate(zip(groups, _names(groups), strict=True)):
-        _line(axes, index, group, name if len(moments) == 1 else f"{name}, {' / '.join(_moments(group))}")
-    for floor in sorted({round(100 * d["floor"], 1) for group in groups for d in group}):
+    moments = list(dict.fromkeys(line.moment for line in found if line.rounds))
+    figure, axes = _axes(documents)
+    for index, line in enumerate(found):
+        at, best = line.best if line.rounds else (0, 0.0)
+        words = [line.name] if len(moments) == 1 else [line.name, line.moment]
+        told = [f"best {best:.1f} % in round {at}"] * bool(line.rounds) + [line.ending] * bool(line.ending)
+        _line(axes, index, line, f"{', '.join(words)}: {', '.join(told)}", at)
+    for floor in sorted({round(100 * d["floor"], 1) for d in documents}):
         name = f"each client's majority class: {floor} %"
         axes.axhline(floor, color=GREY, linestyle="--", linewidth=1.1, label=name)
     when = moments[0] if len(moments) == 1 else "(moment: see below)"
@@ -108,20 +80,28 @@ def _curves_figure(documents: Sequence[RunDocument]) -> Figure:
 
 
 def _adaptation_figure(documents: Sequence[RunDocument]) -> Figure:
-    from matplotlib.figure import Figure
-
-    groups = _groups(documents, adapting)
-    if not groups:
+    together = groups(documents, adapting)
+    if not together:
         raise BadInput("nothing to draw: no run has newcomers that were looked at after each epoch")
-    figure = Figure(figsize=(7.2, 4.0), layout="constrained")
-    axes = figure.add_subplot()
-    for index, (group, name) in enumerate(zip(groups, _names(groups), strict=True)):
-        way = group[0]["newcomers"]["way"] if group[0]["newcomers"] else "full"
-        _line(axes, index, group, name if way == "full" or "adapt" in name else f"{name}, {way}", adapting)
+    figure, axes = _axes(documents)
+    for index, (group, line) in enumerate(zip(together, lines(documents, adapting), strict=False)):
+        way, last = group[0]["newcomers"]["way"] if group[0]["newcomers"] else "full", line.rounds[-1]
+        name = line.name if way == "full" or "adapt" in line.name else f"{line.name}, {way}"
+        _line(axes, index, line, f"{name}: {line.mean[-1]:.1f} % after {last} epochs", last)
     axes.set_ylabel("test accuracy of newcomers in %,\nweighted by samples", fontsize=9)
     axes.set_xlabel("epochs of adapting (0: the model as it was received)")
     _finish(figure, axes)
     return figure
+
+
+def _axes(documents: Sequence[RunDocument]) -> tuple[Figure, Axes]:
+    """With what the runs are about above them."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(textwrap.fill(title(documents), 90), fontsize=10, loc="left", parse_math=False)
+    return figure, axes
 
 
 def _finish(figure: Figure, axes: Axes) -> None:
@@ -136,41 +116,45 @@ def _finish(figure: Figure, axes: Axes) -> None:
     legend_below(figure, axes)
 
 
-def _line(axes: Axes, index: int, group: Sequence[RunDocument], name: str, points: Points = points) -> None:
-    """The mean of the group's runs, its best round (the last epoch) marked and told, and a band from the
-    lowest run to the highest."""
-    rounds = [t for t, _ in points(group[0])]
-    runs = np.array([[percent for _, percent in points(document)] for document in group])
-    mean = runs.mean(axis=0)
-    marked = len(mean) - 1 if points is adapting else int(mean.argmax())
-    told = f"{mean[marked]:.1f} %"
-    told = (
-        f"{told} after {rounds[-1]} epochs"
-        if points is adapting
-        else f"best {told} in round {rounds[marked]}"
-    )
+def _line(axes: Axes, index: int, line: Line, name: str, marked: int) -> None:
+    """The line with one round marked, a cross where training diverged, and a band from the lowest run to the
+    highest. One that ended at once has its cross in the legend only."""
     colour = COLOURS[index % len(COLOURS)]
-    if len(runs) > 1:
-        axes.fill_between(rounds, runs.min(axis=0), runs.max(axis=0), color=colour, alpha=0.18, linewidth=0)
+    cross: dict[str, Any] = {
+        "color": colour, "marker": "X", "markersize": 9, "markeredgecolor": "white", "linestyle": "",
+    }  # fmt: skip
+    if not line.rounds:
+        axes.plot([], [], label=name, **cross)
+        return
+    if line.runs > 1:
+        axes.fill_between(line.rounds, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
     axes.plot(
-        rounds,
-        mean,
+        line.rounds,
+        line.mean,
         color=colour,
         linestyle=STYLES[index % len(STYLES)],
         linewidth=1.8,
-        label=f"{name}: {told}",
+        label=name,
         marker=MARKERS[index % len(MARKERS)],
-        markevery=[marked],
+        markevery=[line.rounds.index(marked)],
         markersize=7.5,
         markeredgecolor="white",
         clip_on=False,
     )
+    if line.ending:
+        axes.plot(line.rounds[-1:], line.mean[-1:], clip_on=False, zorder=3, **cross)
 
 
 # Bubbles: laid out by hand in inches, because a bubble's area must follow from the size of a cell.
 
 
-def _bubbles_figure(labels: NDArray[np.int64], title: str, step: int = 1) -> Figure:
+def _bubbles_figure(
+    labels: NDArray[np.int64],
+    title: str,
+    step: int = 1,
+    label_names: Sequence[str] = (),
+    client_names: Sequence[str] = (),
+) -> Figure:
     from matplotlib.figure import Figure
 
     if labels.ndim != 2 or not labels.size or labels.min() < 0:
@@ -185,7 +169,12 @@ def _bubbles_figure(labels: NDArray[np.int64], title: str, step: int = 1) -> Fig
     cell, fullness = 72 * min(wide, high), float(labels.sum()) / most / labels.size
     largest = min(36.0, 0.67 * cell / math.sqrt(max(fullness, 1e-9)), max(0.95 * cell, min(11.0, 2.2 * cell)))
     grid_width, grid_height = clients * wide, classes * high
-    left, bottom = 0.6, 0.55
+    ticks, heights = range(0, clients, _step(wide)), range(0, classes, _step(high))
+    below = [_cut(client_names[step * k], 16) if client_names else str(step * k) for k in ticks]
+    beside = [_cut(label_names[k], 20) if label_names else str(k) for k in heights]
+    longest, upright = max(map(len, below)), 0.075 * max(map(len, below)) > _step(wide) * wide
+    left = max(0.6, 0.4 + 0.07 * max(map(len, beside)))
+    bottom = 0.45 + 0.07 * longest if upright else 0.55
     width = max(3.4, left + grid_width + 0.35 + largest / 72 + 0.75)
     lines = textwrap.wrap(title, width=int(12.5 * (width - left))) or [""]
     height = bottom + max(grid_height, 1.5) + 0.2 + 0.2 * len(lines)
@@ -204,9 +193,10 @@ def _bubbles_figure(labels: NDArray[np.int64], title: str, step: int = 1) -> Fig
     across, up = (max(0.5, 0.55 * largest / (72 * side)) for side in (wide, high))  # no bubble on the frame
     axes.set(xlim=(-across, clients - 1 + across), ylim=(-up, classes - 1 + up))
     axes.set(xlabel="client", ylabel="label")
-    ticks = range(0, clients, _step(wide))
-    axes.set_xticks(ticks, [str(step * tick) for tick in ticks])
-    axes.set_yticks(range(0, classes, _step(high)))
+    axes.set_xticks(ticks, below, rotation=90 if upright else 0)
+    axes.set_yticks(heights, beside)
+    for tick in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        tick.set_parse_math(False)
     axes.tick_params(length=0, labelsize=8)
     axes.grid(color="#e4e4e4", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -214,6 +204,10 @@ def _bubbles_figure(labels: NDArray[np.int64], title: str, step: int = 1) -> Fig
     figure.text(left / width, 1 - 0.1 / height, "\n".join(lines), va="top", fontsize=10, parse_math=False)
     _size_key(figure, left + grid_width + 0.3, bottom + max(grid_height, 1.5), largest, most)
     return figure
+
+
+def _cut(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: most - 3]}..."
 
 
 def _cell(count: int, room: float) -> float:

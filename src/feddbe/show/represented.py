@@ -16,53 +16,67 @@ from feddbe.results.document import Measurement, RunDocument, labels
 from feddbe.show import embedding, measured
 from feddbe.show.cells import caption, percent, plain_table
 
-__all__ = ["draw", "draw_rounds", "measured_tables"]
+__all__ = [
+    "MOMENTS",
+    "PER_ROUND",
+    "WORDS",
+    "column",
+    "discrepancy",
+    "draw",
+    "draw_rounds",
+    "first",
+    "kinds",
+    "measured_tables",
+    "samples",
+]
 
 Found = list[tuple[str, Measurement]]
 """Measurements of one kind, each with the name of its run."""
 Layouts = Callable[[RunDocument, Measurement], Points]
 
-_MOMENTS = ("before", "adapted", "after")
-_WORDS = {
+MOMENTS = ("before", "adapted", "after")
+WORDS = {
     "mdl": "Minimum description length of the labels in nats, given what is at a place (± standard deviation "
     "over seeds): less is better.",
     "probe": "Accuracy in % of a linear classifier of what is at a place.",
     "discrepancy": "Between each client and the others, mean over clients: less is nearer together.",
 }
-_PER_ROUND = {
+PER_ROUND = {
     "drift": "distance of a client's mean z_g from the others', in spreads",
     "probe": "accuracy of a linear probe on z_g",
 }
 
 
-def measured_tables(documents: Sequence[RunDocument], what: Container[str] = _WORDS) -> list[RenderableType]:
+def measured_tables(documents: Sequence[RunDocument], what: Container[str] = WORDS) -> list[RenderableType]:
     """One for each kind of measure that has numbers; quick ones apart, and marked."""
-    kinds = [(kind, found) for kind, found in _kinds(documents) if found[0][1]["what"] in _WORDS]
-    return [_table(kind, found) for kind, found in kinds if found[0][1]["what"] in what]
+    there = [
+        (kind, found) for kind, found in kinds(documents, labels(documents)) if found[0][1]["what"] in WORDS
+    ]
+    return [_table(kind, found) for kind, found in there if found[0][1]["what"] in what]
 
 
 def draw(folder: Path, documents: Sequence[RunDocument], layouts: Layouts) -> list[Path]:
     """Pictures of all that was measured; `layouts` finds the points that t-SNE has laid out."""
     paths = []
     by_name = dict(zip(labels(documents), documents, strict=True))
-    for kind, found in _kinds(documents):
+    for kind, found in kinds(documents, labels(documents)):
         path, what = folder / f"{kind}.png", found[0][1]["what"]
         title = _title(documents, found)
         if what == "mdl":
             series: dict[str, dict[str, tuple[float, float]]] = {}
             for run, one in found:
                 value, std = one["overall"]["value"], one["overall"].get("std")
-                series.setdefault(_column(run, one), {})[one["place"]] = value or 0.0, std or 0.0
+                series.setdefault(column(run, one), {})[one["place"]] = value or 0.0, std or 0.0
             measured.mdl(path, series, title=title, quick=found[0][1]["quick"])
         elif what == "discrepancy":
-            rows = {f"{_column(run, one)}, {one['place']}": one for run, one in found if _first(one, found)}
-            measured.discrepancies(path, {n: _discrepancy(one) for n, one in rows.items()}, title=title)
+            rows = {f"{column(run, one)}, {one['place']}": one for run, one in found if first(one, found)}
+            measured.discrepancies(path, {n: discrepancy(one) for n, one in rows.items()}, title=title)
         elif what == "tsne":
             panels: dict[str, Points] = {}
             for run, one in found:
                 points = layouts(by_name[run], one)
                 if not any(np.array_equal(points.x, other.x) for other in panels.values()):  # z without PRBM
-                    panels[f"{_column(run, one)}, {one['place']}"] = points
+                    panels[f"{column(run, one)}, {one['place']}"] = points
             embedding.tsne(path, panels, title)
         else:
             continue
@@ -75,10 +89,10 @@ def draw_rounds(folder: Path, documents: Sequence[RunDocument]) -> list[Path]:
     panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for run, document in zip(labels(documents), documents, strict=True):
         for entry in document["rounds"]:
-            for moment in _MOMENTS:
+            for moment in MOMENTS:
                 for name, read in entry["measures"].get(moment, {}).items():
-                    if name in _PER_ROUND:
-                        curves = panels.setdefault(_PER_ROUND[name], {})
+                    if name in PER_ROUND:
+                        curves = panels.setdefault(PER_ROUND[name], {})
                         point = entry["round"], read["weighted"]
                         curves.setdefault(f"{run}, {moment}", []).append(point)
     if not panels:
@@ -87,38 +101,38 @@ def draw_rounds(folder: Path, documents: Sequence[RunDocument]) -> list[Path]:
     return [path]
 
 
-def _kinds(documents: Sequence[RunDocument]) -> Iterator[tuple[str, Found]]:
+def kinds(documents: Sequence[RunDocument], names: Sequence[str]) -> Iterator[tuple[str, Found]]:
     """Measurements of the same kind together, in the order in which they were first asked for."""
     kinds: dict[str, Found] = {}
-    for run, document in zip(labels(documents), documents, strict=True):
+    for run, document in zip(names, documents, strict=True):
         for one in document["measured"]:
             name = f"{one['what']}{'-clients' * one['per_client']}{'-quick' * one['quick']}"
             kinds.setdefault(name, []).append((run, one))
     yield from kinds.items()
 
 
-def _first(one: Measurement, found: Found) -> bool:
+def first(one: Measurement, found: Found) -> bool:
     """Not the same numbers as an earlier one's, as at z without PRBM."""
     earlier = [other for _, other in found]
     return not any(one["clients"] == other["clients"] for other in earlier[: earlier.index(one)])
 
 
-def _column(run: str, one: Measurement) -> str:
+def column(run: str, one: Measurement) -> str:
     return f"{run}, {one['moment']} @{one['round']}"
 
 
 def _title(documents: Sequence[RunDocument], found: Found) -> str:
     data = dict.fromkeys(Path(str(document["config"]["data"])).name for document in documents)
-    return f"{', '.join(data)}: {_samples(found)}"
+    return f"{', '.join(data)}: {samples(found)}"
 
 
-def _samples(found: Found) -> str:
+def samples(found: Found) -> str:
     counts = " or ".join(map(str, sorted({one["samples"] for _, one in found})))
     whose = "of each client alone" if found[0][1]["per_client"] else "of all clients"
     return f"{counts} test samples {whose}"
 
 
-def _discrepancy(one: Measurement) -> Discrepancy:
+def discrepancy(one: Measurement) -> Discrepancy:
     def there(read: Mapping[str, float | None]) -> dict[str, float]:
         return {name: float("inf") if value is None else value for name, value in read.items()}
 
@@ -144,9 +158,7 @@ def _table(kind: str, found: Found) -> RenderableType:
             name = place if reading == "value" else f"{place} {reading}"
             table.add_row(name, *(cells.get((place, reading, column), "-") for column in columns))
     quick = " QUICK: fewer sizes, seeds and steps than the full measure." if first["quick"] else ""
-    words = (
-        f"{_WORDS[first['what']]} {_samples(found).capitalize()}; before and after local training, @ round."
-    )
+    words = f"{WORDS[first['what']]} {samples(found).capitalize()}; before and after local training, @ round."
     table.caption = caption(words + quick)
     return table
 

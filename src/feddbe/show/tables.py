@@ -13,11 +13,15 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.markup import escape
+from rich.padding import Padding
+from rich.text import Text
 
-from feddbe.results.document import Accuracy, Entry, RunDocument, labels, moment
+from feddbe.results.document import Accuracy, Entry, RunDocument, ending, labels, moment
+from feddbe.runs.folders import slug
 from feddbe.show.cells import Name, caption, in_bytes, in_seconds, percent, plain_table
 
-__all__ = ["RunRow", "results_table", "runs_table", "split_table"]
+__all__ = ["RunRow", "moments", "results_table", "results_words", "runs_table", "split_table"]
 
 
 class RunRow(TypedDict):
@@ -26,6 +30,9 @@ class RunRow(TypedDict):
     name: str
     method: str
     data: str
+    seed: int | None
+    begun: str
+    """When, in UTC; nothing if it is not known."""
     rounds: int
     best: float | None
     last: float | None
@@ -37,21 +44,30 @@ def results_table(documents: Sequence[RunDocument]) -> RenderableType:
     return _Results(tuple(documents))
 
 
-def runs_table(rows: Sequence[RunRow]) -> RenderableType:
-    """The runs of a folder, one line each if there is room."""
-    table = plain_table(gap=1)
-    for name in ("run", "method", "data"):
-        table.add_column(name, overflow="fold")
-    for name in ("rounds", "best %", "last %"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("state", overflow="fold")
-    for row in rows:
-        text = (Name(row["name"]), Name(row["method"]), Name(row["data"]))
-        table.add_row(
-            *text, str(row["rounds"]), percent(row["best"]), percent(row["last"]), Name(row["state"])
+def results_words(
+    documents: Sequence[RunDocument], names: Sequence[str], *, costs: bool = True, endings: bool = True
+) -> str:
+    """What a reader must know of the results of these runs, their costs, and what came after the last
+    round."""
+    return (
+        f"Test accuracy in % of the deployed model {moments(documents, names)}: "
+        "weighted by samples, mean of clients, mean of the worst tenth of clients. "
+        f"{_choice(documents)} Majority class: each client's own."
+        + (_endings(documents) if endings else "")
+        + _statistics(documents, names)
+        + "".join(f" The data: {note}." for note in sorted({d["note"] for d in documents} - {""}))
+        + (" Bytes up and down are per client and round." if costs else "")
+        + "".join(
+            f" {name}: {'; '.join(d['remarks'])}."
+            for d, name in zip(documents, names, strict=True)
+            if d["remarks"]
         )
-    table.caption = caption("Accuracy weighted by samples; the best round is chosen on test accuracy.")
-    return table
+    )
+
+
+def runs_table(rows: Sequence[RunRow]) -> RenderableType:
+    """The runs of a folder, one line each if there is room, else two; a name is never broken: it is typed."""
+    return _Runs(tuple(rows))
 
 
 def split_table(
@@ -59,29 +75,91 @@ def split_table(
     test: Sequence[int] | NDArray[np.int64],
     labels: NDArray[np.int64],
     rows: int = 25,
+    *,
+    label_names: Sequence[str] = (),
+    client_names: Sequence[str] = (),
+    looks: Sequence[str] = (),
 ) -> RenderableType:
-    """Each client's training and test samples and its labels (`labels`: clients x classes, sample counts)."""
+    """Each client's training and test samples and its labels (`labels`: clients x classes, sample counts), by
+    name where they have names; `looks`: what was done to its images."""
     table = plain_table(gap=2)
-    for name in ("client", "train", "test", "labels"):
+    table.add_column("client", justify="left" if client_names else "right", overflow="fold")
+    for name in ("train", "test", "labels"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("most frequent labels")
+    for name in (*["looks"] * bool(looks), "most frequent labels"):
+        table.add_column(name)
     shown = len(labels) if len(labels) <= rows else rows - 1
     for i in range(shown):
-        table.add_row(str(i), f"{train[i]}", f"{test[i]}", f"{np.count_nonzero(labels[i])}", _top(labels[i]))
+        who = escape(client_names[i]) if client_names else str(i)
+        numbers = [f"{train[i]}", f"{test[i]}", f"{np.count_nonzero(labels[i])}"]
+        table.add_row(who, *numbers, *looks[i : i + 1], _top(labels[i], label_names))
+    blank = [""] * bool(looks)
     if shown < len(labels):
-        table.add_row("...", "", "", "", f"... and {len(labels) - shown} more clients")
+        table.add_row("...", "", "", "", *blank, f"... and {len(labels) - shown} more clients")
     table.add_section()
     total = labels.sum(axis=0)
-    table.add_row(
-        "all", f"{sum(train)}", f"{sum(test)}", f"{np.count_nonzero(total)}", _top(total), style="bold"
-    )
+    numbers = [f"{sum(train)}", f"{sum(test)}", f"{np.count_nonzero(total)}"]
+    table.add_row("all", *numbers, *blank, _top(total, label_names), style="bold")
     return table
 
 
-def _top(counts: NDArray[np.int64]) -> str:
+def _top(counts: NDArray[np.int64], names: Sequence[str] = ()) -> str:
     """The three most frequent labels with their shares; of equal ones the lower label first."""
     order = [int(label) for label in np.argsort(-counts, kind="stable")[:3] if counts[label]]
-    return ", ".join(f"{label} ({counts[label] / counts.sum():.0%})" for label in order)
+    told = [escape(names[label]) if names else str(label) for label in order]
+    return ", ".join(
+        f"{name} ({counts[label] / counts.sum():.0%})" for name, label in zip(told, order, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """What there is room for depends on the console's width."""
+
+    rows: tuple[RunRow, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        said = [_said(row) for row in self.rows]
+        told = all(slug(row["method"]) in row["name"] and row["data"] in row["name"] for row in self.rows)
+        note = "Accuracy weighted by samples; the best round is chosen on test accuracy; times are UTC."
+        for begun in (slice(None), slice(5, None)):  # without the year, if need be
+            for without in ((), ("method", "data")) if told else ((),):
+                columns = {
+                    key: [line[key][begun] if key == "begun" else line[key] for line in said]
+                    for key in said[0]
+                    if key not in without
+                }
+                widths = [max(map(len, [key, *values])) for key, values in columns.items()]
+                if sum(widths) + len(widths) - 1 <= options.max_width:
+                    table = plain_table(gap=1)
+                    for key in columns:
+                        left = key in ("run", "method", "data", "begun", "state")
+                        table.add_column(key, justify="left" if left else "right", no_wrap=True)
+                    for cells in zip(*columns.values(), strict=True):
+                        table.add_row(*map(Text, cells))
+                    table.caption = caption(note)
+                    yield table
+                    return
+        for line in said:
+            yield Text(line["run"], style="bold", overflow="ignore", no_wrap=True)
+            found = [f"{which} {line[f'{which} %']} %" for which in ("best", "last") if line["best %"] != "-"]
+            words = [line["method"], line["data"], f"seed {line['seed']}", f"{line['rounds']} rounds"]
+            yield Padding(Text(", ".join([*words, *found, line["begun"], line["state"]])), (0, 0, 0, 2))
+        yield caption(note)
+
+
+def _said(row: RunRow) -> dict[str, str]:
+    return {
+        "run": row["name"],
+        "method": row["method"],
+        "data": row["data"],
+        "seed": "-" if row["seed"] is None else str(row["seed"]),
+        "rounds": str(row["rounds"]),
+        "best %": percent(row["best"]),
+        "last %": percent(row["last"]),
+        "begun": row["begun"][:16].replace("T", " ") or "-",
+        "state": row["state"],
+    }
 
 
 # Results
@@ -109,24 +187,12 @@ class _Results:
             lines = [_entry("best", document["best"]), _entry("last", document["last"]), *_adapted(document)]
             if costs:
                 lines = [lines[0] + _cost(document), *(line + [""] * 3 for line in lines[1:])]
-            table.add_row(Name(run, "bold"), *("\n".join(column) for column in zip(*lines, strict=True)))
+            name = f"{run} ({ending(document)})" if ending(document) else run
+            table.add_row(Name(name, "bold"), *("\n".join(column) for column in zip(*lines, strict=True)))
         table.add_section()
         for floor, data in _floors(self.documents).items():
             table.add_row(Name(f"majority class{data}"), "", percent(floor), style="dim")
-        table.caption = caption(
-            f"Test accuracy in % of the deployed model {_moments(self.documents, runs)}: "
-            "weighted by samples, mean of clients, mean of the worst tenth of clients. "
-            f"{_choice(self.documents)} Majority class: each client's own."
-            + _endings(self.documents)
-            + _statistics(self.documents, runs)
-            + "".join(f" The data: {note}." for note in sorted({d["note"] for d in self.documents} - {""}))
-            + (" Bytes up and down are per client and round." if costs else "")
-            + "".join(
-                f" {name}: {'; '.join(d['remarks'])}."
-                for d, name in zip(self.documents, runs, strict=True)
-                if d["remarks"]
-            )
-        )
+        table.caption = caption(results_words(self.documents, runs, costs=costs))
         yield table
 
 
@@ -179,7 +245,7 @@ def _floors(documents: Sequence[RunDocument]) -> dict[float, str]:
     return found if len(found) > 1 else dict.fromkeys(found, "")
 
 
-def _moments(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
+def moments(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
     """When the accuracies were measured; with the names of the runs if that differs between them."""
     pairs = zip(documents, names, strict=True)
     found = [(moment(d["last"]["when"]), name) for d, name in pairs if d["last"] is not None]

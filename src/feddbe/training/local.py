@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from feddbe import seeds
-from feddbe.errors import BadInput, Diverged
+from feddbe.errors import BadInput
 from feddbe.models.split import Forward
 from feddbe.state import State
 from feddbe.training import passes
@@ -71,9 +71,18 @@ class Local:
         return seeds.stream(self.task.seed, purpose, self.round, self.client)
 
     @property
+    def lr(self) -> float:
+        """The learning rate of this round."""
+        return self.task.training.rate(self.round)
+
+    @property
     def samples(self) -> int:
         """n_i."""
         return len(self.rows["train"])
+
+    def index(self, on: str) -> Tensor:
+        """The client's `test`, `train` or other rows, to take them from the data."""
+        return torch.from_numpy(self.rows[on]).to(self.task.device)
 
     def hold_out(self, share: float) -> None:
         """From now on train without the last `share` of the training data: at least one sample stays out, and
@@ -89,7 +98,7 @@ class Local:
 
     def label_counts(self) -> Tensor:
         """n_c: training samples of each class."""
-        rows = torch.from_numpy(self.rows["train"])
+        rows = self.index("train")
         return torch.bincount(self.task.dataset.y[rows], minlength=self.task.dataset.classes)
 
     def attach(self, track: str, term: Term) -> None:
@@ -140,12 +149,12 @@ class Local:
     ) -> Fit:
         """SGD from `params` on `loss` plus `terms` plus what add-ons attached to this track, unless `plain`.
 
-        p <- p - lr (grad + correction), for the `trainable` names (default: all), less those whose module had
-        requires_grad off, and for the extras. `params` are
-        not changed; the new values of the extras stay in `extras`. `keep_statistics=False` leaves the track's
-        BatchNorm statistics as they were.
+        p <- p - lr (grad + correction), or a step of the run's optimiser, for the `trainable` names (default:
+        all), less those whose module had requires_grad off, and for the extras. `params` are not changed; the
+        new values of the extras stay in `extras`. `keep_statistics=False` leaves the track's BatchNorm
+        statistics as they were.
         """
-        model, rate = self.task.model, self.task.training.lr if lr is None else lr
+        model, rate = self.task.model, self.lr if lr is None else lr
         names = [name for name in (params if trainable is None else trainable) if name not in model.frozen]
         statistics = self.buffers(track)
         if statistics and min(self.samples, self.task.training.batch) == 1:
@@ -163,13 +172,11 @@ class Local:
             dict(correction or {}),
             statistics if keep_statistics else {name: b.clone() for name, b in statistics.items()},
             self._batches(epochs),
+            self.task.training.optimiser,
         )
         chosen = trainer_of(plan, self.task.training.trainer)
         self.trainers[chosen.name] = chosen.why
         found = chosen.trainer.train(plan)
-        for name, p in (found.params | found.extras).items():
-            if p.numel() and not torch.stack(torch.aminmax(p)).isfinite().all():  # one pass, no copy
-                raise Diverged(self.client, self.round, f"update of {name}", p.abs().max().item())
         self._keep_losses(track, found.losses)
         self.carries[track] = found.carries[1 + len(terms) :]
         self.extras = {name: Extra(found.extras[name], extra.lr) for name, extra in self.extras.items()}
@@ -179,42 +186,45 @@ class Local:
         """The model's pass at `params`, translated by PRBM's vector if there is one."""
         if self._predictor is not None and params is self._predictor.params:
             return self._predictor(x)
-        return self.task.model.forward(params, x, self._prbm)
+        return self.task.model.forward(params, x, self.prbm)
 
     def at(self, params: Mapping[str, Tensor], x: Tensor, places: Iterable[str]) -> State:
         """What is at these places of the model in that pass."""
-        return self.task.model.at(params, x, places, self._prbm)
+        return self.task.model.at(params, x, places, self.prbm)
 
     @property
-    def _prbm(self) -> Tensor | None:
+    def prbm(self) -> Tensor | None:
+        """PRBM's vector, if there is one."""
         prbm = self.extras.get("prbm")
         return None if prbm is None else prbm.value
 
     def predict(
         self,
         params: Mapping[str, Tensor],
-        function: Callable[[Mapping[str, Tensor], Tensor], Tensor],
+        function: Callable[[Mapping[str, Tensor], Tensor], Tensor] | None = None,
         *,
         on: str = "test",
         track: str = "shared",
     ) -> tuple[Tensor, Tensor]:
-        """`function(params, x)` in evaluation mode over the client's `test`, `train` or other rows; the
-        labels."""
+        """`function(params, x)` in evaluation mode, by default the logits, over the client's `test`, `train`
+        or other rows; the labels."""
         model, dataset = self.task.model, self.task.dataset
-        rows = torch.from_numpy(self.rows[on])
+        rows = self.index(on)
+        if function is None and (predictor := passes.predictor(self.task, params, self.prbm)):
+            batches = (dataset.inputs(dataset.x.index_select(0, some)) for some in _some(rows))
+            return _together([predictor.logits(x) for x in batches]), dataset.y.index_select(0, rows)
         # copies: a decoded state lies anywhere in memory, and the last bits of a product depend on where
         work = {name: model.layout(p.detach()) for name, p in params.items()}
         buffers = self.buffers(track)  # outside of inference_mode: a later fit writes into them
-        self._predictor = passes.predictor(self.task, work, self._prbm)
+        self._predictor = passes.predictor(self.task, work, self.prbm)
+        asked = function or (lambda p, x: self.forward(p, x).logits)
         try:
             with torch.inference_mode(), model.bind(work, buffers):
-                parts = [
-                    function(work, model.layout(dataset.inputs(dataset.x[some]), copy=False))
-                    for some in torch.split(rows, PREDICT_BATCH)
-                ]
+                batches = (dataset.inputs(dataset.x[some]) for some in _some(rows))
+                parts = [asked(work, model.layout(x, copy=False)) for x in batches]
         finally:
             self._predictor = None
-        return torch.cat(parts), dataset.y[rows]
+        return _together(parts), dataset.y[rows]
 
     def _batches(self, epochs: int | None = None, batches: int = 1) -> Batches:
         training = self.task.training
@@ -230,3 +240,12 @@ class Local:
 
     def _keep_losses(self, track: str, losses: Losses) -> None:
         self.losses[track] = float(losses.total), losses.samples
+
+
+def _some(rows: Tensor) -> Sequence[Tensor]:
+    """Those of one pass."""
+    return [rows] if len(rows) <= PREDICT_BATCH else torch.split(rows, PREDICT_BATCH)
+
+
+def _together(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

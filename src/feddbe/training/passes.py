@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from feddbe.errors import BadInput
-from feddbe.state import State
 from feddbe.training.plan import Gradient, Samples, differentiate
 from feddbe.training.task import Task
 from feddbe.training.trainers import compiled
@@ -56,7 +55,7 @@ def trainer(task: Task) -> dict[str, str]:
     return {"autograd": f"not compiled: {reason}" if asked == "auto" else ""}
 
 
-def predictor(task: Task, params: State, prbm: Tensor | None) -> compiled.Predictor | None:
+def predictor(task: Task, params: Mapping[str, Tensor], prbm: Tensor | None) -> compiled.Predictor | None:
     """Compiled forward passes at these parameters; None: by torch."""
     return None if _refusal(task, params) else compiled.Predictor(task.model, params, prbm)
 

@@ -23,6 +23,7 @@ from feddbe.data.dataset import Dataset
 from feddbe.errors import Diverged
 from feddbe.models.split import SplitModel
 from feddbe.state import State
+from feddbe.training.optimiser import PLAIN, Optimiser
 from feddbe.training.terms import Term
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Losses",
     "Samples",
     "check",
+    "check_values",
     "differentiate",
     "fold",
     "no_losses",
@@ -84,18 +86,17 @@ class Batches:
 
     def gathered(self) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Each epoch's data in its order, and the size of a batch."""
-        rng = seeds.stream(self.seed, "batches", self.round, self.client)
-        size = min(self.size, len(self.rows))
-        for _ in range(self.epochs):
-            order = self.rows[rng.permutation(len(self.rows))][: len(self.rows) // size * size]
-            taken = torch.from_numpy(order)
-            yield self.dataset.x[taken], self.dataset.y[taken], size
+        n = len(self.rows)
+        size = min(self.size, n)
+        for order in seeds.permutations(self.epochs, n, self.seed, "batches", self.round, self.client):
+            taken = torch.from_numpy(self.rows[order[: n // size * size]]).to(self.dataset.y.device)
+            yield self.dataset.x.index_select(0, taken), self.dataset.y.index_select(0, taken), size
 
 
 @dataclass(frozen=True)
 class FitPlan:
     """SGD from `params` on `loss` plus `terms`: p <- p - rate (grad + correction) for each name with a
-    rate."""
+    rate, or what the optimiser makes of (grad + correction)."""
 
     model: SplitModel
     params: State
@@ -110,6 +111,7 @@ class FitPlan:
     statistics: State
     """BatchNorm's, which training moves in place."""
     batches: Batches
+    optimiser: Optimiser = PLAIN
 
 
 class Fitted(NamedTuple):
@@ -149,6 +151,13 @@ def check(losses: Losses | None, batches: Batches) -> None:
     """Whether these are numbers."""
     if losses is not None and not math.isfinite(total := float(losses.total)):
         raise Diverged(batches.client, batches.round, "loss", total)
+
+
+def check_values(values: Mapping[str, Tensor], batches: Batches) -> None:
+    """Whether what came of a fit is numbers; every trainer asks."""
+    for name, p in values.items():
+        if p.numel() and not torch.stack(torch.aminmax(p)).isfinite().all():  # one pass, no copy
+            raise Diverged(batches.client, batches.round, f"update of {name}", p.abs().max().item())
 
 
 class Gradient(NamedTuple):

@@ -7,19 +7,22 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import torch
 
 from feddbe import seeds
 from feddbe.data.dataset import Dataset
 from feddbe.data.split import Split
 from feddbe.models.split import SplitModel
 from feddbe.state import State
+from feddbe.training.optimiser import PLAIN, Decay, Optimiser
 
 __all__ = ["Context", "Task", "Training"]
 
 
 @dataclass(frozen=True)
 class Training:
-    """How a client trains: plain SGD, batches reshuffled every epoch, the incomplete last one dropped."""
+    """How a client trains: by default plain SGD, batches reshuffled every epoch, the incomplete last one
+    dropped."""
 
     lr: float
     batch: int = 10
@@ -28,6 +31,14 @@ class Training:
     """BatchNorm statistics: `local` (private to each client) or `average` (exchanged like parameters)."""
     trainer: str = "auto"
     """One of `training/trainers`, or `auto`."""
+    device: str = "cpu"
+    """Where clients train (`training/device.py`)."""
+    optimiser: Optimiser = PLAIN
+    decay: Decay | None = None
+
+    def rate(self, round: int) -> float:
+        """The learning rate of a round."""
+        return self.lr if self.decay is None else self.lr * self.decay.at(round)
 
 
 @dataclass(frozen=True)
@@ -53,9 +64,21 @@ class Task:
         """N: the clients that training is about."""
         return self.split.clients - self.newcomers
 
-    def with_epochs(self, epochs: int) -> Task:
-        """The same task with another number of local epochs."""
-        return replace(self, training=replace(self.training, epochs=epochs))
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors lie."""
+        return self.dataset.y.device
+
+    def on(self, device: torch.device) -> Task:
+        """The same task with data and model on this device."""
+        if device == self.device:
+            return self
+        x, y = self.dataset.x.to(device), self.dataset.y.to(device)
+        return replace(self, dataset=replace(self.dataset, x=x, y=y), model=self.model.on(device))
+
+    def adapting(self, epochs: int) -> Task:
+        """The same task for so many epochs of adaptation, whose learning rate no round lowers."""
+        return replace(self, training=replace(self.training, epochs=epochs, decay=None))
 
 
 @dataclass(frozen=True)
@@ -66,6 +89,11 @@ class Context:
     round: int
     uploads: Callable[[int], State] | None = None
     """On the server of a method that `keeps_uploads`: the last upload of each client."""
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of this round."""
+        return self.task.training.rate(self.round)
 
     def stream(self, purpose: str) -> np.random.RandomState:
         """The server's own randomness in this round."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,6 +77,13 @@ def prox(weight: float, anchor: Mapping[str, Tensor]) -> Term:
     return Term(Prox(weight), dict(anchor))
 
 
+@lru_cache(8)
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, measured: bool) -> State:
+    """Nobody writes into a carry."""
+    names = ("weight", "size", "batches") if measured else ("weight",)
+    return {"r": torch.zeros(shape, dtype=dtype), **{n: torch.zeros((), dtype=dtype) for n in names}}
+
+
 @dataclass(frozen=True)
 class MeanPull:
     """MR: a running mean r of z_g, and a pull of it towards the constant `mean`, zbar:
@@ -93,8 +101,7 @@ class MeanPull:
 
     def start(self, shape: tuple[int, ...], *, measured: bool = False) -> State:
         """The carry before the first batch."""
-        names = ("weight", "size", "batches") if measured else ("weight",)
-        return {"r": torch.zeros(shape), **{name: torch.zeros(()) for name in names}}
+        return _zeros(shape, torch.get_default_dtype(), torch.get_default_device(), measured=measured)
 
     def __call__(self, at: At, carry: State) -> tuple[Tensor | None, State]:
         batch = at.batch.z_g.mean(0)
@@ -123,3 +130,8 @@ class MeanPull:
     def slope(self, features: int, batch: int) -> float:
         """dL/dz_g of each sample is slope / d (r / d - zbar)."""
         return 2 * self.factor * self.mu / (features * batch)
+
+    def pull(self, carry: State, mean: Tensor, batch: int) -> Tensor:
+        """That of one sample, after the carry's batch."""
+        r, weight = carry["r"], float(carry["weight"]) if self.corrected and self.mu else 1.0
+        return (r / weight - mean) * (self.slope(mean.numel(), batch) / weight)

@@ -14,13 +14,13 @@ from PIL import Image
 
 from feddbe.data.dataset import Dataset
 from feddbe.data.files.cache import Cached
+from feddbe.data.preprocessing import Preprocessing
 from feddbe.errors import BadInput, one_line
 
-__all__ = ["FORMATS", "SUFFIXES", "decode", "images_of"]
+__all__ = ["FORMATS", "decode", "images_of", "preprocessed"]
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
 """What is read, by content: of its many other formats Pillow hands some (EPS) to another program."""
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 _PIXELS = 1 << 24
 """Of one image, 4096 x 4096: a few kilobytes can claim a thousand times as much."""
 
@@ -29,20 +29,22 @@ _DEEP = ("I", "F")
 """First letters of the modes with more than eight bits, whose values would be cut off."""
 
 
-def decode(files: Sequence[Path | bytes], names: Sequence[str]) -> npt.NDArray[np.uint8]:
+def decode(
+    files: Sequence[Path | bytes], names: Sequence[str], resize: tuple[int, int] | None = None
+) -> npt.NDArray[np.uint8]:
     """(n, channels, height, width) pixels of images in files or in memory, which errors call by `names`.
 
     One channel if all are grey, otherwise red, green, blue for all. Their sizes must be the same, which is
-    known from the files' heads before anything is decoded.
+    known from the files' heads before anything is decoded, unless all are brought to `resize`.
     """
     with ThreadPoolExecutor() as threads:  # Pillow lets other threads run while it decodes
         heads = [*threads.map(_head, files, names)]
-        size = heads[0][0]
+        size = resize or heads[0][0]
         for (other, mode), name in zip(heads, names, strict=True):
-            if other != size:
+            if other != size and not resize:
                 raise BadInput(
                     f"{name} is {other[0]}x{other[1]}, but {names[0]} is {size[0]}x{size[1]}; "
-                    "all images must have the same size: resize them"
+                    f"all images must have the same size: ?resize={min(*size, *other)} brings them to one"
                 )
             if mode.startswith(_DEEP):
                 raise BadInput(f"{name} has pixels of mode '{mode}'; accepted are 8 bits a channel")
@@ -50,7 +52,7 @@ def decode(files: Sequence[Path | bytes], names: Sequence[str]) -> npt.NDArray[n
         pixels = np.empty((len(files), len(mode), size[1], size[0]), np.uint8)
 
         def fill(row: int) -> None:
-            pixels[row] = _pixels(files[row], names[row], mode)
+            pixels[row] = _pixels(files[row], names[row], mode, size)
 
         for _ in threads.map(fill, range(len(files))):
             pass
@@ -76,10 +78,13 @@ def _head(file: Path | bytes, name: str) -> tuple[tuple[int, int], str]:
         raise _damaged(name, error) from None
 
 
-def _pixels(file: Path | bytes, name: str, mode: str) -> npt.NDArray[np.uint8]:
+def _pixels(file: Path | bytes, name: str, mode: str, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
     try:
-        with _open(file) as image:
-            values = np.asarray(image.convert(mode))
+        with _open(file) as opened:
+            image = opened.convert(mode)
+        if image.size != size:
+            image = image.resize(size, Image.Resampling.BILINEAR)
+        values = np.asarray(image)
     except Exception as error:
         raise _damaged(name, error) from None
     return values[np.newaxis] if values.ndim == 2 else values.transpose(2, 0, 1)
@@ -89,13 +94,19 @@ def _damaged(name: str, error: Exception) -> BadInput:
     return BadInput(f"cannot read the image {name}: {one_line(error)}; replace or remove it")
 
 
-def images_of(found: Cached, name: str, classes: int) -> Dataset:
+def preprocessed(pixels: npt.NDArray[np.uint8], resize: tuple[int, int] | None) -> Preprocessing:
+    """What became of a user's images: pixels from -1 to 1, perhaps of another size."""
+    return Preprocessing("images", pixels.shape[1:], scale=2 / 255, shift=-1.0, resized=resize is not None)
+
+
+def images_of(found: Cached, name: str, classes: int, label_names: tuple[str, ...] = ()) -> Dataset:
     """The published form of a cache with pixels `x` and labels `y`: pixels from -1 to 1."""
     return Dataset(
         name=name,
         x=torch.from_numpy(found.arrays["x"]),
         y=torch.from_numpy(found.arrays["y"]),
         classes=classes,
+        label_names=label_names,
         scale=2 / 255,
         shift=-1.0,
         known_sha256=found.sha256,

@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,25 +17,40 @@ from feddbe.data.files.archives import check_zip
 from feddbe.data.files.places import plain
 from feddbe.errors import BadInput, short
 
-__all__ = ["Array", "clients_of", "labels_of", "load_npz", "made", "open_npz", "samples_of"]
+__all__ = [
+    "Array", "Numbered", "clients_of", "labels_of", "load_npz", "made", "names_of", "of_arrays", "open_npz",
+    "samples_of",
+]  # fmt: skip
 
 Array = npt.NDArray[Any]
 
 
-def made(name: str, x: Array, y: Array, classes: int, client: Array | None = None, **more: Any) -> Dataset:
+class Numbered(NamedTuple):
+    """A column of names as numbers from 0 on, and the names in that order."""
+
+    numbers: npt.NDArray[np.int64]
+    names: tuple[str, ...]
+
+
+def made(name: str, x: Array, y: Numbered, client: Numbered | None = None, **more: Any) -> Dataset:
     """Arrays as a data set; uint8 is taken for pixels, which a model gets as -1..1.
 
     `name` keeps its suffix, slash or prefix: a folder `har` must not get the defaults of the known set.
     """
     pixels = x.dtype == np.uint8
+    if y.names[0] == "-1" and len(y.names) > 2:  # where others write -1 for a row without a label
+        note = more.get("note")
+        more["note"] = f"{note}; -1 is a class" if note else "-1 is a class"
     return Dataset(
         name=name,
         x=torch.from_numpy(x),
-        y=torch.from_numpy(y),
-        classes=classes,
+        y=torch.from_numpy(y.numbers),
+        classes=len(y.names),
         scale=2 / 255 if pixels else 1.0,
         shift=-1.0 if pixels else 0.0,
-        client=client,
+        client=None if client is None else client.numbers,
+        label_names=y.names,
+        client_names=() if client is None else client.names,
         **more,
     )
 
@@ -70,30 +85,61 @@ def open_npz(path: Path) -> Iterator[Mapping[str, Array]]:
         raise BadInput(f"cannot read {path}: {reason}") from None
 
 
-def load_npz(path: Path) -> Dataset:
-    """The data set in a user's file: uint8 images or float numbers `x`, labels `y`, optional `client`."""
+def load_npz(path: Path, words: int = 0) -> Dataset:
+    """The data set in a user's file: uint8 images, float numbers or word numbers `x`, labels `y`, optional
+    `client`; `words` is the size of the vocabulary, which the file may have, too."""
     with open_npz(path) as arrays:
-        for name in ("x", "y"):
-            if name not in arrays:
-                there = short(", ".join(arrays)) or "nothing"
-                raise BadInput(
-                    f"{path} has no array '{name}'; it has: {there}; needed are "
-                    "x and y, and client if there is one"
-                )
-        x, y = np.asarray(arrays["x"]), np.asarray(arrays["y"])
-        client = np.asarray(arrays["client"]) if "client" in arrays else None
+        found = {name: np.asarray(arrays[name]) for name in ("x", "y", "client", "words") if name in arrays}
+        there = ", ".join(arrays)
+    return of_arrays(path.name, found, str(path), there, words)
+
+
+def of_arrays(name: str, arrays: Mapping[str, Array], where: str, there: str = "", words: int = 0) -> Dataset:
+    """The data set of arrays under their names; `there`: all the names, for who misses one."""
+    for needed in ("x", "y"):
+        if needed not in arrays:
+            raise BadInput(
+                f"{where} has no array '{needed}'; it has: {short(there) or 'nothing'}; needed are "
+                "x and y, and client if there is one"
+            )
+    x = arrays["x"]
     channels_last = x.dtype == np.uint8 and x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
     if channels_last:
         x = x.transpose(0, 3, 1, 2)
-    x = samples_of(x, f"x in {path}")
-    y, classes = labels_of(y, len(x), f"y in {path}")
-    client = None if client is None else clients_of(client, len(x), f"client in {path}")
+    known = np.asarray(arrays.get("words", 0))
+    if x.dtype.kind in "iu" and x.dtype != np.uint8:
+        words = words or (int(known) if known.shape == () and known.dtype.kind in "iu" else 0)
+        x = _tokens(x, words, f"x in {where}")
+    else:
+        if words:
+            raise BadInput(
+                f"?words={words}: x in {where} is {x.dtype}, no word numbers (int16, int32, int64)"
+            )
+        x = samples_of(x, f"x in {where}")
+    y = labels_of(arrays["y"], len(x), f"y in {where}")
+    client = clients_of(arrays["client"], len(x), f"client in {where}") if "client" in arrays else None
     note = "images were given with the channels last" if channels_last else ""
-    return made(path.name, x, y, classes, client, note=note)
+    if x.dtype == np.float32 and x.ndim == 3:
+        note = f"samples are sequences of {x.shape[1]} steps (grey images would be (n, 1, height, width))"
+    return made(name, x, y, client, note=note, tokens=words)
+
+
+def _tokens(x: Array, words: int, what: str) -> Array:
+    """Word numbers, if somebody said that they are: a table of counts or codes looks the same."""
+    if not words:
+        raise BadInput(
+            f"{what} is {x.dtype}; accepted are uint8 (images, 0..255) and float32 (numbers as they are), "
+            "and word numbers if you say so: ?words=SIZE_OF_THE_VOCABULARY, or an array 'words' beside x"
+        )
+    if x.ndim != 2 or not x.size:
+        raise BadInput(f"{what} has shape {x.shape}; word numbers must be (n, length), padded to one length")
+    for wrong in x[(x < 0) | (x >= words)][:1]:
+        raise BadInput(f"{what} has the word number {wrong}, with words = {words}; allowed: 0..{words - 1}")
+    return np.ascontiguousarray(x, np.int32)
 
 
 def samples_of(x: Array, what: str) -> Array:
-    """Samples as uint8 or float32, checked; grey images get an axis for their channel."""
+    """Samples as uint8 or float32, checked; grey images (uint8) get an axis for their channel."""
     if x.dtype != np.uint8 and x.dtype.kind != "f":
         raise BadInput(
             f"{what} is {x.dtype}; accepted are uint8 (images, 0..255) and float32 (numbers as they are)"
@@ -112,6 +158,7 @@ def samples_of(x: Array, what: str) -> Array:
                 f"{what} has NaN or infinite values (as float32), first in row {bad[0]}, in {bad.size} "
                 "rows; remove or replace them"
             )
+        return np.ascontiguousarray(x)
     return np.ascontiguousarray(x[:, np.newaxis] if x.ndim == 3 else x)
 
 
@@ -120,36 +167,36 @@ def _column(values: Array, n: int, what: str) -> None:
         raise BadInput(f"{what} has shape {values.shape}, but x has {n} samples; it must be ({n},)")
 
 
-def labels_of(y: Array, n: int, what: str) -> tuple[npt.NDArray[np.int64], int]:
-    """Labels from 0 on and how many classes there are; text is numbered in sorted order."""
+def labels_of(y: Array, n: int, what: str) -> Numbered:
+    """The classes that there are, in sorted order: labels 1..3 are three classes."""
     _column(y, n, what)
-    if y.dtype.kind in "US":
-        names, y = np.unique(y, return_inverse=True)
-        if len(names) < 2:
-            raise BadInput(f"{what} has only the label '{short(names[0])}'; at least 2 classes are needed")
-        return y.astype(np.int64), len(names)
-    if y.dtype.kind not in "iuf":
-        raise BadInput(f"{what} is {y.dtype}; it must hold whole numbers 0, 1, 2, ... or text")
+    if y.dtype.kind not in "iufbUS":
+        raise BadInput(f"{what} is {y.dtype}; it must hold whole numbers or text")
     if y.dtype.kind == "f":
         broken = y[~(np.isfinite(y) & (y == np.trunc(y)))]
         if broken.size:
-            raise BadInput(f"{what} has the label {broken[0]}; labels must be whole numbers 0, 1, 2, ...")
-    lowest, highest = int(y.min()), int(y.max())
-    if lowest < 0:
-        raise BadInput(f"{what} has the label {lowest}; labels must not be negative: number them from 0")
-    if lowest == highest:
-        raise BadInput(f"{what} has only the label {lowest}; at least 2 classes are needed")
-    if highest >= n:  # else one stray number would make a model of that many outputs
-        raise BadInput(
-            f"{what} has the label {highest}, but there are only {n} samples; "
-            "number the classes 0, 1, 2, ... without gaps"
-        )
-    return y.astype(np.int64), highest + 1
+            raise BadInput(f"{what} has the label {broken[0]}; labels must be whole numbers or text")
+    found, numbers = np.unique(y, return_inverse=True)
+    names = names_of(found)
+    if len(names) < 2:
+        raise BadInput(f"{what} has only the label '{short(names[0])}'; at least 2 classes are needed")
+    if len(names) == n > 2:
+        raise BadInput(f"{what} has another label in each of {n} rows; it must name their classes")
+    return Numbered(numbers.astype(np.int64), names)
 
 
-def clients_of(client: Array, n: int, what: str) -> npt.NDArray[np.int64]:
+def clients_of(client: Array, n: int, what: str) -> Numbered:
     """Clients from 0 on, in the order of their ids."""
     _column(client, n, what)
     if client.dtype.kind not in "iuUS":
         raise BadInput(f"{what} is {client.dtype}; it must hold integers or strings, one per sample")
-    return np.unique(client, return_inverse=True)[1].astype(np.int64)
+    found, numbers = np.unique(client, return_inverse=True)
+    return Numbered(numbers.astype(np.int64), names_of(found))
+
+
+def names_of(found: Array) -> tuple[str, ...]:
+    """How people write these values."""
+    if found.dtype.kind == "S":
+        return tuple(value.decode("utf-8", "replace") for value in found.tolist())
+    whole = found.astype(np.int64) if found.dtype.kind == "f" else found
+    return tuple(map(str, whole.tolist()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +58,9 @@ def arrow_table(table: Any, where: str) -> Table:
         if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:  # the hub's images
             column = pa.chunked_array([chunk.field("bytes") for chunk in column.chunks])
             kind = column.type
-        if column.null_count:
-            row = column.is_null().to_pylist().index(True)
-            raise BadInput(f"column '{short(name)}' of {where} has no value in row {row}; fill it in")
         types = pa.types
         if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
-            return np.asarray(column.to_numpy())
+            return np.asarray(column.cast(pa.float64(), safe=False) if column.null_count else column)
         if any(is_kind(kind) for is_kind in (types.is_string, types.is_large_string, types.is_binary)):
             values = np.empty(len(column), object)
             values[:] = column.to_pylist()
@@ -71,4 +70,14 @@ def arrow_table(table: Any, where: str) -> Table:
             "images: choose others with ?x=COLUMN,COLUMN"
         )
 
-    return Table(where, table.column_names, read)
+    return Table(where, table.column_names, read, labels=_class_labels(table))
+
+
+def _class_labels(table: Any) -> dict[str, Sequence[str]]:
+    """The names of classes that Hugging Face's library writes beside its tables."""
+    try:
+        features = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
+        labels = {name: about["names"] for name, about in features.items() if about["_type"] == "ClassLabel"}
+        return {name: list(map(str, names)) for name, names in labels.items()}
+    except (KeyError, TypeError, ValueError):  # from elsewhere, or of another version
+        return {}

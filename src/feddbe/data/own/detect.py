@@ -6,11 +6,12 @@ from feddbe.data.dataset import Dataset
 from feddbe.data.files.places import plain
 from feddbe.data.own.arrays import load_npz
 from feddbe.data.own.arrow import load_parquet
+from feddbe.data.own.choice import FOLDER, NPZ, TABLE, chosen
 from feddbe.data.own.folder import load_folder
 from feddbe.data.own.huggingface import is_saved, load_named, load_saved
 from feddbe.data.own.pfllib import is_pfllib, load_pfllib
-from feddbe.data.own.table import Choice, chosen, load_csv
-from feddbe.errors import BadInput, short
+from feddbe.data.own.table import load_csv
+from feddbe.errors import BadInput
 from feddbe.paths import expand
 
 __all__ = ["FORMS", "load_own"]
@@ -25,20 +26,22 @@ def load_own(wanted: str) -> Dataset | None:
     kind, folder = path.suffix, path.is_dir()
     choice = chosen(query)
     plain(path)
+    saved = folder and is_saved(path)
+    table = place.startswith("hf:") or saved or kind in (".csv", ".tsv", ".parquet")
+    images = folder and not saved and not is_pfllib(path)
+    choice.only(TABLE if table else FOLDER if images else NPZ if kind == ".npz" else (), place)
     if place.startswith("hf:"):
         return load_named(place.removeprefix("hf:"), choice)
-    if folder and is_saved(path):
+    if saved:
         return load_saved(path, choice)
     if kind in (".csv", ".tsv"):
         return load_csv(path, choice)
     if kind == ".parquet":
         return load_parquet(path, choice)
-    if choice != Choice():
-        raise BadInput(f"'?{short(query)}' chooses columns, but '{place}' has none; leave it out")
     if kind == ".npz":
-        return load_npz(path)
+        return load_npz(path, choice.words)
     if folder:
-        return load_pfllib(path) if is_pfllib(path) else load_folder(path)
+        return load_folder(path, choice.resize) if images else load_pfllib(path)
     if len(path.parts) > 1:
         raise BadInput(f"there is no file or folder {path}; accepted are {', '.join(FORMS)}")
     return None

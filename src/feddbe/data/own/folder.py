@@ -7,15 +7,17 @@ from pathlib import Path
 import numpy as np
 
 from feddbe.data.dataset import Dataset
-from feddbe.data.files.images import SUFFIXES, decode
-from feddbe.data.own.arrays import made
+from feddbe.data.files.images import decode, preprocessed
+from feddbe.data.own.arrays import Numbered, made
+from feddbe.data.rows import SUFFIXES
 from feddbe.errors import BadInput
 
 __all__ = ["load_folder"]
 
 
-def load_folder(folder: Path) -> Dataset:
-    """Classes and files in the order of their names, `train` before `test`; hidden files are left out."""
+def load_folder(folder: Path, resize: tuple[int, int] | None = None) -> Dataset:
+    """Classes and files in the order of their names, `train` before `test`; hidden files are left out.
+    `resize`: width and height that all images are brought to."""
     parts = [folder]
     inside = _folders(folder)
     if folder / "train" in inside and _folders(folder / "train"):
@@ -41,8 +43,9 @@ def load_folder(folder: Path) -> Dataset:
     if empty:
         raise BadInput(f"the class '{classes[min(empty)]}' in {folder} has no images; add some or remove it")
     paths = [file for file, _ in files]
-    y = np.array([label for _, label in files], np.int64)
-    return made(f"{folder.resolve().name}/", decode(paths, [*map(str, paths)]), y, len(classes))
+    y = Numbered(np.array([label for _, label in files], np.int64), tuple(classes))
+    x = decode(paths, [*map(str, paths)], resize)
+    return made(f"{folder.resolve().name}/", x, y, preprocessing=preprocessed(x, resize))
 
 
 def _visible(folder: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from feddbe.data.dataset import Dataset
 from feddbe.data.files import safe_pickle
 from feddbe.data.files.archives import check_zip
 from feddbe.data.files.places import plain
-from feddbe.data.own.arrays import Array, labels_of, made, samples_of
+from feddbe.data.own.arrays import Array, Numbered, labels_of, made, samples_of
 from feddbe.data.split import Split
 from feddbe.errors import BadInput, one_line
 
@@ -55,7 +55,8 @@ def load_pfllib(folder: Path) -> Dataset:
         )
     if not tokens:
         x = samples_of(x, f"x in {folder}")
-    y, found = labels_of(y, len(x), f"y in {folder}")
+    y = _labels(y, f"y in {folder}")
+    found = int(y.max()) + 1
     if found > (classes or found):
         raise BadInput(f"{folder} has the label {found - 1}, but config.json says num_classes = {classes}")
     if classes > max(_CLASSES, len(y)):
@@ -63,7 +64,16 @@ def load_pfllib(folder: Path) -> Dataset:
     ends = np.cumsum([len(labels) for _, labels in parts])[:-1]
     rows = np.split(np.arange(len(x)), ends)
     split = Split.of(rows[:clients], rows[clients:])
-    return made(f"{folder.resolve().name}/", x, y, classes or found, tokens=tokens, split=split)
+    names = tuple(map(str, range(classes or found)))
+    return made(f"{folder.resolve().name}/", x, Numbered(y, names), tokens=tokens, split=split)
+
+
+def _labels(y: Array, what: str) -> Array:
+    """Whole numbers from 0 on, as they are: a part of a data set may lack a class."""
+    labels_of(y, len(y), what)
+    if y.dtype.kind not in "iuf" or y.min() < 0 or y.max() >= max(_CLASSES, len(y)):
+        raise BadInput(f"{what} must be whole numbers from 0 on, fewer than there are samples")
+    return y.astype(np.int64)
 
 
 def _config(path: Path) -> tuple[int, int]:

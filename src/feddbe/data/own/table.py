@@ -1,56 +1,32 @@
-"""A user's table: a label column, perhaps a client column, and columns of numbers, text or images.
+"""A user's table: a label column, perhaps a client column, and columns of numbers, names, text or images.
 
-Numbers are standardised, each column by its mean and deviation over all rows: with columns of very different
-size (age, income) plain SGD gets nowhere. Who wants another scale gives an .npz, which is taken as it is.
-Text columns are joined in their order and become the numbers of their words.
+Numbers are standardised, each column by its mean and deviation over the training rows (`Dataset.fitted`, when
+it is known which these are): with columns of very different size (age, income) plain SGD gets nowhere. Who
+wants another scale gives an .npz, which is taken as it is. What becomes of each column: `columns.py`.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
-import numpy.typing as npt
 
+from feddbe.data import rows
 from feddbe.data.dataset import Dataset
-from feddbe.data.files.images import decode
-from feddbe.data.own.arrays import Array, clients_of, made
-from feddbe.data.text import tokenize
-from feddbe.errors import BadInput, one_line, short, unknown
+from feddbe.data.own.arrays import Array, Numbered, clients_of, labels_of, made
+from feddbe.data.own.choice import Choice
+from feddbe.data.own.columns import Samples, columns_of, gaps, images, numbers, samples
+from feddbe.errors import BadInput, one_line, short
 
-__all__ = ["Choice", "Table", "as_dataset", "chosen", "label_column", "load_csv"]
+__all__ = ["Choice", "Table", "as_dataset", "label_column", "load_csv"]
 
 LABELS = ("label", "y")
 _WHOLE = re.compile("0|[1-9][0-9]*")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which columns to take; those that are not named are found by their usual names."""
-
-    label: str = ""
-    client: str = ""
-    x: tuple[str, ...] = ()
-    config: str = ""
-    """One of several data sets under one name on the hub."""
-
-
-def chosen(query: str) -> Choice:
-    """From `label=target&client=user&x=age,income`; `%26` and `%2C` stand for & and , in names."""
-    values: dict[str, Any] = {}
-    for item in filter(None, query.split("&")):
-        key, _, value = item.partition("=")
-        if key not in Choice.__dataclass_fields__:
-            raise unknown("word after '?'", key, Choice.__dataclass_fields__)
-        names = tuple(map(unquote, value.split(",")))
-        values[key] = names if key == "x" else unquote(value)
-    return Choice(**values)
 
 
 @dataclass(frozen=True)
@@ -60,28 +36,63 @@ class Table:
     where: str
     names: Sequence[str]
     read: Callable[[str], Array]
-    """A column as numbers, or as objects: all str, or all bytes, which are image files."""
+    """A column as numbers with nan for what is missing, or as objects: str or None, or all bytes, which are
+    image files."""
+    place: Callable[[int], str] = field(default=lambda row: f"row {row}")
+    """Where a row is, in words."""
+    comma: bool = False
+    """Whether numbers may have a decimal comma."""
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of columns of numbers from 0 on: what they stand for, if the file says it."""
 
 
 def as_dataset(table: Table, choice: Choice, name: str) -> Dataset:
     """Label, client and samples out of the columns of a table."""
     label = label_column(table, choice)
     client = choice.client or ("client" if "client" in table.names else "")
-    others = [column for column in table.names if column not in (label, client)]
     known = {*table.names}
-    for column in (*filter(None, [client]), *choice.x):
+    for column in (*filter(None, [client]), *choice.x, *choice.categories):
         if column not in known:
             raise _no_column(table, column)
-    y, classes = _labels(table.read(label), f"column '{short(label)}' of {table.where}")
-    who = None
-    if client:
-        who = clients_of(_ids(table.read(client)), len(y), f"column '{short(client)}' of {table.where}")
-    columns = choice.x or tuple(others)
-    if not columns:
+    wanted = choice.x or tuple(column for column in table.names if column not in (label, client))
+    if not wanted:
         both = f"'{short(label)}' and '{short(client)}'" if client else f"'{short(label)}'"
         raise BadInput(f"{table.where} has no column beside {both}")
-    x, tokens = _samples({column: table.read(column) for column in columns}, table)
-    return made(name, x, y, classes, who, tokens=tokens)
+    parts = columns_of({column: table.read(column) for column in wanted}, choice, table)
+    ends = {column: table.read(column) for column in filter(None, [label, client])}
+    keep = _kept({column: gaps(values) for column, values in ends.items()}, parts, choice, table)
+    if keep is not None:
+        parts = [part.rows(keep) for part in parts]
+        ends = {column: values[keep] for column, values in ends.items()}
+    y = _labels(ends[label], f"column '{short(label)}' of {table.where}", table.labels.get(label, ()))
+    who = _clients(ends[client], f"column '{short(client)}' of {table.where}") if client else None
+    found: Samples = samples(parts, choice, table)
+    notes = [found.note]
+    if keep is not None and not keep.all():
+        notes.append(f"{int((~keep).sum()):,} of {len(keep):,} rows were left out: values are missing")
+    note = "; ".join(filter(None, notes))
+    return made(name, found.x, y, who, tokens=found.about.words, preprocessing=found.about, note=note)
+
+
+def _kept(ends: Mapping[str, Array], parts: Sequence[Any], choice: Choice, table: Table) -> Array | None:
+    """The rows to keep; None: all. What is missing is named, unless somebody said what to do about it."""
+    inside = {part.name: part.missing for part in parts if part.missing.any()}
+    missing = {**{name: gap for name, gap in ends.items() if gap.any()}, **inside}
+    if choice.missing == "drop":
+        lacking = np.logical_or.reduce([*missing.values(), np.zeros(len(parts[0].missing), bool)])
+        if lacking.all():
+            raise BadInput(f"{table.where} has no row without a missing value; leave out columns: ?x=")
+        return np.asarray(~lacking)
+    for name, gap in missing.items():
+        if name in ends or choice.missing != "mean":
+            ways = "?missing=drop leaves such rows out"
+            ways += "" if name in ends else ", ?missing=mean takes the column's mean"
+            count = f" and in {gap.sum() - 1:,} more" if gap.sum() > 1 else ""
+            row = table.place(int(np.flatnonzero(gap)[0]))
+            raise BadInput(
+                f"column '{short(name)}' of {table.where} has no value in {row}{count}; fill it in, or {ways}"
+            )
+    return None
 
 
 def label_column(table: Table, choice: Choice) -> str:
@@ -99,130 +110,53 @@ def _no_column(table: Table, column: str) -> BadInput:
     )
 
 
-def _labels(values: Array, what: str) -> tuple[npt.NDArray[np.int64], int]:
+def _labels(values: Array, what: str, known: Sequence[str]) -> Numbered:
     """Whatever the labels are, numbered from 0 in sorted order."""
-    numbers = _numbers(values)
-    if numbers is not None:
-        broken = numbers[~(np.isfinite(numbers) & (numbers == np.trunc(numbers)))]
-        if broken.size:
-            raise BadInput(f"{what} has the label {broken[0]}; labels must be whole numbers or text")
-        values = numbers
-    elif isinstance(values[0], bytes):
-        raise BadInput(f"{what} holds images; labels must be whole numbers or text")
-    found, y = np.unique(values, return_inverse=True)
-    if len(found) < 2:
-        raise BadInput(f"{what} has only the label '{short(found[0])}'; at least 2 classes are needed")
-    if len(found) == len(values):
-        raise BadInput(f"{what} has another label in each of {len(values)} rows; it must name their classes")
-    return y.astype(np.int64), len(found)
+    if values.dtype == object:
+        if images(values):
+            raise BadInput(f"{what} holds images; labels must be whole numbers or text")
+        as_numbers = numbers(values)
+        values = values.astype(str) if as_numbers is None else as_numbers
+    found = labels_of(values, len(values), what)
+    if known and all(name.isdecimal() and int(name) < len(known) for name in found.names):
+        return Numbered(found.numbers, tuple(known[int(name)] for name in found.names))
+    return found
 
 
-def _ids(values: Array) -> Array:
+def _clients(values: Array, what: str) -> Numbered:
     """Clients in the order of their names; only if all are plain whole numbers, by their value.
 
     Of any length: an id can have twenty digits.
     """
     if values.dtype != object:
-        return values
+        whole = values.dtype.kind == "f" and np.array_equal(values, np.trunc(values))
+        return clients_of(values.astype(np.int64) if whole else values, len(values), what)
     names = {*values.tolist()}
-    numbers = all(isinstance(name, str) and _WHOLE.fullmatch(name) for name in names)
-    ordered = sorted(names, key=lambda name: (len(name), name)) if numbers else sorted(names, key=str)
+    plain = all(isinstance(name, str) and _WHOLE.fullmatch(name) for name in names)
+    ordered = sorted(names, key=lambda name: (len(name), name)) if plain else sorted(names, key=str)
     place = {name: k for k, name in enumerate(ordered)}
-    return np.array([place[name] for name in values], np.int64)
-
-
-def _samples(columns: dict[str, Array], table: Table) -> tuple[Array, int]:
-    """The samples, and the number of words if they are texts."""
-    numbers = {name: _numbers(values) for name, values in columns.items()}
-    rest = [name for name, values in numbers.items() if values is None]
-    images = [name for name in rest if isinstance(columns[name][0], bytes)]
-    if images and len(columns) > 1:
-        raise BadInput(
-            f"{table.where} has images in '{short(images[0])}' beside "
-            f"{_listed(name for name in columns if name != images[0])}; choose one: ?x={short(images[0])}"
-        )
-    if images:
-        files = columns[images[0]]
-        return decode(files.tolist(), [f"in row {row} of {table.where}" for row in range(len(files))]), 0
-    if not rest:
-        return np.stack([_standard(name, values, table) for name, values in numbers.items()], 1), 0  # type: ignore[arg-type]
-    if len(rest) < len(columns):
-        first = columns[rest[0]]
-        row = next(row for row, value in enumerate(first) if _number(value) is None)
-        others = _listed(name for name, values in numbers.items() if values is not None)
-        raise BadInput(
-            f"{table.where} has numbers in {others} but text in {short(', '.join(rest))} "
-            f"(row {row} of '{short(rest[0])}': '{short(str(first[row])[:20])}'); "
-            f"choose columns of one kind: ?x={short(rest[0])}"
-        )
-    x, vocabulary = tokenize(map(" ".join, zip(*columns.values(), strict=True)))
-    if len(vocabulary) < 2:
-        raise BadInput(f"the text in {short(', '.join(columns))} of {table.where} has no words")
-    longest = int(np.flatnonzero(x.any(0))[-1]) + 1
-    return np.ascontiguousarray(x[:, :longest]), len(vocabulary)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return short(", ".join(f"'{name}'" for name in names))
-
-
-def _standard(name: str, values: npt.NDArray[np.float64], table: Table) -> npt.NDArray[np.float32]:
-    bad = np.flatnonzero(~np.isfinite(values))
-    if bad.size:
-        raise BadInput(
-            f"column '{short(name)}' of {table.where} is {values[bad[0]]} in row {bad[0]}; replace it"
-        )
-    with np.errstate(over="ignore"):
-        spread = values.std()
-        if not np.isfinite(spread):
-            raise BadInput(f"column '{short(name)}' of {table.where} has values too large to compute with")
-        scaled: npt.NDArray[np.float64] = (values - values.mean()) / (spread or 1.0)
-    return scaled.astype(np.float32)
-
-
-def _number(value: Any) -> float | None:
-    try:
-        return float(value) if isinstance(value, str) else None
-    except ValueError:
-        return None
-
-
-def _numbers(values: Array) -> npt.NDArray[np.float64] | None:
-    """A column as numbers, if all of it can be read so."""
-    if values.dtype != object:
-        return values.astype(np.float64)
-    if any(_number(value) is None for value in values):
-        return None
-    return np.array([*map(float, values)], np.float64)
+    return Numbered(np.array([place[name] for name in values], np.int64), tuple(map(str, ordered)))
 
 
 def load_csv(path: Path, choice: Choice) -> Dataset:
     """The data set in a .csv or .tsv file whose first line names the columns."""
-    delimiter = "\t" if path.suffix == ".tsv" else ","
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=delimiter)
-            names = next(reader, [])
-            rows = []
-            for row in filter(None, reader):
-                if len(row) != len(names):
-                    raise BadInput(
-                        f"line {reader.line_num} of {path} has {len(row)} values, its first {len(names)}"
-                    )
-                rows.append(row)
+        names, cells, lines, delimiter = rows.read_csv(path)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"cannot read {path} as CSV in UTF-8: {one_line(error)}") from None
+    except ValueError as error:
+        raise BadInput(str(error)) from None
     if len(set(names)) < len(names):
         raise BadInput(f"{path} has two columns of one name; it has: {short(', '.join(names))}")
-    if not rows:
+    if not cells:
         raise BadInput(f"{path} has no rows; expected are a line of names, then one line a sample")
-
     places = {name: at for at, name in enumerate(names)}
 
     def read(name: str) -> Array:
         at = places[name]
-        return np.array([row[at] for row in rows], object)
+        return np.array([row[at] for row in cells], object)
 
-    return as_dataset(Table(str(path), names, read), choice, path.name)
+    table = Table(str(path), names, read, lambda row: f"line {lines[row]}", comma=delimiter == ";")
+    return as_dataset(table, choice, path.name)

@@ -10,7 +10,8 @@ float32 or float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -22,7 +23,7 @@ from torch import Tensor
 from feddbe.errors import one_line
 from feddbe.models.split import Forward, SplitModel
 from feddbe.state import State
-from feddbe.training.plan import FitPlan, Fitted, Samples, check, differentiate, no_losses
+from feddbe.training.plan import FitPlan, Fitted, Samples, check, check_values, differentiate, no_losses
 from feddbe.training.terms import CROSS_ENTROPY, MeanPull, Prox
 from feddbe.training.trainers._compiled.stack import Refused, Stack, read
 
@@ -51,6 +52,8 @@ def refuses(plan: FitPlan) -> str:
         return reason
     if plan.params.keys() != plan.model.parameters.keys() or not plan.extras.keys() <= {"prbm"}:
         return "the method trains more than the model and PRBM"
+    if not replace(plan.optimiser, weight_decay=0.0).plain:
+        return "the optimiser is not plain SGD"
     if plan.loss is not CROSS_ENTROPY:
         return "the method has a loss of its own"
     kinds = [type(term.apply) for term in plan.terms]
@@ -60,6 +63,9 @@ def refuses(plan: FitPlan) -> str:
 
 
 def refuses_types(tensors: Iterable[Tensor]) -> str:
+    tensors = list(tensors)
+    if any(t.device.type != "cpu" for t in tensors):
+        return "it is on a GPU"
     fits = {t.dtype for t in tensors} in ({torch.float32}, {torch.float64})
     return "" if fits else "parameters are not all float32, or all float64"
 
@@ -131,11 +137,21 @@ def _network(model: SplitModel, size: int, dtype: torch.dtype, *, translated: bo
 def train(plan: FitPlan) -> Fitted:
     fit, losses = _Fit(plan), no_losses()
     for x, y, size in plan.batches.gathered():
-        for some, labels in zip(*(torch.split(t, size * CHUNK) for t in (x, y)), strict=True):
+        for some, labels in _chunks(x, y, size * CHUNK):
             loss = fit.train(plan.batches.dataset.inputs(some), labels, size)
-            losses = losses.add(torch.tensor(loss, dtype=torch.float64), len(labels))
+            losses = losses.add(torch.tensor(loss, dtype=torch.float64), labels.shape[0])
         check(losses, plan.batches)
-    return Fitted(*fit.values(), [plan.loss.carry, *fit.carries()], losses)
+    params, extras = fit.values()
+    if not fit.network.finite():
+        check_values(params | extras, plan.batches)
+    return Fitted(params, extras, [plan.loss.carry, *fit.carries()], losses)
+
+
+def _chunks(x: Tensor, y: Tensor, size: int) -> Iterable[tuple[Tensor, Tensor]]:
+    """So many samples at a time; most clients have no more."""
+    if y.shape[0] <= size:
+        return [(x, y)]
+    return zip(torch.split(x, size), torch.split(y, size), strict=True)
 
 
 class _Fit:
@@ -156,29 +172,24 @@ class _Fit:
             const, carry = (self.term.const, self.term.carry) if self.term else ({}, {})
             self.weight = float(carry.get("weight", 0.0))
             vectors = {"prbm": plan.extras.get("prbm"), "mean": carry.get("r"), "goal": const.get("mean")}
-            for name, value in vectors.items():
-                view = network.at_cut(name)
-                view.zero_() if value is None else view.copy_(value.reshape(view.shape))
+            network.set_vectors(vectors)
             network.net["prbm_rate"], network.net["mu"] = plan.rates.get("prbm", 0.0), self.pull.mu
             slope = self.pull.slope(math.prod(plan.model.feature_shape), size)
             network.net["slope"] = slope if "mean" in const else 0.0
 
     def train(self, x: Tensor, y: Tensor, size: int) -> float:
         """Steps on these batches; the mean of their cross-entropies."""
-        from feddbe.training.trainers._compiled import kernels
-
-        net, batches = self.network, len(y) // size
+        batches = y.shape[0] // size
         weights = self.pull.weights(self.weight, batches)
         divisors = weights if self.pull.corrected and self.pull.mu else np.ones(batches)
-        inputs = net.inputs(x)
-        loss, distance = kernels.train(net.room, net.steps, net.nets, *inputs, y.numpy(), size, divisors)
+        loss, distance = self.network.train(x, y, size, divisors)
         self.weight, self.distance = float(weights[-1]), self.distance + distance
         self.batches += batches
         return float(loss / batches)
 
     def values(self) -> tuple[State, State]:
         """New parameters and extras."""
-        prbm = {name: torch.empty_like(p).copy_(self._at_cut("prbm")) for name, p in self.plan.extras.items()}
+        prbm = {name: self._at_cut("prbm") for name in self.plan.extras}
         return self.network.read(self.plan.params), prbm
 
     def carries(self) -> list[State]:
@@ -188,13 +199,14 @@ class _Fit:
     def _mean(self) -> State:
         assert self.term
         old = self.term.carry
-        new = {"r": self._at_cut("mean").clone(), "weight": old["weight"].new_tensor(self.weight)}
+        new = {"r": self._at_cut("mean"), "weight": old["weight"].new_tensor(self.weight)}
         if "size" in old:
             new |= {"size": old["size"] + self.distance / 2, "batches": old["batches"] + self.batches}
         return new
 
     def _at_cut(self, name: str) -> Tensor:
-        return self.network.at_cut(name).reshape(self.plan.model.feature_shape)
+        found = self.network.vectors[name].clone(memory_format=torch.contiguous_format)
+        return found.view(self.plan.model.feature_shape)
 
 
 def _set_moves(network: Network, plan: FitPlan) -> None:
@@ -204,22 +216,23 @@ def _set_moves(network: Network, plan: FitPlan) -> None:
     weight, anchor = next(
         ((t.apply.weight, t.const) for t in plan.terms if isinstance(t.apply, Prox)), (0.0, {})
     )
-    network.net["mode"] = DRIFT if plan.correction or anchor else PLAIN
+    to_zero = dict.fromkeys(plan.params, plan.optimiser.weight_decay)
+    drifts = bool(plan.correction or anchor or plan.optimiser.weight_decay)
+    network.net["mode"] = DRIFT if drifts else PLAIN
     rates = {name: plan.rates.get(name, 0.0) for name in network.parts}
-    pulls = {name: rate * weight if name in anchor else 0.0 for name, rate in rates.items()}
-    network.set_moves(rates, pulls)
-    if plan.correction or anchor:
-        for name, part in network.parts.items():
-            drift = part.view(network.numbers, network.aside).zero_()
+    to_anchor = {name: rate * weight if name in anchor else 0.0 for name, rate in rates.items()}
+    network.set_moves(rates, {name: to_anchor[name] + rates[name] * to_zero.get(name, 0.0) for name in rates})
+    if drifts:
+        for name, drift in network.beside.items():
+            drift.zero_()
             if name in anchor:
-                drift.add_(anchor[name].reshape(part.shape), alpha=pulls[name])
+                drift.add_(anchor[name].reshape(drift.shape), alpha=to_anchor[name])
             if name in plan.correction:
-                drift.sub_(plan.correction[name].reshape(part.shape), alpha=rates[name])
+                drift.sub_(plan.correction[name].reshape(drift.shape), alpha=rates[name])
 
 
 def gradient(model: SplitModel, params: Mapping[str, Tensor], samples: Samples) -> tuple[State, float]:
     """The gradient of the cross-entropy, 0 for what is frozen, and its value."""
-    from feddbe.training.trainers._compiled import kernels
     from feddbe.training.trainers._compiled.records import GRADIENT
 
     dtype, size = next(iter(params.values())).dtype, len(samples.y)
@@ -228,35 +241,36 @@ def gradient(model: SplitModel, params: Mapping[str, Tensor], samples: Samples) 
     network.numbers[network.aside : 2 * network.aside].zero_()
     network.net["mode"] = GRADIENT
     network.set_moves({name: -float(name not in model.frozen) for name in network.parts}, {})
-    inputs = network.inputs(samples.x)
-    loss, _ = kernels.train(
-        network.room, network.steps, network.nets, *inputs, samples.y.numpy(), size, np.ones(1)
-    )
-    return network.read(params, network.aside), loss
+    loss, _ = network.train(samples.x, samples.y, size, np.ones(1))
+    return network.read(params, aside=True), loss
 
 
 class Predictor:
     """Forward passes at these parameters and this vector of PRBM."""
 
-    def __init__(self, model: SplitModel, params: State, prbm: Tensor | None) -> None:
+    def __init__(self, model: SplitModel, params: Mapping[str, Tensor], prbm: Tensor | None) -> None:
         dtype = params[next(iter(model.parameters))].dtype
         self.model, self.params = model, params
         self.network = _network(model, PREDICT, dtype, translated=True)
         self.network.write(params)
-        vector = self.network.at_cut("prbm")
-        vector.zero_() if prbm is None else vector.copy_(prbm.reshape(vector.shape))
+        self.network.set_vectors({"prbm": prbm})
         self.network.net["mu"] = 0.0
 
     def __call__(self, x: Tensor) -> Forward:
-        parts = [self._batch(some) for some in torch.split(x, PREDICT)]
-        return Forward(*map(torch.cat, zip(*parts, strict=True)))
+        return Forward(*self._pass(x, Forward._fields))
 
-    def _batch(self, x: Tensor) -> Forward:
-        from feddbe.training.trainers._compiled import kernels
+    def logits(self, x: Tensor) -> Tensor:
+        """Only these."""
+        (logits,) = self._pass(x, ("logits",))
+        return logits
 
-        network, size, cut, end = self.network, len(x), self.network.stack.cut, len(self.network.steps)
-        kernels.forward(network.room, network.steps, network.nets, *network.inputs(x), size)
-        shape = (size, *self.model.feature_shape)
-        z_g, z = (network.passing(cut, int(network.net[name]), size).reshape(shape) for name in ("z_g", "z"))
-        logits = network.passing(end, int(network.net["logits"]), size).reshape(size, self.model.classes)
-        return Forward(z_g.clone(), z.clone(), logits.clone())
+    def _pass(self, x: Tensor, names: Sequence[str]) -> list[Tensor]:
+        if x.shape[0] <= PREDICT:
+            return self._batch(x, names)
+        parts = [self._batch(some, names) for some in torch.split(x, PREDICT)]
+        return [torch.cat(some) for some in zip(*parts, strict=True)]
+
+    def _batch(self, x: Tensor, names: Sequence[str]) -> list[Tensor]:
+        shapes = {"logits": (self.model.classes,)}
+        found = zip(names, self.network.forward(x, names), strict=True)
+        return [t.view(x.shape[0], *shapes.get(name, self.model.feature_shape)) for name, t in found]

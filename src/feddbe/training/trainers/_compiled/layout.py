@@ -150,9 +150,9 @@ class Layout:
         part = self.frames[self.stack.cut].part(int(self.net[name]))
         return part.view(self.numbers)
 
-    def passing(self, boundary: int, at: int, size: int) -> Tensor:
+    def between(self, boundary: int, at: int) -> Tensor:
         """What lies at `at` as a batch, between two steps."""
-        return self.frames[boundary].batch(at, size).view(self.numbers)
+        return self.frames[boundary].batch(at, self.size).view(self.numbers)
 
     def set_moves(self, rates: Mapping[str, float], pulls: Mapping[str, float]) -> None:
         """A rate for each parameter, 0 if it stays, and its pull; and so which gradients are wanted."""

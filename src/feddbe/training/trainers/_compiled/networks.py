@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -33,31 +34,86 @@ class Inputs(NamedTuple):
 
 
 class Network(Layout):
-    """A stack of layers in memory of its own."""
+    """A stack of layers in memory of its own. What does not change from fit to fit is looked up once: a small
+    client is through with its step before Python has made a dozen views."""
+
+    def __init__(self, stack: Stack, size: int, dtype: torch.dtype, words: int, *, translated: bool) -> None:
+        super().__init__(stack, size, dtype, words, translated=translated)
+        self.views = {name: part.view(self.numbers) for name, part in self.parts.items()}
+        """The parameters."""
+        self.beside = {name: part.view(self.numbers, self.aside) for name, part in self.parts.items()}
+        """Their drifts or gradients."""
+        names = ("prbm", "mean", "goal") if translated else ()
+        self.vectors = {name: self.at_cut(name) for name in names}
+        ends = {"logits": len(self.steps)} | ({"z_g": stack.cut, "z": stack.cut} if translated else {})
+        self.passing = {name: self.between(end, int(self.net[name])) for name, end in ends.items()}
+        """Of a whole batch, after a pass."""
+        self._targets, self._shapes = [*self.views.values()], [view.shape for view in self.views.values()]
+        self._written, self._versions = list[Tensor](), list[tuple[int, int]]()
+        """What was written last, if it is still there: the tensors, each with the number of its changes."""
+        self._moves: object = None
+        self._images = np.zeros((0, 1, 1, 1), self.room.numbers.dtype)
+        self._texts = np.zeros((0, 1), np.int32)
 
     def write(self, params: Mapping[str, Tensor]) -> None:
-        for name, part in self.parts.items():
-            part.view(self.numbers).copy_(params[name].detach().reshape(part.shape))
+        """Unless they are there already: clients evaluate one shared model, one after the other."""
+        given = [params[name] for name in self.views]
+        known = not any(p.is_inference() for p in given)  # of those nobody counts what is written into them
+        versions = [(id(p), p._version) for p in given] if known else []
+        if versions and versions == self._versions:
+            return
+        shaped = [p if p.dim() == len(s) else p.reshape(s) for p, s in zip(given, self._shapes, strict=True)]
+        with torch.no_grad():
+            torch._foreach_copy_(self._targets, shaped)
         kernels.turn(self.room, self.steps)
+        self._written, self._versions = given, versions
 
-    def read(self, params: Mapping[str, Tensor], aside: int = 0) -> State:
+    def set_vectors(self, values: Mapping[str, Tensor | None]) -> None:
+        """At the cut; None: zeros."""
+        for name, value in values.items():
+            view = self.vectors[name]
+            view.zero_() if value is None else view.copy_(value.reshape(view.shape))
+
+    def read(self, params: Mapping[str, Tensor], *, aside: bool = False) -> State:
         """New tensors like `params`; `aside`: of what lies beside them."""
-        found = {}
-        for name, part in self.parts.items():
-            found[name] = torch.empty_like(params[name], memory_format=torch.contiguous_format)
-            found[name].view(part.shape).copy_(part.view(self.numbers, aside))
-        return {name: found[name] for name in params if name in found}
+        views = self.beside if aside else self.views
+        return {
+            name: views[name].clone(memory_format=torch.contiguous_format).view(p.shape)
+            for name, p in params.items()
+            if name in views
+        }
 
-    def inputs(self, x: Tensor) -> Inputs:
+    def finite(self) -> bool:
+        """Whether all parameters are numbers, PRBM's vector too: between them are zeros."""
+        every = [self.numbers[: self.aside], *(v for name, v in self.vectors.items() if name == "prbm")]
+        return all(math.isfinite(end) for some in every for end in torch.aminmax(some))
+
+    def set_moves(self, rates: Mapping[str, float], pulls: Mapping[str, float]) -> None:
+        if (moves := (dict(rates), dict(pulls))) != self._moves:
+            super().set_moves(rates, pulls)
+            self._moves = moves
+
+    def train(self, x: Tensor, y: Tensor, size: int, divisors: Array) -> tuple[float, float]:
+        """`kernels.train` on these samples; what moves is no longer what was written."""
+        inputs, self._written, self._versions = self._inputs(x), [], []
+        loss, distance = kernels.train(self.room, self.steps, self.nets, *inputs, y.numpy(), size, divisors)
+        return loss, distance
+
+    def forward(self, x: Tensor, names: Sequence[str]) -> list[Tensor]:
+        """Copies of what these are of one batch, which is no larger than the network's."""
+        size = x.shape[0]
+        kernels.forward(self.room, self.steps, self.nets, *self._inputs(x), size)
+        return [self.passing[name][:size].clone(memory_format=torch.contiguous_format) for name in names]
+
+    def _inputs(self, x: Tensor) -> Inputs:
         if self.stack.steps[0].kind == "words":
-            low, high = (int(word) for word in torch.aminmax(x)) if len(x) else (0, 0)
+            low, high = (int(word) for word in torch.aminmax(x)) if x.shape[0] else (0, 0)
             words = int(self.steps[0]["inputs"])
             if low < 0 or high >= words:  # machine code would look no further
                 raise BadInput(f"a text has word {low if low < 0 else high}, the model has {words} words")
-            nothing = np.zeros((0, 1, 1, 1), self.room.numbers.dtype)
-            return Inputs(nothing, x.to(torch.int32).contiguous().numpy())
-        image = x.to(self.numbers.dtype).reshape(len(x), *(*self.stack.shape, 1, 1)[:3])
-        return Inputs(image.contiguous().numpy(), np.zeros((0, 1), np.int32))
+            return Inputs(self._images, x.to(torch.int32).contiguous().numpy())
+        image = x.to(self.numbers.dtype).reshape(x.shape[0], *(*self.stack.shape, 1, 1)[:3])
+        return Inputs(image.contiguous().numpy(), self._texts)
 
 
 class _Kept(threading.local):

@@ -1,0 +1,110 @@
+"""How a study goes on, on standard error: a line for each run that has ended, and bars at a terminal."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+
+from feddbe.runs.watch import Watch
+from feddbe.studies.runner import Board, Planned
+
+__all__ = ["Bars", "stoppable"]
+
+
+class Bars(Board):
+    """A bar for each run that goes on, and a line when it has ended."""
+
+    def __init__(self, runs: int) -> None:
+        self.runs, self.done = runs, 0
+        self.shown: dict[Path, _Bar] = {}
+        self.bars = Progress(
+            TextColumn("{task.description}", table_column=Column(ratio=3, no_wrap=True, overflow="ellipsis")),
+            BarColumn(bar_width=None, table_column=Column(ratio=2)),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[accuracy]}", table_column=Column(width=8, justify="right")),
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+            console=Console(stderr=True),
+            auto_refresh=False,  # no thread of its own: processes are forked from this one
+            disable=not sys.stderr.isatty(),
+            transient=True,
+            expand=True,
+        )
+
+    def watch(self, planned: Planned) -> Watch:
+        bar = self.shown[planned.place] = _Bar(self, planned.place.name)
+        return bar
+
+    def ended(self, planned: Planned, error: Exception | None) -> None:
+        self.done += 1
+        bar = self.shown.pop(planned.place)
+        bar.remove()
+        how = f"{error}" if error else f"{bar.rounds} rounds, {bar.accuracy}"
+        self.say(f"{self.done} of {self.runs}: {planned.place.name}: {how}")
+
+    def aside(self) -> _Bar:
+        """Is told of what comes after the runs."""
+        return _Bar(self, "")
+
+    def say(self, text: str) -> None:
+        self.bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class _Bar(Watch):
+    """One run."""
+
+    def __init__(self, board: Bars, name: str) -> None:
+        self.board, self.name = board, name
+        self.task: TaskID | None = None
+        self.rounds, self.accuracy = 0, "not evaluated"
+
+    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+        self.remove()
+        self.task = self.board.bars.add_task(self.name or name, total=rounds, completed=done, accuracy="")
+        self.board.bars.refresh()
+
+    def round(self, done: int, accuracy: float | None) -> None:
+        self.rounds = done
+        if accuracy is not None:
+            self.accuracy = f"{100 * accuracy:.2f} %"
+        if self.task is not None:
+            self.board.bars.update(self.task, completed=done, accuracy=self.accuracy)
+            self.board.bars.refresh()
+
+    def remark(self, text: str) -> None:
+        self.board.say(f"feddbe: {self.name}: {text}")
+
+    def remove(self) -> None:
+        if self.task is not None:
+            self.board.bars.remove_task(self.task)
+            self.task = None
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGTERM ends it in the same good order as Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

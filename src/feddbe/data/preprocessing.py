@@ -1,0 +1,87 @@
+"""What became of raw rows before a model saw them: kept with a run, so that new rows can go the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Column", "Preprocessing"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table: a number, or one input of 0 or 1 for each of its categories."""
+
+    name: str
+    categories: tuple[str, ...] = ()
+    """In the order of the inputs; none: it is a number."""
+    mean: tuple[float, ...] = ()
+    """Of each of its inputs, over the training rows: a missing value becomes this. Empty: not yet known."""
+    deviation: float = 1.0
+    """A number's standard deviation over the training rows; a constant has 1."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """A plain value: `asdict` of it is JSON, which `data/rows.py` applies to new rows."""
+
+    kind: str
+    """`table`, `texts`, `images`, or `arrays`, taken as they are."""
+    shape: tuple[int, ...]
+    """Of one input."""
+    columns: tuple[Column, ...] = ()
+    """Of a table's numbers and categories, or of its texts, which are joined in this order."""
+    missing: str = ""
+    """What was done where a value is missing: `drop` the row or take the `mean`; nothing: it was refused."""
+    comma: bool = False
+    """Whether numbers may have a decimal comma."""
+    vocabulary: tuple[str, ...] = ()
+    """The words by their numbers."""
+    words: int = 0
+    """How many words, if inputs are word numbers."""
+    scale: float = 1.0
+    shift: float = 0.0
+    """uint8 pixels: input = pixel * scale + shift."""
+    resized: bool = False
+    """Whether images were brought to the size of `shape`."""
+
+    @property
+    def fitted(self) -> bool:
+        """Whether its inputs are what a model takes; else the means of training rows are needed first."""
+        return self.kind != "table" or all(column.mean for column in self.columns)
+
+    def fit(self, raw: npt.NDArray[np.float64]) -> Preprocessing:
+        """With mean and deviation of the columns in these rows, which must be training rows."""
+        columns, at = [], 0
+        for column in self.columns:
+            part = raw[:, at : at + max(1, len(column.categories))]
+            at += part.shape[1]
+            there = [values[~np.isnan(values)] for values in part.T]
+            mean = tuple(float(values.mean()) if len(values) else 0.0 for values in there)
+            number = not column.categories and len(there[0])
+            spread = float(there[0].std()) or 1.0 if number else 1.0
+            columns.append(replace(column, mean=mean, deviation=spread))
+        return replace(self, columns=tuple(columns))
+
+    def scaled(self, raw: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+        """Raw columns as a model takes them."""
+        from feddbe.data import rows  # here: a client that is sent a task has no use for it
+
+        return rows.scaled([asdict(column) for column in self.columns], raw)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, about: Mapping[str, Any]) -> Preprocessing:
+        """Back from what a run keeps."""
+
+        def tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+
+        columns = tuple(Column(**tuples(column)) for column in about["columns"])
+        return cls(**tuples(about) | {"columns": columns})

@@ -1,0 +1,254 @@
+"""Raw rows as numbers: CSV cells, categories, texts and images.
+
+This file needs Python and numpy only (Pillow for images) and nothing of feddbe: `feddbe export` puts a copy
+of it beside a model, so that new rows go the way that the training rows went. What goes wrong is a
+`ValueError` of one line. `about` is the dictionary that `preprocessing.json` holds.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Columns = Mapping[str, Sequence[Any]]
+
+DELIMITERS = ",;\t|"
+MISSING = {"", "na", "n/a", "nan", "null", "?"}
+"""What stands for a number that is not there, in small letters."""
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+_LOOKED_AT = 20
+_APART = {mark: f" {mark} " for mark in "'.,()!?"}
+_RULES = str.maketrans(_APART | {";": " ", ":": " "})
+
+
+# --- reading
+
+
+def delimiter(lines: Sequence[str]) -> str:
+    """The one that parts these first lines into most columns, as many in each; a comma if none does."""
+    found = ",", 1
+    for mark in DELIMITERS:
+        try:
+            widths = {len(row) for row in csv.reader(lines, delimiter=mark) if row}
+        except csv.Error:  # a line without it can be longer than a cell may be
+            continue
+        if len(widths) == 1 and (width := widths.pop()) > found[1]:
+            found = mark, width
+    if found[1] == 1 and lines:  # rows that differ will be named: by the delimiter that the first has most of
+        return max(DELIMITERS, key=lines[0].count)
+    return found[0]
+
+
+def read_csv(path: Path) -> tuple[list[str], list[list[str]], list[int], str]:
+    """Names, rows, each row's line in the file, and what parts the columns."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        start = "".join(line for line, _ in zip(file, range(_LOOKED_AT), strict=False))
+    mark = "\t" if path.suffix == ".tsv" else delimiter(_whole(start))
+    rows, lines = [], []
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=mark)
+        names = next(reader, [])
+        for row in filter(None, reader):
+            if len(row) != len(names):
+                raise ValueError(
+                    f"line {reader.line_num} of {path} has {len(row)} values, its first {len(names)}"
+                )
+            rows.append(row)
+            lines.append(reader.line_num)
+    return names, rows, lines, mark
+
+
+def _whole(start: str) -> list[str]:
+    """The lines of a beginning, less what is in a quotation that it cuts off."""
+    if start.count('"') % 2:
+        start = start[: start.rindex('"')].rpartition("\n")[0]
+    return start.splitlines()
+
+
+def number(value: Any, comma: bool = False) -> float | None:
+    """A cell as a number: nan if it is missing, None if it is something else. `comma`: 3,5 is one, too."""
+    if value is None:
+        return math.nan
+    if not isinstance(value, str):
+        return None
+    text = value.strip()
+    if text.lower() in MISSING:
+        return math.nan
+    if comma and "." not in text and text.count(",") == 1:
+        text = text.replace(",", ".")
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+# --- tables
+
+
+def one_hot(values: Sequence[Any], categories: Sequence[str]) -> tuple[npt.NDArray[np.float64], Array]:
+    """(n, categories) 1 at each row's category, nan where there is none; and the rows of unknown ones."""
+    place = {name: k for k, name in enumerate(categories)}
+    at = np.array([-1 if v is None or v == "" else place.get(str(v), -2) for v in values], np.int64)
+    found = np.zeros((len(values), len(categories)))
+    known = np.flatnonzero(at >= 0)
+    found[known, at[known]] = 1
+    found[at == -1] = np.nan
+    return found, np.flatnonzero(at == -2)
+
+
+def scaled(columns: Sequence[Mapping[str, Any]], raw: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """A number is (value - mean) / deviation, a category's 0 or 1 stays; what is missing becomes the mean."""
+    mean = np.concatenate([np.atleast_1d(column["mean"]) for column in columns])
+    shift = np.concatenate(
+        [np.zeros(len(c["mean"])) if c["categories"] else np.array(c["mean"]) for c in columns]
+    )
+    deviation = np.concatenate([np.full(len(column["mean"]), column["deviation"]) for column in columns])
+    filled: npt.NDArray[np.float64] = np.where(np.isnan(raw), mean, raw)
+    found: npt.NDArray[np.float32] = ((filled - shift) / deviation).astype(np.float32)
+    return found
+
+
+def of_table(
+    about: Mapping[str, Any], table: Columns, place: Callable[[int], str]
+) -> npt.NDArray[np.float32]:
+    """New rows of a table as inputs; `place` is where a row is, in words."""
+    parts = []
+    for column in about["columns"]:
+        name = column["name"]
+        values = _column(table, name, [c["name"] for c in about["columns"]])
+        if column["categories"]:
+            part, unknown = one_hot(values, column["categories"])
+            if len(unknown):
+                raise ValueError(
+                    f"'{name}' is '{values[unknown[0]]}' in {place(int(unknown[0]))}, which no training row "
+                    f"had; known: {', '.join(column['categories'])}"
+                )
+        else:
+            part = _numbers(values, name, place, comma=about["comma"])[:, np.newaxis]
+        gaps = np.flatnonzero(np.isnan(part).any(axis=1))
+        if len(gaps) and about["missing"] != "mean":
+            raise ValueError(
+                f"'{name}' has no value in {place(int(gaps[0]))}; fill it in (a run with ?missing=mean does)"
+            )
+        parts.append(part)
+    return scaled(about["columns"], np.concatenate(parts, axis=1))
+
+
+def _column(table: Columns, name: str, needed: Sequence[str]) -> Sequence[Any]:
+    if name not in table:
+        raise ValueError(f"there is no column '{name}'; the model takes {', '.join(needed)}")
+    return table[name]
+
+
+def _numbers(
+    values: Sequence[Any], name: str, place: Callable[[int], str], *, comma: bool
+) -> npt.NDArray[np.float64]:
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return values.astype(np.float64)
+    found = [number(value, comma) for value in values]
+    for row, value in enumerate(found):
+        if value is None or math.isinf(value):
+            raise ValueError(f"'{name}' is '{values[row]}' in {place(row)}; it must be a number")
+    return np.array(found, np.float64)
+
+
+# --- texts
+
+
+def words(text: str) -> list[str]:
+    """Lower case; ' . , ( ) ! ? are words of their own, " goes, ; : <br /> and white space part words."""
+    # the quotes first: what stands around a deleted one grows together
+    return text.lower().replace('"', "").replace("<br />", " ").translate(_RULES).split()
+
+
+def of_texts(about: Mapping[str, Any], texts: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Texts as rows of word numbers, cut or padded with 0, which is also the unknown word."""
+    numbers = {word: k for k, word in enumerate(about["vocabulary"])}
+    length = about["shape"][0]
+    x = np.zeros((len(texts), length), np.int64)
+    for row, text in enumerate(texts):
+        found = [numbers.get(word, 0) for word in words(text)][:length]
+        x[row, : len(found)] = found
+    return x
+
+
+# --- images
+
+
+def of_images(about: Mapping[str, Any], files: Sequence[Path]) -> npt.NDArray[np.float32]:
+    """Image files as inputs; only a model whose images were resized takes other sizes than its own."""
+    from PIL import Image
+
+    channels, height, width = about["shape"]
+    x = np.empty((len(files), channels, height, width), np.float32)
+    for row, path in enumerate(files):
+        with Image.open(path) as opened:
+            image = opened.convert("L" if channels == 1 else "RGB")
+        if image.size != (width, height):
+            if not about["resized"]:
+                raise ValueError(
+                    f"{path} is {image.width}x{image.height}; the model takes {width}x{height} pixels"
+                )
+            image = image.resize((width, height), Image.Resampling.BILINEAR)
+        values = np.asarray(image)
+        x[row] = values[np.newaxis] if values.ndim == 2 else values.transpose(2, 0, 1)
+    return x * np.float32(about["scale"]) + np.float32(about["shift"])
+
+
+# --- any of them
+
+
+def read(about: Mapping[str, Any], path: Path) -> Array:
+    """The inputs in a file or a folder of images, ready for the model."""
+    if about["kind"] == "images" and path.suffix != ".npz":
+        files = (
+            sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
+        )
+        if not files:
+            raise ValueError(f"{path} has no images ({' '.join(SUFFIXES)})")
+        return of_images(about, files)
+    if path.suffix == ".npz":
+        return _arrays(about, path)
+    if about["kind"] not in ("table", "texts"):
+        raise ValueError(f"the model takes arrays of shape {tuple(about['shape'])}; give an .npz with x")
+    names, rows, lines, _ = read_csv(path)
+    if not rows:
+        raise ValueError(f"{path} has no rows")
+    table = {name: [row[at] for row in rows] for at, name in enumerate(names)}
+    try:
+        if about["kind"] == "table":
+            return of_table(about, table, lambda row: f"line {lines[row]}")
+        wanted = [column["name"] for column in about["columns"]]
+        columns = [_column(table, name, wanted) for name in wanted]
+        return of_texts(about, [" ".join(cells) for cells in zip(*columns, strict=True)])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _arrays(about: Mapping[str, Any], path: Path) -> Array:
+    """`x` of an .npz, in the form in which the training data was given."""
+    with np.load(path, allow_pickle=False) as arrays:
+        if "x" not in arrays:
+            raise ValueError(f"{path} has no array 'x'")
+        x = np.asarray(arrays["x"])
+    shape = tuple(about["shape"])
+    if x.ndim == 4 and x.shape[1:] != shape and (x.shape[3], *x.shape[1:3]) == shape:
+        x = x.transpose(0, 3, 1, 2)
+    if (1, *x.shape[1:]) == shape:
+        x = x[:, np.newaxis]
+    if x.shape[1:] != shape:
+        raise ValueError(f"x in {path} has samples of shape {x.shape[1:]}; the model takes {shape}")
+    if about["words"]:
+        if x.dtype.kind not in "iu" or x.min() < 0 or x.max() >= about["words"]:
+            raise ValueError(f"x in {path} must hold word numbers 0..{about['words'] - 1}")
+        return x.astype(np.int64)
+    if x.dtype == np.uint8:
+        return x.astype(np.float32) * np.float32(about["scale"]) + np.float32(about["shift"])
+    return x.astype(np.float32)

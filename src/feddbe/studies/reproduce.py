@@ -1,0 +1,165 @@
+"""The paper's tables from runs: ours beside the paper's numbers, with a mark where they are not alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from feddbe import api
+from feddbe.errors import BadInput
+from feddbe.results.document import RunDocument
+from feddbe.results.statistics import interval, paired
+from feddbe.runs.watch import Watch
+from feddbe.show.compared import Compared, Place
+from feddbe.studies import runner, values
+from feddbe.studies.catalogue import Slot, Study
+from feddbe.studies.cells import Cell
+from feddbe.studies.runner import Planned
+
+__all__ = ["Plans", "cells_of", "compared", "measure", "plan"]
+
+Plans = dict[Cell, Planned]
+_DIGITS = {"mdl": 0, "iterations": 0, "prbm": 0}
+
+
+def cells_of(studies: Iterable[Study]) -> list[Cell]:
+    """All runs that these tables and figures are made of, each once; who holds what needs none."""
+    slots = [slot for study in studies if study.figure != "distributions" for slot in study.slots]
+    return list(dict.fromkeys(cell for slot in slots for cell in (*slot.cells, *slot.base)))
+
+
+def plan(studies: Iterable[Study], folder: Path, remark: Callable[[str], None] = lambda text: None) -> Plans:
+    """What there is of them in this folder."""
+    cells = cells_of(studies)
+    return dict(zip(cells, runner.plan(cells, folder, remark=remark), strict=True))
+
+
+def measure(study: Study, plans: Plans, *, quick: bool, watch: Watch | None = None) -> list[str]:
+    """Take what the study wants to know of the representations in its runs; what is there already is not
+    taken twice. Why something could not be taken, a line each."""
+    wanted: dict[Path, list[str]] = {}
+    for slot in study.slots:
+        for place in values.places([slot.column.read]):
+            for cell in (*slot.cells, *slot.base):
+                if (found := plans[cell].found) and found["best"]:
+                    wanted.setdefault(plans[cell].place, []).append(place)
+    problems = []
+    for folder, places in wanted.items():
+        at = ",".join(dict.fromkeys(places))
+        try:
+            api.measure(folder, what="mdl", at=at, moment="before", quick=quick, watch=watch, quiet=True)
+        except BadInput as error:  # no model is deployed, too few samples
+            problems.append(f"{folder.name}: {error}")
+    return problems
+
+
+def compared(study: Study, plans: Plans, *, instead: str = "") -> Compared:
+    """The table of the paper and ours. `instead`: on what the study was run, if not as published."""
+    places = tuple(_place(study, slot, plans) for slot in study.slots)
+    notes = [f"Run {instead}; the paper's numbers are for orientation."] if instead else []
+    notes += [study.note] if study.note else []
+    notes += [f"Left out: {row} ({why})." for row, why in study.left_out.items()]
+    titles = tuple(column.title for column in study.columns)
+    rows = tuple(row.name for row in study.rows)
+    return Compared(study.name, study.title, rows, titles, places, (*notes, *_gains(study, plans)))
+
+
+def _place(study: Study, slot: Slot, plans: Plans) -> Place:
+    column, theirs = slot.column, slot.printed.value if slot.printed else None
+    found = _values(slot, plans)
+    ours = interval(list(found.values())) if found else None
+    published = not column.replaced
+    difference = ours.mean - theirs if ours and theirs is not None and published else None
+    return Place(
+        slot.row.name, column.title, ours, theirs, difference,
+        _marks(study, slot, plans, found) if found else (), _state(slot, plans),
+        0 if column.relative is False and column.read.partition("@")[0] in _DIGITS else 2,
+    )  # fmt: skip
+
+
+def _values(slot: Slot, plans: Plans) -> dict[int, float]:
+    """By trial, what is read of its runs; of a difference, in trials that both have."""
+    column = slot.column
+    ours = _read(column.read, slot.cells, plans)
+    if not column.against:
+        return ours
+    base = _read(column.read, slot.base, plans)
+    return {
+        trial: 100 * (value - base[trial]) / base[trial] if column.relative else value - base[trial]
+        for trial, value in ours.items()
+        if trial in base
+    }
+
+
+def _read(read: str, cells: Iterable[Cell], plans: Plans) -> dict[int, float]:
+    documents = {cell.seed: plans[cell].found for cell in cells}
+    found = {seed: values.value(read, document) for seed, document in documents.items() if document}
+    return {seed: value for seed, value in found.items() if value is not None}
+
+
+def _state(slot: Slot, plans: Plans) -> str:
+    """What to say of a place that has no number."""
+    if not slot.cells:
+        return "-"
+    planned = [plans[cell] for cell in (*slot.cells, *slot.base)]
+    if any(one.experiment is None for one in planned):
+        return "no data" if any("data get" in one.refused for one in planned) else "refused"
+    return "not measured" if any(one.found for one in planned) else "not run"
+
+
+def _marks(study: Study, slot: Slot, plans: Plans, found: Mapping[int, float]) -> tuple[str, ...]:
+    """In which way this number is not the published one's equal."""
+    used = [plans[cell] for cell in (*slot.cells, *slot.base) if cell.seed in found]
+    documents = [one.found for one in used if one.found]
+    marks = [slot.column.replaced] if slot.column.replaced else []
+    marks += [_rounds(study, used)] if not all(_ended(study, one) for one in used) else []
+    marks += [f"diverged after round {_far(one.found)}" for one in used if one.found and one.refused][:1]
+    if len(found) < len(slot.cells):
+        marks.append(f"{len(found)} of {len(slot.cells)} trials")
+    marks += sorted({document["note"] for document in documents} - {""})
+    if any((one := values.mdl_of(slot.column.read, document)) and one["quick"] for document in documents):
+        marks.append("quick MDL")
+    return tuple(marks)
+
+
+def _ended(study: Study, planned: Planned) -> bool:
+    """Whether this run went as far as the published ones."""
+    patience = planned.experiment.options.patience if planned.experiment else None
+    return bool(planned.refused) or bool(
+        planned.found and runner.finished(planned.found, study.rounds, patience)
+    )
+
+
+def _rounds(study: Study, used: Sequence[Planned]) -> str:
+    far = sorted({_far(one.found) for one in used if one.found and not _ended(study, one)})
+    return f"{' to '.join(map(str, dict.fromkeys([far[0], far[-1]])))} rounds of up to {study.rounds}"
+
+
+def _far(found: RunDocument | None) -> int:
+    return found["rounds"][-1]["round"] if found and found["rounds"] else 0
+
+
+def _gains(study: Study, plans: Plans) -> list[str]:
+    """Where an add-on improves a method: over trials with equal split and seed, where the 95 % interval of
+    the difference excludes zero, and nowhere else."""
+    kinds: dict[str, list[str]] = {"Improves": [], "Worsens": [], "No more than chance": []}
+    once = False
+    for slot in study.slots:
+        base = next((other for other in study.slots if _is_plain(other, slot)), None)
+        difference = base and paired(_values(slot, plans), _values(base, plans))
+        if base and difference and difference.n > 1:
+            kind = 0 if difference.improves else 1 if difference.worsens else 2
+            words = f"{slot.row.name} against {base.row.name}, {slot.column.title}: "
+            list(kinds.values())[kind].append(words + difference.shown(sign=True))
+        once |= bool(difference and difference.n == 1)
+    found = [f"{kind}: {'; '.join(those)}." for kind, those in kinds.items() if those]
+    return found + (["One trial says nothing about chance."] if once else [])
+
+
+def _is_plain(other: Slot, slot: Slot) -> bool:
+    """Whether it is the same place of the method without its add-ons."""
+    method, _, addon = slot.row.method.partition("+")
+    column = slot.column
+    counts = values.is_accuracy(column.read) and not column.against and not column.method
+    alike = other.column is column and other.row.method == method and not other.row.options
+    return bool(addon) and counts and alike

@@ -1,0 +1,246 @@
+"""Search hyper-parameters on validation data: Optuna chooses, runs answer.
+
+The test data take no part, not even to be looked at: runs have a split of the training data alone, of which
+the last share of every client's is what they are tested on. Every trial is a run in a folder and can be
+continued; the search itself is in `tune.sqlite` there, and goes on from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from feddbe import seeds
+from feddbe.data.split import Split
+from feddbe.errors import BadInput, Diverged
+from feddbe.options.config import Asked, Config
+from feddbe.paths import expand
+from feddbe.runs import folders, lock
+from feddbe.runs.experiment import resolve
+from feddbe.runs.watch import Watch
+from feddbe.studies import runner
+from feddbe.studies.cells import Cell
+from feddbe.studies.space import Space, named, published, space_of
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna import Trial as Asking
+
+__all__ = ["VALIDATION", "Trial", "Tuned", "tune"]
+
+VALIDATION = 0.2
+"""Share of the training data, unless another is asked for."""
+_FILE, _SPLIT = "tune.sqlite", "split.npz"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One choice of values, and the best validation accuracy with it."""
+
+    values: dict[str, Any]
+    accuracy: float | None
+    """None: it was stopped because others had been better by then."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What came of a search."""
+
+    method: str
+    space: Space
+    trials: list[Trial]
+    published: dict[str, Any]
+    """The values without a search: those of the paper where it gives any. They are the first trial."""
+    folder: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Trial:
+        """Of equal ones the first."""
+        return max(self.trials, key=lambda trial: -1.0 if trial.accuracy is None else trial.accuracy)
+
+    @property
+    def first(self) -> Trial:
+        return next(trial for trial in self.trials if trial.values == self.published)
+
+    def named(self, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The method with these values in its brackets, and those that are options of a run."""
+        return named(self.method, values)
+
+
+def tune(asked: Asked, *, trials: int = 20, space: Sequence[str] = (), watch: Watch | None = None) -> Tuned:
+    """Search for the best values of one method; a search that was stopped goes on."""
+    optuna = _optuna()
+    (method,), options, _ = asked
+    if trials < 1:
+        raise BadInput(f"trials = {trials}; allowed: a whole number >= 1")
+    if "(" in method:
+        raise BadInput(f"'{method}': what is searched has no values yet; fix others by --space NAME=VALUE")
+    share = options.validation if "validation" in asked.origins else VALIDATION
+    if not share:
+        raise BadInput("validation = 0; a search needs validation data: it must not look at test data")
+    folder = expand(options.out) if options.out else folders.RUNS / _name(options, method)
+    experiment = resolve(method, dataclasses.replace(options, validation=share))
+    chosen = space_of(experiment, space)
+    first = {key: published(experiment, key) for key in chosen}
+    lock.make_folder(folder)
+    with lock.alone(folder):
+        base = _options(options, experiment.task.split, folder)
+        found = _study(optuna, folder, [method, base | {"split": share}, chosen], first)
+        search = _Search(optuna, found, method, base, chosen, folder, watch or Watch())
+        while len(search.finished()) < min(trials, math.prod(map(len, chosen.values()))):
+            search.one()
+        told = [search.trial(trial) for trial in search.finished()]
+    return Tuned(method, chosen, told, first, folder, base)
+
+
+class _Search:
+    """A search that goes on."""
+
+    def __init__(
+        self, optuna: Any, study: Study, method: str, base: Mapping[str, Any], space: Space,
+        folder: Path, watch: Watch,
+    ) -> None:  # fmt: skip
+        self.optuna, self.study, self.method, self.base = optuna, study, method, base
+        self.space, self.folder, self.watch = space, folder, watch
+
+    def finished(self) -> list[Any]:
+        """Trials that came to an end, in their order."""
+        return [trial for trial in self.study.trials if trial.state.name in ("COMPLETE", "PRUNED")]
+
+    def one(self) -> None:
+        """One trial. What is chosen depends on the seed and the trials so far, not on who did them when."""
+        trial, values = self._choose()
+        method, options = named(self.method, values)
+        cell = Cell(method, {**self.base, **options})
+        (planned,) = runner.plan([cell], self.folder)
+        if planned.experiment is None:
+            raise BadInput(planned.refused)
+        try:
+            failed = {} if planned.refused else runner.run([planned], _Board(self, trial))
+        except self.optuna.TrialPruned:
+            self.study.tell(trial, state=self.optuna.trial.TrialState.PRUNED)
+            return
+        for error in failed.values():
+            if not isinstance(error, Diverged):
+                raise error
+        (planned,) = runner.refresh([planned])
+        if planned.refused:  # it diverged, and is worth nothing
+            trial.set_user_attr("note", "diverged")
+        best = planned.found and planned.found["best"]
+        value = best["accuracy"]["weighted"] if best and best["accuracy"] and not planned.refused else 0.0
+        self.study.tell(trial, value)
+
+    def _choose(self) -> tuple[Asking, dict[str, Any]]:
+        """What Optuna proposes; where that was tried already, something at random that was not."""
+        tried = [trial.params for trial in self.finished()]
+        seed = int(self.base.get("seed") or 0)
+        draws = seeds.stream(seed, "tune", len(tried))
+        self.study.sampler = self.optuna.samplers.TPESampler(seed=draws.randint(2**31))
+        trial, values = self._ask()
+        if values not in tried:
+            return trial, values
+        self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
+        while values in tried:
+            values = {key: those[draws.randint(len(those))] for key, those in self.space.items()}
+        self.study.enqueue_trial(values)
+        return self._ask()
+
+    def _ask(self) -> tuple[Asking, dict[str, Any]]:
+        trial = self.study.ask()
+        return trial, {key: trial.suggest_categorical(key, those) for key, those in self.space.items()}
+
+    def trial(self, found: Any) -> Trial:
+        pruned = found.state.name == "PRUNED"
+        note = "stopped early" if pruned else found.user_attrs.get("note", "")
+        return Trial({key: found.params[key] for key in self.space}, None if pruned else found.value, note)
+
+
+class _Board(runner.Board):
+    """Hands each round's accuracy to the pruner."""
+
+    def __init__(self, search: _Search, trial: Asking) -> None:
+        self.search, self.trial = search, trial
+
+    def watch(self, planned: runner.Planned) -> Watch:
+        return _Pruning(self.search, self.trial)
+
+
+class _Pruning(Watch):
+    """Ends a run that is below the median of the others at the same round."""
+
+    def __init__(self, search: _Search, trial: Asking) -> None:
+        self.search, self.told = search, -1
+        self.running = trial
+
+    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+        number = len(self.search.finished()) + 1
+        self.search.watch.begin(f"{number}: {name}", folder, done, rounds)
+
+    def client(self, done: int, of: int) -> None:
+        self.search.watch.client(done, of)
+
+    def round(self, done: int, accuracy: float | None) -> None:
+        self.search.watch.round(done, accuracy)
+        if accuracy is not None and done > self.told:
+            self.told = done
+            self.running.report(accuracy, done)
+            if self.running.should_prune():
+                raise self.search.optuna.TrialPruned
+
+    def remark(self, text: str) -> None:
+        self.search.watch.remark(text)
+
+
+def _study(optuna: Any, folder: Path, about: Any, first: Mapping[str, Any]) -> Study:
+    """The search in this folder, begun or continued; the published values come first."""
+    name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    storage = optuna.storages.RDBStorage(f"sqlite:///{folder / _FILE}")
+    if any(one != name for one in optuna.get_all_study_names(storage)):
+        raise BadInput(
+            f"'{folder}' holds another search (other method, options or space); choose another --out"
+        )
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=5)
+    study: Study = optuna.create_study(
+        storage=storage, study_name=name, direction="maximize", pruner=pruner, load_if_exists=True
+    )
+    if not study.trials:
+        study.enqueue_trial(dict(first))
+    for trial in study.trials:  # a kill left it: it is done again, and its run goes on
+        if trial.state.name == "RUNNING":
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+            study.enqueue_trial(trial.params or dict(first))
+    return study
+
+
+def _options(options: Config, split: Split, folder: Path) -> dict[str, Any]:
+    """Of every run: what was asked for, on a split that has training data only."""
+    given = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    kept = {
+        key: value
+        for key, value in given.items()
+        if value != Config.__dataclass_fields__[key].default
+        and key not in ("method", "out", "resume", "json", "validation", "partition", "clients", "split")
+    }
+    Split(split.train, split.validation).save(folder / _SPLIT)
+    return {"eval_after": False, "measure": "accuracy", **kept, "split": str(folder / _SPLIT)}
+
+
+def _name(options: Config, method: str) -> str:
+    return f"tune-{Path(options.data.partition('(')[0]).stem}-{folders.slug(method)}"
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise BadInput("tune needs Optuna; install it with: pip install 'feddbe[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

@@ -1,0 +1,152 @@
+"""Feature shift: closed forms of each kind, and who gets what."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from feddbe.data.dataset import Dataset
+from feddbe.data.shift import apply, parse, shifted, strengths
+from feddbe.data.split import Split
+from feddbe.errors import BadInput
+from feddbe.options.config import Config
+from feddbe.runs.experiment import load_data, resolve
+
+BYTES = (0.0, 255.0)
+RNG = np.random.RandomState(0)
+IMAGES = torch.from_numpy(RNG.randint(0, 256, (5, 3, 8, 8)).astype(np.uint8))
+
+
+def looked(x: Tensor, name: str, strength: float, bounds: tuple[float, float] = BYTES) -> Tensor:
+    return apply(x, name, strength, bounds, np.random.RandomState(1))
+
+
+@pytest.mark.parametrize("name", ["rotate", "blur", "noise", "contrast", "invert"])
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float32])
+def test_strength_zero_changes_nothing(name: str, kind: torch.dtype) -> None:
+    x = IMAGES.to(kind)
+    found = looked(x, name, 0.0)
+    assert found.dtype == kind
+    assert torch.allclose(found.double(), x.double(), atol=1e-3)
+    assert kind != torch.uint8 or torch.equal(found, x)
+
+
+def test_invert_twice_is_nothing_and_once_is_the_complement() -> None:
+    once = looked(IMAGES, "invert", 1.0)
+    assert torch.equal(once, 255 - IMAGES)
+    assert torch.equal(looked(once, "invert", 1.0), IMAGES)
+
+
+@pytest.mark.parametrize(("angle", "turns"), [(90.0, 1), (180.0, 2), (-90.0, -1)])
+def test_a_quarter_turn_is_counterclockwise(angle: float, turns: int) -> None:
+    assert torch.equal(looked(IMAGES, "rotate", angle), torch.rot90(IMAGES, turns, (2, 3)))
+
+
+def test_images_that_are_not_square_turn_by_the_same_angle() -> None:
+    """A ring stays a ring, which it would not if an axis were stretched."""
+    rows, columns = torch.meshgrid(torch.arange(33) - 16, torch.arange(49) - 24, indexing="ij")
+    ring = (10 * torch.exp(-((rows**2 + columns**2).sqrt() - 8).square() / 8))[None, None].float()
+    assert torch.allclose(looked(ring, "rotate", 37.0, (0.0, 10.0)), ring, atol=0.3)
+
+
+def test_blur_keeps_the_sum_and_spreads_as_a_gaussian() -> None:
+    point = torch.zeros(1, 1, 21, 21)
+    point[0, 0, 10, 10] = 1
+    found = looked(point, "blur", 2.0)[0, 0]
+    assert float(found.sum()) == pytest.approx(1, abs=1e-5)
+    place = torch.arange(21) - 10
+    variance = float((found.sum(1) * place**2).sum())
+    assert variance == pytest.approx(4, rel=0.05)  # cut off at three deviations
+    assert torch.allclose(found, found.T)
+
+
+def test_noise_has_the_deviation_that_it_says_and_stays_in_range() -> None:
+    grey = torch.full((4, 1, 64, 64), 100, dtype=torch.uint8)
+    found = looked(grey, "noise", 0.1, (0.0, 200.0)).double()
+    assert float(found.std()) == pytest.approx(20, rel=0.05)
+    strong = looked(grey, "noise", 1.0, (0.0, 200.0))
+    assert (int(strong.min()), int(strong.max())) == (0, 200)
+
+
+def test_contrast_goes_to_the_mean_of_the_image() -> None:
+    x = torch.tensor([[[[0.0, 4.0], [2.0, 2.0]]]])
+    assert looked(x, "contrast", 0.5).tolist() == [[[[1, 3], [2, 2]]]]
+
+
+# --- who gets what
+
+
+def test_strengths_are_each_clients_own_and_follow_from_the_seed_alone() -> None:
+    drawn = strengths("rotate:30", 200, seed=1)
+    angles = np.array([angle for _, angle in drawn])
+    assert (angles.min() < -25, angles.max() > 25, abs(angles).max() <= 30) == (True, True, True)
+    assert strengths("rotate:30", 200, seed=1) == drawn
+    assert strengths("rotate:30", 200, seed=2) != drawn
+    assert [angle for _, angle in strengths("rotate:60", 200, seed=1)] == pytest.approx(2 * angles)
+    assert 60 < sum(on for _, on in strengths("invert", 200, 1)) < 140
+
+
+def test_of_several_kinds_each_client_has_one() -> None:
+    names = [name for name, _ in strengths("rotate:30,blur:2,invert", 30, seed=1)]
+    assert [names.count(name) for name in ("rotate", "blur", "invert")] == [10, 10, 10]
+
+
+def dataset(n: int = 40) -> tuple[Dataset, Split]:
+    x = torch.from_numpy(np.random.RandomState(0).randint(0, 17, (n, 1, 8, 8)).astype(np.uint8))
+    rows = np.arange(n - 4).reshape(3, -1)
+    split = Split.of([part[:8] for part in rows], [part[8:] for part in rows])
+    return Dataset("mine", x, torch.arange(n) % 2, 2, scale=2 / 16, shift=-1.0), split
+
+
+def test_all_rows_of_a_client_get_its_look_and_those_of_nobody_none() -> None:
+    data, split = dataset()
+    before = data.x.clone()
+    found = shifted(data, split, "invert", seed=3)
+    assert torch.equal(data.x, before), "a copy"
+    for client in range(3):
+        rows = torch.from_numpy(np.concatenate([split.train[client], split.test[client]]))
+        inverted = found.looks[client] == "inverted"
+        assert torch.equal(found.x[rows], 16 - before[rows] if inverted else before[rows])
+    assert {"inverted", "as it is"} == {*found.looks}
+    assert torch.equal(found.x[-4:], before[-4:])
+
+
+def test_noise_does_not_depend_on_what_a_row_is_held_out_for() -> None:
+    data, split = dataset()
+    other = split.held_out(0.3)
+    assert torch.equal(shifted(data, split, "noise:0.5", 1).x, shifted(data, other, "noise:0.5", 1).x)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("turn:30", "unknown shift 'turn'; .*allowed: blur:S, contrast:S, invert, noise:S, rotate:S"),
+        ("rotate:x", r"shift 'rotate:x': allowed: 0\.\.180 degrees"),
+        ("rotate:200", r"shift 'rotate:200': allowed: 0\.\.180 degrees"),
+        ("noise:-1", r"shift 'noise:-1': allowed: 0\.\.1"),
+        ("invert:2", "shift 'invert:2': write 'invert'"),
+        ("rotate,", "unknown shift ''"),
+    ],
+)
+def test_refuses(spec: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        parse(spec)
+
+
+def test_only_images(tmp_path: object) -> None:
+    x = torch.zeros(8, 5)
+    data = Dataset("mine", x, torch.arange(8) % 2, 2)
+    with pytest.raises(BadInput, match=r"shift 'blur': it is for images; 'mine' has inputs of shape \(5,\)"):
+        load_data(Config(data="mine", shift="blur", partition="iid", clients=2), data)
+
+
+def test_a_run_with_a_shift_is_another_run_and_without_the_same_as_ever() -> None:
+    plain, turned, more = (
+        resolve("fedavg", Config(shift=shift, clients=5)) for shift in (None, "rotate:30", "rotate:40")
+    )
+    assert len({e.config_hash for e in (plain, turned, more)}) == 3
+    assert plain.task.dataset.looks == ()
+    assert len(turned.task.dataset.looks) == 5
+    assert turned.task.split.index_sha256() == plain.task.split.index_sha256()

@@ -1,0 +1,300 @@
+"""Tables of the paper from runs: recognised, shared, marked, and never better than the interval says."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import feddbe
+from feddbe.cli import main
+from feddbe.results.document import RunDocument
+from feddbe.runs.experiment import Experiment
+from feddbe.show.compared import Compared, compared_table, written_out
+from feddbe.studies import figures, reproduce, runner, values
+from feddbe.studies.catalogue import Study, read
+from feddbe.studies.cells import Cell
+from feddbe.studies.runner import Planned
+from tests.documents import document
+
+Shell = Callable[[str], tuple[int, str, str]]
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """The command line in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(words: str) -> tuple[int, str, str]:
+        code = main(shlex.split(words))
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@cache
+def any_experiment() -> Experiment:
+    """What is asked of it: the published stopping rule."""
+    options = {"data": "digits", "partition": "iid", "clients": 2, "rounds": 2000, "patience": 100}
+    (planned,) = runner.plan([Cell("fedavg", options)], Path("nowhere"))
+    assert planned.experiment
+    return planned.experiment
+
+
+def by_hand(study: Study, curves: Callable[[Cell], RunDocument | None]) -> reproduce.Plans:
+    """Plans whose runs are written by hand; the folders are not there."""
+    cells = reproduce.cells_of([study])
+    return {cell: Planned(cell, any_experiment(), Path(str(cell)), curves(cell)) for cell in cells}
+
+
+def text_of(found: Compared, width: int = 80) -> str:
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(compared_table(found))
+    return captured.get()
+
+
+def test_ours_theirs_the_difference_and_what_is_more_than_chance() -> None:
+    """FedAvg has 85, 86, 87 % in its trials, +DBE ten points more with a spread of 0.1 around that: the
+    paired difference is 10 ± 4.303 * 0.1 / sqrt(3) = 10 ± 0.25."""
+    study = read("practical").only(["fedavg*/fmnist", "ditto/fmnist"])
+
+    def curve(cell: Cell) -> RunDocument | None:
+        own = {"fedavg": 0.0, "fedavg+dbe": 0.10 + 0.001 * (cell.seed - 1)}
+        if cell.method not in own:
+            return None
+        return document(cell.method, [0.1, 0.85 + 0.01 * cell.seed + own[cell.method]], seed=cell.seed)
+
+    found = reproduce.compared(study, by_hand(study, curve))
+    plain, dbe, ditto = (found.at(row, "FMNIST") for row in ("FedAvg", "FedAvg+DBE", "Ditto"))
+    assert plain
+    assert ditto
+    assert dbe
+    assert plain.ours
+    assert plain.ours.shown() == "86.00 ± 2.48"
+    assert plain.difference == pytest.approx(0.15)
+    assert plain.marks == ("1 rounds of up to 2000",)
+    assert (ditto.ours, ditto.state) == (None, "not run")
+    text = text_of(found, 120)
+    assert "86.00 ± 2.48 a" in text
+    assert re.search(r"85\.85 +\+0\.15", text)
+    assert "not run" in text
+    assert "FedAvg+DBE against FedAvg, FMNIST: +10.00 ± 0.25" in " ".join(text.split())
+    assert "a: 1 rounds of up to 2000." in text
+
+
+def test_improves_is_said_only_where_the_interval_excludes_zero() -> None:
+    study = read("practical").only(["fedavg*/fmnist"])
+
+    def notes(gains: list[float], trials: int = 3) -> str:
+        def curve(cell: Cell) -> RunDocument | None:
+            own = gains[cell.seed] if "dbe" in cell.method else 0.0
+            return document(cell.method, [0.1, 0.8 + own]) if cell.seed < trials else None
+
+        return " ".join(reproduce.compared(study, by_hand(study, curve)).notes)
+
+    assert notes([0.05, 0.051, 0.049]).startswith("Improves: FedAvg+DBE against FedAvg, FMNIST: +5.00")
+    assert notes([-0.05, -0.051, -0.049]).startswith("Worsens: FedAvg+DBE")
+    assert notes([0.05, 0.0, 0.01]).startswith("No more than chance: FedAvg+DBE")
+    assert notes([0.05, 0.0, 0.0], trials=1) == "One trial says nothing about chance."
+
+
+def test_derived_columns_are_paired_with_the_plain_method() -> None:
+    study = read("personalized-mr").only(["Ditto+MR"])
+    curves = {"ditto": [0.30, 0.40, 0.50], "ditto+mr": [0.31, 0.42, 0.53]}
+    plans = by_hand(study, lambda cell: document(cell.method, [curves[cell.method][cell.seed]]))
+    place = reproduce.compared(study, plans).at("Ditto+MR", "improvement")
+    assert place
+    assert place.ours
+    assert place.ours.mean == pytest.approx(2.0)
+    assert place.theirs == 10.67
+
+
+def test_marks_of_fewer_trials_of_divergence_and_of_other_data() -> None:
+    study = read("ablation", data="fmnist").only(["FedAvg/CNN"])
+
+    def curve(cell: Cell) -> RunDocument | None:
+        return document(cell.method, [0.1, 0.5]) if cell.seed < 2 else None
+
+    plans = by_hand(study, curve)
+    first = next(iter(plans))
+    plans[first] = Planned(first, plans[first].experiment, Path("x"), plans[first].found, "training diverged")
+    place = reproduce.compared(study, plans).at("FedAvg", "CNN")
+    assert place
+    assert place.marks == (
+        "fmnist instead of tiny_imagenet",
+        "1 rounds of up to 2000",
+        "diverged after round 1",
+        "2 of 3 trials",
+    )
+    assert place.theirs == 19.46
+    assert place.difference is None  # of other data
+
+
+def test_a_run_that_stopped_by_the_published_rule_has_no_mark() -> None:
+    study = read("practical", trials=1).only(["fedavg/fmnist"])
+    place = reproduce.compared(
+        study, by_hand(study, lambda cell: document(cell.method, [0.1, 0.5] + [0.4] * 101))
+    ).at("FedAvg", "FMNIST")
+    assert place
+    assert place.marks == ()
+
+
+def test_fedbabu_is_what_it_is_after_fine_tuning() -> None:
+    study = read("practical", trials=1).only(["fedbabu/fmnist"])
+
+    def curve(cell: Cell) -> RunDocument:
+        found = document(cell.method, [0.1, 0.5])
+        assert found["last"]
+        found["last"]["adapted"] = {"weighted": 0.9, "mean": 0.9, "worst_tenth": 0.9, "std": 0.0}
+        return found
+
+    place = reproduce.compared(study, by_hand(study, curve)).at("FedBABU", "FMNIST")
+    assert place
+    assert place.ours
+    assert place.ours.mean == pytest.approx(90)
+
+
+def test_a_table_fits_in_a_narrow_terminal() -> None:
+    study = read("practical")
+    found = reproduce.compared(study, by_hand(study, lambda cell: document(cell.method, [0.1, 0.5])))
+    lines = text_of(found, 60).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert sum("FedAvg+DBE" in line for line in lines) >= 2  # in blocks
+
+
+def test_the_formats_have_the_same_numbers() -> None:
+    study = read("practical", trials=1).only(["fedavg/fmnist", "apple/cifar100"])
+    found = reproduce.compared(
+        study, by_hand(study, lambda c: document(c.method, [0.1, 0.85]) if c.method == "fedavg" else None)
+    )
+    markdown = written_out(found, "markdown")
+    assert "| FedAvg | 85.00 a (85.85, -0.85) |  |" in markdown
+    assert "| APPLE |  | not run (53.22) |" in markdown
+    records = json.loads(written_out(found, "json"))
+    assert records[1] | {"difference": 0} == {
+        "table": "practical", "row": "FedAvg", "column": "FMNIST", "ours": 85.0, "half_width": None,
+        "trials": 1, "paper": 85.85, "difference": 0, "marks": "1 rounds of up to 2000",
+    }  # fmt: skip
+    assert written_out(found, "csv").splitlines()[0].startswith("table,row,column,ours")
+
+
+def test_runs_of_feddbe_run_are_recognised(shell: Shell) -> None:
+    """As they would be begun by hand, with other words for the same configuration, and fewer rounds."""
+    options = (
+        "--data digits --model cnn_small --clients 10 --variant official --no-eval-after --measure accuracy"
+    )
+    assert shell(f"run fedavg+dbe {options} --rounds 2 --patience 100 --out mine/any-name")[0] == 0
+    code, out, err = shell("reproduce ablation --scale small --only +DBE/CNN --out mine --dry-run")
+    assert code == 0
+    assert "would run: mine/any-name" in err
+    assert "2 rounds of up to 20" in out
+    code, out, err = shell("reproduce ablation --scale small --only +DBE/CNN --out mine --rounds 2 --dry-run")
+    assert "nothing is missing" in err
+
+
+def test_a_part_of_it_for_real(shell: Shell) -> None:
+    """Another table that needs the same runs runs nothing, and shows the same numbers."""
+    words = "reproduce {} --scale small --rounds 2 --out here"
+    code, out, err = shell(words.format("convergence"))
+    assert code == 0
+    assert "2 of 2: digits-" in err
+    assert "here/figures/convergence-fmnist.png" in out
+    runs = sorted(path.name for path in Path("here").iterdir())
+    assert len(runs) == 3  # and the picture's folder
+    code, out, err = shell("reproduce practical --scale small --rounds 2 --out here --only FedAvg*/FMNIST")
+    assert (code, err) == (0, "")
+    assert sorted(path.name for path in Path("here").iterdir()) == runs
+    assert "digits instead of fmnist, cnn_small instead of cnn" in " ".join(out.split())
+    best = [feddbe.load(Path("here") / name)["best"] for name in runs if name != "figures"]
+    for entry in best:
+        assert entry
+        assert entry["accuracy"]
+        assert f"{100 * entry['accuracy']['weighted']:.2f} a,b" in out
+
+
+def test_mdl_is_that_of_the_best_round_before_local_training() -> None:
+    found = document("fedavg", [0.1, 0.9, 0.5])
+
+    def measured(round: int, value: float, **more: Any) -> Any:
+        about = {"round": round, "what": "mdl", "place": "z_g", "moment": "before", "quick": False}
+        return {**about, "per_client": False, "overall": {"value": value}, **more}
+
+    found["measured"] = [
+        measured(2, 1.0), measured(1, 2.0, place="z"), measured(1, 3.0, moment="after"),
+        measured(1, 4.0, per_client=True), measured(1, 5.0, quick=True), measured(1, 6.0),
+    ]  # fmt: skip
+    assert values.value("mdl@z_g", found) == 6.0
+    assert values.value("mdl@z", found) == 2.0
+    assert values.value("mdl@conv1", found) is None
+    study = read("ablation", trials=1).only(["FedAvg/MDL CNN"])
+    found["measured"] = found["measured"][:-1]
+    place = reproduce.compared(study, by_hand(study, lambda cell: found)).at("FedAvg", "MDL CNN")
+    assert place
+    assert place.ours
+    assert (place.ours.mean, place.theirs) == (5.0, 3844)
+    assert "quick MDL" in place.marks
+    found["measured"] = []
+    place = reproduce.compared(study, by_hand(study, lambda cell: found)).at("FedAvg", "MDL CNN")
+    assert place
+    assert place.state == "not measured"
+
+
+def test_all_ends_with_a_report(shell: Shell) -> None:
+    code, out, _ = shell("reproduce convergence --all --scale small --rounds 1 --only 'FedAvg' --out here")
+    assert code == 0
+    assert out.endswith("report  here/report.html\n")
+    assert "digits-fedavg-seed0" in Path("here/report.html").read_text(encoding="utf-8")
+
+
+def test_what_is_not_here_is_said_and_keeps_nothing_from_the_table(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDDBE_DATA", str(Path.cwd()))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path.cwd()))
+    code, out, err = shell("reproduce har --trials 1 --only FedAvg --out here --dry-run")
+    assert (code, err) == (0, "nothing is missing\n")
+    assert "no data" in out
+    assert not Path("here").exists()
+
+
+def test_the_list_counts_and_estimates(shell: Shell) -> None:
+    code, out, _ = shell("reproduce ablation convergence --list --scale small --rounds 1 --out here")
+    assert code == 0
+    line = next(line for line in out.splitlines() if line.startswith("ablation"))
+    assert re.search(r" 4 +0 +0 +0 +0:00:0\d", line)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("reproduce", "no experiment given"),
+        ("reproduce ablatoin", "did you mean 'ablation'"),
+        ("reproduce har --scale tiny", "unknown scale 'tiny'"),
+        ("reproduce har --trials 0", "trials = 0; allowed: a whole number >= 1"),
+        ("reproduce har --rounds 0", "rounds = 0; allowed: a whole number >= 1"),
+        ("reproduce har --format word", "unknown format 'word'"),
+        ("reproduce har --only nobody", "unknown cell of har 'nobody'"),
+        ("reproduce har --scale small --data fmnist", "--scale small has its own data"),
+    ],
+)
+def test_bad_input_is_one_line(shell: Shell, words: str, told: str) -> None:
+    code, out, err = shell(words)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert told in err
+
+
+def test_figures_say_why_they_are_not_there(tmp_path: Path) -> None:
+    study = read("convergence", trials=1).only(["TINY"])
+    found = figures.draw(study, by_hand(study, lambda cell: None), tmp_path)
+    assert found == {"TINY": "not run"}

@@ -1,0 +1,209 @@
+"""What is missing is run, what is there is recognised, and a kill loses nothing that was written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import feddbe
+from feddbe.errors import Diverged, FeddbeError
+from feddbe.runs import lock, rounds
+from feddbe.runs.watch import Watch
+from feddbe.studies import runner
+from feddbe.studies.cells import Cell, grid
+from feddbe.studies.runner import Board, Planned, finished, plan, run
+from tests.documents import document
+
+SMALL: dict[str, Any] = {
+    "data": "digits",
+    "partition": "iid",
+    "clients": 4,
+    "rounds": 2,
+    "measure": "accuracy",
+}
+
+
+class Notes(Board):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[str, str]] = []
+        self.rounds: list[int] = []
+
+    def watch(self, planned: Planned) -> Watch:
+        notes = self
+
+        class Mine(Watch):
+            def round(self, done: int, accuracy: float | None) -> None:
+                notes.rounds.append(done)
+
+        return Mine()
+
+    def ended(self, planned: Planned, error: Exception | None) -> None:
+        self.ends.append((planned.cell.method, str(error or "done")))
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_what_is_missing_is_run_and_what_is_there_is_not(
+    tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "cores", lambda: at_once)
+    cells = grid(["fedavg", "fedavg+dbe"], SMALL)
+    notes = Notes()
+    assert run(plan(cells, tmp_path), notes) == {}
+    assert sorted(notes.ends) == [("fedavg", "done"), ("fedavg+dbe", "done")]
+    assert sorted(set(notes.rounds)) == [0, 1, 2]
+    again = plan(cells, tmp_path)
+    assert [p.done for p in again] == [True, True]
+    assert [p.found["method"] for p in again if p.found] == ["fedavg", "fedavg+dbe"]
+    notes = Notes()
+    assert run(again, notes) == {}
+    assert notes.ends == []
+
+
+def test_side_by_side_or_not_the_bits_are_those_of_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "cores", lambda: 2)
+    run(plan(cells := grid(["fedavg", "fedavg+dbe"], SMALL, seeds=[3]), tmp_path))
+    for planned in plan(cells, tmp_path):
+        alone = feddbe.run(
+            planned.cell.method, seed=3, out=str(tmp_path / "alone" / planned.cell.method), **SMALL
+        )
+        assert feddbe.load(planned.place)["server_sha256"] == alone["server_sha256"]
+
+
+def test_a_run_is_known_by_its_configuration_whatever_its_folder_is_called(tmp_path: Path) -> None:
+    feddbe.run("fedavg", out=str(tmp_path / "mine"), **SMALL)
+    (found, other) = plan([Cell("fedavg", SMALL), Cell("fedavg", {**SMALL, "lr": 0.07})], tmp_path)
+    assert found.place == tmp_path / "mine"
+    assert found.done
+    assert other.found is None
+    assert not other.place.exists()
+
+
+def test_a_run_with_fewer_rounds_is_continued(tmp_path: Path) -> None:
+    feddbe.run("fedavg", out=str(tmp_path / "mine"), **{**SMALL, "rounds": 1})
+    (planned,) = plan([Cell("fedavg", SMALL)], tmp_path)
+    assert planned.missing
+    run([planned])
+    assert [entry["round"] for entry in feddbe.load(tmp_path / "mine")["rounds"]] == [0, 1, 2]
+    assert plan([Cell("fedavg", SMALL)], tmp_path)[0].done
+
+
+def test_equal_cells_are_one_run(tmp_path: Path) -> None:
+    """The second says what the first leaves to the defaults."""
+    plans = plan([Cell("fedavg", SMALL), Cell("fedavg", {**SMALL, "lr": 0.1})], tmp_path)
+    assert plans[0].place == plans[1].place
+    notes = Notes()
+    run(plans, notes)
+    assert len(notes.ends) == 1
+
+
+def test_what_cannot_be_is_told_and_keeps_nobody_else_from_running(tmp_path: Path) -> None:
+    cells = [*grid(["fedavg", "perfedavg+dbe"], SMALL), Cell("fedavg", {**SMALL, "data": "nowhere.npz"})]
+    good, bad, nowhere = plan(cells, tmp_path)
+    assert good.missing
+    assert "perfedavg does not take" in bad.refused
+    assert "nowhere.npz" in nowhere.refused
+
+
+def test_a_cell_that_diverges_leaves_its_mark_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "cores", lambda: 2)
+    cells = grid(["fedavg"], {**SMALL, "lr": [1e30, 0.1]})
+    failed = run(plan(cells, tmp_path))
+    assert [type(error) for error in failed.values()] == [Diverged]
+    bad, good = plan(cells, tmp_path)
+    assert bad.refused == "diverged in round 1"
+    assert not bad.missing  # the same bits would diverge again
+    assert bad.found
+    assert bad.found["diverged"]
+    assert good.done
+
+
+def test_a_run_in_use_is_left_alone(tmp_path: Path) -> None:
+    cells = grid(["fedavg"], SMALL)
+    (planned,) = plan(cells, tmp_path)
+    lock.make_folder(planned.place)
+    with lock.alone(planned.place):
+        failed = run([planned])
+    assert "is in use" in str(failed[planned.place])
+
+
+def test_an_error_that_is_nobodys_input_is_not_swallowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "cores", lambda: 2)
+    plans = plan(grid(["fedavg", "ditto"], SMALL), tmp_path)
+    monkeypatch.setattr(rounds, "run", lambda *a, **k: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        run(plans)
+
+
+def test_a_child_that_is_killed_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "cores", lambda: 2)
+    plans = plan(grid(["fedavg", "ditto"], SMALL), tmp_path)
+    monkeypatch.setattr(rounds, "run", lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL))
+    failed = run(plans)
+    assert {str(error) for error in failed.values()} == {"its process ended without a word (exit code -9)"}
+    assert all(isinstance(error, FeddbeError) for error in failed.values())
+
+
+STUDY = """
+import sys
+from pathlib import Path
+from feddbe.studies import runner
+from feddbe.studies.cells import grid
+runner.cores = lambda: 2
+options = {"data": "digits", "partition": "iid", "clients": 4, "rounds": 400, "measure": "accuracy"}
+runner.run(runner.plan(grid(["fedavg", "fedavg+dbe"], options), Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_study_that_is_stopped_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    study = subprocess.Popen(
+        [sys.executable, "-c", STUDY, str(tmp_path)],
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    cells = grid(["fedavg", "fedavg+dbe"], SMALL)
+    end = time.monotonic() + 60
+    while not all(p.found and len(p.found["rounds"]) > 3 for p in plan(cells, tmp_path)):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    children = [int(p) for p in Path(f"/proc/{study.pid}/task/{study.pid}/children").read_text().split()]
+    study.send_signal(number)
+    study.wait(60)
+    assert len(children) == 2
+    while any(Path(f"/proc/{pid}").exists() for pid in children):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    if number == signal.SIGINT:
+        assert not list(tmp_path.glob("*/.lock"))
+    stopped = plan(cells, tmp_path)
+    assert all(p.done for p in stopped)  # of the two rounds that these cells want
+    far = [len(p.found["rounds"]) - 1 for p in stopped if p.found]
+    assert all(3 <= count < 400 for count in far)
+    longer = grid(["fedavg", "fedavg+dbe"], {**SMALL, "rounds": max(far) + 1})
+    assert run(plan(longer, tmp_path)) == {}
+    assert all(p.done for p in plan(longer, tmp_path))
+
+
+def test_finished_by_rounds_or_by_the_published_rule() -> None:
+    still = document("fedavg", [0.1, 0.5, 0.4, 0.3])
+    assert finished(still, 3, None)
+    assert not finished(still, 4, None)
+    assert not finished(still, 4, 3)
+    assert finished(still, 4, 2)  # three evaluations since the best, itself counted
+    assert not finished(document("fedavg", [0.1, None]), 1, None)
