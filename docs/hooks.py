@@ -11,13 +11,11 @@ import ast
 import json
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-
-from feddbe.options.grammar import written
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME, DOCS, ELSEWHERE = "README.md", "docs/", "files/"
@@ -173,13 +171,14 @@ def _help(command: click.Command, name: str) -> str:
 
 def methods() -> str:
     """A page with every method, add-on and hyper-parameter."""
+    from feddbe.cli.methods import default_of
     from feddbe.methods import describe
 
     pages = ["# Methods and their parameters", "This page is made of what `feddbe methods` prints."]
-    return "\n\n".join([*pages, *map(_method, describe())]) + "\n"
+    return "\n\n".join([*pages, *(_method(one, default_of) for one in describe())]) + "\n"
 
 
-def _method(one: Any) -> str:
+def _method(one: Any, default_of: Callable[[dict[str, Any]], str]) -> str:
     about, facts = [one["family"]], one["facts"]
     if one["addons"]:
         about.append(f"takes {', '.join(f'`+{name}`' for name in one['addons'])}")
@@ -187,8 +186,7 @@ def _method(one: Any) -> str:
         about.append(f"down {facts['down']}, up {facts['up']}, kept {facts['keeps']}")
         about.append(f"evaluated: {facts['evaluated']}")
     rows = [
-        [f"`{p['name']}`", p["meaning"], p["allowed"], written(p["default"]), p["search"]]
-        for p in one["parameters"]
+        [f"`{p['name']}`", p["meaning"], p["allowed"], default_of(p), p["search"]] for p in one["parameters"]
     ]
     table = ["| parameter | meaning | takes | default | try |", "|---|---|---|---|---|"] if rows else []
     table += [f"| {' | '.join(map(_cell, row))} |" for row in rows]

@@ -393,6 +393,7 @@ def test_results_in_every_format(shell: Shell) -> None:
         assert float(row["best_weighted"]) == document["best"]["accuracy"]["weighted"]
         assert row["folder"] == document["folder"]
     assert json.loads(shell("show other both --format json").out)[1]["method"] == "fedavg+dbe"
+    assert "| fedavg | 2 | " in shell("show other both --format markdown").out, "two seeds"
     percent = f"{100 * documents[1]['best']['accuracy']['worst_tenth']:.2f}"
     assert f" | {percent} | " in shell("show both --format markdown").out
     assert f" & {percent} & " in shell("show both --format latex").out
@@ -773,7 +774,7 @@ RUN = [
     "--measure", "--eval", "--eval-after", "--train-loss", "--validation",
     "--newcomers", "--adapt-epochs", "--adapt", "--engine", "--device", "--trainer",
     "--min-replies", "--worker-timeout",
-    "--out", "--resume", "--json", "--quiet", "--set",
+    "--out", "--resume", "--json", "--quiet", "--seeds", "--set",
     "--dry-run",
 ]  # fmt: skip
 COMMANDS = {
@@ -782,7 +783,8 @@ COMMANDS = {
     "bench": [
         flag
         for flag in RUN[:-2]
-        if flag not in ("--out", "--resume", "--quiet", "--patience", "--min-replies", "--worker-timeout")
+        if flag
+        not in ("--out", "--resume", "--quiet", "--seeds", "--patience", "--min-replies", "--worker-timeout")
     ],
     "runs": ["--json"],
     "show": ["--when", "--clients", "--format", "--plot", "--json"],

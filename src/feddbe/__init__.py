@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # not from typing, which takes half of the time until Ctrl-C is one line
 if TYPE_CHECKING:
-    from feddbe.api import compare, draw, load, measure, run
+    from feddbe.api import draw, load, measure, run
     from feddbe.data.dataset import Dataset
     from feddbe.data.partition import partition
     from feddbe.data.split import Split, load_split
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from feddbe.page import report
     from feddbe.runs.watch import Watch
     from feddbe.show.run import Run, Runs
+    from feddbe.studies.sweep import compare
 
 __all__ = [
     "METHODS",
@@ -44,6 +45,7 @@ __all__ = [
 
 _HOMES = (
     "errors",
+    "studies.sweep",
     "api",
     "methods",
     "methods.fedavg",

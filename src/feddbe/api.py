@@ -12,6 +12,7 @@ from feddbe import engines, measures
 from feddbe.data import SOURCES, in_memory
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput, Diverged
+from feddbe.methods import Method, spelled
 from feddbe.models import ModelSource
 from feddbe.options import config, defaults
 from feddbe.options.config import Asked, Config, Given
@@ -44,7 +45,7 @@ __all__ = [
 
 
 def run(
-    method: str | None = None,
+    method: str | Method | None = None,
     *,
     data: Any = None,
     model: ModelSource | None = None,
@@ -53,12 +54,12 @@ def run(
 ) -> Run:
     """Run one method and return the document that describes it (also in the run's folder, `out`).
 
-    `options` are those of the command line, with underscores; `model` may be a name, an `nn.Module`, a pair
-    (features, classifier), or a function of (shape of one input, classes) that makes a module; `data` a name
-    or path, (x, y), (x, y, client), a pandas frame, a torch Dataset or a `Dataset`. Without a
-    method, the run in `out` goes on (`resume=True`). `watch` is told how it goes on (`feddbe.watch`), besides
-    the bars that a terminal or a notebook shows unless it is `quiet`. Training that diverges raises
-    `Diverged`; `load` has what came before.
+    `options` are those of the command line, with underscores; `method` may be a name or an instance, as in
+    `FedAvg()`; `model` a name, an `nn.Module`, a pair (features, classifier), or a function of (shape of one
+    input, classes) that makes a module; `data` a name or path, (x, y), (x, y, client), a pandas frame, a
+    torch Dataset or a `Dataset`. Without a method, the run in `out` goes on (`resume=True`). `watch` is told
+    how it goes on (`feddbe.watch`), besides the bars that a terminal or a notebook shows unless it is
+    `quiet`. Training that diverges raises `Diverged`; `load` has what came before.
     """
     (found,) = compare(
         [method] if method else [], data=data, model=model, watch=watch, _single=True, **options
@@ -69,7 +70,7 @@ def run(
 
 
 def compare(
-    methods: Sequence[str] = (),
+    methods: Sequence[str | Method] = (),
     *,
     data: Any = None,
     model: ModelSource | None = None,
@@ -85,7 +86,7 @@ def compare(
     options |= {} if data is None else {"data": dataset.name if dataset else str(data)}
     if isinstance(model, str):
         options, model = options | {"model": model}, None
-    given = config.given(methods, options)
+    given = config.given([one if isinstance(one, str) else spelled(one) for one in methods], options)
     with Several([*filter(None, [watch]), progress(quiet=given.values.get("quiet") is True)]) as told:
         found = carry_out_all(given, single=_single, dataset=dataset, model=model, watch=told)
     return Runs(Run(document) for document in found)

@@ -50,7 +50,7 @@ def unknown(kind: str, value: str, allowed: Iterable[str]) -> BadInput:
     return BadInput(f"unknown {kind} '{short(value)}'; {hint}allowed: {', '.join(names)}")
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """What somebody else's error says first; its kind if it says nothing."""
     return short((str(error).strip().splitlines() or [type(error).__name__])[0], 500)
 

@@ -95,24 +95,23 @@ def begin(place: Path, temporary: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def interrupt(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """How it ends by Ctrl-C, and its last word."""
-    os.killpg(process.pid, signal.SIGINT)
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its exit code and its last word."""
     _, said = process.communicate(timeout=PATIENCE)
     return process.returncode, said.strip().splitlines()[-1]
 
 
-def look(place: Path, temporary: Path) -> dict[str, Any]:
+def look(place: Path, temporary: Path, other: Path) -> dict[str, Any]:
     """What can be seen of a run, and what is left of it after Ctrl-C; also of one whose Ray only begins."""
     mark, before = f"{MARK}={os.getpid()}", sent()
-    process = begin(place / "early", temporary)
-    until(lambda: any(temporary.glob("feddbe-ray-*")) or process.poll() is not None, "a folder")
-    found: dict[str, Any] = {"early": interrupt(process), "left early": names(temporary)}
+    early = begin(place / "early", other)
+    until(lambda: any(other.glob("feddbe-ray-*")) or early.poll() is not None, "a folder")
+    os.killpg(early.pid, signal.SIGINT)
     process = begin(place / "run", temporary)
     until(lambda: rounds_written(place / "run") >= 2 or process.poll() is not None, "two rounds")
     assert process.poll() is None, process.communicate()
     (folder,) = temporary.glob("feddbe-ray-*")
-    found |= {
+    found: dict[str, Any] = {
         "listeners": listeners(),
         "folder": oct(folder.stat().st_mode & 0o777),
         "token": oct((folder / "token").stat().st_mode & 0o777),
@@ -120,18 +119,16 @@ def look(place: Path, temporary: Path) -> dict[str, Any]:
     }
     (port,) = folder.glob("ray/session_2*/gcs_server_port_*")
     found["intruder"] = intrude(port.read_text(), place)
-    found["exit"], found["said"] = interrupt(process)
+    os.killpg(process.pid, signal.SIGINT)
+    found |= dict(zip(("exit", "said"), end(process), strict=True)) | {"early": end(early)}
     until(lambda: not list(belonging(mark)), "the end of all processes")
-    found |= {"left": names(temporary), "packets": sent() - before}
+    left = [path.name for folder in (temporary, other) for path in folder.iterdir()]
+    found |= {"left": left, "packets": sent() - before}
     try:
         socket.create_connection((METADATA, 80), timeout=1)
     except OSError:
         found["a look-up would be seen"] = sent() > before
     return found
-
-
-def names(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir()]
 
 
 def intrude(port: str, place: Path) -> str:
@@ -147,11 +144,12 @@ def intrude(port: str, place: Path) -> str:
 
 
 if __name__ == "__main__":
-    folder, temporary = Path(sys.argv[1]), Path(tempfile.mkdtemp(dir="/tmp"))  # Ray's paths have to be short
-    make_network(folder)
+    make_network(Path(sys.argv[1]))
+    places = [Path(tempfile.mkdtemp(dir="/tmp")) for _ in range(2)]  # Ray's paths have to be short
     try:
-        print(json.dumps(look(folder, temporary)))
+        print(json.dumps(look(Path(sys.argv[1]), *places)))
     finally:  # also of one who waited in vain
         for process in belonging(f"{MARK}={os.getpid()}"):
             os.kill(int(process.name), signal.SIGKILL)
-        shutil.rmtree(temporary)
+        for place in places:
+            shutil.rmtree(place)

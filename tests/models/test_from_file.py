@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import feddbe
+from feddbe.data.own.objects import from_object
 from feddbe.errors import BadInput
 from feddbe.options.config import Config
 from feddbe.runs.experiment import Experiment, resolve
@@ -192,3 +193,45 @@ def test_the_cut_of_the_example() -> None:
     """That it runs is tested with the other examples."""
     made = resolve("fedavg+dbe", Config(model=f"{EXAMPLE}:build", cut="mix"))
     assert made.task.model.feature_shape == (1, 8, 8)
+
+
+WORDS = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, words, classes):
+        super().__init__()
+        self.vectors, self.head = nn.Embedding(words, 4), nn.Linear(4, classes)
+
+    def forward(self, x):
+        return self.head(self.vectors(x).mean(1))
+
+def few():
+    return Net(30, 2)
+
+def all(classes, words):
+    return Net(words, classes)
+"""
+
+
+def test_a_word_outside_of_the_embedding_is_one_line(tmp_path: Path) -> None:
+    path = write(tmp_path, WORDS)
+    x = torch.arange(40).reshape(10, 4)
+    data = from_object({"x": x, "y": [0, 1] * 5, "words": 40})
+    options: dict[str, Any] = {"partition": "iid", "clients": 2}
+    made = resolve("fedavg", Config(model=f"{path}:all", **options), dataset=data)
+    assert made.task.model.parameters["vectors.weight"].shape == (40, 4)
+    with pytest.raises(
+        BadInput, match=r"no vector for the word number 39: Embedding\(30, 4\) .* 40 words"
+    ) as e:
+        resolve("fedavg", Config(model=f"{path}:few", **options), dataset=data)
+    assert "\n" not in str(e.value)
+
+
+def test_the_learning_rate_of_an_own_model_is_said_to_be_a_guess(tmp_path: Path) -> None:
+    path = f"{write(tmp_path)}:build"
+    silent = resolve("fedavg", Config(model=path, partition="natural"), dataset=samples())
+    assert "lr 0.01 is a guess for a model of your own" in silent.remarks[0]
+    assert "feddbe tune" in silent.remarks[0]
+    given = resolve("fedavg", Config(model=path, partition="natural", lr=0.01), dataset=samples())
+    assert not any("guess" in remark for remark in given.remarks)

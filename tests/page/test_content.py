@@ -205,7 +205,7 @@ def parsed(line: str) -> Any:
 OTHER: list[dict[str, Any]] = [
     {},
     {"lr": 0.123456789, "eval_after": False, "batch": 7, "validation": 0.25, "join": 0.5, "seed": 3},
-    {"variant": "official", "train_loss": "pass", "eval": "sample:2", "cut": "fc1"},
+    {"variant": "official", "train_loss": "pass", "eval": "sample:2", "cut": "fc1", "quiet": True},
 ]
 
 

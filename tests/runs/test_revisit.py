@@ -197,7 +197,9 @@ def test_a_run_is_made_again_from_what_is_stored(tmp_path: Path) -> None:
     assert (found.task.training.lr, found.task.training.epochs) == (0.07, 2)
     with store.transaction(1):
         store.set_meta("config", store.meta("config") | {"epochs": 3})
-    with pytest.raises(BadInput, match=r"is another here \(its data or its model differ\); copy the files"):
+    with pytest.raises(
+        BadInput, match=r"is another here \(its data, its model or its method differ\); copy the files"
+    ):
         reopened(store)
     store.close()
 

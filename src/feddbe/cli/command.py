@@ -4,11 +4,12 @@ user got wrong."""
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 import click
 
-from feddbe.errors import unknown
+from feddbe.errors import BadInput, unknown
 from feddbe.options import defaults, number_or_text
 from feddbe.options.config import SECTIONS, Config
 
@@ -35,7 +36,15 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help lists arguments and options by section."""
+    """A command whose help lists arguments and options by section, and that takes an option once."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        for param, times in Counter(order).items():
+            if times > 1 and isinstance(param, click.Option) and not param.multiple:
+                hint = "; several seeds are --seeds 0,1,2" if param.name == "seed" else ""
+                raise BadInput(f"{param.opts[0]} is given {times} times, and only one would count{hint}")
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from feddbe.cli.command import Command
+from feddbe.cli.command import Argument, Command
 from feddbe.cli.output import AS_JSON, show, show_json
 from feddbe.options import defaults
 from feddbe.options.grammar import written
@@ -17,19 +17,22 @@ if TYPE_CHECKING:
 
     from feddbe.methods import Description
 
-__all__ = ["methods"]
+__all__ = ["default_of", "methods"]
 
 
 @click.command("methods", cls=Command)
+@click.argument(
+    "names", cls=Argument, nargs=-1, metavar="[METHOD]...", help="only these, also own ones: FILE.py:CLASS"
+)
 @AS_JSON
-def methods(as_json: bool) -> int:
+def methods(names: list[str], as_json: bool) -> int:
     """List methods, add-ons and their hyper-parameters."""
     from feddbe.methods import describe
 
     if as_json:
-        show_json({"methods": describe()})
+        show_json({"methods": describe(names)})
     else:
-        show(*_listed(describe()))
+        show(*_listed(describe(names)))
     return 0
 
 
@@ -38,12 +41,13 @@ def _listed(described: Sequence[Description]) -> Iterator[RenderableType]:
     from rich.text import Text
 
     for heading, addons in (("Methods", False), ("Add-ons", True)):
-        yield Text(heading, style="bold underline")
-        for one in described:
-            if (one["family"] == "add-on") == addons:
+        these = [one for one in described if (one["family"] == "add-on") == addons]
+        if these:
+            yield Text(heading, style="bold underline")
+            for one in these:
                 yield Text()
                 yield from _one(one, _parts(one, described))
-        yield Text()
+            yield Text()
     yield Text(
         "Write them as fedavg+dbe(kappa=5,mu=0.1). Down and up are the messages of a round, kept what "
         "a client keeps to itself, in models; f and h are the model's parts, N is the number of clients.",
@@ -72,7 +76,7 @@ def _one(one: Description, parts: list[str]) -> Iterator[RenderableType]:
     table.add_column(overflow="fold")
     for parameter in one["parameters"]:
         words = Text(parameter["meaning"])
-        about = f"\n{parameter['allowed']}; default {_default(parameter)}"
+        about = f"\n{parameter['allowed']}; default {default_of(parameter)}"
         if parameter["search"]:
             about += f"; try {parameter['search']}"
         words.append(about, style="dim")
@@ -92,15 +96,12 @@ def _parts(one: Description, described: Sequence[Description]) -> list[str]:
     return inside if own and set().union(*(others[name] for name in inside)) == own else []
 
 
-def _default(parameter: dict[str, Any]) -> str:
+def default_of(parameter: dict[str, Any]) -> str:
     """The default, and where models have others, theirs."""
     name, chosen = parameter["name"], dict[str, list[str]]()
     for model, layer in defaults.PER_MODEL.items():
-        theirs = layer.get(parameter["part"], {})
-        if name in theirs:
-            chosen.setdefault(written(theirs[name]), []).append(model)
-    if not chosen:
-        return written(parameter["default"])
+        value = layer.get(parameter["part"], {}).get(name, parameter["default"])
+        chosen.setdefault(written(value), []).append(model)
     if len(chosen) == 1:
         return next(iter(chosen))
     return "; ".join(f"{value} for {', '.join(models)}" for value, models in chosen.items())

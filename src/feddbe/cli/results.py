@@ -14,6 +14,7 @@ from feddbe.errors import Damaged, StoreError, unknown
 
 if TYPE_CHECKING:
     from feddbe.results.document import RunDocument
+    from feddbe.show.formats import Grid
     from feddbe.show.tables import RunRow
 
 __all__ = ["check", "runs", "show"]
@@ -22,6 +23,10 @@ _RUNS = click.argument(
     "names", cls=Argument, nargs=-1, required=True, metavar="RUN...",
     help="folders of runs or comparisons, or names in runs/",
 )  # fmt: skip
+
+
+_TIDY = ("csv", "json")
+"""For programs: one thing to a row."""
 
 
 @click.command("runs", cls=Command)
@@ -102,9 +107,7 @@ def show(
     elif as_json:
         show_json(documents[0] if len(documents) == 1 else {"runs": documents})
     elif form is not None:
-        from feddbe.show.grids import results_grid
-
-        print(formats.render(results_grid(documents), form), end="")
+        print(formats.render(_grid(documents, form), form), end="")
     else:
         _show_results(documents)
         if plot is not None:
@@ -112,12 +115,23 @@ def show(
     return 0
 
 
+def _grid(documents: list[RunDocument], form: str) -> Grid:
+    """A row per run; for readers per experiment, where there are several seeds."""
+    from feddbe.show import grids, seeds
+
+    together = form not in _TIDY and seeds.repeated(documents)
+    return seeds.seeds_grid(documents) if together else grids.results_grid(documents)
+
+
 def _show_results(documents: list[RunDocument]) -> None:
     """Tables of all that there is, and the curves."""
-    from feddbe.show import chart, newcomers, represented, tables
+    from feddbe.show import chart, newcomers, represented, seeds, tables
+    from feddbe.show.formats import as_rich
 
     joined = newcomers.newcomers_table(documents)
-    show_tables(tables.results_table(documents), *joined, "", chart.curves(documents))
+    several = seeds.repeated(documents)
+    table = as_rich(seeds.seeds_grid(documents)) if several else tables.results_table(documents)
+    show_tables(table, *joined, "", chart.curves(documents))
     for table in represented.measured_tables(documents):
         print()
         show_tables(table)
@@ -133,8 +147,7 @@ def _show_clients(documents: list[RunDocument], form: str | None, *, as_json: bo
     elif form is None:
         show_tables(formats.as_rich(grids.clients_side_by_side(documents, found)))
     else:
-        tidy = form in ("csv", "json")
-        grid = (grids.clients_grid if tidy else grids.clients_side_by_side)(documents, found)
+        grid = (grids.clients_grid if form in _TIDY else grids.clients_side_by_side)(documents, found)
         print(formats.render(grid, form), end="")
 
 

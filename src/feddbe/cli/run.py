@@ -16,6 +16,7 @@ from feddbe.errors import Diverged
 from feddbe.options import config
 from feddbe.options.config import Given
 from feddbe.options.grammar import written
+from feddbe.options.several import several
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,6 +27,7 @@ __all__ = ["compare", "run"]
 
 _METHOD = "as in fedavg+dbe(kappa=5,mu=0.1), or a file with options"
 _SET = "any option, over that of a file; may be repeated"
+_SEEDS = "several seeds: how many, as in 5, or which, as in 0,1,2; what is there is not run again"
 _DRY_RUN = "only tell what would be run, where each value comes from, and about what it costs"
 
 
@@ -38,12 +40,17 @@ def _command(name: str, words: str, *, single: bool) -> click.Command:
         metavar=f"[METHOD|FILE.toml]{'' if single else '...'}",
         help=_METHOD,
     )
+    @click.option("--seeds", cls=Option, section="Training", metavar="N|LIST", help=_SEEDS)
     @click.option(
         "--set", "settings", cls=Option, section="Run", multiple=True, metavar="KEY=VALUE", help=_SET
     )
     @click.option("--dry-run", cls=Option, section="Run", is_flag=True, help=_DRY_RUN)
     def command(methods: list[str], settings: list[str], dry_run: bool, **options: Any) -> int:
         given = config.given(methods, options, settings)
+        if wanted := several(given):
+            from feddbe.cli.several import carry_out
+
+            return carry_out(wanted, single=single, dry_run=dry_run)
         if dry_run:
             return _preview(given, single=single)
         return _carry_out(given, click.get_current_context().obj, single=single)

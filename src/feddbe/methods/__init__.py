@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, MutableMapping
-from importlib import import_module
-from typing import Any, TypedDict
+from collections.abc import Sequence
+from typing import Any, TypedDict, cast
 
 from feddbe.errors import BadInput, unknown
 from feddbe.methods.addons import FT, MR, PRBM
 from feddbe.methods.base import AddOn, Method, Upload, parameter
 from feddbe.methods.composed import Composed
-from feddbe.options import allowed, grammar, without_late
+from feddbe.methods.own import file_of, source_sha256
+from feddbe.methods.registry import Registry
+from feddbe.options import allowed, defaults, grammar, without_late
 from feddbe.options.grammar import Defaults
 
 __all__ = [
@@ -29,41 +30,15 @@ __all__ = [
     "hyper_parameters",
     "identity",
     "in_brackets",
+    "in_memory",
     "parameter",
     "parse",
+    "spelled",
 ]
 
 
-class _Registry(MutableMapping[str, type[Method]]):
-    """Classes by name, each imported when it is first asked for: a client has no use for the others."""
-
-    def __init__(self, places: Mapping[str, str]) -> None:
-        self._known: dict[str, str | type[Method]] = dict(places)
-
-    def __getitem__(self, name: str) -> type[Method]:
-        found = self._known[name]
-        if isinstance(found, str):
-            module, _, cls = found.partition(".")
-            found = self._known[name] = getattr(import_module(f"feddbe.methods.{module}"), cls)
-        return found
-
-    def __setitem__(self, name: str, cls: type[Method]) -> None:
-        self._known[name] = cls
-
-    def __delitem__(self, name: str) -> None:
-        del self._known[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._known  # without importing it
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-
-METHODS = _Registry({
+ADDONS: dict[str, tuple[type[AddOn], ...]] = {"prbm": (PRBM,), "mr": (MR,), "dbe": (PRBM, MR), "ft": (FT,)}
+METHODS = Registry({
     "fedavg": "fedavg.FedAvg",
     "scaffold": "scaffold.Scaffold",
     "fedprox": "fedprox.FedProx",
@@ -81,9 +56,8 @@ METHODS = _Registry({
     "apple": "apple.APPLE",
     "local": "floors.LocalOnly",
     "majority": "floors.Majority",
-})  # fmt: skip
-"""Name -> module and class, in the order in which people read them."""
-ADDONS: dict[str, tuple[type[AddOn], ...]] = {"prbm": (PRBM,), "mr": (MR,), "dbe": (PRBM, MR), "ft": (FT,)}
+}, ADDONS)  # fmt: skip
+"""Name -> module and class, in the order in which people read them; and those that are not feddbe's."""
 
 
 class Description(TypedDict):
@@ -97,20 +71,20 @@ class Description(TypedDict):
     """Messages and kept state in models, and what is evaluated."""
 
 
-def parse(text: str, defaults: Defaults | None = None, *, force: bool = False) -> Method:
-    """The method that `text` names. `defaults` win over a part's own, and lose against those in brackets.
+def parse(text: str, chosen: Defaults | None = None, *, force: bool = False) -> Method:
+    """The method that `text` names. Those `chosen` win over a part's own, and lose against those in brackets.
     `force` allows an add-on that the method refuses."""
     (name, own), *rest = _read(text)
-    method = grammar.make(name, [METHODS[name]], own, defaults)[0]
+    method = grammar.make(name, [METHODS[name]], own, chosen)[0]
     addons: list[AddOn] = []
     for addon, given in rest:
         classes = ADDONS[addon]
-        for part in grammar.make("+".join(c.name for c in classes), classes, given, defaults):
+        for part in grammar.make("+".join(c.name for c in classes), classes, given, chosen):
             if any(part.name == a.name for a in addons):
                 raise BadInput(f"'{text}' has {part.name} twice (dbe = prbm + mr)")
             reason = method.cannot.get(part.name) or ("" if force else method.refuses.get(part.name))
             if reason:
-                raise BadInput(f"{name} does not take +{part.name}: {reason}")
+                raise BadInput(f"{method.name} does not take +{part.name}: {reason}")
             addons.append(part)
     return Composed(method, tuple(addons)) if addons else method
 
@@ -120,17 +94,48 @@ def hyper_parameters(method: Method) -> dict[str, dict[str, Any]]:
     return {part.name: dataclasses.asdict(part) for part in _parts(method)}
 
 
-def identity(method: Method) -> dict[str, dict[str, Any]]:
-    """Those of them that tell runs apart."""
-    return {part.name: without_late(part) for part in _parts(method)}
+def identity(method: Method) -> dict[str, Any]:
+    """What tells runs of methods apart: hyper-parameters, and what a method does that is not feddbe's."""
+    found: dict[str, Any] = {"method_options": {part.name: without_late(part) for part in _parts(method)}}
+    source = source_sha256(type(_parts(method)[0]))
+    return found | ({"method_source": source} if source else {})
+
+
+def in_memory(method: Method) -> bool:
+    """Whether no other process can make it from its name."""
+    return METHODS.given(type(_parts(method)[0]))
+
+
+def spelled(method: Method) -> str:
+    """What one would type for this method; its class is known by name from now on. An option is left out at
+    its default, unless the default depends on model or variant."""
+    if not isinstance(method, Method):
+        raise BadInput(f"'{method}' is not a method; give its name, or an instance, as in FedAvg()")
+    inner, *addons = _parts(method)
+    cls, words = cast(type[Method], type(inner)), list[str]()
+    if (file := file_of(cls)) is None and METHODS.get(cls.name) is not cls:
+        METHODS[cls.name] = cls
+    for part in (inner, *addons):
+        options = [
+            f"{field.name}={grammar.written(value)}"
+            for field in dataclasses.fields(part)
+            if (value := getattr(part, field.name)) != field.default
+            or field.name in defaults.of_part(part.name)
+        ]
+        name = f"{file.path}:{file.name}" if file and part is inner else part.name
+        words.append(name + (f"({','.join(options)})" if options else ""))
+    return "+".join(words)
 
 
 def _parts(method: Method) -> tuple[Method | AddOn, ...]:
     return (method.inner, *method.addons) if isinstance(method, Composed) else (method,)
 
 
-def describe() -> list[Description]:
-    """Every method and add-on with its hyper-parameters."""
+def describe(names: Sequence[str] = ()) -> list[Description]:
+    """Methods and add-ons with their hyper-parameters: these, or every one."""
+    for name in names:
+        if name not in METHODS and name not in ADDONS:
+            raise unknown("method or add-on", name, [*METHODS, *ADDONS])
     return [
         Description(
             name=name,
@@ -150,7 +155,8 @@ def describe() -> list[Description]:
             ],
             facts=parts[0].facts._asdict() if issubclass(parts[0], Method) else {},
         )
-        for name, parts in ({name: (cls,) for name, cls in METHODS.items()} | ADDONS).items()
+        for name in names or [*METHODS, *ADDONS]
+        for parts in [ADDONS.get(name) or (METHODS[name],)]
     ]
 
 
@@ -171,13 +177,17 @@ def in_brackets(text: str) -> set[str]:
 
 
 def _read(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """`a(x=1)+b(y=2)` -> [(a, {x: 1}), (b, {y: 2})]: a method, then add-ons."""
+    """`a(x=1)+b(y=2)` -> [(a, {x: 1}), (b, {y: 2})]: a method, then add-ons. Letters are small or large in
+    what is feddbe's own, not in a user's file."""
+    file = re.match(r"\s*(.+?\.py(?::\w*)?)(?=\s*(?:[(+]|$))", text)
+    name, rest = (file[1], text[file.end() :]) if file else ("", text)
     found: list[tuple[str, dict[str, Any]]] = []
-    for piece in re.split(r"\+(?![^(]*\))", text.lower()):  # a plus outside of brackets
-        part = grammar.read(piece)
-        if part is None:
+    for piece in re.split(r"\+(?![^(]*\))", rest):  # a plus outside of brackets
+        part = grammar.read(piece if name and not found else piece.lower())
+        if part is None or (name and not found and part[0]):
             raise BadInput(f"cannot read method '{text}'; write it like fedavg+dbe(kappa=5,mu=0.1)")
         kind, known = ("add-on", ADDONS) if found else ("method", METHODS)
+        part = (part[0] or name, part[1]) if not found else part
         if part[0] not in known:
             raise unknown(kind, part[0], known)
         found.append(part)

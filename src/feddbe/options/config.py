@@ -151,9 +151,13 @@ class Given(NamedTuple):
     names: list[str]
     values: dict[str, Any]
     origins: dict[str, str]
+    seeds: Any = None
+    """Several of them: how many, or a list."""
 
     def asked(self) -> Asked:
         """With every value checked."""
+        if self.seeds is not None:
+            raise BadInput(f"seeds = {self.seeds}; this is one run: give one seed, or compare")
         if not self.names:
             raise BadInput("no method given; name one, as in fedavg+dbe (feddbe methods lists them)")
         return Asked(self.names, Config(**self.values), self.origins)
@@ -191,7 +195,7 @@ def given(
     origins = {key: origin for found, origin in layers for key in found}
     if "method" in values:  # --set method=... or Python
         names = [str(values.pop("method"))]
-    return Given(names, values, origins)
+    return Given(names, values, origins, values.pop("seeds", None))
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -208,7 +212,7 @@ def _known(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """The values under the options' own names (`partition-seed` is `partition_seed`)."""
     named = {key.replace("-", "_"): value for key, value in values.items()}
     for key in named:
-        if key not in _FIELDS:
+        if key not in (*_FIELDS, "seeds"):
             raise unknown(f"key in {where}:" if where else "option", key, _FIELDS)
     return named
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["GENERAL", "PAPER_SPLITS", "PER_DATA", "PER_MODEL", "VARIANTS", "Layers", "Setting"]
+__all__ = ["GENERAL", "PAPER_SPLITS", "PER_DATA", "PER_MODEL", "VARIANTS", "Layers", "Setting", "of_part"]
 
 GENERAL: dict[str, Any] = {
     "partition": "dirichlet:0.1",
@@ -68,6 +68,12 @@ other methods' faults in it, those that are an option here."""
 
 OF_VARIANT: dict[str, dict[str, dict[str, Any]]] = {"official": {"har_cnn": {"cut": "conv2"}}}
 """Variant -> model -> what is different then: HAR's head is all three linear layers."""
+
+
+def of_part(name: str) -> set[str]:
+    """Options of a part (`mr`) whose defaults depend on the model or the variant."""
+    layers = (*PER_MODEL.values(), *VARIANTS.values())
+    return {option for layer in layers for option in layer.get(name, {})}
 
 
 class Setting(NamedTuple):

@@ -63,7 +63,7 @@ def _heat(run: Source, name: str, most: int) -> Block | None:
     rounds, step = thinned(sorted(entries), most, [best["round"]])
     found = per_client.history(run.folder, [entries[t] for t in rounds], clients)
     told = [
-        f"{len(clients)} of {len(everyone)} clients, evenly by number" * (len(clients) < len(everyone)),
+        f"{len(clients)} of {len(everyone):,} clients, evenly by number" * (len(clients) < len(everyone)),
         f"one in {step} rounds, with the best and the last" * (step > 1),
     ]
     return {
@@ -105,7 +105,7 @@ def _spread(found: Sequence[Fairness], called: Sequence[str]) -> Block:
             [
                 name,
                 cell(str(run["round"]), run["round"]),
-                cell(str(run["spread"]["clients"]), run["spread"]["clients"]),
+                cell(f"{run['spread']['clients']:,}", run["spread"]["clients"]),
                 *(cell(percent(run["spread"][key]), run["spread"][key]) for key in numbers),
                 *(_helped(pair) for pair in pairs),
             ]
@@ -228,7 +228,7 @@ def _bubbles(run: Source, runs: Sequence[str], kinds: int) -> Block:
     name = f"{Path(str(config['data'])).name}, {kind}, {len(counts)} clients"
     notes = [
         f"the largest bubble is {counts.max()} samples",
-        f"{len(clients)} of {len(counts)} clients, evenly by number" * (len(clients) < len(counts)),
+        f"{len(clients)} of {len(counts):,} clients, evenly by number" * (len(clients) < len(counts)),
         f"the last {config.get('newcomers')} are newcomers" * bool(config.get("newcomers")),
         f"of {', '.join(runs)}" * (kinds > 1),
     ]

@@ -17,7 +17,7 @@ from feddbe.results.document import Measurement, RunDocument
 
 __all__ = ["holding", "measuring", "of_all", "of_each", "running"]
 
-_ELSEWHERE = ("method", "engine", "worker_timeout", "out", "resume", "json")
+_ELSEWHERE = ("method", "engine", "worker_timeout", "out", "resume", "json", "quiet")
 """Options that say where and how something is done, not what."""
 
 
@@ -36,7 +36,7 @@ def holding(source: Source) -> str | None:
     config = source.document["config"]
     if not _has_name(str(config["data"])):
         return None
-    told = ["data_dir", "partition", "partition_seed", "split", "clients"]
+    told = ["data_dir", "partition", "partition_seed", "split", "clients", "shift"]
     return shlex.join(["feddbe", "data", "show", str(config["data"]), *_options(config, told)])
 
 

@@ -34,7 +34,12 @@ def summary(sources: Sources) -> list[Block]:
         "majority class %", "s per round", "up", "down",
     ]  # fmt: skip
     rows = [_row(run, name) for run, name in zip(sources.runs, sources.names, strict=True)]
-    words = results_words(sources.documents, sources.names)
+    words = results_words(sources.documents, sources.names, endings=False)
+    tuned = [_tuned(document) for document in sources.documents]
+    if any(one["value"] is not None for one in tuned):
+        columns.append("tuned %")
+        rows = [[*row, one] for row, one in zip(rows, tuned, strict=True)]
+        words += " Tuned: after each client's own epochs (adapt_epochs) from the last model."
     blocks = [table("runs", words, columns, rows, filter=True), *_seeds(sources)]
     lines = [(name, running(run)) for run, name in zip(sources.runs, sources.names, strict=True)]
     again = [command(f"run {name}", line) for name, line in lines if line]
@@ -60,6 +65,13 @@ def _row(run: Source, name: str) -> list[object]:
         cell(in_bytes(cost["up"]), cost["up"]),
         cell(in_bytes(cost["down"]), cost["down"]),
     ]
+
+
+def _tuned(document: RunDocument) -> dict[str, object]:
+    """After the last round, where that is not what counts anyway."""
+    last = document["last"]
+    found = last["adapted"] if last and last["when"] != "adapted" else None
+    return cell(percent(found["weighted"]) if found else "-", found["weighted"] if found else None)
 
 
 def _percent(entry: Entry | None, reading: _Reading) -> dict[str, object]:

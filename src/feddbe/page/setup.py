@@ -17,7 +17,7 @@ __all__ = ["configuration", "costs", "versions"]
 
 _ACROSS = 6
 """Runs that fit beside each other."""
-_NOT_SETTINGS = ("method", "method_options", "out", "resume", "json")
+_NOT_SETTINGS = ("method", "method_options", "out", "resume", "json", "quiet")
 
 
 def costs(sources: Sources) -> list[Block]:

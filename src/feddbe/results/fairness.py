@@ -20,7 +20,7 @@ from feddbe.results.document import RunDocument, labels
 __all__ = ["BASELINES", "HOLDINGS", "Fairness", "Paired", "Spread", "fairness", "paired", "spread"]
 
 BASELINES = ("local", "fedavg")
-HOLDINGS = ("data", "partition", "partition_seed", "clients", "split")
+HOLDINGS = ("data", "partition", "partition_seed", "clients", "split", "shift")
 """Settings that say which test samples a client has."""
 
 

@@ -15,10 +15,11 @@ from feddbe.errors import BadInput
 from feddbe.measures.accuracy import majority_floor
 from feddbe.methods import Method, hyper_parameters, in_brackets, parse
 from feddbe.models import ModelSource
-from feddbe.models.from_file import FromFile, from_file, names_file
+from feddbe.models.from_file import FromFile, builder
 from feddbe.options import Parameters, without_late
 from feddbe.options.config import Config, identity
 from feddbe.options.defaults import Layers, Setting
+from feddbe.options.from_file import names_file
 from feddbe.options.grammar import Named
 from feddbe.runs import checks
 from feddbe.runs.held import Held, label_counts, load_data
@@ -107,7 +108,7 @@ def _prepare(
     dataset, split, options = held
     source = model or options.model or models.fitting(tuple(dataset.x.shape[1:]), dataset.tokens)
     if isinstance(source, str) and names_file(source):
-        source = from_file(source)
+        source = builder(source)
     named = models.find(source, Layers(options.variant, "").of_parts()) if isinstance(source, str) else None
     chosen = Layers(options.variant, dataset.name, named.name if named else "own")
     first = int(dataset.x.argmax()) // dataset.x[0].numel() if dataset.tokens else 0  # has the last word
@@ -133,7 +134,7 @@ def _prepare(
     if named is None:
         content |= {"module": str(built.module), "theta0": sha256(built.parameters)}
     if isinstance(source, FromFile):
-        content["file"] = source.sha256
+        content["file"] = source.found.sha256
     task = Task(
         built, dataset, split, _training(options), options.seed, options.rounds or 0, options.newcomers
     )
@@ -168,7 +169,7 @@ def _resolve_one(name: str, common: _Common) -> Experiment:
     config |= dict.fromkeys(unused)
     remarks += method.remarks(task)
     told = [key for key in without_late(options) if identity(key) in ("yes", "seed")]
-    hashed = {key: config[key] for key in told} | {"method_options": methods.identity(method)}
+    hashed = {key: config[key] for key in told} | methods.identity(method)
     digest = hashlib.sha256(json.dumps(hashed | common.content, sort_keys=True).encode()).hexdigest()
     return Experiment(
         name=name,
@@ -180,7 +181,7 @@ def _resolve_one(name: str, common: _Common) -> Experiment:
         floor=common.floor,
         remarks=remarks,
         settings=_settings(name, common, config, chosen),
-        in_memory=common.in_memory,
+        in_memory=" and ".join(filter(None, [common.in_memory, "method" * methods.in_memory(method)])),
     )
 
 

@@ -17,7 +17,8 @@ RUNS = Path("runs")
 
 
 def slug(name: str) -> str:
-    """A method's name as a folder's: fedavg+dbe(kappa=5) -> fedavg+dbe-kappa5."""
+    """A method's name as a folder's: fedavg+dbe(kappa=5) -> fedavg+dbe-kappa5, a/my.py:Own -> my-own."""
+    name = re.sub(r"^(?:.*/)?([^/]*)\.py:", r"\1-", name)
     return re.sub(r"[^a-z0-9_+.-]", "", name.lower().replace("(", "-").replace(",", "-"))
 
 

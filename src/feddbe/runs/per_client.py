@@ -30,9 +30,7 @@ def each(document: RunDocument) -> list[Client]:
     """The clients of a run that were evaluated in its best or its last round, in their order."""
     store, found = Store.open(Path(document["folder"])), dict[int, Client]()
     try:
-        names = store.meta("client_names") or {}
-        if isinstance(names, list):
-            names = {str(client): name for client, name in enumerate(names)}
+        names = dict(enumerate(document["client_names"]))
         for which, entry in (("best", document["best"]), ("last", document["last"])):
             for row in store.rows(entry["round"]) if entry else ():
                 if row.client == ALL or row[2:4] != (entry and entry["when"], "accuracy"):
@@ -40,7 +38,7 @@ def each(document: RunDocument) -> list[Client]:
                 who = row.client
                 blank = Client(
                     client=who,
-                    name=str(names.get(str(who), who)),
+                    name=names.get(who, str(who)),
                     samples=int(row.weight),
                     best=None,
                     last=None,

@@ -41,7 +41,7 @@ def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         for key, value in after.items()
         if before.get(key) != value and (key in before or key in now)
     ]
-    return "; ".join(found) or "its data or its model differ"
+    return "; ".join(found) or "its data, its model or its method differ"
 
 
 def reopened(store: Store, *, dataset: Dataset | None = None, model: ModelSource | None = None) -> Experiment:

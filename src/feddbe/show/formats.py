@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 from feddbe.errors import unknown
 from feddbe.show.cells import Name, caption, plain_table
@@ -36,6 +36,8 @@ class Column:
     """How a reader sees its values."""
     text: bool = False
     """Words, which begin on the left, where numbers end on the right."""
+    spare: bool = False
+    """A narrow terminal can do without."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,10 @@ class Grid:
         chosen = [index for index, column in enumerate(self.columns) if column.title]
         shown = [[_one_line(self.columns[index].shown(row[index])) for index in chosen] for row in self.rows]
         return [self.columns[index] for index in chosen], shown
+
+    def titles(self) -> list[str]:
+        """Of what readers see, each in a line."""
+        return [_one_line(column.title) for column in self.columns if column.title]
 
     def records(self) -> list[dict[str, Any]]:
         """What programs see of it; what is no number, or endless, is None."""
@@ -83,23 +89,51 @@ def as_html(grid: Grid) -> str:
         )
         return f"<tr>{''.join(styled)}</tr>"
 
-    head, body = line("th", [column.title for column in columns]), (line("td", row) for row in rows)
+    head, body = line("th", grid.titles()), (line("td", row) for row in rows)
     note = f"<p><small>{html.escape(grid.note)}</small></p>" if grid.note else ""
     return "\n".join(["<table>", f"<thead>{head}</thead>", "<tbody>", *body, "</tbody>", f"</table>{note}"])
 
 
-def as_rich(grid: Grid) -> Table:
-    """For a terminal."""
-    columns, rows = grid.read()
-    table = plain_table(gap=2)
-    for column in columns:
-        table.add_column(
-            column.title, justify="left" if column.text else "right", no_wrap=not column.text, overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(Name(cell) if c.text else cell for c, cell in zip(columns, row, strict=True)))
-    table.caption = caption(grid.note) if grid.note else None
-    return table
+def as_rich(grid: Grid) -> RenderableType:
+    """For a terminal; where it is narrow, columns that can be spared are left out, the last ones first."""
+    return _Terminal(grid)
+
+
+@dataclass(frozen=True)
+class _Terminal:
+    grid: Grid
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns, rows = self.grid.read()
+        shown = list(range(len(columns)))
+        while self._width(columns, rows, shown) > options.max_width:
+            spare = [index for index in shown if columns[index].spare]
+            if not spare:
+                break
+            shown.remove(spare[-1])
+        table = plain_table(gap=2)
+        for index in shown:
+            text = columns[index].text
+            table.add_column(
+                columns[index].title, justify="left" if text else "right", no_wrap=not text, overflow="fold"
+            )
+        for row in rows:
+            table.add_row(*(Name(row[index]) if columns[index].text else row[index] for index in shown))
+        table.caption = caption(self.grid.note) if self.grid.note else None
+        yield table
+
+    @staticmethod
+    def _width(columns: Sequence[Column], rows: Sequence[Sequence[str]], shown: Sequence[int]) -> int:
+        """What it needs if names are broken where they must be."""
+        widths = []
+        for index in shown:
+            longest = max(map(len, [*columns[index].title.split("\n"), *(row[index] for row in rows)]))
+            widths.append(min(longest, _NAME) if columns[index].text else longest)
+        return sum(widths) + 2 * (len(widths) - 1)
+
+
+_NAME = 18
+"""Letters of a name that should stay together."""
 
 
 def _csv(grid: Grid) -> str:
@@ -119,7 +153,7 @@ def _json(grid: Grid) -> str:
 
 def _markdown(grid: Grid) -> str:
     columns, rows = grid.read()
-    cells = [[column.title for column in columns], *rows]
+    cells = [grid.titles(), *rows]
     lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells]
     lines.insert(1, f"|{'|'.join('---' if column.text else '---:' for column in columns)}|")
     return "\n".join([*lines, *(["", grid.note] if grid.note else [])]) + "\n"
@@ -132,7 +166,7 @@ def _latex(grid: Grid) -> str:
         *([f"% {grid.note}"] if grid.note else []),
         r"\begin{tabular}{" + "".join("l" if column.text else "r" for column in columns) + "}",
         r"\toprule % of the package booktabs",
-        f"{' & '.join(_escaped(column.title) for column in columns)} \\\\",
+        f"{' & '.join(map(_escaped, grid.titles()))} \\\\",
         r"\midrule",
         *lines,
         r"\bottomrule",

@@ -170,8 +170,8 @@ def _bubbles_figure(
     largest = min(36.0, 0.67 * cell / math.sqrt(max(fullness, 1e-9)), max(0.95 * cell, min(11.0, 2.2 * cell)))
     grid_width, grid_height = clients * wide, classes * high
     ticks, heights = range(0, clients, _step(wide)), range(0, classes, _step(high))
-    below = [textwrap.shorten(client_names[step * k], 16) if client_names else str(step * k) for k in ticks]
-    beside = [textwrap.shorten(label_names[k], 20) if label_names else str(k) for k in heights]
+    below = [_cut(client_names[step * k], 16) if client_names else str(step * k) for k in ticks]
+    beside = [_cut(label_names[k], 20) if label_names else str(k) for k in heights]
     longest, upright = max(map(len, below)), 0.075 * max(map(len, below)) > _step(wide) * wide
     left = max(0.6, 0.4 + 0.07 * max(map(len, beside)))
     bottom = 0.45 + 0.07 * longest if upright else 0.55
@@ -204,6 +204,10 @@ def _bubbles_figure(
     figure.text(left / width, 1 - 0.1 / height, "\n".join(lines), va="top", fontsize=10, parse_math=False)
     _size_key(figure, left + grid_width + 0.3, bottom + max(grid_height, 1.5), largest, most)
     return figure
+
+
+def _cut(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: most - 3]}..."
 
 
 def _cell(count: int, room: float) -> float:

@@ -11,6 +11,7 @@ from feddbe.runs import per_client
 from feddbe.show.cells import percent
 from feddbe.show.formats import as_html
 from feddbe.show.grids import results_grid, rounds_grid
+from feddbe.show.seeds import repeated, seeds_grid
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -60,7 +61,8 @@ class Run(dict[str, Any]):
 
 
 class Runs(list[Run]):
-    """Runs that were asked for together; in a notebook they show themselves as one table."""
+    """Runs that were asked for together; in a notebook they show themselves as one table, with means and
+    intervals where there are several seeds."""
 
     @property
     def documents(self) -> Sequence[RunDocument]:
@@ -68,4 +70,5 @@ class Runs(list[Run]):
         return [run.document for run in self]
 
     def _repr_html_(self) -> str:
-        return as_html(results_grid(self.documents))
+        runs = self.documents
+        return as_html(seeds_grid(runs) if repeated(runs) else results_grid(runs))

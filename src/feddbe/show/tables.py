@@ -44,13 +44,16 @@ def results_table(documents: Sequence[RunDocument]) -> RenderableType:
     return _Results(tuple(documents))
 
 
-def results_words(documents: Sequence[RunDocument], names: Sequence[str], *, costs: bool = True) -> str:
-    """What a reader of the results of these runs must know."""
+def results_words(
+    documents: Sequence[RunDocument], names: Sequence[str], *, costs: bool = True, endings: bool = True
+) -> str:
+    """What a reader must know of the results of these runs, their costs, and what came after the last
+    round."""
     return (
         f"Test accuracy in % of the deployed model {_moments(documents, names)}: "
         "weighted by samples, mean of clients, mean of the worst tenth of clients. "
         f"{_choice(documents)} Majority class: each client's own."
-        + _endings(documents)
+        + (_endings(documents) if endings else "")
         + _statistics(documents, names)
         + "".join(f" The data: {note}." for note in sorted({d["note"] for d in documents} - {""}))
         + (" Bytes up and down are per client and round." if costs else "")

@@ -15,6 +15,7 @@ from feddbe import api, data
 from feddbe.data.dataset import Dataset
 from feddbe.engines.pool import cores
 from feddbe.errors import BadInput, FeddbeError, StoreError
+from feddbe.models import ModelSource
 from feddbe.options.config import Asked, Config
 from feddbe.paths import expand
 from feddbe.results.document import RunDocument, ending, score
@@ -79,17 +80,26 @@ def finished(found: RunDocument, rounds: int, patience: int | None) -> bool:
     return max(seen) >= rounds or impatient
 
 
-def plan(cells: Sequence[Cell], folder: Path, *, remark: Remark = lambda text: None) -> list[Planned]:
+def plan(
+    cells: Sequence[Cell],
+    folder: Path,
+    *,
+    remark: Remark = lambda text: None,
+    dataset: Dataset | None = None,
+    model: ModelSource | None = None,
+) -> list[Planned]:
     """What each cell is and what there is of it in `folder`, in their order. Nothing is run or written.
 
-    `remark` is told of runs there that are damaged.
+    `remark` is told of runs there that are damaged. `dataset` and `model`: of all cells, if they were given
+    as Python objects.
     """
     there = _runs_in(folder, remark)
     loaded: dict[tuple[str, str | None], Dataset] = {}
     found: list[Planned | None] = [None] * len(cells)
     for group in _alike(cells):
         try:
-            experiments: Sequence[Experiment | BadInput] = _resolve([cells[i] for i in group], loaded)
+            some = [cells[i] for i in group]
+            experiments: Sequence[Experiment | BadInput] = _resolve(some, loaded, dataset, model)
         except BadInput as error:
             experiments = [error] * len(group)
         for index, experiment in zip(group, experiments, strict=True):
@@ -146,18 +156,21 @@ def _alike(cells: Sequence[Cell]) -> Iterable[list[int]]:
 
 
 def _resolve(
-    cells: Sequence[Cell], loaded: dict[tuple[str, str | None], Dataset]
+    cells: Sequence[Cell],
+    loaded: dict[tuple[str, str | None], Dataset],
+    dataset: Dataset | None,
+    model: ModelSource | None,
 ) -> list[Experiment | BadInput]:
     """The experiments of cells that have the same options; or of one alone, why it cannot be."""
     names = list(dict.fromkeys(cell.method for cell in cells))
     _, options, origins = cells[0].asked(resume=True)
-    dataset = _load(options, loaded)
+    held = _load(options, loaded) if dataset is None else dataset
     try:
-        found = api.resolve(Asked(names, options, origins), single=False, dataset=dataset)
+        found = api.resolve(Asked(names, options, origins), single=False, dataset=held, model=model)
     except BadInput as error:
         if len(names) == 1:
             return [error] * len(cells)
-        return [one for cell in cells for one in _resolve([cell], loaded)]
+        return [one for cell in cells for one in _resolve([cell], loaded, dataset, model)]
     by_name = dict(zip(names, found, strict=True))
     return [by_name[cell.method] for cell in cells]
 

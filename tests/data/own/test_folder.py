@@ -130,3 +130,22 @@ def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(pets(tmp_path) / "dog" / "0.png")
     with pytest.raises(BadInput, match=r"0\.png: it is not a plain file"):
         load(tmp_path)
+
+
+def test_images_of_several_sizes_name_the_way_out_and_take_it(tmp_path: Path) -> None:
+    put(pets(tmp_path / "pets") / "dog" / "c.png", (9, 9, 9), size=(8, 7))
+    with pytest.raises(
+        BadInput, match=r"is 8x7, but .* is 5x4; all images .*: \?resize=4 brings them to one"
+    ):
+        load(tmp_path / "pets")
+    data = load(f"{tmp_path / 'pets'}?resize=4")
+    assert (data.x.shape, data.label_names) == ((4, 3, 4, 4), ("cat", "dog"))
+    assert data.x[:, :, 1, 1].tolist() == [[7, 8, 9], [4, 5, 6], [1, 2, 3], [9, 9, 9]]
+    assert load(f"{tmp_path / 'pets'}?resize=6x3").x.shape == (4, 3, 3, 6), "width times height"
+    assert (data.about.kind, data.about.resized, data.about.shape) == ("images", True, (3, 4, 4))
+
+
+@pytest.mark.parametrize("size", ["0", "x", "4x", "4x4x4", "9999", "-3"])
+def test_sizes_that_are_none(tmp_path: Path, size: str) -> None:
+    with pytest.raises(BadInput, match=r"\?resize=.*: write a number of pixels"):
+        load(f"{pets(tmp_path / 'pets')}?resize={size}")

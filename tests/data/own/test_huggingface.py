@@ -171,3 +171,18 @@ def test_with_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert load(f"hf:{tmp_path}/named").x.tolist() == [[2, 1], [1, 0], [1, 3]]
     with pytest.raises(BadInput, match=r"cannot load hf:./nowhere: "):
         load("hf:./nowhere")
+
+
+def test_class_labels_have_their_names(tmp_path: Path) -> None:
+    features = {"label": {"names": ["bad", "good", "unused"], "_type": "ClassLabel"}, "x": {"_type": "Value"}}
+    about = {"huggingface": json.dumps({"info": {"features": features}})}
+    folder = tmp_path / "set"
+    folder.mkdir()
+    table = pyarrow.table({"x": [1.0, 2.0, 3.0], "label": [1, 0, 1]}).replace_schema_metadata(about)
+    with (
+        pyarrow.OSFile(str(folder / "a.arrow"), "wb") as file,
+        pyarrow.ipc.new_stream(file, table.schema) as stream,
+    ):
+        stream.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}]}))
+    assert load(folder).label_names == ("bad", "good")

@@ -134,7 +134,7 @@ def _checked(name: str, values: npt.NDArray[np.float64], table: Table) -> npt.ND
         where = table.place(int(bad[0]))
         raise BadInput(f"column '{short(name)}' of {table.where} is {values[bad[0]]} in {where}; replace it")
     with np.errstate(over="ignore"):
-        if not np.isfinite(np.nanstd(values)):
+        if not np.isfinite(values[~np.isnan(values)].std()):
             raise BadInput(f"column '{short(name)}' of {table.where} has values too large to compute with")
     return values
 

@@ -23,6 +23,7 @@ from feddbe.data.dataset import Dataset
 from feddbe.data.files.cache import New, cached
 from feddbe.data.files.download import Progress, download
 from feddbe.data.files.places import cache_folder, folders, missing
+from feddbe.data.preprocessing import Column, Preprocessing
 from feddbe.data.text import LENGTH, tokenize
 from feddbe.errors import BadInput
 
@@ -32,6 +33,8 @@ URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_
 MD5 = {"train.csv": "b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "d52ea96a97a2d943681189a97654912d"}
 ROWS = (120_000, 7_600)
 CLASSES = ("1", "2", "3", "4")
+NAMES = ("World", "Sports", "Business", "Sci/Tech")
+"""What the publisher calls them."""
 _LIMIT = 100_000_000
 """Bytes of an unpacked file, generously: there are 29 MB."""
 _UNREADABLE = (OSError, EOFError, lzma.LZMAError, ZlibError, UnicodeDecodeError, csv.Error)
@@ -75,9 +78,13 @@ def load(data_dir: Path | None) -> Dataset:
         new("x", x.shape, np.int32)[:] = x
         new("y", (len(x),), np.int64)[:] = [label for part in parts for label, _ in part]
         new("sizes", (3,), np.int64)[:] = [*map(len, parts), len(vocabulary)]
+        written = np.frombuffer("\n".join(vocabulary).encode(), np.uint8)
+        new("vocabulary", written.shape, np.uint8)[:] = written
 
-    kept = cached("ag_news", data_dir, f"words-{LENGTH}", files, build)
+    kept = cached("ag_news", data_dir, f"words-{LENGTH}-named", files, build)
     train, test, words = kept.arrays["sizes"].tolist()
+    vocabulary = tuple(kept.arrays["vocabulary"].tobytes().decode().split("\n"))
+    columns = (Column("title", mean=(0.0,)), Column("description", mean=(0.0,)))
     return Dataset(
         name="ag_news",
         x=torch.from_numpy(kept.arrays["x"]),
@@ -85,6 +92,8 @@ def load(data_dir: Path | None) -> Dataset:
         classes=len(CLASSES),
         tokens=words,
         note=_note(train, test),
+        label_names=NAMES,
+        preprocessing=Preprocessing("texts", (LENGTH,), columns, vocabulary=vocabulary, words=words),
         known_sha256=kept.sha256,
     )
 

@@ -36,6 +36,7 @@ ARCHIVES = (f"{FOLDER}.zip", f"{FOLDER}.tar.xz", "uci-har-inertial.tar.xz")
 PARTS = ("train", "test")
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 STEPS, CLASSES = 128, 6
+LABELS = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying")
 WINDOWS = 10_299
 _LIMIT = 500_000_000
 """Bytes of an unpacked archive, generously: there are 283 MB."""
@@ -75,6 +76,7 @@ def load(data_dir: Path | None) -> Dataset:
         y=torch.from_numpy(found.arrays["y"]),
         classes=CLASSES,
         client=found.arrays["client"],
+        label_names=LABELS,
         known_sha256=found.sha256,
     )
 

@@ -16,9 +16,15 @@ function lineColour(index, now) {
 }
 
 function repaintAll() {
+  for (const one of repaints) one.paint();
+}
+
+/** Forget drawings that are no longer on the page. */
+function forgetGone() {
   for (const one of repaints) {
-    if (one.holder.isConnected) one.paint();
-    else repaints.delete(one);
+    if (one.holder.isConnected) continue;
+    one.drop();
+    repaints.delete(one);
   }
 }
 
@@ -40,7 +46,7 @@ function drawing(text, { height, draw, hover }) {
   const canvas = make("canvas", { role: "img", "aria-label": text });
   const tip = make("div", { class: "tip", hidden: true });
   const holder = make("div", { class: "drawing" }, canvas, tip);
-  const one = { holder, paint };
+  const one = { holder, paint, drop() {} };
 
   function paint() {
     const width = holder.clientWidth;

@@ -20,7 +20,7 @@ const curves = {
       curves.read(block, choice, state, null, at, keys);
     }
 
-    const one = { holder: plot, paint: () => plot.clientWidth && build() };
+    const one = { holder: plot, paint: () => plot.clientWidth && build(), drop: () => drawn && drawn.destroy() };
     let width = 0;
     new ResizeObserver(() => {
       if (plot.clientWidth === width) return;
@@ -59,7 +59,7 @@ const curves = {
       const colour = lineColour(one.colour, now);
       for (const side of [one.high, one.low]) {
         data.push(clean(side));
-        series.push({ width: 0, spanGaps: true, points: { show: false } });
+        series.push({ width: 0, spanGaps: true, paths: curves.path(block), points: { show: false } });
       }
       bands.push({ series: [series.length - 2, series.length - 1], fill: curves.pale(colour) });
     }
@@ -98,10 +98,12 @@ const curves = {
     return {
       label: one.name, stroke: colour, width: 2, spanGaps: true,
       dash: palette.dashes[one.colour % palette.dashes.length].map((length) => 2 * length),
-      paths: block.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
+      paths: curves.path(block),
       points: alone ? { show: true, size: 8, fill: colour } : { show: marked.length > 0, size: 10, fill: colour, stroke: now.paper, width: 1.5, filter: () => marked.filter((index) => index >= 0) },
     };
   },
+
+  path: (block) => (block.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined),
 
   range(low, high, choice, log, percent) {
     if (low === null || high === null) return log ? [0.1, 1] : [0, 1];

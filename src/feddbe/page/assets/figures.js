@@ -35,7 +35,10 @@ const figures = {
       const last = (i) => choice.values[i][choice.rounds.length - 1];
       return state.sorted ? rows.sort((a, b) => last(b) - last(a)) : rows;
     };
-    const place = (width, high, choice) => ({ left: 44, top: 6, cell: (width - 48) / choice.rounds.length, row: (high - 78) / choice.clients.length });
+    const place = (context, width, high, choice) => {
+      const left = 14 + context.measureText(Math.max(...choice.clients)).width;
+      return { left, top: 6, cell: (width - left - 4) / choice.rounds.length, row: (high - 78) / choice.clients.length };
+    };
 
     return choosing(block, "Run", [["sorted", "best clients first"]], (chosen, state) => {
       let box = null;
@@ -44,7 +47,7 @@ const figures = {
         height,
         draw(context, width, high, now) {
           const choice = chosen();
-          box = place(width, high, choice);
+          box = place(context, width, high, choice);
           const rows = order(choice, state);
           rows.forEach((client, i) => {
             choice.values[client].forEach((value, j) => {
@@ -59,7 +62,7 @@ const figures = {
           const tall = every(rows.length, bottom - box.top, 13);
           rows.forEach((client, i) => { if (i % tall === 0) context.fillText(choice.clients[client], box.left - 6, box.top + (i + 0.5) * box.row); });
           context.textAlign = "center";
-          const wide = every(choice.rounds.length, width - 48, 32);
+          const wide = every(choice.rounds.length, width - box.left, 32);
           choice.rounds.forEach((round, j) => { if (j % wide === 0) context.fillText(round, box.left + (j + 0.5) * box.cell, bottom + 11); });
           figures.scale(context, box.left, bottom + 44, Math.min(260, width - 60), low / 10, now);
           context.textAlign = "left";
@@ -293,6 +296,7 @@ const figures = {
       const known = values(name);
       const colour = (value) => (known.length <= palette.labels.length ? palette.labels[known.indexOf(value)] : cividis(known.indexOf(value) / (known.length - 1)));
       holder.replaceChildren(...block.panels.map((panel) => make("div", { class: "panel" }, make("h4", {}, panel.name), drawing(`${panel.name}: ${panel.x.length} points`, figures.plane(panel, name, colour)).holder)));
+      if (holder.isConnected) forgetGone();
       const shades = known.length <= palette.labels.length ? known : known.filter((_, i) => i % Math.ceil(known.length / 10) === 0);
       keys.replaceChildren(make("span", { class: "key" }, `${name}:`), ...shades.map((value) => make("span", { class: "key" }, figures.patch(colour(value)), String(value))));
     }

@@ -11,6 +11,7 @@ const page = {
       make("p", { class: "brand" }, "feddbe report"), make("h1", {}, content.title), make("p", { class: "note" }, content.about),
       ...content.failed.map((words) => make("p", { class: "failed" }, words)), page.status);
     page.nav.replaceChildren(...content.sections.map((section) => make("a", { href: `#${section.id}` }, section.title)));
+    const height = scrollY;
     const focused = document.activeElement && document.activeElement.id;
     const parts = content.sections.map((section) => {
       const text = JSON.stringify(section);
@@ -24,6 +25,8 @@ const page = {
       if (page.main.children[i] !== part) page.main.insertBefore(part, page.main.children[i] || null);
     });
     while (page.main.children.length > parts.length) page.main.lastElementChild.remove();
+    forgetGone();
+    scrollTo(scrollX, height);
     const again = focused && document.getElementById(focused);
     if (again && again !== document.activeElement) again.focus({ preventScroll: true });
   },

@@ -1,0 +1,97 @@
+"""New rows go the way that the training rows went."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feddbe.data import load, rows
+from feddbe.options.config import Config
+from feddbe.runs.experiment import load_data
+
+PEOPLE = "age;job;y;client\n" + "".join(
+    f"{k % 9},5;{'abc'[k % 3]};{'no' if k % 2 else 'yes'};{k % 2}\n" for k in range(24)
+)
+
+
+def test_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    path.write_text(PEOPLE)
+    data = load_data(Config(data=str(path)))[0]
+    found = rows.read(data.about.to_json(), path)
+    assert np.array_equal(found, data.x.numpy())
+    (tmp_path / "new.csv").write_text("job,extra,age\nb,1,2.5\n")
+    again = rows.read(data.about.to_json(), tmp_path / "new.csv")
+    same = np.flatnonzero((np.arange(24) % 9 == 2) & (np.arange(24) % 3 == 2))  # 2,5 and c, but for the job
+    assert again[0, 0] == data.x[same[0], 0]
+    assert again[0, 1:].tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("age\n1\n", "there is no column 'job'; the model takes age, job"),
+        ("age,job\n1,d\n", "'job' is 'd' in line 2, which no training row had; known: a, b, c"),
+        ("age,job\n1,a\nx,b\n", "'age' is 'x' in line 3; it must be a number"),
+        ("age,job\n,a\n", "'age' has no value in line 2; fill it in"),
+        ("age,job\n1,a,2\n", "line 2 of .* has 3 values, its first 2"),
+        ("age,job\n", "has no rows"),
+    ],
+)
+def test_rows_that_do_not_fit_are_one_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "people.csv").write_text(PEOPLE)
+    about = load_data(Config(data=str(tmp_path / "people.csv")))[0].about.to_json()
+    (tmp_path / "new.csv").write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        rows.read(about, tmp_path / "new.csv")
+    assert "\n" not in str(caught.value)
+
+
+def test_texts(tmp_path: Path) -> None:
+    path = tmp_path / "news.csv"
+    path.write_text('title,text,y\nGood,"a good, long film!",1\nBad,a bad film,3\nGood,,1\n')
+    data = load(path)
+    assert np.array_equal(rows.read(data.about.to_json(), path), data.x.numpy())
+    path.write_text("text,title\nnever good,a\n")
+    known = {word: k for k, word in enumerate(data.about.vocabulary)}
+    assert rows.read(data.about.to_json(), path)[0, :3].tolist() == [known["a"], 0, known["good"]]
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_images(tmp_path: Path, mode: str) -> None:
+    for k in range(4):
+        folder = tmp_path / "pets" / ("cat", "dog")[k % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        value = np.random.RandomState(k).randint(0, 256, (9 + k, 8, 3)).astype(np.uint8)
+        Image.fromarray(value if mode == "RGB" else value[:, :, 0]).save(folder / f"{k}.png")
+    data = load(f"{tmp_path / 'pets'}?resize=6")
+    found = rows.read(data.about.to_json(), tmp_path / "pets")
+    assert np.array_equal(found, data.inputs(data.x).numpy())
+    assert rows.read(data.about.to_json(), tmp_path / "pets" / "cat" / "0.png").shape[0] == 1
+    fixed = data.about.to_json() | {"resized": False}
+    with pytest.raises(ValueError, match=r"is 8x9; the model takes 6x6 pixels"):
+        rows.read(fixed, tmp_path / "pets" / "cat" / "0.png")
+
+
+def test_arrays(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.random.RandomState(0).randint(0, 256, (6, 5, 4)).astype(np.uint8), y=[0, 1] * 3)
+    data = load(path)
+    assert np.array_equal(rows.read(data.about.to_json(), path), data.inputs(data.x).numpy())
+    np.savez(path, x=np.zeros((2, 3, 4), np.uint8))
+    with pytest.raises(ValueError, match=r"has samples of shape \(3, 4\); the model takes \(1, 5, 4\)"):
+        rows.read(data.about.to_json(), path)
+
+
+def test_it_needs_nothing_of_feddbe() -> None:
+    """A copy of the file goes beside an exported model."""
+    code = (
+        f"import sys; sys.path[:0] = [{str(Path(rows.__file__).parent)!r}]; import rows; print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert not {"feddbe", "torch", "PIL"} & {name.partition(".")[0] for name in done.stdout.split()}

@@ -1,0 +1,162 @@
+"""Seeds and sweeps as a user types them: what is run, what is not run again, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import feddbe
+from feddbe import cli
+from feddbe.runs import rounds
+
+SMALL = "--clients 3 --partition iid --model mlp --rounds 1 --measure accuracy"
+OPTIONS: dict[str, Any] = {
+    "clients": 3, "partition": "iid", "model": "mlp", "rounds": 1, "measure": "accuracy",
+}  # fmt: skip
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Shell:
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, line: str) -> Result:
+        self._capsys.readouterr()
+        return Result(cli.main(shlex.split(line)), *self._capsys.readouterr())
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("feddbe.studies.runner.cores", lambda: 1)
+    return Shell(capsys)
+
+
+def test_seeds_are_run_once_and_shown_together(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, err = shell(f"compare fedavg fedavg+dbe --seeds 2 {SMALL} --out study")
+    assert code == 0
+    assert len([line for line in err.splitlines() if " of 4: " in line]) == 4
+    assert Path("study/curves.png").is_file()
+    rows = [line.split() for line in out.splitlines() if line.startswith("fedavg")]
+    assert [row[:2] for row in rows] == [["fedavg", "2"], ["fedavg+dbe", "2"]]
+    alone = feddbe.run("fedavg+dbe", **OPTIONS, seed=1, out="alone")
+    (there,) = Path("study").glob("digits-fedavg+dbe-seed1-*")
+    assert feddbe.load(there)["server_sha256"] == alone["server_sha256"]
+    assert shell("show study").out.splitlines()[:5] == out.splitlines()[:5]
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("it was run again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds, "run", refuse)
+        again = shell(f"compare fedavg fedavg+dbe --seeds 0,1 {SMALL} --out study")
+        assert again == (0, out, "")
+    code, _, err = shell(f"compare fedavg fedavg+dbe --seeds 3 {SMALL} --out study")
+    assert (code, len([line for line in err.splitlines() if " of 2: " in line])) == (0, 2)
+
+
+def test_a_sweep_chooses_on_validation_data_and_says_so(shell: Shell) -> None:
+    command = f"compare fedavg 'fedavg+mr(kappa=0,1)' --lr 0.01,0.1 {SMALL} --out grid"
+    code, out, err = shell(command)
+    assert code == 0
+    assert err.splitlines()[0] == (
+        "feddbe: values are chosen on a share of the training data, held out: --validation 0.2"
+    )
+    found = json.loads(shell(f"{command} --json").out)
+    table = found["table"]
+    assert [row["name"] for row in table] == [
+        f"{name}, lr {lr}"
+        for name in ("fedavg", "fedavg+mr(kappa=0)", "fedavg+mr(kappa=1)")
+        for lr in (0.01, 0.1)
+    ]
+    assert {run["config"]["validation"] for run in found["runs"]} == {0.2}
+    for rows in (table[:2], table[2:]):
+        best = max(rows, key=lambda row: row["validation"])
+        assert [row["name"] for row in rows if row["chosen"]] == [best["name"]]
+        tested = [row["name"] for row in rows if row["best"] is not None]
+        assert tested == [best["name"]], "nobody looks at the others' test data"
+    assert out.count("*") == 2
+
+
+def test_a_list_in_a_file_is_a_sweep(shell: Shell) -> None:
+    Path("sweep.toml").write_text(
+        'method = "fedavg"\nlr = [0.05, 0.1]\nseeds = [3, 4]\nclients = 3\npartition = "iid"\n'
+        'model = "mlp"\nrounds = 1\nvalidation = 0.3\n'
+    )
+    code, out, err = shell("run sweep.toml --dry-run")
+    assert (code, err) == (0, "")
+    assert [line.split("  ")[0] for line in out.splitlines()] == ["to run"] * 4
+    assert "lr 0.05" in out
+    assert "runs/study-digits/digits-fedavg-seed4-" in out
+    assert not Path("runs").exists()
+
+
+def test_one_that_diverges_leaves_its_mark(shell: Shell) -> None:
+    code, out, err = shell(f"compare fedavg 'fedavg+prbm(prbm_lr=1e20)' --seeds 2 {SMALL} --out study")
+    assert code == 3
+    assert "Diverged, and counted in no mean: fedavg+prbm(prbm_lr=1e20), seed 0;" in " ".join(out.split())
+    assert "0 of 2" in out
+    assert err.count("diverged in round 1; see feddbe show study/") == 2
+    assert shell(f"compare fedavg 'fedavg+prbm(prbm_lr=1e20)' --seeds 2 {SMALL} --out study").code == 3
+
+
+MISTAKES = {
+    "run fedavg --seed 0 --seed 1": ["--seed is given 2 times", "several seeds are --seeds 0,1,2"],
+    "run fedavg --lr 1 --lr 2": ["--lr is given 2 times, and only one would count"],
+    "run fedavg --json --json": ["--json is given 2 times"],
+    "run fedavg --seed 0,1": ["seed = 0,1; several seeds are --seeds 0,1,2"],
+    "run fedavg --seeds none": ["seeds = none; allowed: how many"],
+    "run fedavg moon --seeds 2": ["run takes one method, not 2; compare takes several"],
+    "compare fedavg fedavg --seeds 2": ["the same method twice"],
+    "compare --seeds 2": ["no method given"],
+    "compare fedavg moonn --seeds 2": ["unknown method 'moonn'", "did you mean 'moon'?"],
+    "run fedavg --lr 0.1,fast": ["lr = 'fast'", "a number > 0"],
+    "run fedavg --lr 0.1,0.2 --validation 0": ["validation = 0; values are never chosen on test data"],
+    "run fedavg --lr 0.1,0.2 --validation 0.1,0.2": ["values are never chosen on test data"],
+    "run 'fedavg+dbe(kappa=1,much)'": ["kappa = 'much'"],
+    "run fedavg --rounds 1,2": ["rounds = '1,2'", "a whole number >= 0"],
+    "bench fedavg --lr 0.1,0.2": ["lr = '0.1,0.2'", "a number > 0"],
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_is_one_line_and_nothing_is_written(line: str, shell: Shell, tmp_path: Path) -> None:
+    code, out, err = shell(line)
+    assert (code, out) == (2, "")
+    said = err.splitlines()[-1]
+    assert len(err.splitlines()) == 1 + err.count("values are chosen on a share")
+    for words in MISTAKES[line]:
+        assert words in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_from_python_with_data_and_model_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same mechanism; a file or a name is not needed."""
+    import torch
+    from torch import nn
+
+    monkeypatch.setattr("feddbe.studies.runner.cores", lambda: 1)
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(90) % 3
+    x = torch.randn(90, 4, generator=generator) + 3 * torch.eye(4)[y]
+    own: dict[str, Any] = {
+        "data": feddbe.Dataset("clouds", x, y, 3), "model": nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)),
+        "clients": 3, "partition": "iid", "rounds": 1, "lr": 0.1, "out": str(tmp_path),
+    }  # fmt: skip
+    runs = feddbe.compare(["fedavg"], seeds=[0, 5], **own)
+    assert [run["config"]["seed"] for run in runs] == [0, 5]
+    assert "95 % interval" in runs._repr_html_()
+    with pytest.raises(feddbe.BadInput, match="watch: several seeds or values run side by side"):
+        feddbe.compare(["fedavg"], seeds=2, watch=feddbe.Watch(), **own)
+    with pytest.raises(feddbe.BadInput, match="this is one run"):
+        feddbe.run("fedavg", seeds=2)
