@@ -1,10 +1,14 @@
 """CPU seconds of a round of every method relative to FedAvg's, in one run.
 
-    python benchmarks/cost.py [METHOD ...] [--repeats 5] [--samples 100] [--json FILE]
+    python benchmarks/cost.py [METHOD ...] [--repeats 5] [--samples 100] [--json FILE] [--steps]
 
 The 4-layer CNN on random images of 28x28 (time does not depend on what they show), 20 clients with `samples`
 training samples each, engine serial on one thread, where CPU time is wall time less the neighbours' noise.
 The methods take turns, forth and back; ratios to FedAvg of the same turn, medians.
+
+`--steps`: instead one client's training alone, per batch of ten, by the compiled trainer and by autograd, of
+FedAvg, FedAvg+DBE, SCAFFOLD, FedProx, Ditto and FedRep unless others are named: how much faster compiled is,
+and what DBE adds to FedAvg.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,12 +27,18 @@ import torch
 from feddbe import methods
 from feddbe.data.dataset import Dataset
 from feddbe.engines import Serial
+from feddbe.engines.client import Job, perform
 from feddbe.options.config import Config
 from feddbe.runs import rounds
 from feddbe.runs.experiment import resolve
+from feddbe.runs.messages import sent
 from feddbe.runs.store import Store
+from feddbe.state import decode
+from feddbe.training.task import Context
 
 CLIENTS, CLASSES = 20, 10
+TRAINERS = ("compiled", "autograd")
+STEPS = ("fedavg+dbe", "scaffold", "fedprox", "ditto", "fedrep")
 PAPER = {
     "fedavg": 1.59, "fedavg+dbe": 1.60, "perfedavg": 3.56, "pfedme": 10.24, "ditto": 11.78, "fedper": 1.92,
     "fedrep": 4.09, "fedrod": 1.74, "fedbabu": 1.58, "apfl": 2.74, "fedfomo": 2.72, "apple": 2.93,
@@ -44,6 +55,51 @@ def images(samples: int) -> Dataset:
     return Dataset("random", x, y, CLASSES, 2 / 255, -1.0, np.arange(n) % CLIENTS)
 
 
+def loop_of(name: str, dataset: Dataset, folder: Path, trainer: str = "auto") -> rounds.Loop:
+    """A run after its preparation."""
+    options = Config(partition="natural", model="cnn", rounds=10_000, eval_after=False, trainer=trainer)
+    e = resolve(name, options, dataset=dataset)
+    store = Store.create(folder, {}, rounds.start(e))
+    loop = rounds.Loop(e, store, Serial(e.task, e.method), rounds.Watch())
+    loop.exchange(0)
+    return loop
+
+
+def training(loop: rounds.Loop) -> float:
+    """CPU milliseconds of one client's training in a round, per batch."""
+    task, kept = loop.task, loop.store.read(0)
+    message = sent(loop.method, Context(task, 1), loop.server).to(0)
+    begun = time.process_time()
+    perform(task, loop.method, Job(0, 1, "train"), message, None if kept is None else decode(kept))
+    return (time.process_time() - begun) * 1000 / (task.samples[0] // task.training.batch)
+
+
+def steps(names: list[str], dataset: Dataset, repeats: int, root: Path) -> list[dict[str, Any]]:
+    """Medians of each method by both trainers, and of the ratios within a turn."""
+    which = [(name, trainer) for name in names for trainer in TRAINERS]
+    loops = {one: loop_of(one[0], dataset, root / " ".join(one), one[1]) for one in which}
+    took: dict[tuple[str, str], list[float]] = {one: [] for one in which}
+    for repeat in range(repeats + 1):
+        for one in which if repeat % 2 else reversed(which):
+            took[one].append(training(loops[one]))
+
+    def ratio(one: tuple[str, str], other: tuple[str, str]) -> float:
+        turns = list(zip(took[one], took[other], strict=True))
+        return median(a / b for a, b in turns[1:])  # the first one warms up
+
+    rows = []
+    for name in names:
+        row: dict[str, Any] = {"method": name}
+        row |= {f"{trainer} ms": median(took[name, trainer][1:]) for trainer in TRAINERS}
+        row["autograd / compiled"] = ratio((name, "autograd"), (name, "compiled"))
+        row |= {f"{t} / {names[0]}": ratio((name, t), (names[0], t)) for t in TRAINERS}
+        rows.append(row)
+    print(f"| {' | '.join(rows[0])} |\n{'|---' * len(rows[0])}|")
+    for name, *numbers in (row.values() for row in rows):
+        print(f"| {name} | {' | '.join(f'{number:.3f}' for number in numbers)} |")
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -51,23 +107,24 @@ def main() -> None:
     described = [one for one in methods.describe() if one["family"] not in ("add-on", "floor")]
     every = [f"{one['name']}{'+dbe' * dbe}" for one in described for dbe in (0, 1)
              if not dbe or "dbe" in one["addons"]]  # fmt: skip
-    parser.add_argument("methods", nargs="*", default=every)
+    parser.add_argument("methods", nargs="*")
+    parser.add_argument("--steps", action="store_true", help="training alone, compiled and by autograd")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--samples", type=int, default=100)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    names = list(dict.fromkeys(["fedavg", *arguments.methods]))
+    names = list(dict.fromkeys(["fedavg", *(arguments.methods or (STEPS if arguments.steps else every))]))
     dataset = images(arguments.samples)
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as root:
-        loops = {}
-        for name in names:
-            options = Config(partition="natural", model="cnn", rounds=10_000, eval_after=False)
-            e = resolve(name, options, dataset=dataset)
-            store = Store.create(Path(root) / name, {}, rounds.start(e))
-            loops[name] = rounds.Loop(e, store, Serial(e.task, e.method), rounds.Watch())
-            for round in (0, 1):  # what is needed once: the preparation, and memory
-                loops[name].exchange(round)
-        torch.set_num_threads(1)
+        if arguments.steps:
+            found = steps(names, dataset, arguments.repeats, Path(root))
+            if arguments.json:
+                arguments.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+            return
+        loops = {name: loop_of(name, dataset, Path(root) / name) for name in names}
+        for loop in loops.values():
+            loop.exchange(1)  # warms up
         seconds: dict[str, list[float]] = {name: [] for name in names}
         for repeat in range(arguments.repeats):
             for name in names if repeat % 2 else reversed(names):

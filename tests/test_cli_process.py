@@ -257,6 +257,7 @@ DOCUMENT = {
     "method": str, "config": dict, "config_hash": str, "rounds": list, "best": dict, "last": dict,
     "floor": float, "newcomers": type(None), "measured": list, "bn_buffers": type(None), "note": str,
     "remarks": list, "trainers": list, "cost": dict, "server_sha256": str, "clients_sha256": dict,
+    "label_names": list, "client_names": list, "looks": list,
     "diverged": type(None), "peak_rss_mb": float, "begun": str, "versions": dict, "folder": str,
 }  # fmt: skip
 

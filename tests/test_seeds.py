@@ -42,6 +42,13 @@ def test_round_and_client_are_zero_unless_given() -> None:
     assert seeds.stream(4, "model").randint(2**31) == seeds.stream(4, "model", 0, 0).randint(2**31)
 
 
+@pytest.mark.parametrize("name", NAMES[::7])
+def test_permutations_are_the_first_of_the_stream(name: tuple[int, str, int, int]) -> None:
+    stream = seeds.stream(*name)
+    wanted = [stream.permutation(9).tolist() for _ in range(3)]
+    assert [found.tolist() for found in seeds.permutations(3, 9, *name)] == wanted
+
+
 def test_the_streams_have_not_changed() -> None:
     """RandomState seeded with the eight little-endian words of SHA-256 of '0/batches/3/7'."""
     found = seeds.stream(0, "batches", 3, 7)

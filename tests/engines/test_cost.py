@@ -1,9 +1,9 @@
-"""Of two jobs, the longer one."""
+"""Of two jobs, the longer one; and how many at a time."""
 
 from __future__ import annotations
 
 from feddbe.engines.client import Job
-from feddbe.engines.cost import cost
+from feddbe.engines.cost import Queue, cost
 from tests.federation import experiment, samples
 
 
@@ -15,3 +15,42 @@ def test_by_hand() -> None:
     assert cost(task, Job(0, 1, "train")) == 3 * 2 * 30
     whole = Job(0, 1, "train", evaluate=True, after=True, train_pass=True, adapt=5)
     assert cost(task, whole) == 2 * 10 + 30 + 3 * (2 + 5) * 30
+
+
+def queue(sizes: list[int], together: int, workers: int = 2) -> Queue:
+    task = experiment("fedavg", samples(sizes)).task
+    return Queue(task, [Job(client, 1, "train") for client in range(len(sizes))], workers, together)
+
+
+def drained(jobs: Queue) -> list[list[int]]:
+    found = []
+    while jobs:
+        found.append([job.client for job in jobs.take()])
+    return found
+
+
+def test_one_at_a_time_the_longest_first() -> None:
+    assert drained(queue([40, 80, 60], 1)) == [[1], [2], [0]]
+
+
+def test_many_at_a_time_and_fewer_towards_the_end() -> None:
+    sizes = [len(some) for some in drained(queue([40] * 40, 100))]
+    assert sum(sizes) == 40
+    assert sizes[0] == 10  # half of a worker's share
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] == 1
+    assert [len(some) for some in drained(queue([40] * 40, 7))][:2] == [7, 7]
+
+
+def test_a_client_with_most_of_the_data_goes_alone() -> None:
+    assert drained(queue([40, 800, 40, 40], 100))[0] == [1]
+
+
+def test_what_was_not_done_comes_next_and_alone() -> None:
+    jobs = queue([40] * 16, 100)
+    first = jobs.take()
+    assert [job.client for job in first] == [0, 1, 2, 3]
+    jobs.give_back(first)
+    assert [[job.client for job in jobs.take()] for _ in first] == [[0], [1], [2], [3]]
+    assert [jobs.tries[client] for client in (0, 4)] == [2, 0]
+    assert len(jobs.take()) == 3

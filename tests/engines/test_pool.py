@@ -22,6 +22,9 @@ from feddbe.engines.client import Job, Reply
 from feddbe.engines.shared_memory import Parcel
 from feddbe.errors import BadInput, Diverged, FeddbeError
 from feddbe.methods.fedavg import FedAvg
+from feddbe.state import State
+from feddbe.training.local import Local
+from feddbe.training.task import Context
 from tests.federation import carry_out, experiment, outcome, same_bits, samples
 
 
@@ -73,6 +76,37 @@ class Suicidal(Pool):
                 return None
 
         yield from super().run([j for j in jobs if j.client == 1], messages, Deadly.__new__(Deadly))
+
+
+class _Dies(FedAvg):
+    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        if local.client == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().train(ctx, local, received, private)
+
+
+def test_of_clients_that_went_together_the_one_that_kills_is_named() -> None:
+    e, done = experiment("fedavg", samples([44] * 12)), list[int]()
+    jobs, message = [Job(c, 1, "train") for c in range(12)], Messages(e.task.model.parameters)
+    pool = Pool(e.task, _Dies(), 1)
+    pool._worked.append(1e-6)
+    with pytest.raises(FeddbeError, match="client 1 in round 1: its worker died 3 times"):
+        done.extend(reply.client for reply in pool.run(jobs, message, _Empty()))
+    pool.close()
+
+
+def test_clients_that_take_little_go_together() -> None:
+    e = experiment("fedavg+dbe", samples([44] * 12))
+    jobs, said = [Job(c, 1, "train", evaluate=True) for c in range(12)], list[str]()
+    message = Messages(e.task.model.parameters | {"mean": torch.zeros(e.task.model.feature_shape)})
+    pool = Pool(e.task, e.method, 2, Waiting(word_after=0.0, remark=said.append))
+    pool._worked.append(1e-6)
+    found = {reply.client: reply for reply in pool.run(jobs, message, _Empty())}
+    pool.close()
+    assert any(re.match(r"waiting for client \d+ and 2 more in round 1", line) for line in said)
+    for wanted in Serial(e.task, e.method).run(jobs, message, _Empty()):
+        assert same_bits(found[wanted.client].up, wanted.up)
+        assert found[wanted.client].measured == wanted.measured
 
 
 def test_a_divergence_in_a_worker_reaches_us_as_it_is(tmp_path: Path) -> None:

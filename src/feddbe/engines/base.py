@@ -3,6 +3,7 @@ they keep lies."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,7 +14,17 @@ from feddbe.options import Parameters
 from feddbe.state import Receipt, State
 from feddbe.training.task import Task
 
-__all__ = ["WAITING", "Choice", "ClientStates", "Engine", "Messages", "Missing", "Receipt", "Waiting"]
+__all__ = [
+    "WAITING",
+    "Choice",
+    "ClientStates",
+    "Engine",
+    "Messages",
+    "Missing",
+    "Receipt",
+    "Waiting",
+    "portable",
+]
 
 
 class ClientStates(Protocol):
@@ -87,3 +98,16 @@ class Choice(Parameters):
     def make(self, task: Task, method: Method, waiting: Waiting = WAITING) -> Engine:
         """The engine, ready to work."""
         raise NotImplementedError
+
+
+def portable(error: Exception) -> Exception:
+    """The error, or one that says the same if it cannot be pickled."""
+    try:
+        if type(pickle.loads(pickle.dumps(error))) is type(error):
+            return error
+    except Exception:
+        pass
+    told = RuntimeError(f"{type(error).__name__}: {error}")
+    for note in error.__notes__:
+        told.add_note(note)
+    return told

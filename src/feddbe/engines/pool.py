@@ -11,7 +11,6 @@ import gc
 import math
 import multiprocessing
 import os
-import pickle
 import signal
 import socket
 import struct
@@ -30,7 +29,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from feddbe.engines.base import WAITING, Choice, ClientStates, Messages, Waiting
+from feddbe.engines.base import WAITING, Choice, ClientStates, Messages, Waiting, portable
 from feddbe.engines.client import Job, Reply, perform
 from feddbe.engines.cost import Queue
 from feddbe.engines.shared_memory import Parcel, pack, receive, send
@@ -40,7 +39,7 @@ from feddbe.options import parameter
 from feddbe.state import State, decode, encode
 from feddbe.training.task import Task
 
-__all__ = ["TRIES", "Pool", "PoolChoice", "cores", "end_with_parent", "portable"]
+__all__ = ["TRIES", "Pool", "PoolChoice", "cores", "end_with_parent"]
 
 TRIES = 3
 """How often a client's work is started when its worker dies."""
@@ -69,8 +68,10 @@ class Pool:
         self.task, self.method, self.waiting = task, method, waiting
         self._took: deque[float] = deque(maxlen=1000)
         """Seconds of the last jobs."""
-        self._usual = math.inf
-        """The median of them; inf: there are none yet."""
+        self._usual = 0.0
+        """The median of them; 0: there are none yet."""
+        self._worked: deque[float] = deque(maxlen=1000)
+        """Their processor time, which neighbours on the machine do not change."""
         self._workers: list[_Worker] = []
         for _ in range(workers):
             self._workers.append(self._start())
@@ -81,8 +82,9 @@ class Pool:
         return [w.process.pid for w in self._workers if w.process.pid is not None]
 
     def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply]:
-        self._usual = median(self._took) if self._took else math.inf
-        queue = Queue(self.task, jobs, len(self._workers), max(1, int(TOGETHER / self._usual)))
+        self._usual = median(self._took) if self._took else 0.0
+        together = max(1, int(TOGETHER / median(self._worked))) if self._worked else 1
+        queue = Queue(self.task, jobs, len(self._workers), together)
         idle, busy = list(self._workers), dict[Any, tuple[_Worker, list[Job]]]()
         with pack(messages.shared) as shared:
             while queue or busy:
@@ -113,9 +115,11 @@ class Pool:
                         continue
                     if isinstance(answer, Exception):
                         raise answer
+                    answers, worked = answer
                     self._took.append((time.monotonic() - worker.since) / len(some))
+                    self._worked.append(worked / len(some))
                     idle.append(worker)
-                    for (reply, private), its in zip(answer, tensors, strict=True):
+                    for (reply, private), its in zip(answers, tensors, strict=True):
                         if private is not None:
                             states.stage(reply.client, private)
                         yield reply.with_tensors(its)
@@ -140,8 +144,7 @@ class Pool:
         self._workers = []
 
     def _word_after(self) -> float:
-        usual = 0.0 if math.isinf(self._usual) else self._usual
-        return min(max(self.waiting.word_after, 10 * usual), (self.waiting.timeout or math.inf) / 2)
+        return min(max(self.waiting.word_after, 10 * self._usual), (self.waiting.timeout or math.inf) / 2)
 
     def _overdue(self, busy: Iterable[tuple[_Worker, list[Job]]]) -> list[tuple[_Worker, list[Job]]]:
         """Those whose time is up; of those that take long, somebody is told."""
@@ -246,19 +249,6 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def portable(error: Exception) -> Exception:
-    """The error, or one that says the same if it cannot be pickled."""
-    try:
-        if type(pickle.loads(pickle.dumps(error))) is type(error):
-            return error
-    except Exception:
-        pass
-    told = RuntimeError(f"{type(error).__name__}: {error}")
-    for note in error.__notes__:
-        told.add_note(note)
-    return told
-
-
 def _work(pipe: Connection, inherited: list[Connection], task: Task, method: Method) -> None:
     """A worker: take jobs until the pipe closes."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent may have its own way
@@ -277,7 +267,7 @@ def _work(pipe: Connection, inherited: list[Connection], task: Task, method: Met
         if asked is None:
             (shared,) = states
             continue
-        answers, parcels = [], list[Parcel]()
+        answers, parcels, began = [], list[Parcel](), time.process_time()
         failed: Exception | None = None
         with ExitStack() as stack:
             for job, private, each in zip_longest(*asked, states, fillvalue={}):
@@ -295,6 +285,7 @@ def _work(pipe: Connection, inherited: list[Connection], task: Task, method: Met
                 if failed:
                     break
             try:
-                send(pipe, failed or answers, [] if failed else parcels)
+                worked = time.process_time() - began
+                send(pipe, failed or (answers, worked), [] if failed else parcels)
             except OSError:
                 return

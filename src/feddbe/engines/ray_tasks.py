@@ -24,10 +24,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from feddbe.engines import ray_cluster
-from feddbe.engines.base import WAITING, Choice, ClientStates, Messages, Waiting
+from feddbe.engines.base import WAITING, Choice, ClientStates, Messages, Waiting, portable
 from feddbe.engines.client import Job, Reply, perform
 from feddbe.engines.cost import cost
-from feddbe.engines.pool import TRIES, cores, portable
+from feddbe.engines.pool import TRIES, cores
 from feddbe.errors import BadInput, FeddbeError, one_line
 from feddbe.methods.base import Method
 from feddbe.options import parameter

@@ -34,6 +34,7 @@ __all__ = [
     "parameter",
     "parse",
     "spelled",
+    "takes",
 ]
 
 
@@ -140,7 +141,7 @@ def describe(names: Sequence[str] = ()) -> list[Description]:
         Description(
             name=name,
             family=parts[0].family if issubclass(parts[0], Method) else "add-on",
-            addons=_taken(parts[0]) if issubclass(parts[0], Method) else [],
+            addons=takes(parts[0]) if issubclass(parts[0], Method) else [],
             parameters=[
                 {
                     "name": field.name,
@@ -160,7 +161,8 @@ def describe(names: Sequence[str] = ()) -> list[Description]:
     ]
 
 
-def _taken(method: type[Method]) -> list[str]:
+def takes(method: type[Method]) -> list[str]:
+    """The add-ons that it takes."""
     refused = method.refuses.keys() | method.cannot.keys()
     return [name for name, parts in ADDONS.items() if not {p.name for p in parts} & refused]
 
@@ -177,13 +179,14 @@ def in_brackets(text: str) -> set[str]:
 
 
 def _read(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """`a(x=1)+b(y=2)` -> [(a, {x: 1}), (b, {y: 2})]: a method, then add-ons. Letters are small or large in
-    what is feddbe's own, not in a user's file."""
+    """`a(x=1)+b(y=2)` -> [(a, {x: 1}), (b, {y: 2})]: a method, then add-ons. Of what is feddbe's, letters may
+    be small or large."""
     file = re.match(r"\s*(.+?\.py(?::\w*)?)(?=\s*(?:[(+]|$))", text)
     name, rest = (file[1], text[file.end() :]) if file else ("", text)
     found: list[tuple[str, dict[str, Any]]] = []
     for piece in re.split(r"\+(?![^(]*\))", rest):  # a plus outside of brackets
-        part = grammar.read(piece if name and not found else piece.lower())
+        ours = not name and piece.partition("(")[0].strip().lower() in METHODS.ours
+        part = grammar.read(piece.lower() if found or ours else piece)
         if part is None or (name and not found and part[0]):
             raise BadInput(f"cannot read method '{text}'; write it like fedavg+dbe(kappa=5,mu=0.1)")
         kind, known = ("add-on", ADDONS) if found else ("method", METHODS)

@@ -16,7 +16,9 @@ __all__ = [
     "before_last_linear",
     "find_cuts",
     "find_layers",
+    "hooked",
     "layers_of",
+    "linear_of",
     "places_of",
 ]
 
@@ -65,6 +67,21 @@ def layers_of(half: nn.Module) -> list[nn.Module]:
 def find_layers(half: nn.Module, names: Mapping[int, str]) -> Layers:
     own = [(layer, layer.named_parameters()) for layer in layers_of(half)]
     return [(layer, {name: names[id(p)] for name, p in parameters}) for layer, parameters in own]
+
+
+def linear_of(half: nn.Module) -> nn.Linear | None:
+    """The linear layer that it is, if it is one and nothing else."""
+    called: list[nn.Module | None] = [*layers_of(half)]
+    if isinstance(half, fx.GraphModule):
+        nodes = [node for node in half.graph.nodes if node.op not in ("placeholder", "output")]
+        called = [half.get_submodule(n.target) if n.op == "call_module" else None for n in nodes]
+    (layer,) = called if len(called) == 1 else [None]
+    return layer if type(layer) is nn.Linear and not hooked(layer) else None
+
+
+def hooked(layer: nn.Module) -> bool:
+    """Whether calling the layer does more than its own arithmetic."""
+    return any((layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks))
 
 
 def _ends(module: nn.Module) -> dict[str, int]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from feddbe.errors import BadInput, unknown
-from feddbe.models.cuts import Halves, before_last_linear, find_cuts, find_layers, places_of
+from feddbe.models.cuts import Halves, before_last_linear, find_cuts, find_layers, linear_of, places_of
 from feddbe.models.places import walk
 from feddbe.seeds import torch_seeded
 from feddbe.state import State
@@ -104,8 +104,17 @@ class SplitModel:
             )
         self.feature_shape = tuple(z.shape[1:])
         in_head = {id(p) for p in h.parameters()}
+        own = linear_of(h) if in_head.isdisjoint(id(p) for p in f.parameters()) else None
+        self.linear_head = {name: full[id(p)] for name, p in own.named_parameters()} if own else {}
+        """The names of its weight and bias, if h is one linear layer and shares neither with f."""
         self.head = tuple(name for name, p in module.named_parameters() if id(p) in in_head)
         self.body = tuple(name for name in self.parameters if name not in self.head)
+
+    def apart(self, state: Mapping[str, Tensor]) -> Halves:
+        """f and h at these values, for prediction, as modules that share nothing with this one."""
+        module = copy.deepcopy(self.module)
+        module.load_state_dict({n: t.detach().clone() for n, t in state.items()}, strict=False)
+        return SplitModel(module, self._sample, self.cut, onednn=self.onednn)._halves[False]
 
     def on(self, device: torch.device) -> SplitModel:
         """The same model there."""
@@ -205,6 +214,14 @@ class SplitModel:
         keep("z", z)
         keep("logits", walk(h, z, after, keep))
         return {name: found[place] for name, place in wanted.items()}
+
+    def features(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """f alone."""
+        if params is not self._bound:
+            with self.bind(params):
+                return self.features(params, x)
+        z_g: Tensor = self._halves[self._training][0](x)
+        return z_g
 
     def classify(self, params: Mapping[str, Tensor], z: Tensor) -> Tensor:
         """h alone, on representations that did not come from f."""

@@ -130,3 +130,8 @@ class MeanPull:
     def slope(self, features: int, batch: int) -> float:
         """dL/dz_g of each sample is slope / d (r / d - zbar)."""
         return 2 * self.factor * self.mu / (features * batch)
+
+    def pull(self, carry: State, mean: Tensor, batch: int) -> Tensor:
+        """That of one sample, after the carry's batch."""
+        r, weight = carry["r"], float(carry["weight"]) if self.corrected and self.mu else 1.0
+        return (r / weight - mean) * (self.slope(mean.numel(), batch) / weight)

@@ -256,6 +256,27 @@ def test_predictions(name: str, cut: str | None) -> None:
     assert nobody.logits.shape == (0, 5)
 
 
+def test_predictions_follow_the_parameters() -> None:
+    """A model that is there already is not written again; one that was changed in its place is."""
+    model = SplitModel(cnn_small((1, 8, 8), 5), torch.zeros(2, 1, 8, 8))
+    x, params = torch.randn(4, 1, 8, 8), {name: p.clone() for name, p in model.parameters.items()}
+
+    def found(params: dict[str, Tensor]) -> Tensor:
+        return compiled.Predictor(model, params, None).logits(x)
+
+    first = found(params)
+    assert torch.equal(found(params), first)
+    assert torch.equal(found({name: p.clone() for name, p in params.items()}), first)
+    params["fc.bias"].add_(1)
+    assert torch.allclose(found(params), first + 1)
+    network = compiled._network(model, 4, torch.float32, translated=False)
+    for _ in range(2):  # training leaves other parameters there
+        network.write(model.parameters)
+        assert all(torch.equal(p, model.parameters[n]) for n, p in network.read(model.parameters).items())
+        network.set_moves(dict.fromkeys(network.parts, 0.1), {})
+        network.train(x, torch.arange(4), 4, np.ones(1))
+
+
 def test_a_client_predicts_with_them() -> None:
     """With its vector, and with the bits that others see."""
     task = experiment("fedavg+prbm", model="cnn_small").task

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from torch import nn
 
+from feddbe.models.cuts import hooked
 from feddbe.models.fasttext import MeanEmbedding
 from feddbe.models.split import SplitModel
 
@@ -54,7 +55,7 @@ def read(model: SplitModel) -> Stack:
     """All layers of both halves, or Refused."""
     body, head = model.layers
     layers = [*body, *head]
-    if any(_hooked(layer) for layer, _ in layers):
+    if any(hooked(layer) for layer, _ in layers):
         raise Refused("a layer has hooks")
     names = [name for _, own in layers for name in own.values()]
     if len(set(names)) < len(names) or set(names) != model.parameters.keys():
@@ -134,8 +135,3 @@ def _window(layer: nn.MaxPool2d) -> tuple[int, int]:
 
 def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
     return (value, value) if isinstance(value, int) else tuple(value)
-
-
-def _hooked(layer: nn.Module) -> bool:
-    """Whether calling the layer does more than its own arithmetic."""
-    return any((layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks))
