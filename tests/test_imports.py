@@ -23,7 +23,16 @@ def test_a_client_imports_no_other_method_and_no_reader() -> None:
     others = {"PIL", "matplotlib", "sklearn", "pandas", "pyarrow", "datasets", "rich", "typer", "ray"}
     assert not tops & others
     for package, wanted in {
-        "methods": {"addons", "base", "composed", "fedavg", "newcomers", "private_mean"},
+        "methods": {
+            "addons",
+            "base",
+            "composed",
+            "fedavg",
+            "newcomers",
+            "own",
+            "private_mean",
+            "registry",
+        },
         "data": {"dataset", "partition", "preprocessing", "ragged", "split"},
     }.items():
         prefix = f"feddbe.{package}."

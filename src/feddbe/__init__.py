@@ -9,12 +9,13 @@ if TYPE_CHECKING:
     from feddbe.data.partition import partition
     from feddbe.data.split import Split, load_split
     from feddbe.errors import BadInput, Diverged, FeddbeError, StoreError
+    from feddbe.export import export_model, predict
     from feddbe.methods import METHODS, MR, PRBM, Method
     from feddbe.methods.fedavg import FedAvg
     from feddbe.models import SplitModel
     from feddbe.page import report
     from feddbe.runs.watch import Watch
-    from feddbe.show.run import Run, Runs
+    from feddbe.show.run import Run, Runs, Sweep
     from feddbe.studies.sweep import compare
 
 __all__ = [
@@ -32,13 +33,16 @@ __all__ = [
     "Split",
     "SplitModel",
     "StoreError",
+    "Sweep",
     "Watch",
     "compare",
     "draw",
+    "export_model",
     "load",
     "load_split",
     "measure",
     "partition",
+    "predict",
     "report",
     "run",
 ]
@@ -56,6 +60,7 @@ _HOMES = (
     "show.run",
     "runs.watch",
     "page",
+    "export",
 )
 
 
@@ -63,8 +68,8 @@ def __getattr__(name: str) -> object:
     """The names above when they are first used: `feddbe --help` need not wait for torch."""
     from importlib import import_module
 
-    if name == "watch":
-        return import_module("feddbe.watch")
+    if name in ("testing", "watch"):
+        return import_module(f"feddbe.{name}")
     if name in __all__:
         for home in _HOMES:
             module = import_module(f"feddbe.{home}")

@@ -13,9 +13,9 @@ from feddbe.methods.base import BODY, HEAD, MODEL, PERSONAL, refused
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.fedper import FedPer
 from feddbe.state import State, add_prefix, strip_prefix
+from feddbe.testing.contract import leaks
 from feddbe.training.local import Local
 from feddbe.training.task import Context
-from tests.contract.test_every_method import leaks
 from tests.federation import Recorder, carry_out, experiment
 
 

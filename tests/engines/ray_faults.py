@@ -42,6 +42,20 @@ QUICK = {
 }  # fmt: skip
 """A dead node is noticed within seconds."""
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "node_ip_address": ray_cluster.LOOPBACK}
+OWN = """
+from dataclasses import dataclass
+from typing import ClassVar
+from feddbe import FedAvg
+from feddbe.methods import parameter
+
+@dataclass(frozen=True)
+class Own(FedAvg):
+    name: ClassVar[str] = "own"
+    factor: float = parameter(0.9, "of what is sent")
+
+    def train(self, ctx, local, received, private):
+        return {name: self.factor * value for name, value in local.fit(received).params.items()}, private
+"""
 FOLDER = "FEDDBE_TEST_FOLDER"
 """Names the folder in which `Obedient` looks for orders."""
 
@@ -164,9 +178,9 @@ class Trial:
         )
 
     def method(self, name: str) -> bool:
-        e = experiment(name)
-        serial = outcome(e, self.place / f"{name}-serial")
-        return self.equal(name, e, serial, lambda: None, Waiting())
+        e, folder = experiment(name), name.rpartition("/")[2]
+        serial = outcome(e, self.place / f"{folder}-serial")
+        return self.equal(folder, e, serial, lambda: None, Waiting())
 
     def accident(self, name: str, harm: Callable[[], object], waiting: Waiting | None = None) -> bool:
         return self.equal(name, *self.obedient, harm, waiting or Waiting())
@@ -278,6 +292,8 @@ def trial(place: Path, every: bool) -> dict[str, Any]:
         found: dict[str, Any] = {
             "methods": {name: cluster.method(name) for name in (COMBINATIONS if every else METHODS)}
         }
+        (place / "own.py").write_text(OWN)
+        found["a method from a file"] = cluster.method(f"{place / 'own.py'}:Own+dbe")
         found["copies"] = cluster.copies()
         found["diverged"] = cluster.error("diverged", experiment("fedavg", lr=1e30))
         found["a worker dies"] = cluster.accident("dies once", lambda: cluster.order("dies once"))

@@ -48,7 +48,7 @@ def child(*words: str) -> dict[str, Any]:
 
 def check(found: dict[str, Any], wanted: dict[str, Any], lines: dict[str, str]) -> None:
     """Values are equal, and what somebody is told is one line like this."""
-    assert {name: found[name] for name in wanted} == wanted
+    assert {name: found[name] for name in wanted} == wanted, found
     for name, pattern in lines.items():
         assert re.fullmatch(pattern, found[name].strip()), found[name]
     assert found.keys() == {*wanted, *lines}
@@ -62,7 +62,7 @@ def test_nodes_and_workers_come_and_go(tmp_path: Path) -> None:
     found = child(sys.executable, "-m", "tests.engines.ray_faults", str(tmp_path), *["--all"] * ALL)
     wanted = {
         "methods": dict.fromkeys(COMBINATIONS if ALL else METHODS, True),
-        "copies": True,
+        "a method from a file": True, "copies": True,
         "a worker dies": True, "it died": True, "a worker is stuck": True,
         "a node dies": True, "a node joins": True, "it works": True,
     }  # fmt: skip

@@ -239,13 +239,20 @@ def test_logarithms_choices_and_lines(page: Page, file: str) -> None:
     """Each switch changes the picture, and takes it back."""
     page.open(file)
     picture = "return document.querySelector('#figure-learning canvas').toDataURL()"
+    steps = """
+        const {chart} = document.querySelector('#learning-plot');
+        const [a, b, c] = [1, 2, 4].map((value) => chart.valToPos(value, arguments[0]));
+        return (b - a) / (c - b);
+    """
     seen = [page.script(picture)]
     for switch in ("#learning-logy", "#learning-logx"):
         page.find(switch).click()
+        assert page.script(steps, switch[-1]) == pytest.approx(1), "each doubling is as far"
         assert page.script(picture) not in seen
         seen.append(page.script(picture))
     for switch in ("#learning-logx", "#learning-logy"):
         page.find(switch).click()
+    assert [page.script(steps, axis) for axis in "xy"] == pytest.approx([0.5, 0.5])
     assert page.script(picture) == seen[0]
     page.find("#figure-learning .key").click()
     assert page.find("#figure-learning .key").get_attribute("aria-pressed") == "false"

@@ -29,6 +29,7 @@ from feddbe.results.statistics import interval
 from feddbe.runs.measuring import Question
 from feddbe.runs.per_client import accuracies
 from feddbe.runs.store import Store
+from feddbe.runs.watch import Watch
 from feddbe.show.canvas import COLOURS
 from tests.documents import document
 from tests.page.conftest import SMALL
@@ -71,6 +72,48 @@ def test_sections_without_data_are_not_there(tmp_path: Path) -> None:
     ids = {section["id"] for section in content(read([tmp_path / "run"]))["sections"]}
     assert not ids & {"newcomers", "rounds", "mdl", "discrepancy", "tsne"}
     assert "seeds" not in blocks(content(read([tmp_path / "run"])))
+
+
+class Stops(Watch):
+    """Ctrl-C after so many rounds; -1: before anything was done."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+        if self.after < 0:
+            raise KeyboardInterrupt
+
+    def round(self, done: int, accuracy: float | None) -> None:
+        if done >= self.after:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("after", "far"), [(-1, "0 of 3"), (0, "0 of 3"), (1, "1 of 3")])
+def test_a_run_that_was_stopped(after: int, far: str, tmp_path: Path) -> None:
+    """Also one of which nothing was evaluated, or nothing done."""
+    with pytest.raises(KeyboardInterrupt):
+        feddbe.run("fedavg+dbe", out=str(tmp_path / "run"), rounds=3, watch=Stops(after), **SMALL)
+    shown = content(read([tmp_path / "run"]))
+    assert shown["about"] == "1 run, 1 not finished"
+    row = blocks(shown)["runs"]["rows"][0]
+    assert row[2]["text"] == far
+    assert row[3]["text"] == ("-" if after < 1 else row[5]["text"])
+    assert ("heat" in blocks(shown)) == (after == 1)
+    as_json(shown)
+
+
+@pytest.mark.parametrize("kind", ["adapted", "stopped", "uploads"])
+def test_runs_of_format_2(kind: str, tmp_path: Path) -> None:
+    shutil.copytree(Path("tests/runs/format2") / kind, tmp_path / "run")
+    assert write_report([tmp_path / "run"], tmp_path / "x.html").is_file()
+
+
+def test_moments_are_told_apart(tmp_path: Path) -> None:
+    for method in ("fedavg", "perfedavg"):
+        feddbe.run(method, out=str(tmp_path / method), rounds=1, **SMALL)
+    caption = blocks(content(read([tmp_path / "fedavg", tmp_path / "perfedavg"])))["learning"]["caption"]
+    assert "(before local training: fedavg; after adapting to the client: perfedavg)" in caption
 
 
 def test_numbers_are_those_of_the_documents(found: dict[str, Any], sources: Sources) -> None:
@@ -175,6 +218,13 @@ def test_many_clients_are_a_sample_and_it_is_said(tmp_path: Path) -> None:
         assert len(one["clients"]) == 100
         assert "100 of 300 clients" in one["note"]
     assert heat["clients"][-1] == 299
+
+
+def test_clients_that_are_not_in_the_heat_map_are_told(tmp_path: Path) -> None:
+    feddbe.run("fedavg", out=str(tmp_path / "run"), rounds=2, join=0.5, eval="cohort", **SMALL)
+    (heat,) = blocks(content(read([tmp_path / "run"])))["heat"]["choices"]
+    assert len(heat["clients"]) == 2
+    assert heat["note"] == "the 2 clients that were evaluated in the best round"
 
 
 def test_what_is_not_finite_becomes_nothing() -> None:

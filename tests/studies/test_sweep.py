@@ -156,6 +156,11 @@ def test_from_python_with_data_and_model_of_ones_own(tmp_path: Path, monkeypatch
     runs = feddbe.compare(["fedavg"], seeds=[0, 5], **own)
     assert [run["config"]["seed"] for run in runs] == [0, 5]
     assert "95 % interval" in runs._repr_html_()
+    frame = feddbe.compare([feddbe.FedAvg()], **{**own, "data": (x, y), "lr": [1e-6, 0.1]})
+    assert isinstance(frame, feddbe.Sweep)
+    assert [run["config"]["lr"] for run in frame] == [1e-6, 0.1]
+    assert [run["config"]["lr"] for run in frame.chosen] == [0.1]
+    assert frame._repr_html_().count("<tr>") == 3
     with pytest.raises(feddbe.BadInput, match="watch: several seeds or values run side by side"):
         feddbe.compare(["fedavg"], seeds=2, watch=feddbe.Watch(), **own)
     with pytest.raises(feddbe.BadInput, match="this is one run"):

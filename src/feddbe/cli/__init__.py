@@ -11,7 +11,20 @@ from collections.abc import Sequence
 
 import click
 
-from feddbe.cli import bench, data, measure, methods, quality, report, reproduce, results, run, tune
+from feddbe.cli import (
+    bench,
+    data,
+    export,
+    measure,
+    methods,
+    predict,
+    quality,
+    report,
+    reproduce,
+    results,
+    run,
+    tune,
+)  # fmt: skip
 from feddbe.cli.command import Group, explain
 from feddbe.cli.output import complain
 from feddbe.errors import FeddbeError
@@ -22,8 +35,8 @@ app = Group("feddbe", "Personalized federated learning with the Domain Bias Elim
 click.version_option(package_name="feddbe", message="feddbe %(version)s")(app)
 for command in (
     run.run, run.compare, bench.bench, results.runs, results.show, results.check, measure.measure,
-    quality.fairness, quality.overhead, report.report, reproduce.reproduce, tune.tune, methods.methods,
-    data.group,
+    quality.fairness, quality.overhead, report.report, reproduce.reproduce, tune.tune,
+    export.export, predict.predict, methods.methods, data.group,
 ):  # fmt: skip
     app.add_command(command)
 

@@ -58,6 +58,10 @@ class Bars(Board):
         how = f"{error}" if error else f"{bar.rounds} rounds, {bar.accuracy}"
         self.say(f"{self.done} of {self.runs}: {planned.place.name}: {how}")
 
+    def aside(self) -> _Bar:
+        """Is told of what comes after the runs."""
+        return _Bar(self, "")
+
     def say(self, text: str) -> None:
         self.bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -72,7 +76,7 @@ class _Bar(Watch):
 
     def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         self.remove()
-        self.task = self.board.bars.add_task(self.name, total=rounds, completed=done, accuracy="")
+        self.task = self.board.bars.add_task(self.name or name, total=rounds, completed=done, accuracy="")
         self.board.bars.refresh()
 
     def round(self, done: int, accuracy: float | None) -> None:

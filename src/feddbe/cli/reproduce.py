@@ -136,11 +136,12 @@ def _carry_out(
                 board = Bars(len(missing))
                 with board.bars:
                     runner.run(list(plans.values()), board)
-                    plans = _refreshed(plans)
+                    plans, aside = _refreshed(plans), board.aside()
                     for study in studies:
-                        for problem in reproduce.measure(study, plans, quick=small):
+                        for problem in reproduce.measure(study, plans, quick=small, watch=aside):
                             board.say(f"feddbe: not measured: {problem}")
-                        figures.measure(study, plans)
+                        figures.measure(study, plans, aside)
+                    aside.remove()
                 plans = _refreshed(plans)
     except KeyboardInterrupt:
         return complain("stopped; what is done is kept, and the same command goes on from there", 130)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -66,18 +64,16 @@ compare = _command(
 
 def _carry_out(given: Given, typed: list[str], *, single: bool) -> int:
     from feddbe import api
+    from feddbe.cli.board import stoppable
     from feddbe.cli.progress import Following
 
     as_json = given.values.get("json") is True
     watch = Following(quiet=given.values.get("quiet") is True)
-    before = signal.signal(signal.SIGTERM, _stop)
     try:
-        with watch:
+        with stoppable(), watch:
             documents = api.carry_out_all(given, single=single, watch=watch, hashes=as_json)
     except KeyboardInterrupt:
         return complain(watch.stopped(typed, single=single), 130)
-    finally:
-        signal.signal(signal.SIGTERM, before)
     folder = watch.root(single=single)
     _show(documents, folder, as_json=as_json, single=single)
     for document in documents:
@@ -102,11 +98,6 @@ def _show(documents: list[RunDocument], folder: Path, *, as_json: bool, single: 
         for path in drawn:
             print(f"{'new' if path.stem == 'newcomers' else path.stem:<7} {path}")
         print(f"run     {folder}")
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    """SIGTERM ends a run in the same good order as Ctrl-C."""
-    raise KeyboardInterrupt
 
 
 def _preview(given: Given, *, single: bool) -> int:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from feddbe.cli.board import stoppable
 from feddbe.cli.command import Argument, Command, Option, config_options
 from feddbe.cli.output import complain, show, show_json
 from feddbe.options import config
@@ -41,6 +40,7 @@ _OTHERS = {"split", "resume", "newcomers", "adapt"}
 )  # fmt: skip
 def tune(method: str, trials: int, space: tuple[str, ...], **options: Any) -> int:
     """Search hyper-parameters on a share of the training data: feddbe tune fedavg+dbe"""
+    from feddbe.cli.board import stoppable
     from feddbe.cli.progress import Following
     from feddbe.show.surface import surface
     from feddbe.studies import tune as study

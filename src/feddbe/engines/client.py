@@ -21,7 +21,7 @@ from feddbe.training.device import at_work
 from feddbe.training.local import Local
 from feddbe.training.task import Context, Task
 
-__all__ = ["BUFFER", "Job", "Missing", "Reply", "perform"]
+__all__ = ["BUFFER", "Job", "Missing", "Reply", "deployed", "perform"]
 
 BUFFER = "buffer/"
 """Prefix of BatchNorm statistics: `buffer/NAME` in a message, `buffer/TRACK/NAME` in a kept state."""
@@ -104,6 +104,17 @@ def perform(task: Task, method: Method, job: Job, received: State, private: Stat
             f"client {job.client}, round {job.round}: the model's or method's own code called "
             f"sys.exit({'' if error.code is None else error.code})"
         ) from error
+
+
+def deployed(
+    task: Task, method: Method, job: Job, received: State, private: State | None
+) -> tuple[Local, State]:
+    """What the client predicts with, and where that is done: adapted, if the job says so."""
+    with at_work(task.device):
+        call = _Call.begin(task, method, job, received, private)
+        if job.adapt is None:
+            return call.deployed(call.private)
+        return call.adapted(job.adapt or task.training.epochs)
 
 
 def _perform(task: Task, method: Method, job: Job, received: State, private: State | None) -> Reply:

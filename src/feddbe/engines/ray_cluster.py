@@ -18,6 +18,7 @@ import secrets
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -25,7 +26,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -66,6 +66,8 @@ class _Open(NamedTuple):
     """Ours alone: the token, the home directory of Ray's daemons, and in it Ray's own files."""
     before: Mapping[str, str | None]
     """The environment, where it was changed."""
+    guard: subprocess.Popen[bytes] | None = None
+    """Who removes the folder if this process cannot."""
 
 
 _open: _Open | None = None
@@ -95,6 +97,7 @@ def connect(address: str | None, cpus: int) -> None:
     try:
         with _signals_kept(_open):
             _prepare(_open)
+            _open = _open._replace(guard=_guard(_open.folder))
             ray = import_ray()
             ray._private.worker._worker_logs_enabled = False  # "a worker died", on standard output
             if address is None:
@@ -145,13 +148,17 @@ def disconnect() -> None:
     left, _open = _open, None
     if left is None:
         return
-    if ray := sys.modules.get("ray"):
-        ray.shutdown()  # also of what was begun in vain
-    for name, value in left.before.items():
-        _set(name, value)
-    if left.folder:
-        shutil.rmtree(left.folder, ignore_errors=True)
-    atexit.unregister(disconnect)
+    try:
+        if ray := sys.modules.get("ray"):
+            ray.shutdown()  # also of what was begun in vain
+    finally:
+        for name, value in left.before.items():
+            _set(name, value)
+        if left.folder:
+            shutil.rmtree(left.folder, ignore_errors=True)
+        if left.guard:
+            left.guard.communicate()
+        atexit.unregister(disconnect)
 
 
 def _planned(address: str | None, cpus: int) -> _Open:
@@ -177,6 +184,18 @@ def _prepare(ours: _Open) -> None:
     (ours.folder / "ray_bootstrap_config.yaml").write_text("{}")  # else it asks metadata services
     os.environ.pop("RAY_AUTH_TOKEN", None)  # it would win over the file
     os.environ.update({**_CLOSED, "RAY_AUTH_TOKEN_PATH": str(token)})
+
+
+def _guard(folder: Path | None) -> subprocess.Popen[bytes] | None:
+    """A shell that removes the folder when this process has ended, however that came about: also by kill -9,
+    or by Ray's own code, which ends a process whose cluster is gone. It waits for the end of a pipe."""
+    if folder is None or os.name != "posix":
+        return None
+    words = 'read _; for i in 1 2 3 4 5 6 7 8; do rm -rf -- "$0"; [ -e "$0" ] || exit 0; sleep 1; done'
+    return subprocess.Popen(
+        ["/bin/sh", "-c", words, str(folder)],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
 
 
 def _start(ray: Any, ours: _Open) -> None:
@@ -206,24 +225,14 @@ def _start(ray: Any, ours: _Open) -> None:
 @contextlib.contextmanager
 def _signals_kept(ours: _Open) -> Iterator[None]:
     """Ray takes SIGTERM for itself, by which a run ends in good order. Ctrl-C while it starts, which takes
-    seconds, counts when it has started: an exception in its midst may get lost, and an end without one
-    (`feddbe.__main__`) would leave the folder. The second one counts at once."""
+    seconds, counts when it has started: an exception in its midst may get lost."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    interrupted = before[signal.SIGINT]
-    pressed = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed and ours.folder and callable(interrupted):
-            shutil.rmtree(ours.folder, ignore_errors=True)
-            interrupted(number, frame)
-        pressed = True
-
-    if ours.folder and callable(interrupted):
-        signal.signal(signal.SIGINT, note)
+    pressed = list[int]()
+    if ours.folder and callable(before[signal.SIGINT]):
+        signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
     try:
         yield
     finally:

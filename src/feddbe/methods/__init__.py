@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
 
 from feddbe.errors import BadInput, unknown
 from feddbe.methods.addons import FT, MR, PRBM
@@ -34,6 +34,7 @@ __all__ = [
     "parameter",
     "parse",
     "spelled",
+    "takes",
 ]
 
 
@@ -97,13 +98,13 @@ def hyper_parameters(method: Method) -> dict[str, dict[str, Any]]:
 def identity(method: Method) -> dict[str, Any]:
     """What tells runs of methods apart: hyper-parameters, and what a method does that is not feddbe's."""
     found: dict[str, Any] = {"method_options": {part.name: without_late(part) for part in _parts(method)}}
-    source = source_sha256(type(_parts(method)[0]))
+    source = source_sha256(type(_inner(method)))
     return found | ({"method_source": source} if source else {})
 
 
 def in_memory(method: Method) -> bool:
     """Whether no other process can make it from its name."""
-    return METHODS.given(type(_parts(method)[0]))
+    return METHODS.given(type(_inner(method)))
 
 
 def spelled(method: Method) -> str:
@@ -111,11 +112,11 @@ def spelled(method: Method) -> str:
     its default, unless the default depends on model or variant."""
     if not isinstance(method, Method):
         raise BadInput(f"'{method}' is not a method; give its name, or an instance, as in FedAvg()")
-    inner, *addons = _parts(method)
-    cls, words = cast(type[Method], type(inner)), list[str]()
+    inner, words = _inner(method), list[str]()
+    cls = type(inner)
     if (file := file_of(cls)) is None and METHODS.get(cls.name) is not cls:
         METHODS[cls.name] = cls
-    for part in (inner, *addons):
+    for part in _parts(method):
         options = [
             f"{field.name}={grammar.written(value)}"
             for field in dataclasses.fields(part)
@@ -125,6 +126,10 @@ def spelled(method: Method) -> str:
         name = f"{file.path}:{file.name}" if file and part is inner else part.name
         words.append(name + (f"({','.join(options)})" if options else ""))
     return "+".join(words)
+
+
+def _inner(method: Method) -> Method:
+    return method.inner if isinstance(method, Composed) else method
 
 
 def _parts(method: Method) -> tuple[Method | AddOn, ...]:
@@ -140,7 +145,7 @@ def describe(names: Sequence[str] = ()) -> list[Description]:
         Description(
             name=name,
             family=parts[0].family if issubclass(parts[0], Method) else "add-on",
-            addons=_taken(parts[0]) if issubclass(parts[0], Method) else [],
+            addons=takes(parts[0]) if issubclass(parts[0], Method) else [],
             parameters=[
                 {
                     "name": field.name,
@@ -160,7 +165,8 @@ def describe(names: Sequence[str] = ()) -> list[Description]:
     ]
 
 
-def _taken(method: type[Method]) -> list[str]:
+def takes(method: type[Method]) -> list[str]:
+    """The add-ons that it takes."""
     refused = method.refuses.keys() | method.cannot.keys()
     return [name for name, parts in ADDONS.items() if not {p.name for p in parts} & refused]
 
@@ -177,13 +183,14 @@ def in_brackets(text: str) -> set[str]:
 
 
 def _read(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """`a(x=1)+b(y=2)` -> [(a, {x: 1}), (b, {y: 2})]: a method, then add-ons. Letters are small or large in
-    what is feddbe's own, not in a user's file."""
+    """`a(x=1)+b(y=2)` -> [(a, {x: 1}), (b, {y: 2})]: a method, then add-ons. Of what is feddbe's, letters may
+    be small or large."""
     file = re.match(r"\s*(.+?\.py(?::\w*)?)(?=\s*(?:[(+]|$))", text)
     name, rest = (file[1], text[file.end() :]) if file else ("", text)
     found: list[tuple[str, dict[str, Any]]] = []
     for piece in re.split(r"\+(?![^(]*\))", rest):  # a plus outside of brackets
-        part = grammar.read(piece if name and not found else piece.lower())
+        ours = not name and piece.partition("(")[0].strip().lower() in METHODS.ours
+        part = grammar.read(piece.lower() if found or ours else piece)
         if part is None or (name and not found and part[0]):
             raise BadInput(f"cannot read method '{text}'; write it like fedavg+dbe(kappa=5,mu=0.1)")
         kind, known = ("add-on", ADDONS) if found else ("method", METHODS)

@@ -95,8 +95,8 @@ def checked(cls: Any, where: str, taken: Collection[str]) -> type[Method]:
     for field in dataclasses.fields(cls):
         if "meaning" not in field.metadata:
             raise BadInput(
-                f"{where}: '{field.name}' is no option; write "
-                f"{field.name}: TYPE = parameter(DEFAULT, MEANING), or ClassVar[TYPE] if it is to be none"
+                f"{where}: '{field.name}' is no option; write {field.name}: TYPE = parameter(DEFAULT, "
+                "MEANING), or ClassVar[TYPE] if it is not meant to be one"
             )
         try:
             allowed(field)

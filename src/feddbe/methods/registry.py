@@ -1,9 +1,9 @@
-"""Method classes by name: feddbe's own, each imported when it is first asked for; those of installed
-packages; those in users' files (`my_method.py:MyProx`); and what a program puts here itself."""
+"""Method classes by name: feddbe's own, each imported when it is first asked for; those of packages; those in
+users' files (`my_method.py:MyProx`); and what a program puts here itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from importlib import import_module
 from importlib.metadata import EntryPoint
 
@@ -51,6 +51,11 @@ class Registry(MutableMapping[str, type[Method]]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    @property
+    def ours(self) -> Collection[str]:
+        """feddbe's own."""
+        return self._places.keys()
 
     def given(self, cls: type[Method]) -> bool:
         """Whether it was put here by this program: no other process can find it by its name."""

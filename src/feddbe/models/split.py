@@ -110,6 +110,12 @@ class SplitModel:
         self.head = tuple(name for name, p in module.named_parameters() if id(p) in in_head)
         self.body = tuple(name for name in self.parameters if name not in self.head)
 
+    def apart(self, state: Mapping[str, Tensor]) -> Halves:
+        """f and h at these values, for prediction, as modules that share nothing with this one."""
+        module = copy.deepcopy(self.module)
+        module.load_state_dict({n: t.detach().clone() for n, t in state.items()}, strict=False)
+        return SplitModel(module, self._sample, self.cut, onednn=self.onednn)._halves[False]
+
     def on(self, device: torch.device) -> SplitModel:
         """The same model there."""
         module = copy.deepcopy(self.module).to(device)

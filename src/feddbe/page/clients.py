@@ -62,7 +62,10 @@ def _heat(run: Source, name: str, most: int) -> Block | None:
     clients = some(everyone, _CLIENTS)
     rounds, step = thinned(sorted(entries), most, [best["round"]])
     found = per_client.history(run.folder, [entries[t] for t in rounds], clients)
+    config = run.document["config"]
+    members = (config.get("clients") or 0) - (config.get("newcomers") or 0)
     told = [
+        f"the {len(everyone):,} clients that were evaluated in the best round" * (len(everyone) < members),
         f"{len(clients)} of {len(everyone):,} clients, evenly by number" * (len(clients) < len(everyone)),
         f"one in {step} rounds, with the best and the last" * (step > 1),
     ]

@@ -24,8 +24,10 @@ class Choice(NamedTuple):
 
     name: str
     points: Points
-    percent: bool = False
-    """Of accuracies: the best round is marked, and there is a floor to compare with."""
+    floor: bool = False
+    """There is each client's majority class to compare with."""
+    best: bool = False
+    """It is what the best round is chosen by, which is marked."""
 
 
 def curves(id: str, sources: Sources, asked: Sequence[Choice], x: str, caption: str) -> list[Block]:
@@ -56,7 +58,7 @@ def _choice(sources: Sources, choice: Choice) -> Block | None:
     every = sorted({t for group in found for t, _ in choice.points(group[0])})
     best = [d["best"]["round"] for group in found for d in group if d["best"]]
     rounds, step = thinned(every, _MOST, best)
-    floors = sorted({round(100 * d["floor"], 2) for group in found for d in group}) if choice.percent else []
+    floors = sorted({round(100 * d["floor"], 2) for group in found for d in group}) if choice.floor else []
     return {
         "name": choice.name,
         "x": rounds,
@@ -76,7 +78,7 @@ def _series(
     curves = [dict(choice.points(document)) for document in group]
     colour = sources.colours[group[0]["folder"]]
     found = series(name, colour, [[curve.get(t) for t in rounds] for curve in curves])
-    if choice.percent:
+    if choice.best:
         best = group[0]["best"]
         known = [index for index, mean in enumerate(found["y"]) if mean is not None]
         found["best"] = max(known, key=found["y"].__getitem__)

@@ -15,7 +15,7 @@ from feddbe.results.fairness import HOLDINGS
 from feddbe.results.groups import Points
 from feddbe.results.statistics import Interval, interval, paired
 from feddbe.show.cells import in_bytes, in_seconds, percent
-from feddbe.show.tables import results_words
+from feddbe.show.tables import moments, results_words
 
 __all__ = ["learning", "summary"]
 
@@ -61,7 +61,7 @@ def _row(run: Source, name: str) -> list[object]:
         _percent(best, "mean"),
         _percent(best, "worst_tenth"),
         cell(percent(document["floor"]), document["floor"]),
-        cell(in_seconds(cost["seconds"]), cost["seconds"]),
+        cell(in_seconds(cost["seconds"]), cost["seconds"]) if done else cell("-", None),
         cell(in_bytes(cost["up"]), cost["up"]),
         cell(in_bytes(cost["down"]), cost["down"]),
     ]
@@ -101,9 +101,9 @@ def _seeds(sources: Sources) -> list[Block]:
         for group, name in zip(found, names, strict=True)
     ]
     words = (
-        "Best round, in %: mean and 95 % interval over seeds (Student's t). The difference is that of runs "
-        "with the same split and seed, in points; a method improves or worsens only where the interval "
-        "excludes zero."
+        "Each run's best round, in %: mean and 95 % interval over seeds (Student's t). The difference is "
+        "that of runs with the same split and seed, in points; a method improves or worsens only where the "
+        "interval excludes zero."
     )
     columns = ["experiment", "seeds", *(f"{words} %" for words in _READINGS.values())]
     return [table("seeds", words, [*columns, f"difference to {against}", "verdict"], rows)]
@@ -142,14 +142,11 @@ def _verdict(found: Interval) -> str:
 
 def learning(sources: Sources) -> list[Block]:
     """Everything that was measured in each round, a reader's choice."""
-    whens = list(
-        dict.fromkeys(moment(e["when"]) for d in sources.documents for e in d["rounds"] if e["accuracy"])
-    )
     asked = [
-        Choice("test accuracy in %, weighted by samples", points, percent=True),
-        *(Choice(f"test accuracy in %, {words}", _accuracy("accuracy", reading), percent=True)
+        Choice("test accuracy in %, weighted by samples", points, floor=True, best=True),
+        *(Choice(f"test accuracy in %, {words}", _accuracy("accuracy", reading))
           for reading, words in _READINGS.items() if reading != "weighted"),
-        *(Choice(f"test accuracy in %, {moment(when)}", _accuracy(when, "weighted", other=True), percent=True)
+        *(Choice(f"test accuracy in %, {moment(when)}", _accuracy(when, "weighted", other=True), floor=True)
           for when in ("before", "adapted", "after")),
         Choice("accuracy in % on held-out training data", _accuracy("validation", "weighted")),
         Choice("training loss", _value(lambda entry: entry["train_loss"])),
@@ -158,8 +155,8 @@ def learning(sources: Sources) -> list[Block]:
         Choice("seconds per round", _value(lambda entry: entry["seconds"])),
     ]  # fmt: skip
     words = (
-        f"Of the deployed model {' or '.join(whens)}, after so many aggregations. A dot marks the best "
-        "round; the grey line is each client's majority class."
+        f"Of the deployed model {moments(sources.documents, sources.names)}, after so many aggregations. A "
+        "dot marks the best round; the grey line is each client's majority class."
     )
     blocks = curves("learning", sources, asked, "round", words)
     return section("curves", "Learning curves", blocks, of_each(sources, "show"))

@@ -26,7 +26,7 @@ def costs(sources: Sources) -> list[Block]:
     for run, name in zip(sources.runs, sources.names, strict=True):
         cost = overhead(run.document, per_client.kept(run.folder))
         sizes = [(in_bytes(cost[key]), cost[key]) for key in ("up", "down", "total_up", "total_down")]
-        times = [cost["seconds"], cost["preparation"], cost["seconds_to_best"]]
+        times = [cost["seconds"] if cost["rounds"] else None, cost["preparation"], cost["seconds_to_best"]]
         rows.append(
             [
                 name,
@@ -75,7 +75,7 @@ def versions(sources: Sources) -> list[Block]:
             "git commit": run.about["git_commit"],
             "begun": run.about["begun"],
             "trained by": ", ".join(run.document["trainers"]) or None,
-            "configuration": run.document["config_hash"][:12],
+            "configuration hash": run.document["config_hash"][:12],
         }
         for run in sources.runs
     ]

@@ -9,16 +9,19 @@ from typing import Any
 
 from feddbe.data.dataset import Dataset
 from feddbe.engines import Engine
-from feddbe.engines.client import Job, Missing, Reply
+from feddbe.engines.client import Job, Missing, Reply, deployed
 from feddbe.errors import BadInput, FeddbeError, StoreError, unknown
+from feddbe.methods import METHODS
 from feddbe.models import ModelSource
 from feddbe.options.config import Config, pick_identity
+from feddbe.options.from_file import names_file
 from feddbe.runs.best import KEPT
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.messages import sent, steady
 from feddbe.runs.store import Store
 from feddbe.runs.watch import Watch
 from feddbe.state import State, decode
+from feddbe.training.local import Local
 from feddbe.training.task import Context
 
 __all__ = ["MOMENTS", "Entry", "differences", "entry_of", "reopened", "stored_options"]
@@ -48,14 +51,15 @@ def reopened(store: Store, *, dataset: Dataset | None = None, model: ModelSource
     """The experiment of a run. What was given to it as a Python object must be given again."""
     settings = store.meta("config")
     if settings["model"] == "own" and model is None:
-        raise BadInput(
-            f"the model of '{store.folder}' came from Python; give it again: feddbe.measure(RUN, model=...)"
-        )
+        raise BadInput(f"the model of '{store.folder}' came from Python; give it again: model=... in Python")
     try:
         options = dataclasses.replace(stored_options(settings), device="cpu")  # the run's may be elsewhere
         found = resolve(settings["method"], options, dataset=dataset, model=model)
     except BadInput as error:
-        raise BadInput(f"the run in '{store.folder}' cannot be made again: {error}") from error
+        name = next(iter(settings["method_options"]))
+        known = name in METHODS or names_file(settings["method"])
+        hint = "" if known else f"; a class of yours is made known by feddbe.METHODS['{name}'] = CLASS"
+        raise BadInput(f"the run in '{store.folder}' cannot be made again: {error}{hint}") from error
     if found.config_hash != store.meta("config_hash"):
         raise BadInput(
             f"the run in '{store.folder}' is another here ({differences(settings, found.config)}); "
@@ -108,6 +112,17 @@ class Entry:
                 if watch:
                     watch.client(len(replies), len(jobs))
         return sorted(replies, key=lambda reply: reply.client)
+
+    def deployed(self, client: int) -> tuple[Local, State]:
+        """What this client predicts with at this entry: adapted, where that is part of the method."""
+        method, task = self.experiment.method, self.experiment.task
+        ctx = Context(task, self.round + 1, self.upload if method.keeps_uploads else None)
+        adapt = {"each": 0, "last": self.experiment.options.adapt_epochs}.get(method.adapts)
+        kept = self.read(client)
+        with steady():
+            received = sent(method, ctx, self.store.server(self.which)).to(client)
+            job = Job(client, self.round + 1, adapt=adapt)
+            return deployed(task, method, job, received, None if kept is None else decode(kept))
 
     def jobs(
         self, moments: Iterable[str], places: Iterable[str], rows: Mapping[int, Sequence[int] | None]

@@ -11,12 +11,12 @@ from feddbe.runs import per_client
 from feddbe.show.cells import percent
 from feddbe.show.formats import as_html
 from feddbe.show.grids import results_grid, rounds_grid
-from feddbe.show.seeds import repeated, seeds_grid
+from feddbe.show.seeds import choice, repeated, seeds_grid, sweep_grid
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Run", "Runs"]
+__all__ = ["Run", "Runs", "Sweep"]
 
 
 class Run(dict[str, Any]):
@@ -72,3 +72,16 @@ class Runs(list[Run]):
     def _repr_html_(self) -> str:
         runs = self.documents
         return as_html(seeds_grid(runs) if repeated(runs) else results_grid(runs))
+
+
+class Sweep(Runs):
+    """The runs of a grid of values; in a notebook they show themselves as a table over it."""
+
+    @property
+    def chosen(self) -> Runs:
+        """Of each method the runs with the values that are best on validation data."""
+        those = {id(document) for document in choice(self.documents)}
+        return Runs(run for run in self if id(run) in those)
+
+    def _repr_html_(self) -> str:
+        return as_html(sweep_grid(self.documents))

@@ -21,7 +21,7 @@ from feddbe.results.document import Accuracy, Entry, RunDocument, ending, labels
 from feddbe.runs.folders import slug
 from feddbe.show.cells import Name, caption, in_bytes, in_seconds, percent, plain_table
 
-__all__ = ["RunRow", "results_table", "results_words", "runs_table", "split_table"]
+__all__ = ["RunRow", "moments", "results_table", "results_words", "runs_table", "split_table"]
 
 
 class RunRow(TypedDict):
@@ -50,7 +50,7 @@ def results_words(
     """What a reader must know of the results of these runs, their costs, and what came after the last
     round."""
     return (
-        f"Test accuracy in % of the deployed model {_moments(documents, names)}: "
+        f"Test accuracy in % of the deployed model {moments(documents, names)}: "
         "weighted by samples, mean of clients, mean of the worst tenth of clients. "
         f"{_choice(documents)} Majority class: each client's own."
         + (_endings(documents) if endings else "")
@@ -245,7 +245,7 @@ def _floors(documents: Sequence[RunDocument]) -> dict[float, str]:
     return found if len(found) > 1 else dict.fromkeys(found, "")
 
 
-def _moments(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
+def moments(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
     """When the accuracies were measured; with the names of the runs if that differs between them."""
     pairs = zip(documents, names, strict=True)
     found = [(moment(d["last"]["when"]), name) for d, name in pairs if d["last"] is not None]

@@ -25,7 +25,7 @@ def measure(study: Study, plans: Plans, watch: Watch | None = None) -> None:
     if study.figure == "tsne":
         for column in study.columns:
             for document in _documents(study, column, plans):
-                api.measure(document["folder"], what="tsne", at="z_g,z", moment="before,after", watch=watch)
+                api.measure(document["folder"], what="tsne", at="z_g,z", watch=watch, quiet=True)
 
 
 def draw(study: Study, plans: Plans, folder: Path) -> dict[str, Path | str]:

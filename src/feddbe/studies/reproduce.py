@@ -47,7 +47,7 @@ def measure(study: Study, plans: Plans, *, quick: bool, watch: Watch | None = No
     for folder, places in wanted.items():
         at = ",".join(dict.fromkeys(places))
         try:
-            api.measure(folder, what="mdl", at=at, moment="before", quick=quick, watch=watch)
+            api.measure(folder, what="mdl", at=at, moment="before", quick=quick, watch=watch, quiet=True)
         except BadInput as error:  # no model is deployed, too few samples
             problems.append(f"{folder.name}: {error}")
     return problems

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from feddbe import api
+from feddbe.data import in_memory
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput, Diverged
+from feddbe.methods import Method, spelled
 from feddbe.models import ModelSource
 from feddbe.options import config
 from feddbe.options.several import Several, several
@@ -18,11 +20,12 @@ from feddbe.results.document import RunDocument
 from feddbe.runs import folders
 from feddbe.runs.store import Store
 from feddbe.runs.watch import Watch
-from feddbe.show.run import Run, Runs
+from feddbe.show.run import Run, Runs, Sweep
 from feddbe.studies import runner
 from feddbe.studies.cells import Cell, grid
 from feddbe.studies.runner import Board, Planned
 from feddbe.studies.tune import VALIDATION
+from feddbe.watch import progress
 
 __all__ = ["carry_out", "cells", "compare", "found", "place", "plan", "validated"]
 
@@ -30,28 +33,49 @@ _NOT_OF_A_CELL = ("out", "resume", "json", "quiet")
 
 
 def compare(
-    methods: Sequence[str] = (),
+    methods: Sequence[str | Method] = (),
     *,
-    data: str | Dataset | None = None,
+    data: Any = None,
     model: ModelSource | None = None,
     watch: Watch | None = None,
     **options: Any,
 ) -> Runs:
     """Run several methods on the same data, split, model and seed, one folder each in a common one.
 
-    `seeds` (how many, or a list) runs each with these seeds, a list of values in place of one (`lr=[0.01,
-    0.1]`) or in a method's brackets with each of them; what is in the folder `out` already is not run again,
-    and several runs go side by side. The document of one that diverged says so in `diverged`.
+    `seeds` (how many, or a list) runs each with these seeds; a list of values (`lr=[0.01, 0.1]`, or in a
+    method's brackets) with each of them, and a `Sweep` is returned, which has the ones that were chosen on
+    validation data. Then what is in the folder `out` already is not run again, and runs go side by side. The
+    document of one that diverged says so in `diverged`.
     """
-    dataset = data if isinstance(data, Dataset) else None
-    named = {"data": dataset.name if dataset else data, "model": model if isinstance(model, str) else None}
-    wanted = several(config.given(methods, options | named))
+    dataset = in_memory(data)
+    source = data if dataset is None else dataset
+    names = [one if isinstance(one, str) else spelled(one) for one in methods]
+    told = {
+        "data": dataset.name if dataset else data if isinstance(data, list) else data and str(data),
+        "model": model if isinstance(model, str | list) else None,
+    }
+    wanted = several(config.given(names, options | told))
     if wanted is None:
-        return api.compare(methods, data=data, model=model, watch=watch, **options)
+        return api.compare(names, data=source, model=model, watch=watch, **options)
     if watch is not None:
         raise BadInput("watch: several seeds or values run side by side, which nobody can watch as one run")
-    plans = plan(validated(wanted), dataset=dataset, model=None if isinstance(model, str) else model)
-    return Runs(Run(document) for document in found(*carry_out(plans)))
+    plans = plan(validated(wanted), dataset=dataset, model=None if told["model"] else model)
+    with progress(quiet=wanted.options.get("quiet") is True) as shown:
+        documents = found(*carry_out(plans, _Counted(plans, shown)))
+    return (Sweep if wanted.grid else Runs)(Run(document) for document in documents)
+
+
+class _Counted(Board):
+    """Shows how many of the runs are done."""
+
+    def __init__(self, plans: Sequence[Planned], shown: Watch) -> None:
+        self._shown, self._done = shown, 0
+        missing = {planned.place for planned in plans if planned.missing}
+        shown.begin(f"{len(missing)} runs", plans[0].place.parent, 0, len(missing))
+
+    def ended(self, planned: Planned, error: Exception | None) -> None:
+        self._done += 1
+        self._shown.round(self._done, None)
 
 
 def validated(wanted: Several, remark: Callable[[str], None] = lambda text: None) -> Several:

@@ -10,17 +10,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from feddbe import seeds
 from feddbe.data.split import Split
 from feddbe.errors import BadInput, Diverged
 from feddbe.options.config import Asked, Config
 from feddbe.paths import expand
 from feddbe.runs import folders, lock
-from feddbe.runs.experiment import load_data, resolve
+from feddbe.runs.experiment import resolve
 from feddbe.runs.watch import Watch
 from feddbe.studies import runner
 from feddbe.studies.cells import Cell
@@ -85,15 +87,15 @@ def tune(asked: Asked, *, trials: int = 20, space: Sequence[str] = (), watch: Wa
     if not share:
         raise BadInput("validation = 0; a search needs validation data: it must not look at test data")
     folder = expand(options.out) if options.out else folders.RUNS / _name(options, method)
-    base = _options(options, share, folder)
-    experiment = resolve(method, Config(**base))
+    experiment = resolve(method, dataclasses.replace(options, validation=share))
     chosen = space_of(experiment, space)
     first = {key: published(experiment, key) for key in chosen}
     lock.make_folder(folder)
     with lock.alone(folder):
+        base = _options(options, experiment.task.split, folder)
         found = _study(optuna, folder, [method, base | {"split": share}, chosen], first)
         search = _Search(optuna, found, method, base, chosen, folder, watch or Watch())
-        while len(search.finished()) < trials:
+        while len(search.finished()) < min(trials, math.prod(map(len, chosen.values()))):
             search.one()
         told = [search.trial(trial) for trial in search.finished()]
     return Tuned(method, chosen, told, first, folder, base)
@@ -115,11 +117,7 @@ class _Search:
 
     def one(self) -> None:
         """One trial. What is chosen depends on the seed and the trials so far, not on who did them when."""
-        number = len(self.finished())
-        seed = 1_000_003 * int(self.base.get("seed") or 0) + number
-        self.study.sampler = self.optuna.samplers.TPESampler(seed=seed)
-        trial = self.study.ask()
-        values = {key: trial.suggest_categorical(key, values) for key, values in self.space.items()}
+        trial, values = self._choose()
         method, options = named(self.method, values)
         cell = Cell(method, {**self.base, **options})
         (planned,) = runner.plan([cell], self.folder)
@@ -139,6 +137,25 @@ class _Search:
         best = planned.found and planned.found["best"]
         value = best["accuracy"]["weighted"] if best and best["accuracy"] and not planned.refused else 0.0
         self.study.tell(trial, value)
+
+    def _choose(self) -> tuple[Asking, dict[str, Any]]:
+        """What Optuna proposes; where that was tried already, something at random that was not."""
+        tried = [trial.params for trial in self.finished()]
+        seed = int(self.base.get("seed") or 0)
+        draws = seeds.stream(seed, "tune", len(tried))
+        self.study.sampler = self.optuna.samplers.TPESampler(seed=draws.randint(2**31))
+        trial, values = self._ask()
+        if values not in tried:
+            return trial, values
+        self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
+        while values in tried:
+            values = {key: those[draws.randint(len(those))] for key, those in self.space.items()}
+        self.study.enqueue_trial(values)
+        return self._ask()
+
+    def _ask(self) -> tuple[Asking, dict[str, Any]]:
+        trial = self.study.ask()
+        return trial, {key: trial.suggest_categorical(key, those) for key, those in self.space.items()}
 
     def trial(self, found: Any) -> Trial:
         pruned = found.state.name == "PRUNED"
@@ -203,7 +220,7 @@ def _study(optuna: Any, folder: Path, about: Any, first: Mapping[str, Any]) -> S
     return study
 
 
-def _options(options: Config, share: float, folder: Path) -> dict[str, Any]:
+def _options(options: Config, split: Split, folder: Path) -> dict[str, Any]:
     """Of every run: what was asked for, on a split that has training data only."""
     given = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
     kept = {
@@ -212,9 +229,7 @@ def _options(options: Config, share: float, folder: Path) -> dict[str, Any]:
         if value != Config.__dataclass_fields__[key].default
         and key not in ("method", "out", "resume", "json", "validation", "partition", "clients", "split")
     }
-    held = load_data(dataclasses.replace(options, validation=share))
-    lock.make_folder(folder)
-    Split(held.split.train, held.split.validation).save(folder / _SPLIT)
+    Split(split.train, split.validation).save(folder / _SPLIT)
     return {"eval_after": False, "measure": "accuracy", **kept, "split": str(folder / _SPLIT)}
 
 

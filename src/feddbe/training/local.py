@@ -186,14 +186,15 @@ class Local:
         """The model's pass at `params`, translated by PRBM's vector if there is one."""
         if self._predictor is not None and params is self._predictor.params:
             return self._predictor(x)
-        return self.task.model.forward(params, x, self._prbm)
+        return self.task.model.forward(params, x, self.prbm)
 
     def at(self, params: Mapping[str, Tensor], x: Tensor, places: Iterable[str]) -> State:
         """What is at these places of the model in that pass."""
-        return self.task.model.at(params, x, places, self._prbm)
+        return self.task.model.at(params, x, places, self.prbm)
 
     @property
-    def _prbm(self) -> Tensor | None:
+    def prbm(self) -> Tensor | None:
+        """PRBM's vector, if there is one."""
         prbm = self.extras.get("prbm")
         return None if prbm is None else prbm.value
 
@@ -209,13 +210,13 @@ class Local:
         or other rows; the labels."""
         model, dataset = self.task.model, self.task.dataset
         rows = self.index(on)
-        if function is None and (predictor := passes.predictor(self.task, params, self._prbm)):
+        if function is None and (predictor := passes.predictor(self.task, params, self.prbm)):
             batches = (dataset.numbers(dataset.x.index_select(0, some)) for some in _some(rows))
             return _together([predictor.logits(x) for x in batches]), dataset.y.index_select(0, rows)
         # copies: a decoded state lies anywhere in memory, and the last bits of a product depend on where
         work = {name: model.layout(p.detach()) for name, p in params.items()}
         buffers = self.buffers(track)  # outside of inference_mode: a later fit writes into them
-        self._predictor = passes.predictor(self.task, work, self._prbm)
+        self._predictor = passes.predictor(self.task, work, self.prbm)
         asked = function or (lambda p, x: self.forward(p, x).logits)
         try:
             with torch.inference_mode(), model.bind(work, buffers):

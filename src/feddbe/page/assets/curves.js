@@ -1,6 +1,9 @@
 // Curves over rounds, by uPlot: hover or arrow keys read values, names switch lines, axes may be logarithmic.
 "use strict";
 
+// Steps between ticks: there is no half of a round.
+const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((zeros) => [1, 2, 5].map((digit) => digit * 10 ** zeros));
+
 const curves = {
   figure(block) {
     const state = remembered(block.id);
@@ -16,6 +19,7 @@ const curves = {
       if (drawn) drawn.destroy();
       const choice = block.choices[state.choice];
       drawn = curves.plot(block, choice, state, plot, (index) => curves.read(block, choice, state, index, at, keys));
+      plot.chart = drawn; // for who looks at it from outside
       keys.replaceChildren(...curves.keys(choice, state, build));
       curves.read(block, choice, state, null, at, keys);
     }
@@ -77,7 +81,7 @@ const curves = {
         y: { distr: state.logy ? 3 : 1, range: (_, low, high) => curves.range(low, high, choice, state.logy, percent) },
       },
       axes: [
-        { ...axis, label: block.x, labelSize: 22, labelFont: axis.font, size: 34, space: 60 },
+        { ...axis, label: block.x, labelSize: 22, labelFont: axis.font, size: 34, space: 60, incrs: WHOLE },
         { ...axis, size: (u, values) => 22 + 7 * Math.max(2, ...(values || []).map((value) => String(value ?? "").length)) },
       ],
       series, bands,
@@ -164,21 +168,21 @@ const curves = {
     choice.series.forEach((one, i) => {
       const value = keys.children[i] && keys.children[i].querySelector(".value");
       if (!value) return;
-      if (index !== null) value.textContent = curves.cell(one, index);
-      else if (one.best !== null && one.best !== undefined) value.textContent = `best ${shown(one.y[one.best])} in ${block.x} ${choice.x[one.best]}`;
+      if (index !== null) value.textContent = curves.cell(one, index, choice.name);
+      else if (one.best !== null && one.best !== undefined) value.textContent = `best ${shown(one.y[one.best], choice.name)} in ${block.x} ${choice.x[one.best]}`;
       else value.textContent = "";
     });
   },
 
-  cell(one, index) {
-    const band = one.low && one.low[index] !== null ? ` (${shown(one.low[index])} to ${shown(one.high[index])})` : "";
-    return `${shown(one.y[index])}${band}`;
+  cell(one, index, name) {
+    const band = one.low && one.low[index] !== null ? ` (${shown(one.low[index], name)} to ${shown(one.high[index], name)})` : "";
+    return `${shown(one.y[index], name)}${band}`;
   },
 
   numbers(block, state) {
     const choice = block.choices[state.choice];
     const columns = [block.x, ...choice.series.map((one) => one.name)];
-    const rows = choice.x.map((x, i) => [{ text: String(x), value: x }, ...choice.series.map((one) => ({ text: curves.cell(one, i), value: one.y[i] }))]);
+    const rows = choice.x.map((x, i) => [{ text: String(x), value: x }, ...choice.series.map((one) => ({ text: curves.cell(one, i, choice.name), value: one.y[i] }))]);
     return { columns, rows };
   },
 };

@@ -1,0 +1,50 @@
+"""Your own method, without changing feddbe: a class in a file.
+
+    feddbe methods examples/own_method.py:Trimmed
+    feddbe run examples/own_method.py:Trimmed --rounds 20
+    feddbe run "examples/own_method.py:Trimmed(trim=0.2)+dbe(kappa=5)" --rounds 20
+
+docs/own_method.md writes one step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+import feddbe.testing
+from feddbe.methods import Method, Upload, parameter
+from feddbe.state import State
+from feddbe.training.local import Local
+from feddbe.training.task import Context
+
+
+@dataclass(frozen=True)
+class Trimmed(Method):
+    """FedAvg with a trimmed mean (Yin et al., ICML 2018): of each weight the server leaves out the largest
+    and the smallest values of clients, and takes the plain mean of the rest. trim = 0 is the plain mean."""
+
+    name: ClassVar[str] = "trimmed"
+
+    trim: float = parameter(0.1, "share of clients left out at each end, at least one", low=0, high=0.49)
+
+    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        return local.fit(received).params, private
+
+    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        out = min(max(1, int(self.trim * len(uploads))), (len(uploads) - 1) // 2) if self.trim else 0
+        found = {}
+        for name in uploads[0].state:
+            ordered = torch.stack([upload.state[name] for upload in uploads]).sort(dim=0).values
+            found[name] = ordered[out : len(uploads) - out].mean(dim=0)
+        return found
+
+
+if __name__ == "__main__":
+    print(*feddbe.testing.check(Trimmed, addons=[], values={"trim": [0.0]}), sep="\n")
+    run = feddbe.run(Trimmed(trim=0.2), clients=5, rounds=2)
+    assert run["last"] is not None
+    print("accuracy", run["last"]["accuracy"])

@@ -1,0 +1,42 @@
+"""`feddbe export`: the model of one client, as files that need no feddbe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from feddbe.cli.command import Argument, Command
+from feddbe.cli.output import AS_JSON, show_json
+
+__all__ = ["export"]
+
+
+@click.command("export", cls=Command)
+@click.argument("run", cls=Argument, help="folder of a run, or its name in runs/")
+@click.option("--client", required=True, metavar="NAME|N", help="whose model: a client's name or number")
+@click.option("--round", "which", default="best", metavar="NAME", help="round: best or last [best]")
+@click.option("--out", metavar="DIR", type=Path, help="folder to write; default: RUN-client-NAME here")
+@click.option("--onnx", is_flag=True, help="also as ONNX (pip install 'feddbe[onnx]')")
+@AS_JSON
+def export(run: str, client: str, which: str, out: Path | None, onnx: bool, as_json: bool) -> int:
+    """Take a client's model home: weights, program, preprocessing and a script that scores new rows."""
+    import json
+
+    from feddbe.export import export_model
+
+    folder = export_model(run, client, round=which, out=out, onnx=onnx)
+    about = json.loads((folder / "preprocessing.json").read_text(encoding="utf-8"))
+    files = sorted(path.name for path in folder.iterdir() if path.is_file())
+    if as_json:
+        told = ("run", "method", "client", "client_name", "round", "accuracy", "test_rows", "labels")
+        show_json({"folder": str(folder), "files": files, **{key: about[key] for key in told}})
+        return 0
+    print(
+        f"{about['method']}, client {about['client_name']}, round {about['round']}: accuracy "
+        f"{100 * about['accuracy']:.2f} % on its {about['test_rows']} test rows"
+    )
+    print(f"model   {folder}: {', '.join(files)}")
+    example = {"images": "new.png", "arrays": "new.npz"}.get(about["kind"], "new.csv")
+    print(f"use     python {folder / 'score.py'} {example}")
+    return 0

@@ -1,0 +1,154 @@
+"""The folder that a model goes home in: weights, program, code, preprocessing, and a script that scores."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from feddbe.data import rows
+from feddbe.errors import BadInput, FeddbeError, one_line
+from feddbe.export.deployed import Taken, close, take, weights_of
+from feddbe.export.source import source_of
+from feddbe.models import ModelSource
+from feddbe.paths import expand
+
+__all__ = ["export_model"]
+
+_SCORE = '''"""Scores new rows: python score.py new{suffix}; it needs {needs}, and nothing of feddbe."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+import rows
+{imports}
+here = Path(__file__).parent
+about = json.loads((here / "preprocessing.json").read_text(encoding="utf-8"))
+try:
+    x = torch.from_numpy(rows.read(about, Path(sys.argv[1])))
+except ValueError as error:
+    sys.exit(str(error))
+with torch.inference_mode():
+    p = {load}(x).softmax(dim=1)
+for row in p:
+    print(about["labels"][int(row.argmax())], *(f"{{value:.4f}}" for value in row))
+'''
+
+
+def export_model(
+    run: str | Path,
+    client: int | str,
+    *,
+    round: str = "best",
+    out: str | Path | None = None,
+    onnx: bool = False,
+    data: Any = None,
+    model: ModelSource | None = None,
+) -> Path:
+    """Write the model that a client deploys to a folder that needs no feddbe, and return the folder.
+
+    `model.safetensors` and, where the layers are torch's own, `model.py`; `model.pt2`, a program of
+    `torch.export`; `model.onnx` if asked for; `preprocessing.json`, `rows.py` and `score.py`. Each way is
+    tried, and must give the run's logits. `data` and `model`: the run's, if they were given as objects.
+    """
+    taken = take(run, client, round, data, model)
+    name = f"{Path(taken.about['run']).name}-client-{taken.about['client_name']}"
+    folder = expand(out or "".join(c if c.isalnum() or c in "+-._" else "_" for c in name))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()) and not (folder / "preprocessing.json").is_file():
+            raise BadInput(f"'{folder}' holds something else; choose another --out")
+        _write(taken, folder, onnx=onnx)
+    except OSError as error:
+        raise BadInput(f"cannot write to '{folder}': {error.strerror or one_line(error)}") from None
+    return folder
+
+
+def _write(taken: Taken, folder: Path, *, onnx: bool) -> None:
+    save_file(dict(weights_of(taken.module)), folder / "model.safetensors")
+    title = "{method} on {data}: the model of client {client_name}, round {round}.".format(**taken.about)
+    plain = source_of(taken.module, title)
+    (folder / "model.py").unlink(missing_ok=True)
+    if plain is not None:
+        (folder / "model.py").write_text(plain, encoding="utf-8")
+        loaded: nn.Module = runpy.run_path(str(folder / "model.py"))["load"]()
+        _check(loaded, taken, "model.py")
+    _program(taken, folder / "model.pt2")
+    (folder / "model.onnx").unlink(missing_ok=True)
+    if onnx:
+        _onnx(taken, folder / "model.onnx")
+    about = taken.dataset.about.to_json()
+    known = {**about, **taken.about}
+    (folder / "preprocessing.json").write_text(json.dumps(known, indent=1), encoding="utf-8")
+    (folder / "rows.py").write_bytes(Path(rows.__file__).read_bytes())
+    load = 'torch.export.load(here / "model.pt2").module()'
+    imports = ""
+    if plain is not None:
+        load, imports = "load()", "from model import load\n"
+    needs = (
+        "torch, numpy"
+        + (", safetensors" if plain else "")
+        + (", Pillow" if about["kind"] == "images" else "")
+    )
+    suffix = {"images": ".png", "arrays": ".npz"}.get(about["kind"], ".csv")
+    (folder / "score.py").write_text(
+        _SCORE.format(load=load, imports=imports, needs=needs, suffix=suffix), encoding="utf-8"
+    )
+
+
+def _check(module: nn.Module, taken: Taken, what: str) -> None:
+    """All that is written must give the run's logits, also for a batch of another size."""
+    with torch.inference_mode():
+        whole, one = module(taken.sample), module(taken.sample[:1])
+    if not (close(whole, taken.logits) and close(one, taken.logits[:1])):
+        raise FeddbeError(f"{what} does not give the run's logits: a fault of feddbe's, please report it")
+
+
+def _batch(taken: Taken) -> tuple[tuple[torch.Tensor], tuple[dict[int, Any]]]:
+    """An example of two rows, and the word that there may be any number of them."""
+    x = taken.sample[:2] if len(taken.sample) > 1 else taken.sample.repeat(2, *[1] * (taken.sample.dim() - 1))
+    return (x,), ({0: torch.export.Dim("batch", min=1)},)
+
+
+def _program(taken: Taken, path: Path) -> None:
+    """torch.export's: runs without the model's code, which a user's own model needs."""
+    example, dynamic = _batch(taken)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # what torch says about its own insides
+        try:
+            program = torch.export.export(taken.module, example, dynamic_shapes=dynamic)
+        except Exception as error:  # it refuses what it cannot trace in many ways
+            raise BadInput(f"torch.export cannot take this model: {one_line(error)}") from error
+        torch.export.save(program, path)
+        _check(torch.export.load(path).module(), taken, "model.pt2")
+
+
+def _onnx(taken: Taken, path: Path) -> None:
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise BadInput("ONNX needs its libraries; install them with: pip install 'feddbe[onnx]'") from None
+    example, dynamic = _batch(taken)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            torch.onnx.export(
+                taken.module, example, path, dynamo=True, dynamic_shapes=dynamic, input_names=["x"],
+                output_names=["logits"], external_data=False, verbose=False,
+            )  # fmt: skip
+        except Exception as error:
+            raise BadInput(f"ONNX cannot take this model: {one_line(error)}") from error
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    found = torch.from_numpy(session.run(None, {"x": taken.sample.numpy()})[0])
+    if not close(found, taken.logits):
+        raise FeddbeError("model.onnx does not give the run's logits: leave --onnx out, and please report it")

@@ -1,0 +1,210 @@
+"""What must hold of every method, by its name with or without add-ons. Each function runs it in a folder of
+its own and raises `AssertionError`, with one line that says what does not hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from feddbe import seeds
+from feddbe.engines import ClientStates, Engine, Messages, Serial
+from feddbe.engines.client import Job, Reply
+from feddbe.errors import BadInput
+from feddbe.methods import parse
+from feddbe.methods.base import Names, refused
+from feddbe.runs.store import Store
+from feddbe.state import State, matches
+from feddbe.testing.federation import (
+    Outcome,
+    Recorder,
+    carry_out,
+    experiment,
+    measured,
+    outcome,
+    same_bits,
+    samples,
+    states,
+)
+
+__all__ = [
+    "CAN_KILL",
+    "continues",
+    "engines_agree",
+    "few",
+    "keeps_secrets",
+    "leaks",
+    "moved",
+    "others",
+    "part_of_the_clients",
+    "survives_a_kill",
+]
+
+CAN_KILL = sys.platform == "linux"
+"""Whether `survives_a_kill` can be tried here."""
+_PURE = "what it does may depend on its arguments only, and on local.stream or ctx.stream where it is random"
+
+
+def engines_agree(name: str, folder: Path, engine: str) -> None:
+    """Wherever clients work, whoever is first: server, clients and accuracies as one after another."""
+    e = experiment(name, join=_share(name))
+    serial, other = outcome(e, folder / "serial"), outcome(e, folder / "other", engine)
+    if what := _difference(serial, other):
+        raise AssertionError(f"{name}: on {engine} {what} is not what it is on serial; {_PURE}")
+
+
+def continues(name: str, folder: Path) -> None:
+    """A run continued after each round is the same run: nothing is carried in memory from round to round that
+    is not in the file, and all states are in it, the last ones and those of the best entry."""
+    whole = outcome(experiment(name, rounds=3, join=_share(name)), folder / "whole")
+    for rounds in range(4):
+        parts = outcome(experiment(name, rounds=rounds, join=_share(name)), folder / "parts")
+    if what := _difference(whole, parts):
+        raise AssertionError(f"{name}: continued after each round, {what} is another; {_PURE}")
+    _require(
+        states(folder / "whole") == states(folder / "parts"), f"{name}: continued, the best round differs"
+    )
+
+
+def survives_a_kill(name: str, folder: Path) -> None:
+    """kill -9 in the middle of the second round: the run continues, in a process that knows nothing of it."""
+    e = experiment(name, rounds=3, join=_share(name))
+    child = multiprocessing.get_context("fork").Process(target=_killed, args=(name, folder / "killed"))
+    child.start()
+    child.join()
+    _require(child.exitcode == -signal.SIGKILL, f"{name}: a run in another process failed ({child.exitcode})")
+    killed = outcome(e, folder / "killed")
+    if what := _difference(outcome(e, folder / "whole"), killed):
+        raise AssertionError(f"{name}: killed and continued, {what} is another; {_PURE}")
+
+
+class _Deadly(Serial):
+    """Ends its process in round 2, after the first reply."""
+
+    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply]:
+        for reply in super().run(jobs, messages, states):
+            if jobs[0].round == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield reply
+
+
+def _killed(name: str, folder: Path) -> None:
+    e = experiment(name, rounds=3, join=_share(name))
+    engine: Engine = _Deadly(e.task, e.method)
+    carry_out(e, folder, engine)
+
+
+def keeps_secrets(name: str, folder: Path) -> None:
+    """That names are as declared is checked in every call; here are the values."""
+    e = experiment(name)
+    recorder = Recorder(e)
+    carry_out(e, folder, recorder)
+    for leak in leaks(recorder, e.method.secret):
+        raise AssertionError(f"{name}: a secret is sent: {leak}")
+    for secret in refused(e.method.secret, e.method.keeps, e.task.model):
+        raise AssertionError(f"{name}: '{secret}' is secret, but not in what it keeps")
+    kept = {n for state in recorder.private for n in state}
+    for pattern in e.method.keeps:
+        does = any(matches(n, [pattern]) for n in kept)
+        _require(does, f"{name}: it says that it keeps '{pattern}', and does not")
+
+
+def leaks(recorder: Recorder, secret: Names) -> list[str]:
+    """Secret names, and secret values of eight entries or more, that occur in any message."""
+    found = [n for message in recorder.messages for n in message if matches(n, secret)]
+    secrets = {
+        f"{name} of state {i}": t.contiguous().numpy().tobytes()
+        for i, state in enumerate(recorder.private)
+        for name, t in state.items()
+        if matches(name, secret) and t.numel() >= 8
+    }
+    for message in recorder.messages:
+        for sent, tensor in message.items():
+            data = tensor.contiguous().numpy().tobytes()
+            found += [f"{name} in {sent}" for name, secret in secrets.items() if secret in data]
+    return found
+
+
+def part_of_the_clients(name: str, folder: Path) -> None:
+    """One of ten per round; eight clients never take part and are evaluated all the same. A method that needs
+    all of them says so."""
+    ten = samples([24] * 10)
+    if parse(name).needs_all:
+        try:
+            experiment(name, ten, join=0.1)
+        except BadInput as error:
+            _require(parse(name).needs_all in str(error), f"{name}: {error}")
+            return
+        raise AssertionError(f"{name} needs all clients, and is run with a tenth of them")
+    ran = outcome(experiment(name, ten, join=0.1), folder)
+    joined = {c for t in (1, 2) for c in seeds.cohort(0, t, 10, 0.1)}
+    for client in sorted(ran.clients.keys() - joined):
+        raise AssertionError(f"{name}: client {client} never took part, and has a state")
+    store = Store.open(folder)
+    tested = [measured(store, entry).keys() for entry in range(3)]
+    store.close()
+    _require(all(who == set(range(10)) for who in tested), f"{name}: not every client is evaluated")
+
+
+def few(name: str, folder: Path, sizes: Sequence[int]) -> None:
+    """A client with less than a batch, or one client alone."""
+    ran = outcome(experiment(name, samples(sizes)), folder)
+    for key, tensor in ran.server.items():
+        finite = bool(torch.isfinite(tensor).all())
+        _require(finite, f"{name}: '{key}' is not finite, with clients of {(*sizes,)} samples")
+    _require(all(entry["accuracy"] for entry in ran.entries), f"{name}: a round has no accuracy")
+
+
+def moved(one: Outcome, other: Outcome) -> bool:
+    """Whether two runs left different states: an option that does nothing would pass all other checks."""
+    return not same_bits(one.server, other.server) or any(
+        not same_bits(one.clients[c], other.clients[c]) for c in one.clients
+    )
+
+
+def others(
+    field: dataclasses.Field[Any], now: Any, taken: Callable[[Any], bool] = lambda value: True
+) -> list[Any]:
+    """Other values of an option than the one in force: all choices, or one that is `taken`."""
+    if field.metadata["choices"]:
+        return [c for c in field.metadata["choices"] if c != now]
+    tries: list[Any] = []
+    if now is None:
+        tries = [2, 1] if "int" in str(field.type) else [0.01, 0.5]
+    elif isinstance(now, bool):
+        tries = [not now]
+    elif isinstance(now, int | float):
+        tries = [now + 1, now - 1, 2, 1] if isinstance(now, int) else [now / 2, 0.25, 0.5, 1.0]
+    return [value for value in tries if value != now and taken(value)][:1]
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    """Not by a statement that python -O leaves out."""
+    if not holds:
+        raise AssertionError(otherwise)
+
+
+def _share(name: str) -> float:
+    """Two of three clients take part, where a method can do with less than all."""
+    return 1.0 if parse(name).needs_all else 0.67
+
+
+def _difference(wanted: Outcome, found: Outcome) -> str:
+    """The first thing that is not as it should be, in words."""
+    pairs: list[tuple[str, State, State]] = [("the server's state", wanted.server, found.server)]
+    for client in sorted(wanted.clients.keys() | found.clients.keys()):
+        a, b = wanted.clients.get(client, {}), found.clients.get(client, {})
+        pairs.append((f"the state of client {client}", a, b))
+    for what, a, b in pairs:
+        if not same_bits(a, b):
+            names = [n for n in a if n not in b or not torch.equal(a[n], b[n])] or sorted(b.keys() - a.keys())
+            return f"{what} ('{names[0]}')" if names else what
+    timeless = [[{**entry, "seconds": 0} for entry in o.entries] for o in (wanted, found)]
+    return "" if timeless[0] == timeless[1] else "what clients measured"

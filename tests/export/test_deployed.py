@@ -1,0 +1,220 @@
+"""What a client takes home is what it was evaluated with: by the run's file, by hand, by accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import feddbe
+from feddbe.errors import BadInput
+from feddbe.export.deployed import take
+from feddbe.runs.store import Store
+from feddbe.state import State, decode, strip_prefix
+
+RNG = np.random.RandomState(0)
+CLIENT = 1
+
+
+def images(folder: Path) -> dict[str, Any]:
+    y = RNG.randint(0, 3, 90)
+    x = (RNG.rand(90, 8, 8) * 100 + 50 * y[:, None, None]).astype(np.uint8)
+    np.savez(folder / "images.npz", x=x, y=y, client=np.arange(90) % 3)
+    return {"data": str(folder / "images.npz"), "model": "cnn_small"}
+
+
+def table(folder: Path) -> dict[str, Any]:
+    rows = [f"{k % 11},{'abc'[k % 3]},{(k % 11) > 5},{'xyz'[k % 3]}" for k in RNG.permutation(90)]
+    (folder / "table.csv").write_text("\n".join(["age,job,y,client", *rows]) + "\n")
+    return {"data": str(folder / "table.csv"), "model": "mlp"}
+
+
+def texts(folder: Path) -> dict[str, Any]:
+    words = [f"{'good' if k % 2 else 'bad'} word{k % 7} word{k % 5}" for k in range(90)]
+    rows = [f"{text},{k % 2},{k % 3}" for k, text in enumerate(words)]
+    (folder / "texts.csv").write_text("\n".join(["text,y,client", *rows]) + "\n")
+    return {"data": str(folder / "texts.csv"), "model": "fasttext"}
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.wide, self.norm, self.mix = nn.Linear(64, 12), nn.LayerNorm(12), nn.Linear(12, 12)
+        self.shift = nn.Parameter(torch.ones(12))
+        self.last = nn.Linear(12, classes)
+
+    def forward(self, x):
+        z = torch.relu(self.wide(x.flatten(1)))
+        return self.last(self.norm(z + self.mix(z)) * self.shift)
+"""
+
+
+def own(folder: Path) -> dict[str, Any]:
+    (folder / "own.py").write_text(OWN)
+    return images(folder) | {"model": f"{folder / 'own.py'}:Net"}
+
+
+MODELS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "cnn_small": images, "mlp": table, "fasttext": texts, "own": own,
+}  # fmt: skip
+METHODS = [
+    "fedavg+dbe", "ditto", "fedrep", "fedrod", "apfl", "perfedavg", "fedbabu", "fedavg+ft", "local", "pfedme",
+    "fedfomo", "apple", "scaffold+prbm",
+]  # fmt: skip
+
+
+def trained(folder: Path, method: str, make: Callable[[Path], dict[str, Any]], **options: Any) -> Path:
+    given = {"rounds": 2, "lr": 0.1, "engine": "serial", "trainer": "autograd", **make(folder), **options}
+    feddbe.run(method, out=str(folder / "run"), **given)
+    return folder / "run"
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("method", METHODS[:5])
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_every_way_to_predict(tmp_path: Path, method: str, model: str, which: str) -> None:
+    """`take` compares logits itself; here the accuracy must be the one that was written down then."""
+    check(trained(tmp_path, method, MODELS[model]), which)
+
+
+@pytest.mark.parametrize("method", METHODS[5:])
+def test_other_methods(tmp_path: Path, method: str) -> None:
+    check(trained(tmp_path, method, table), "last")
+
+
+def check(run: Path, which: str) -> None:
+    taken = take(run, CLIENT, which)
+    store = Store.open(run)
+    rows = {
+        row.moment: row.value
+        for row in store.rows(taken.about["round"])
+        if row.client == CLIENT and row.name == "accuracy"
+    }
+    store.close()
+    assert taken.about["accuracy"] == pytest.approx(rows.get("adapted", rows["before"]), abs=1e-6)
+    with torch.inference_mode():
+        assert torch.allclose(taken.module(taken.sample), taken.logits, atol=1e-5)
+
+
+# --- by hand, from what the run's file holds
+
+
+def mlp(p: State, x: Tensor, shift: Tensor | None = None) -> Tensor:
+    z = torch.relu(x @ p["fc1.1.weight"].T + p["fc1.1.bias"])
+    z = z if shift is None else z + shift
+    return z @ p["fc.weight"].T + p["fc.bias"]
+
+
+def dbe(server: State, own: State, x: Tensor) -> Tensor:
+    assert own["prbm"].abs().sum() > 0
+    return mlp(server, x, own["prbm"])
+
+
+def ditto(server: State, own: State, x: Tensor) -> Tensor:
+    return mlp(strip_prefix(own, "personal/"), x)
+
+
+def fedrep(server: State, own: State, x: Tensor) -> Tensor:
+    assert "fc.weight" not in server
+    return mlp(server | strip_prefix(own, "personal/"), x)
+
+
+def fedrod(server: State, own: State, x: Tensor) -> Tensor:
+    head = strip_prefix(own, "personal/")
+    z = torch.relu(x @ server["fc1.1.weight"].T + server["fc1.1.bias"])
+    return mlp(server, x) + z @ head["fc.weight"].T + head["fc.bias"]
+
+
+def apfl(server: State, own: State, x: Tensor) -> Tensor:
+    v, a = strip_prefix(own, "personal/"), own["alpha"]
+    return mlp({name: a * v[name] + (1 - a) * server[name] for name in v}, x)
+
+
+@pytest.mark.parametrize(
+    ("method", "by_hand"),
+    [("fedavg+dbe", dbe), ("ditto", ditto), ("fedrep", fedrep), ("fedrod", fedrod), ("apfl", apfl)],
+)
+def test_by_hand(tmp_path: Path, method: str, by_hand: Callable[[State, State, Tensor], Tensor]) -> None:
+    run = trained(tmp_path, method, table)
+    taken = take(run, CLIENT, "last")
+    store = Store.open(run)
+    kept = store.state("private", CLIENT)
+    assert kept is not None
+    expected = by_hand(store.server("last"), decode(kept), taken.sample)
+    store.close()
+    with torch.inference_mode():
+        assert torch.allclose(taken.module(taken.sample), expected, atol=1e-5)
+
+
+def test_batch_norm_statistics_are_the_clients_own(tmp_path: Path) -> None:
+    text = OWN.replace("LayerNorm(12)", "BatchNorm1d(12)")
+
+    def with_norm(folder: Path) -> dict[str, Any]:
+        given = own(folder)
+        (folder / "own.py").write_text(text)
+        return given
+
+    run = trained(tmp_path, "fedavg", with_norm)
+    check(run, "last")
+    one, other = (take(run, client, "last").module.state_dict() for client in (0, 1))
+    name = next(key for key in one if key.endswith("running_mean"))
+    assert not torch.equal(one[name], other[name])
+
+
+# --- whose, and what cannot be taken
+
+
+def test_a_client_by_name_or_number(tmp_path: Path) -> None:
+    run = trained(tmp_path, "fedavg+dbe", table)
+    assert (
+        take(run, "y").about["client"] == take(run, 1).about["client"] == take(run, "1").about["client"] == 1
+    )
+    with pytest.raises(BadInput, match="there is no client 'Ulm'; the run has 3: x, y, z"):
+        take(run, "Ulm")
+    with pytest.raises(BadInput, match=r"client = 3; the run trained 3 clients, allowed: 0\.\.2"):
+        take(run, 3)
+    with pytest.raises(BadInput, match="unknown round 'first'"):
+        take(run, 0, "first")
+
+
+def test_a_name_that_is_a_number_is_a_name(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    given = table(folder)
+    text = Path(given["data"]).read_text()
+    Path(given["data"]).write_text(text.replace(",x", ",10").replace(",y\n", ",11\n").replace(",z", ",1"))
+    run = trained(tmp_path, "fedavg", lambda _: given)
+    assert take(run, "1").about["client"] == 0
+    assert take(run, "11").about["client"] == 2
+
+
+def test_majority_has_no_model(tmp_path: Path) -> None:
+    run = trained(tmp_path, "majority", table)
+    with pytest.raises(BadInput, match="majority deploys no model: there is nothing to take home"):
+        take(run, 0)
+
+
+def test_newcomers_have_none_yet(tmp_path: Path) -> None:
+    run = trained(tmp_path, "fedavg", table, newcomers=1)
+    with pytest.raises(BadInput, match=r"client = z; the run trained 2 clients, allowed: 0\.\.1"):
+        take(run, "z")
+
+
+def test_what_was_given_as_objects_is_given_again(tmp_path: Path) -> None:
+    x, y = RNG.randn(40, 5).astype(np.float32), np.array(["no", "yes"] * 20)
+    net = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2))
+    given: dict[str, Any] = {"data": (x, y), "model": net}
+    options: dict[str, Any] = {"rounds": 1, "lr": 0.1, "clients": 2, "partition": "iid", "engine": "serial"}
+    feddbe.run("fedavg+dbe", out=str(tmp_path / "run"), **given, **options)
+    assert take(tmp_path / "run", 0, **given).about["labels"] == ["no", "yes"]
+    with pytest.raises(BadInput, match="came from Python; give it again"):
+        take(tmp_path / "run", 0)

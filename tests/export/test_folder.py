@@ -1,0 +1,200 @@
+"""The folder that goes home: every way to use it gives the run's logits, and none needs feddbe."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import feddbe
+from feddbe import cli
+from feddbe.errors import BadInput
+from feddbe.export import export_model, predict
+from feddbe.export.deployed import take, weights_of
+from feddbe.export.source import source_of
+from tests.export.test_deployed import MODELS, RNG, images, table, texts, trained
+
+FILES = {"model.pt2", "model.safetensors", "preprocessing.json", "rows.py", "score.py"}
+EXAMPLE = Path(__file__).parents[2] / "examples" / "sequences.py"
+
+
+@pytest.mark.parametrize(
+    ("model", "method"),
+    [("cnn_small", "fedrod"), ("mlp", "fedavg+dbe"), ("fasttext", "apfl"), ("own", "fedavg+dbe")],
+)
+def test_equal_logits(tmp_path: Path, model: str, method: str) -> None:
+    run = trained(tmp_path, method, MODELS[model])
+    folder = export_model(run, 1, out=tmp_path / "home")
+    taken = take(run, 1)
+    files = {path.name for path in folder.iterdir()}
+    assert files == FILES | {"model.py"}, "also of an own model whose layers are torch's"
+    assert "feddbe." not in (folder / "model.py").read_text()
+    assert load_file(folder / "model.safetensors").keys() == taken.module.state_dict().keys()
+    plain = runpy.run_path(str(folder / "model.py"))["load"]()
+    with torch.inference_mode():
+        for again in (plain, torch.export.load(folder / "model.pt2").module()):
+            assert torch.allclose(again(taken.sample), taken.logits, atol=1e-5)
+            assert torch.allclose(again(taken.sample[:1]), taken.logits[:1], atol=1e-5)
+
+
+@pytest.mark.parametrize("function", ["gru", "transformer"])
+def test_sequences(tmp_path: Path, function: str) -> None:
+    def make(folder: Path) -> dict[str, Any]:
+        y = np.arange(60) % 2
+        x: Any = RNG.randn(60, 6, 3).astype(np.float32) if function == "gru" else RNG.randint(0, 20, (60, 6))
+        np.savez(folder / "a.npz", x=x, y=y, client=np.arange(60) // 20, words=20)
+        return {"data": str(folder / "a.npz"), "model": f"{EXAMPLE}:{function}"}
+
+    run = trained(tmp_path, "fedavg+dbe", make)
+    folder = export_model(run, 0, out=tmp_path / "home")
+    assert (folder / "model.py").is_file() == (function == "gru"), (
+        "an encoder layer does not print as it is made"
+    )
+    assert len(predict(run, 0, tmp_path / "a.npz")["rows"]) == 60
+
+
+def test_a_network_with_ways_around_and_statistics(tmp_path: Path) -> None:
+    """ResNet-18's code is its traced graph."""
+
+    def large(folder: Path) -> dict[str, Any]:
+        x = RNG.randint(0, 256, (24, 3, 16, 16)).astype(np.uint8)
+        np.savez(folder / "large.npz", x=x, y=np.arange(24) % 2, client=np.arange(24) // 12)
+        return {"data": str(folder / "large.npz"), "model": "resnet18", "cut": "b2"}
+
+    taken = take(trained(tmp_path, "fedavg+dbe", large, rounds=1), 0)
+    text = source_of(taken.module, "A network.")
+    assert text is not None
+    assert "layer1.0.conv1" in text
+    (tmp_path / "model.py").write_text(text)
+    save_file(dict(weights_of(taken.module)), tmp_path / "model.safetensors")
+    with torch.inference_mode():
+        found = runpy.run_path(str(tmp_path / "model.py"))["load"]()(taken.sample)
+    assert torch.allclose(found, taken.logits, atol=1e-4)
+
+
+# --- new rows
+
+
+def test_rows_are_scored_with_names_by_the_script_and_by_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained(tmp_path, "fedavg+dbe", table)
+    (tmp_path / "new.csv").write_text("job,age\na,10\nb,0\n")
+    found = predict(run, "y", tmp_path / "new.csv")
+    assert found["labels"] == ["False", "True"]
+    assert [row["label"] for row in found["rows"]] == ["True", "False"], "age above 5"
+    assert all(sum(row["probabilities"]) == pytest.approx(1) for row in found["rows"])
+
+    assert cli.main(["export", str(run), "--client", "y", "--out", str(tmp_path / "home")]) == 0
+    said = capsys.readouterr().out
+    assert "fedavg+dbe, client y, round" in said
+    assert f"use     python {tmp_path / 'home' / 'score.py'} new.csv" in said
+    # a process that has no feddbe, first with rows that fit, then with others
+    code = (
+        "import runpy, sys\nsys.modules['feddbe'] = None\nsys.path.insert(0, sys.argv[1])\n"
+        "for name in sys.argv[2:]:\n    sys.argv = ['score.py', name]\n"
+        "    runpy.run_path(sys.path[0] + '/score.py', run_name='__main__')\n"
+    )
+    (tmp_path / "wrong.csv").write_text("age\n3\n")
+    files = [str(tmp_path / name) for name in ("home", "new.csv", "wrong.csv")]
+    done = subprocess.run([sys.executable, "-I", "-c", code, *files], capture_output=True, text=True)
+    printed = done.stdout.splitlines()
+    expected = [" ".join([r["label"], *(f"{p:.4f}" for p in r["probabilities"])]) for r in found["rows"]]
+    assert printed == expected
+
+    assert cli.main(["predict", str(run), "--client", "y", "--data", str(tmp_path / "new.csv")]) == 0
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert shown == [["label", "False", "True"], *(line.split() for line in expected)]
+    assert done.stderr == f"{tmp_path}/wrong.csv: there is no column 'job'; the model takes age, job\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("age\n1\n", "new.csv: there is no column 'job'; the model takes age, job"),
+        ("age,job\n1,never\n", "'job' is 'never' in line 2, which no training row had; known: a, b, c"),
+        ("age,job\n,a\n", "'age' has no value in line 2; fill it in"),
+        (None, "cannot read '.*new.csv': No such file"),
+    ],
+)
+def test_rows_that_do_not_fit(tmp_path: Path, text: str | None, message: str) -> None:
+    run = trained(tmp_path, "fedavg", table)
+    if text is not None:
+        (tmp_path / "new.csv").write_text(text)
+    with pytest.raises(BadInput, match=message) as caught:
+        predict(run, 0, tmp_path / "new.csv")
+    assert "\n" not in str(caught.value)
+
+
+def test_texts_and_the_test_rows_of_a_client(tmp_path: Path) -> None:
+    """The training file itself as new rows: the client's test rows must come out as they were evaluated."""
+    run = trained(tmp_path, "fedavg+dbe", texts)
+    taken, found = take(run, 2), predict(run, 2, tmp_path / "texts.csv")
+    expected = {tuple(p) for p in np.round(taken.logits.softmax(1).double().numpy(), 4).tolist()}
+    given = {tuple(np.round(row["probabilities"], 4).tolist()) for row in found["rows"]}
+    assert expected <= given
+
+
+def test_a_folder_is_not_written_over_something_else(tmp_path: Path) -> None:
+    run = trained(tmp_path, "fedavg", images)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(BadInput, match=r"'.*mine' holds something else; choose another --out"):
+        export_model(run, 0, out=tmp_path / "mine")
+    export_model(run, 0, out=tmp_path / "home")
+    assert export_model(run, 1, out=tmp_path / "home") == tmp_path / "home", "an older export goes"
+    assert json.loads((tmp_path / "home" / "preprocessing.json").read_text())["client"] == 1
+
+
+STRANGE = """
+from torch import nn
+
+class Half(nn.Module):
+    def forward(self, z):
+        return z / 2
+
+def build(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), Half(), nn.Linear(12, classes))
+"""
+
+
+def test_a_layer_that_is_not_torchs_has_a_program_only(tmp_path: Path) -> None:
+    def make(folder: Path) -> dict[str, Any]:
+        (folder / "strange.py").write_text(STRANGE)
+        return images(folder) | {"model": f"{folder / 'strange.py'}:build"}
+
+    folder = export_model(trained(tmp_path, "fedavg", make), 0, out=tmp_path / "home")
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert 'torch.export.load(here / "model.pt2").module()(x)' in (folder / "score.py").read_text()
+
+
+def test_onnx(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    run = trained(tmp_path, "fedavg+dbe", images)
+    folder = export_model(run, 1, out=tmp_path / "home", onnx=True)
+    taken = take(run, 1)
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    for rows in (1, 7):
+        (found,) = session.run(None, {"x": taken.sample[:rows].numpy()})
+        assert np.allclose(found, taken.logits[:rows], atol=1e-5)
+
+
+def test_onnx_without_its_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trained(tmp_path, "fedavg", images)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(BadInput, match=r"pip install 'feddbe\[onnx\]'"):
+        export_model(run, 1, out=tmp_path / "home", onnx=True)
+
+
+def test_from_python(tmp_path: Path) -> None:
+    assert feddbe.export_model is export_model
+    assert feddbe.predict is predict
