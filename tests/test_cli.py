@@ -793,7 +793,7 @@ COMMANDS = {
             "--min-replies",
             "--worker-timeout",
             "--keep-best",
-        )  # fmt: skip
+        )
     ],
     "runs": ["--json"],
     "show": ["--when", "--clients", "--format", "--plot", "--json"],
