@@ -20,7 +20,7 @@ from feddbe.errors import BadInput, unknown
 from feddbe.models.cuts import Halves, before_last_linear, find_cuts, find_layers, linear_of, places_of
 from feddbe.models.places import walk
 from feddbe.seeds import torch_seeded
-from feddbe.state import State
+from feddbe.state import State, moved
 
 __all__ = ["Forward", "SplitModel"]
 
@@ -119,17 +119,11 @@ class SplitModel:
     def on(self, device: torch.device) -> SplitModel:
         """The same model there."""
         module = copy.deepcopy(self.module).to(device)
+        how = self._sample.to(device), self.cut, self.onednn, self.channels_last, self.aliases
         with device:  # a traced graph makes its constants where it was traced
-            moved = SplitModel(
-                module,
-                self._sample.to(device),
-                self.cut,
-                onednn=self.onednn,
-                channels_last=self.channels_last,
-                aliases=self.aliases,
-            )
-        moved.remake = self.remake
-        return moved
+            there = _rebuilt(module, *how, moved(self.parameters, device), moved(self.buffers, device))
+        there.remake = self.remake
+        return there
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as what it was made from: the graphs of a traced module cannot be pickled."""

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from feddbe.engines.pool import cores
+from feddbe.errors import Diverged
 from feddbe.runs.preview import BATCHES, TESTED, estimate
 from feddbe.runs.probe import probe
 from feddbe.studies.runner import Planned
@@ -42,6 +43,9 @@ class Clock:
         kind = (planned.cell.method.partition("(")[0], *(getattr(options, key) for key in _SAME))
         if kind not in self._known:
             alone = dataclasses.replace(experiment, options=options)
-            timed = estimate(alone, probe(alone, BATCHES, TESTED))
-            self._known[kind] = timed["seconds_per_round"]
+            try:
+                timed = estimate(alone, probe(alone, BATCHES, TESTED))
+                self._known[kind] = timed["seconds_per_round"]
+            except Diverged:  # then the run will, as soon
+                self._known[kind] = 0.0
         return self._known[kind]
