@@ -1,6 +1,6 @@
 """Seconds of one FedAvg round of fastText at AG News' full size: dense plain loop, serial, pool.
 
-    python benchmarks/agnews.py [--repeats 3] [--threads 2] [--json FILE]
+    python -m benchmarks.agnews [--repeats 3] [--threads 2] [--json FILE]
 
 127,600 rows of 200 word numbers out of 98,635, 20 clients by dirichlet:1. The words are drawn here: Zipf
 frequencies, lengths of the real texts, and labels that show in a fifth of the words. (a) is the
@@ -26,17 +26,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddbe import engines, seeds
+from benchmarks.round import Ours
+from feddbe import seeds
 from feddbe.data.dataset import Dataset
-from feddbe.engines import Messages
-from feddbe.engines.client import Job
 from feddbe.options.config import Config
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.runs.rounds import Loop, Watch, start
-from feddbe.runs.store import Store
 from feddbe.state import State
 
 ROWS, WORDS, LENGTH, CLASSES = 127_600, 98_635, 200, 4
+PHASES = ("training", "evaluation", "round")
 
 
 def news(rows: int = ROWS) -> Dataset:
@@ -73,9 +71,11 @@ class Plain:
     def __init__(self, experiment: Experiment, threads: int) -> None:
         self.task, self.threads, self.model = experiment.task, threads, PlainModel()
         self.server: State = {}
+        self.t = 0
 
-    def round(self, t: int, server: State) -> dict[str, float]:
+    def round(self) -> dict[str, float]:
         torch.set_num_threads(self.threads)
+        self.t, server = self.t + 1, self.server
         clients = range(self.task.split.clients)
         began = time.perf_counter()
         for client in clients:
@@ -86,7 +86,7 @@ class Plain:
         mean = {name: torch.zeros_like(p) for name, p in server.items()}
         for client in clients:
             self.model.load_state_dict(server)
-            self._train(client, t)
+            self._train(client, self.t)
             for name, p in self.model.state_dict().items():
                 mean[name] += p * (self.task.samples[client] / total)
         ended = time.perf_counter()
@@ -110,36 +110,6 @@ class Plain:
         return sum(int((self.model(x[chunk]).argmax(1) == y[chunk]).sum()) for chunk in chunks)
 
 
-class Ours:
-    """(b), (c): an engine, with a real store behind it."""
-
-    def __init__(self, experiment: Experiment, name: str, folder: Path) -> None:
-        self.experiment, self.engine = experiment, engines.make(name, experiment.task, experiment.method)
-        self.store = Store.create(folder, {}, start(experiment))
-        self.loop = Loop(experiment, self.store, self.engine, Watch())
-        self.loop.exchange(0)
-
-    @property
-    def server(self) -> State:
-        return self.loop.server
-
-    def round(self, t: int, server: State) -> dict[str, float]:
-        torch.set_num_threads(1)
-        self.loop.server = server
-        clients = range(self.experiment.task.split.clients)
-        training = self._seconds([Job(c, t, "train") for c in clients])
-        evaluation = self._seconds([Job(c, t, "none", evaluate=True) for c in clients])
-        began = time.perf_counter()
-        self.loop.exchange(t)
-        return {"training": training, "evaluation": evaluation, "round": time.perf_counter() - began}
-
-    def _seconds(self, jobs: list[Job]) -> float:
-        began = time.perf_counter()
-        with self.store.transaction(0):
-            list(self.engine.run(jobs, Messages(self.loop.server), self.store))
-        return time.perf_counter() - began
-
-
 def compare(repeats: int, threads: int) -> tuple[dict[str, dict[str, float]], float]:
     """Medians of each phase for each variant, and the largest difference of their models after a round."""
     experiment = resolve(
@@ -159,7 +129,8 @@ def compare(repeats: int, threads: int) -> tuple[dict[str, dict[str, float]], fl
         server, difference = pool.server, 0.0
         for t in range(1, repeats + 2):
             for name, variant in variants.items():
-                taken = variant.round(t, server)
+                variant.server = server
+                taken = variant.round()
                 if t > 1:  # the first one warms up
                     times[name].append(taken)
                 shown = {phase: round(seconds, 2) for phase, seconds in taken.items()}
@@ -169,10 +140,9 @@ def compare(repeats: int, threads: int) -> tuple[dict[str, dict[str, float]], fl
             difference = max(difference, *gaps)
             server = pool.server
         for engine in (pool, serial):
-            engine.engine.close()
-            engine.store.close()
+            engine.close()
     medians = {
-        name: {phase: statistics.median(t[phase] for t in taken) for phase in taken[0]}
+        name: {phase: statistics.median(t[phase] for t in taken) for phase in PHASES}
         for name, taken in times.items()
     }
     return medians, difference
@@ -188,13 +158,13 @@ def main() -> None:
     arguments = parser.parse_args()
     seconds, difference = compare(arguments.repeats, arguments.threads)
     base = seconds["(a) plain loop"]
-    heads = ("training", "evaluation", "round", "a/x train", "a/x round")
+    heads = (*PHASES, "a/x train", "a/x round")
     print(f"{'seconds (median)':18}" + "".join(f"{head:>12}" for head in heads))
     for name, row in seconds.items():
         ratios = (base["training"] / row["training"], base["round"] / row["round"])
         print(f"{name:18}" + "".join(f"{v:12.2f}" for v in (*row.values(), *ratios)))
     ratio = base["round"] / seconds["(c) pool"]["round"]
-    print(f"targets: round a/c {ratio:.1f} of 20, models differ by {difference:.1e} of 1e-05")
+    print(f"targets: round a/c {ratio:.1f} of 30, models differ by {difference:.1e} of 1e-05")
     if arguments.json:
         numbers = {"seconds": seconds, "difference": difference, "threads": arguments.threads}
         arguments.json.write_text(json.dumps(numbers, indent=1) + "\n")

@@ -50,6 +50,7 @@ from feddbe.options.config import Config
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.rounds import Loop, Watch, start
 from feddbe.runs.store import Store
+from feddbe.state import State
 
 Samples = list[tuple[Tensor, Tensor]]
 SHAPES = {
@@ -154,6 +155,19 @@ class Ours:
         self.store = Store.create(folder, {}, start(experiment))
         self.loop = Loop(experiment, self.store, self.engine, Watch())
         self.loop.exchange(0)
+
+    @property
+    def server(self) -> State:
+        """What a round starts from."""
+        return self.loop.server
+
+    @server.setter
+    def server(self, state: State) -> None:
+        self.loop.server = state
+
+    def close(self) -> None:
+        self.engine.close()
+        self.store.close()
 
     def round(self) -> Times:
         torch.set_num_threads(1)
@@ -270,8 +284,7 @@ def compare(
                     times[name].append(taken)
         for variant in variants.values():
             if isinstance(variant, Ours):
-                variant.engine.close()
-                variant.store.close()
+                variant.close()
     medians = {
         name: {phase: statistics.median(t[phase] for t in taken) for phase in taken[0]}
         for name, taken in times.items()

@@ -16,21 +16,23 @@ from typing import ClassVar
 import torch
 
 import feddbe.testing
-from feddbe import FedAvg
-from feddbe.methods import Upload, parameter
+from feddbe.methods import Method, Upload, parameter
 from feddbe.state import State
+from feddbe.training.local import Local
 from feddbe.training.task import Context
 
 
 @dataclass(frozen=True)
-class Trimmed(FedAvg):
+class Trimmed(Method):
     """FedAvg with a trimmed mean (Yin et al., ICML 2018): of each weight the server leaves out the largest
     and the smallest values of clients, and takes the plain mean of the rest. trim = 0 is the plain mean."""
 
     name: ClassVar[str] = "trimmed"
 
-    weights: ClassVar[str] = "uniform"  # no option any more
     trim: float = parameter(0.1, "share of clients left out at each end, at least one", low=0, high=0.49)
+
+    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        return local.fit(received).params, private
 
     def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         out = min(max(1, int(self.trim * len(uploads))), (len(uploads) - 1) // 2) if self.trim else 0

@@ -773,7 +773,7 @@ RUN = [
     "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
     "--measure", "--eval", "--eval-after", "--train-loss", "--validation",
     "--newcomers", "--adapt-epochs", "--adapt", "--engine", "--device", "--trainer",
-    "--min-replies", "--worker-timeout",
+    "--min-replies", "--worker-timeout", "--keep-best",
     "--out", "--resume", "--json", "--quiet", "--seeds", "--set",
     "--dry-run",
 ]  # fmt: skip
@@ -784,7 +784,16 @@ COMMANDS = {
         flag
         for flag in RUN[:-2]
         if flag
-        not in ("--out", "--resume", "--quiet", "--seeds", "--patience", "--min-replies", "--worker-timeout")
+        not in (
+            "--out",
+            "--resume",
+            "--quiet",
+            "--seeds",
+            "--patience",
+            "--min-replies",
+            "--worker-timeout",
+            "--keep-best",
+        )
     ],
     "runs": ["--json"],
     "show": ["--when", "--clients", "--format", "--plot", "--json"],

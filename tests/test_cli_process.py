@@ -334,6 +334,18 @@ def test_a_stream_that_is_closed(stream: int, place: Path) -> None:
     assert bool(done.stdout) == (stream == 2)
 
 
+def test_a_run_goes_on_if_nobody_reads_how_it_goes(tmp_path: Path) -> None:
+    """`feddbe run ... 2>&1 | head`, or a terminal that was closed."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    words = "run fedavg --rounds 2 --clients 3 --partition iid --engine serial --out r"
+    process = start(words.split(), tmp_path, stderr=theirs)
+    os.close(theirs)
+    out, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert "last @2" in out
+
+
 def test_a_reader_that_goes_away(place: Path, whole: RunDocument) -> None:
     """`feddbe show RUN | head`: no trace of it."""
     ours, theirs = os.pipe()

@@ -13,7 +13,7 @@ import pytest
 from feddbe import cli, testing
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own_method.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r'^```(\w+)(?: title="(\S+)")?\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL)
 FILES = {file: text for _, file, text in BLOCKS if file}
 SNIPPETS = [text for language, file, text in BLOCKS if language == "python" and not file]
 COMMANDS = [line for language, _, text in BLOCKS if language == "sh" for line in text.splitlines()]

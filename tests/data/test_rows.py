@@ -52,6 +52,13 @@ def test_rows_that_do_not_fit_are_one_line(tmp_path: Path, text: str, message: s
     assert "\n" not in str(caught.value)
 
 
+def test_other_files_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "people.csv").write_text(PEOPLE)
+    about = load_data(Config(data=str(tmp_path / "people.csv")))[0].about.to_json()
+    with pytest.raises(ValueError, match=r"new.parquet is no .csv or .tsv file; write the new rows as one"):
+        rows.read(about, tmp_path / "new.parquet")
+
+
 def test_texts(tmp_path: Path) -> None:
     path = tmp_path / "news.csv"
     path.write_text('title,text,y\nGood,"a good, long film!",1\nBad,a bad film,3\nGood,,1\n')
@@ -83,6 +90,9 @@ def test_arrays(tmp_path: Path) -> None:
     np.savez(path, x=np.random.RandomState(0).randint(0, 256, (6, 5, 4)).astype(np.uint8), y=[0, 1] * 3)
     data = load(path)
     assert np.array_equal(rows.read(data.about.to_json(), path), data.inputs(data.x).numpy())
+    path.write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"cannot read .*a.npz"):
+        rows.read(data.about.to_json(), path)
     np.savez(path, x=np.zeros((2, 3, 4), np.uint8))
     with pytest.raises(ValueError, match=r"has samples of shape \(3, 4\); the model takes \(1, 5, 4\)"):
         rows.read(data.about.to_json(), path)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import feddbe
-from feddbe.errors import BadInput
+from feddbe.errors import BadInput, StoreError
 from feddbe.export.deployed import take
 from feddbe.runs.store import Store
 from feddbe.state import State, decode, strip_prefix
@@ -218,3 +218,23 @@ def test_what_was_given_as_objects_is_given_again(tmp_path: Path) -> None:
     assert take(tmp_path / "run", 0, **given).about["labels"] == ["no", "yes"]
     with pytest.raises(BadInput, match="came from Python; give it again"):
         take(tmp_path / "run", 0)
+
+
+def test_a_run_may_keep_the_last_states_only(tmp_path: Path) -> None:
+    """Training that ruins the model makes an earlier round the best."""
+    given: dict[str, Any] = {"rounds": 3, "lr": 3.0, "clients": 3, "validation": 0.0}
+    for keep in (True, False):
+        folder = tmp_path / str(keep)
+        folder.mkdir()
+        run = trained(folder, "fedavg+dbe", table, keep_best=keep, **given)
+        store = Store.open(run)
+        best, last = store.round_of("best"), store.last_round()
+        store.close()
+        assert best is not None
+        assert best < last, "or there is nothing to see"
+        take(run, 0, "last")
+        if keep:
+            check(run, "best")
+        else:
+            with pytest.raises(StoreError, match="begun with --no-keep-best"):
+                take(run, 0, "best")

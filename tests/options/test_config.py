@@ -40,7 +40,7 @@ def test_the_options_and_their_defaults() -> None:
         "validation": 0.0, "newcomers": 0, "adapt_epochs": 10, "adapt": "full",
         "bn_buffers": "local", "short_batch": None,
         "engine": "auto", "device": "cpu", "trainer": "auto",
-        "min_replies": None, "worker_timeout": None, "out": None,
+        "min_replies": None, "worker_timeout": None, "keep_best": True, "out": None,
         "resume": False, "force": False, "json": False, "quiet": False,
     }  # fmt: skip
 
@@ -53,7 +53,7 @@ def test_every_option_is_classified() -> None:
     asked = {field.name for field in dataclasses.fields(Config) if identity(field.name) == "no"}
     assert asked == {
         "data_dir", "rounds", "patience", "force", "measure", "engine", "device", "trainer", "min_replies",
-        "worker_timeout", "out", "resume", "json", "quiet"
+        "worker_timeout", "keep_best", "out", "resume", "json", "quiet"
     }  # fmt: skip
     assert [f.name for f in dataclasses.fields(Config) if identity(f.name) == "seed"] == ["seed"]
 

@@ -39,6 +39,7 @@ def shown(folder: Path) -> dict[str, Any]:
     assert document.pop("begun").startswith("2026-")
     assert document.pop("diverged") is None
     assert document.pop("measured") == []
+    assert [document.pop(key) for key in ("label_names", "client_names", "looks")] == [[], [], []]
     if new := document["newcomers"]:
         assert (new.pop("way"), len(new.pop("by_epoch"))) == ("full", 1), "it adapted for one epoch"
     for entry in [*document["rounds"], document["best"], document["last"]]:

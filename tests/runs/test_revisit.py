@@ -209,7 +209,7 @@ def test_what_came_from_python_is_given_again(tmp_path: Path) -> None:
     options: dict[str, Any] = {"rounds": 1, "engine": "serial", "partition": "natural"}
     feddbe.run("fedavg", data=samples(), model=model, out=str(tmp_path), **options)
     store = Store.open(tmp_path)
-    with pytest.raises(BadInput, match=r"the model of '.*' came from Python; give it again: feddbe.measure"):
+    with pytest.raises(BadInput, match=r"the model of '.*' came from Python; give it again: model="):
         reopened(store)
     with pytest.raises(BadInput, match=r"the run in '.*' cannot be made again: .*tiny"):
         reopened(store, model=model)

@@ -146,6 +146,7 @@ def test_from_python_with_data_and_model_of_ones_own(tmp_path: Path, monkeypatch
     from torch import nn
 
     monkeypatch.setattr("feddbe.studies.runner.cores", lambda: 1)
+    torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(90) % 3
     x = torch.randn(90, 4, generator=generator) + 3 * torch.eye(4)[y]
@@ -156,7 +157,7 @@ def test_from_python_with_data_and_model_of_ones_own(tmp_path: Path, monkeypatch
     runs = feddbe.compare(["fedavg"], seeds=[0, 5], **own)
     assert [run["config"]["seed"] for run in runs] == [0, 5]
     assert "95 % interval" in runs._repr_html_()
-    frame = feddbe.compare([feddbe.FedAvg()], **{**own, "data": (x, y), "lr": [1e-6, 0.1]})
+    frame = feddbe.compare([feddbe.FedAvg()], **{**own, "data": (x, y), "lr": [1e-6, 0.1], "rounds": 5})
     assert isinstance(frame, feddbe.Sweep)
     assert [run["config"]["lr"] for run in frame] == [1e-6, 0.1]
     assert [run["config"]["lr"] for run in frame.chosen] == [0.1]

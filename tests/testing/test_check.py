@@ -41,7 +41,6 @@ class Remembers(FedAvg):
     """Counts a client's rounds in the process, which a killed one forgets."""
 
     name: ClassVar[str] = "remembers"
-    weights: ClassVar[str] = "samples"
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         key = os.getpid() if ctx.round == 1 else 0
@@ -94,7 +93,6 @@ class Dead(FedAvg):
     """Has an option that does nothing, and one that acts beside another."""
 
     name: ClassVar[str] = "dead"
-    weights: ClassVar[str] = "samples"
 
     on: bool = parameter(False, "whether factor counts")
     factor: float = parameter(1.01, "of what is sent", above=1, high=1.05)
@@ -135,14 +133,15 @@ def test_what_is_kept_in_memory_does_not_survive_a_kill(tmp_path: Path) -> None:
 def test_what_is_right_is_told() -> None:
     found = check(Dead(on=True), engines=[], addons=["mr"], values={"factor": [1.02]})
     assert found[1].startswith("dead(on=true)+mr: when continued after each round, ")
-    assert found[2] == "dead(on=true): options that act: on (true, false), factor (1.01, 1.02)"
+    acting = "weights (samples, uniform), on (true, false), factor (1.01, 1.02)"
+    assert found[2] == f"dead(on=true): options that act: {acting}"
     assert len(found) == 3
 
 
 def test_wrong_arguments() -> None:
     with pytest.raises(BadInput, match=r"^'fedavgg' is not the name of a method; as in fedavg or my_method"):
         check("fedavgg")
-    with pytest.raises(BadInput, match=r"^dead has no option 'of'; it has: on, factor$"):
+    with pytest.raises(BadInput, match=r"^dead has no option 'of'; it has: weights, on, factor$"):
         check(Dead, engines=[], addons=[], beside={"of": {}})
     with pytest.raises(BadInput, match=r"^'7' is not a method; give its name, or an instance"):
         check(7)  # type: ignore[arg-type]

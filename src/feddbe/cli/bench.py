@@ -21,7 +21,7 @@ _PHASES = {
 }
 
 
-_OTHERS = {"out", "resume", "quiet", "patience", "min_replies", "worker_timeout"}
+_OTHERS = {"out", "resume", "quiet", "patience", "min_replies", "worker_timeout", "keep_best"}
 """Options of a run that have no part in it."""
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compare", "run"]
 
-_METHOD = "as in fedavg+dbe(kappa=5,mu=0.1), or a file with options"
+_METHOD = "as in fedavg+dbe(kappa=5,mu=0.1), your own as FILE.py:CLASS, or a file with options"
 _SET = "any option, over that of a file; may be repeated"
 _SEEDS = "several seeds: how many, as in 5, or which, as in 0,1,2; what is there is not run again"
 _DRY_RUN = "only tell what would be run, where each value comes from, and about what it costs"

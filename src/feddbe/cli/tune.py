@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["tune"]
 
-_OTHERS = {"split", "resume", "newcomers", "adapt"}
+_OTHERS = {"split", "resume", "newcomers", "adapt", "keep_best"}
 """Options of a run that have no part in it."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -218,7 +219,12 @@ def read(about: Mapping[str, Any], path: Path) -> Array:
         return _arrays(about, path)
     if about["kind"] not in ("table", "texts"):
         raise ValueError(f"the model takes arrays of shape {tuple(about['shape'])}; give an .npz with x")
-    names, rows, lines, _ = read_csv(path)
+    if path.suffix.lower() not in (".csv", ".tsv", ".txt"):
+        raise ValueError(f"{path} is no .csv or .tsv file; write the new rows as one")
+    try:
+        names, rows, lines, _ = read_csv(path)
+    except csv.Error as error:
+        raise ValueError(f"cannot read {path} as CSV: {error}") from None
     if not rows:
         raise ValueError(f"{path} has no rows")
     table = {name: [row[at] for row in rows] for at, name in enumerate(names)}
@@ -234,10 +240,13 @@ def read(about: Mapping[str, Any], path: Path) -> Array:
 
 def _arrays(about: Mapping[str, Any], path: Path) -> Array:
     """`x` of an .npz, in the form in which the training data was given."""
-    with np.load(path, allow_pickle=False) as arrays:
-        if "x" not in arrays:
-            raise ValueError(f"{path} has no array 'x'")
-        x = np.asarray(arrays["x"])
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            x = np.asarray(arrays["x"]) if "x" in arrays else None
+    except (zipfile.BadZipFile, EOFError, ValueError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
+    if x is None:
+        raise ValueError(f"{path} has no array 'x'")
     shape = tuple(about["shape"])
     if x.ndim == 4 and x.shape[1:] != shape and (x.shape[3], *x.shape[1:3]) == shape:
         x = x.transpose(0, 3, 1, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import runpy
 import warnings
 from pathlib import Path
@@ -74,6 +75,9 @@ def export_model(
 
 
 def _write(taken: Taken, folder: Path, *, onnx: bool) -> None:
+    about = taken.dataset.about.to_json()
+    known = {**about, **taken.about}  # first: it marks the folder as one that may be written again
+    (folder / "preprocessing.json").write_text(json.dumps(known, indent=1), encoding="utf-8")
     save_file(dict(weights_of(taken.module)), folder / "model.safetensors")
     title = "{method} on {data}: the model of client {client_name}, round {round}.".format(**taken.about)
     plain = source_of(taken.module, title)
@@ -86,9 +90,6 @@ def _write(taken: Taken, folder: Path, *, onnx: bool) -> None:
     (folder / "model.onnx").unlink(missing_ok=True)
     if onnx:
         _onnx(taken, folder / "model.onnx")
-    about = taken.dataset.about.to_json()
-    known = {**about, **taken.about}
-    (folder / "preprocessing.json").write_text(json.dumps(known, indent=1), encoding="utf-8")
     (folder / "rows.py").write_bytes(Path(rows.__file__).read_bytes())
     load = 'torch.export.load(here / "model.pt2").module()'
     imports = ""
@@ -141,6 +142,7 @@ def _onnx(taken: Taken, path: Path) -> None:
     example, dynamic = _batch(taken)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)  # that torchvision is not there, for one
         try:
             torch.onnx.export(
                 taken.module, example, path, dynamo=True, dynamic_shapes=dynamic, input_names=["x"],
@@ -148,6 +150,8 @@ def _onnx(taken: Taken, path: Path) -> None:
             )  # fmt: skip
         except Exception as error:
             raise BadInput(f"ONNX cannot take this model: {one_line(error)}") from error
+        finally:
+            logging.disable(logging.NOTSET)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     found = torch.from_numpy(session.run(None, {"x": taken.sample.numpy()})[0])
     if not close(found, taken.logits):

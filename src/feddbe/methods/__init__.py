@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
 
 from feddbe.errors import BadInput, unknown
 from feddbe.methods.addons import FT, MR, PRBM
@@ -98,13 +98,13 @@ def hyper_parameters(method: Method) -> dict[str, dict[str, Any]]:
 def identity(method: Method) -> dict[str, Any]:
     """What tells runs of methods apart: hyper-parameters, and what a method does that is not feddbe's."""
     found: dict[str, Any] = {"method_options": {part.name: without_late(part) for part in _parts(method)}}
-    source = source_sha256(type(_parts(method)[0]))
+    source = source_sha256(type(_inner(method)))
     return found | ({"method_source": source} if source else {})
 
 
 def in_memory(method: Method) -> bool:
     """Whether no other process can make it from its name."""
-    return METHODS.given(type(_parts(method)[0]))
+    return METHODS.given(type(_inner(method)))
 
 
 def spelled(method: Method) -> str:
@@ -112,11 +112,11 @@ def spelled(method: Method) -> str:
     its default, unless the default depends on model or variant."""
     if not isinstance(method, Method):
         raise BadInput(f"'{method}' is not a method; give its name, or an instance, as in FedAvg()")
-    inner, *addons = _parts(method)
-    cls, words = cast(type[Method], type(inner)), list[str]()
+    inner, words = _inner(method), list[str]()
+    cls = type(inner)
     if (file := file_of(cls)) is None and METHODS.get(cls.name) is not cls:
         METHODS[cls.name] = cls
-    for part in (inner, *addons):
+    for part in _parts(method):
         options = [
             f"{field.name}={grammar.written(value)}"
             for field in dataclasses.fields(part)
@@ -126,6 +126,10 @@ def spelled(method: Method) -> str:
         name = f"{file.path}:{file.name}" if file and part is inner else part.name
         words.append(name + (f"({','.join(options)})" if options else ""))
     return "+".join(words)
+
+
+def _inner(method: Method) -> Method:
+    return method.inner if isinstance(method, Composed) else method
 
 
 def _parts(method: Method) -> tuple[Method | AddOn, ...]:

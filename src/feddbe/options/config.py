@@ -106,6 +106,8 @@ class Config(Parameters):
         "replies with which a round goes on if clients do not answer; none: all", low=1)
     worker_timeout: float | None = option("Run", "no", None,
         "seconds after which a worker that does not answer is replaced; none: never", above=0)
+    keep_best: bool = option("Run", "no", True,
+        "keep the clients' states of the best round, too (for export, measure), which is the default")
     out: str | None = option("Run", "no", None, "folder of the run; default: a new one in runs/", value="DIR")
     resume: bool = option("Run", "no", False,
         "continue the run in --out, or the last one with this configuration")

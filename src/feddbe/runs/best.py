@@ -32,8 +32,11 @@ def forget(db: sqlite3.Connection) -> None:
 
 def settle(db: sqlite3.Connection) -> None:
     """Of the states that were replaced keep those of the best entry: made before it or in it. Where one is
-    younger, the best entry's is kept already, or there was none yet."""
+    younger, the best entry's is kept already, or there was none yet. A run begun with --no-keep-best keeps
+    none."""
     entry = db.execute("SELECT round FROM states WHERE kind = 'best'").fetchone()
+    if db.execute("SELECT 1 FROM meta WHERE key = 'keeps_best' AND value = 'false'").fetchone():
+        entry = None
     for kind, aside in _ASIDE.items():
         if entry:
             move = "UPDATE states SET kind = ? WHERE kind = ? AND round <= ?"

@@ -34,6 +34,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         "looks": list(task.dataset.looks),
         "preprocessing": task.dataset.about.to_json(),
         "labels": label_counts(task.dataset, task.split).tolist() if small else None,
+        "keeps_best": experiment.options.keep_best,
         "begun": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "versions": versions(),
         "machine": platform.platform(),

@@ -153,7 +153,7 @@ class Entry:
             return store.state(kind, client)
         if (kept := store.state(KEPT[kind], client)) is None and not store.meta("keeps_best"):
             raise StoreError(
-                f"'{store.folder}' was begun by a feddbe that did not keep the clients' states of the best "
-                "round; look at the last one, --round last"
+                f"'{store.folder}' was begun with --no-keep-best, or by a feddbe that did not keep the "
+                "clients' states of the best round; look at the last one, --round last"
             )
         return kept  # None: it had none yet

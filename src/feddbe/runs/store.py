@@ -42,7 +42,7 @@ class Store:
         make_folder(folder)
 
         def fill(store: Store) -> None:
-            for key, value in {**meta, "keeps_best": True}.items():
+            for key, value in {"keeps_best": True, **meta}.items():
                 store.set_meta(key, value)
             store.write_server("last", server)
 

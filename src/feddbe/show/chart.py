@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
 from rich.text import Text
 
 from feddbe.results.document import RunDocument, labels, title
@@ -126,14 +127,14 @@ def _letter(index: int) -> str:
     return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[index % 26]
 
 
-def _legend(look: _Look, every: Sequence[Line], floors: Sequence[float]) -> Iterator[Text]:
+def _legend(look: _Look, every: Sequence[Line], floors: Sequence[float]) -> Iterator[Padding]:
     """Each line's letter, name and best round; of one line alone, it and the floor in one row."""
     floor = f"{look.floor * 3} clients' majority class {' or '.join(f'{floor:.2f}' for floor in floors)}"
     drawn = [line for line in every if line.rounds]
     if len(every) == 1:
         round, best = drawn[0].best
         end = f"   {look.end} {drawn[0].ending}" if drawn[0].ending else ""
-        yield Text(f"     {look.best} best {best:.2f} @{round}{end}   {floor}")
+        yield _beside(Text(f"{look.best} best {best:.2f} @{round}{end}   {floor}"))
         yield from _band(look, drawn)
         return
     moments = {line.moment for line in drawn}
@@ -142,14 +143,19 @@ def _legend(look: _Look, every: Sequence[Line], floors: Sequence[float]) -> Iter
         ended = f"{look.end} {line.ending}" if line.ending else ""
         words = filter(None, [told, line.moment if len(moments) > 1 else "", ended])
         key, colour = (_letter(index), _COLOURS[index % len(_COLOURS)]) if line.rounds else (" ", "")
-        yield Text.assemble((f"     {key} ", f"bold {colour}"), f"{line.name}: {', '.join(words)}")
+        yield _beside(Text.assemble((f"{key} ", f"bold {colour}"), f"{line.name}: {', '.join(words)}"))
     yield from _band(look, drawn)
-    yield Text(f"     {floor}")
+    yield _beside(Text(floor))
 
 
-def _band(look: _Look, drawn: Sequence[Line]) -> Iterator[Text]:
+def _beside(text: Text) -> Padding:
+    """Under the plot, also where it takes another line."""
+    return Padding(text, (0, 0, 0, 5))
+
+
+def _band(look: _Look, drawn: Sequence[Line]) -> Iterator[Padding]:
     if any(line.runs > 1 for line in drawn):
-        yield Text(f"     {look.band * 3} from the lowest seed to the highest; lines are means")
+        yield _beside(Text(f"{look.band * 3} from the lowest seed to the highest; lines are means"))
 
 
 @dataclass(frozen=True)

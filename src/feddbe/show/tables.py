@@ -121,7 +121,7 @@ class _Runs:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         said = [_said(row) for row in self.rows]
         told = all(slug(row["method"]) in row["name"] and row["data"] in row["name"] for row in self.rows)
-        note = "Accuracy weighted by samples; the best round is chosen on test accuracy; times are UTC."
+        note = "Test accuracy weighted by samples; best: on it, or on held-out data; times are UTC."
         for begun in (slice(None), slice(5, None)):  # without the year, if need be
             for without in ((), ("method", "data")) if told else ((),):
                 columns = {

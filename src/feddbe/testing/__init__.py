@@ -66,7 +66,7 @@ def _instance(method: type[Method] | Method | str) -> Method:
         if method not in METHODS:
             raise BadInput(f"'{method}' is not the name of a method; as in fedavg or my_method.py:MyProx")
         return METHODS[method]()
-    return method() if isinstance(method, type) and issubclass(method, Method) else method  # type: ignore[return-value]
+    return method() if isinstance(method, type) and issubclass(method, Method) else method
 
 
 def _one(spec: str, engines: Sequence[str], folder: Path) -> Iterator[str]:

@@ -200,7 +200,8 @@ def _difference(wanted: Outcome, found: Outcome) -> str:
     """The first thing that is not as it should be, in words."""
     pairs: list[tuple[str, State, State]] = [("the server's state", wanted.server, found.server)]
     for client in sorted(wanted.clients.keys() | found.clients.keys()):
-        pairs.append((f"the state of client {client}", *(o.clients.get(client, {}) for o in (wanted, found))))
+        a, b = wanted.clients.get(client, {}), found.clients.get(client, {})
+        pairs.append((f"the state of client {client}", a, b))
     for what, a, b in pairs:
         if not same_bits(a, b):
             names = [n for n in a if n not in b or not torch.equal(a[n], b[n])] or sorted(b.keys() - a.keys())

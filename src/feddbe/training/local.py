@@ -211,7 +211,7 @@ class Local:
         model, dataset = self.task.model, self.task.dataset
         rows = self.index(on)
         if function is None and (predictor := passes.predictor(self.task, params, self.prbm)):
-            batches = (dataset.inputs(dataset.x.index_select(0, some)) for some in _some(rows))
+            batches = (dataset.numbers(dataset.x.index_select(0, some)) for some in _some(rows))
             return _together([predictor.logits(x) for x in batches]), dataset.y.index_select(0, rows)
         # copies: a decoded state lies anywhere in memory, and the last bits of a product depend on where
         work = {name: model.layout(p.detach()) for name, p in params.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from feddbe.runs.watch import Watch
@@ -11,11 +12,17 @@ from feddbe.watch.pace import Pace
 __all__ = ["Lines", "Remarks"]
 
 
+def _say(text: str) -> None:
+    """On standard error; that nobody reads it any more is no reason to stop."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
 class Remarks(Watch):
     """Only what a person should know, on standard error."""
 
     def remark(self, text: str) -> None:
-        print(f"feddbe: {text}", file=sys.stderr, flush=True)
+        _say(f"feddbe: {text}")
 
 
 class Lines(Remarks):
@@ -26,4 +33,4 @@ class Lines(Remarks):
 
     def round(self, done: int, accuracy: float | None) -> None:
         if said := self._pace.round(done, accuracy):
-            print(said, file=sys.stderr, flush=True)
+            _say(said)

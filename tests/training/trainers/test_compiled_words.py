@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput, Diverged
 from feddbe.methods.addons import MR
 from feddbe.models.fasttext import MeanEmbedding, fasttext
+from feddbe.models.split import SplitModel
 from feddbe.options.config import Config
 from feddbe.runs.experiment import resolve
 from feddbe.training.local import Extra, Fit, Local
@@ -165,6 +167,8 @@ def test_a_loss_that_is_no_number_is_told() -> None:
 
 
 def test_words_that_the_model_does_not_have_are_told() -> None:
-    client = local(fasttext(WORDS - 20, CLASSES))
+    task = local().task
+    fewer = SplitModel(fasttext(WORDS - 20, CLASSES), torch.zeros_like(task.dataset.x[:1]).long())
+    client = Local(replace(task, model=fewer), 1, 0)
     with pytest.raises(BadInput, match=r"a text has word 6\d, the model has 50 words"):
         client.fit(start(client))

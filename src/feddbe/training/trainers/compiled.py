@@ -138,7 +138,7 @@ def train(plan: FitPlan) -> Fitted:
     fit, losses = _Fit(plan), no_losses()
     for x, y, size in plan.batches.gathered():
         for some, labels in _chunks(x, y, size * CHUNK):
-            loss = fit.train(plan.batches.dataset.inputs(some), labels, size)
+            loss = fit.train(plan.batches.dataset.numbers(some), labels, size)
             losses = losses.add(torch.tensor(loss, dtype=torch.float64), labels.shape[0])
         check(losses, plan.batches)
     params, extras = fit.values()
