@@ -91,24 +91,27 @@ class SplitModel:
         kept = module.state_dict().keys()
         self.buffers: State = {name: b.detach().clone() for name, b in module.named_buffers() if name in kept}
         f, h = self._halves[False]
-        versions = {name: p._version for name, p in module.named_parameters()}
-        with torch.no_grad():
-            z = f(sample)
-            before = z._version
-            self.classes = _classes(h(z))
-            self._in_place = z._version != before
-        if changed := [name for name, p in module.named_parameters() if p._version != versions[name]]:
-            raise BadInput(
-                f"the model writes into its own parameter '{changed[0]}' in a forward pass "
-                "(max_norm of an embedding?); only training may change parameters"
-            )
-        self.feature_shape = tuple(z.shape[1:])
+        self.feature_shape, self.classes, self._in_place = self._try(f, h)
         in_head = {id(p) for p in h.parameters()}
         own = linear_of(h) if in_head.isdisjoint(id(p) for p in f.parameters()) else None
         self.linear_head = {name: full[id(p)] for name, p in own.named_parameters()} if own else {}
         """The names of its weight and bias, if h is one linear layer and shares neither with f."""
         self.head = tuple(name for name, p in module.named_parameters() if id(p) in in_head)
         self.body = tuple(name for name in self.parameters if name not in self.head)
+
+    def _try(self, f: nn.Module, h: nn.Module) -> tuple[tuple[int, ...], int, bool]:
+        """The shape of z, how many classes there are, and whether h writes into z, from one pass."""
+        versions = {name: p._version for name, p in self.module.named_parameters()}
+        with torch.no_grad():
+            z = f(self._sample)
+            before = z._version
+            classes = _classes(h(z))
+        if changed := [n for n, p in self.module.named_parameters() if p._version != versions[n]]:
+            raise BadInput(
+                f"the model writes into its own parameter '{changed[0]}' in a forward pass "
+                "(max_norm of an embedding?); only training may change parameters"
+            )
+        return tuple(z.shape[1:]), classes, z._version != before
 
     def apart(self, state: Mapping[str, Tensor]) -> Halves:
         """f and h at these values, for prediction, as modules that share nothing with this one."""
