@@ -197,7 +197,7 @@ MISTAKES = {
     "run fedavg --partition pathological:11": ["pathological:11", "1..10"],
     "run fedavg --partition natural": ["'natural'", "client column", "iid"],
     # the words of the command line
-    "rum fedavg": ["unknown command 'rum'", "did you mean 'run'?", "check, compare, data, fairness, "],
+    "rum fedavg": ["unknown command 'rum'", "did you mean 'run'?", "check, compare, data, "],
     "data shwo digits": ["unknown command 'shwo'", "did you mean 'show'?", "get, list, plots, show"],
     "run fedavg --roundz 3": ["unknown option '--roundz'", "did you mean '--rounds'?", "--partition-seed"],
     "compare fedavg --jsn": ["unknown option '--jsn'", "did you mean '--json'?"],

@@ -177,7 +177,17 @@ sys.exit(main())
 @pytest.mark.parametrize("delay", [0.0, 0.03, 0.1, 0.3, 0.8, 1.4])
 def test_ctrl_c_before_it_has_begun(delay: float, tmp_path: Path) -> None:
     """While it imports itself, click, torch, or what comes after that."""
-    child = [sys.executable, "-c", SOON.format(delay=delay), *RUN, "--rounds", "999", "--out", "r"]
+    child = [
+        sys.executable,
+        "-c",
+        SOON.format(delay=delay),
+        "run",
+        "fedavg+dbe",
+        "--rounds",
+        "999",
+        "--out",
+        "r",
+    ]
     done = subprocess.run(child, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
     err = without_progress(done.stderr)
     assert (done.stdout, err.count("\n")) == ("", 1)
