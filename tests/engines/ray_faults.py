@@ -37,10 +37,11 @@ from tests.federation import COMBINATIONS, Outcome, carry_out, experiment, outco
 
 METHODS = ("fedavg+dbe", "apple", "fedgen+dbe")
 QUICK = {
-    "health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_timeout_ms": 1000,
+    "health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_timeout_ms": 20000,
     "health_check_failure_threshold": 3, "automatic_object_spilling_enabled": False,
 }  # fmt: skip
-"""A dead node is noticed within seconds."""
+"""A dead node, which refuses at once, is noticed within seconds; one that a busy machine keeps waiting is not
+taken for dead."""
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "node_ip_address": ray_cluster.LOOPBACK}
 OWN = """
 from dataclasses import dataclass
@@ -75,7 +76,11 @@ class Obedient(Scaffold):
             (orders / "caught").touch()
             time.sleep(600)
         (orders / f"at work for {raylet}").touch()
-        while (note := read(orders / "wait for")) and not (orders / note).exists():
+        begun = time.monotonic()
+        while order := read(orders / "wait for"):
+            seconds, _, note = order.partition(" ")
+            if (orders / note).exists() or time.monotonic() > begun + int(seconds):
+                break
             time.sleep(0.02)
         return super().train(ctx, local, received, private)
 
@@ -221,9 +226,10 @@ class Trial:
         self.raylet = self.second.all_processes["raylet"][0].process.pid
 
     def join(self) -> None:
-        """And no client ends before one is at work there."""
+        """And clients wait for one that is at work there: but not for ever, because a job that waits for a
+        node is not given to another, only later ones are."""
         self.add_node()
-        self.order("wait for", f"at work for {self.raylet}")
+        self.order("wait for", f"3 at work for {self.raylet}")
 
     def kill_node(self) -> None:
         self.cluster.remove_node(self.second, allow_graceful=False)
@@ -240,7 +246,7 @@ class Trial:
 
         def doom() -> None:
             self.order("doomed", self.raylet)
-            self.order("wait for", "caught")
+            self.order("wait for", "600 caught")
             killer.start()
 
         same = self.accident("node dies", doom)
@@ -262,7 +268,7 @@ class Trial:
             file.write("# another version\n")
         self.kill_node()
         self.add_node(PYTHONPATH=str(self.place / "other"))
-        self.order("wait for", "no such note")
+        self.order("wait for", "600 no such note")
         return self.error("other sources", self.obedient[0])
 
     def other_python(self) -> str:
