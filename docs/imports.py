@@ -77,7 +77,7 @@ def draw(path: Path) -> None:
     lines = Counter[str]()
     for module, file in modules().items():
         lines[room(module)] += len(file.read_text(encoding="utf-8").splitlines())
-    figure, axes = plt.subplots(figsize=(8, 9))
+    figure, axes = plt.subplots(figsize=(8, 0.7 * len(ROOMS)))
     for (upper, lower), count in sorted(edges.items()):
         top, bottom = ROOMS.index(upper), ROOMS.index(lower)
         side = 1 if (top - bottom) % 2 else -1
