@@ -219,6 +219,12 @@ def test_dashes_are_underscores(key: str) -> None:
     assert read(["fedavg"], {key.strip(): 4})[1].partition_seed == 4
 
 
+def test_a_setting_may_be_a_method_with_options() -> None:
+    asked = read(["fedavg"], settings=["fedavg+dbe(kappa=5,mu=0.1)", "seed=2"])
+    assert asked.names == ["fedavg", "fedavg+dbe(kappa=5,mu=0.1)"]
+    assert asked.config.seed == 2
+
+
 @pytest.mark.parametrize("item", ["seed", "seed:3", ""])
 def test_a_setting_needs_an_equals_sign(item: str) -> None:
     refused(f"--set {item}: write it as --set key=value", ["fedavg"], settings=[item])

@@ -175,8 +175,9 @@ def read(
 def given(
     methods: Sequence[str] = (), options: Mapping[str, Any] | None = None, settings: Sequence[str] = ()
 ) -> Given:
-    """What was given: TOML files among `methods`, over them `settings` (key=value), over them `options`.
-    Every option is a key of the file with the same name; `method` may be a list."""
+    """What was given: TOML files among `methods`, over them `settings` (key=value, or a
+    method with options), over them `options`. Every option is a key of the file with the same name; `method`
+    may be a list."""
     names: list[str] = []
     layers: list[tuple[dict[str, Any], str]] = []
     for name in methods:
@@ -189,6 +190,9 @@ def given(
             names.append(name)
     for item in settings:
         key, equals, text = item.partition("=")
+        if "(" in key:  # a method with options in brackets
+            names.append(item)
+            continue
         if not equals:
             raise BadInput(f"--set {item}: write it as --set key=value")
         layers.append((_known({key.strip(): _toml_value(text.strip())}, f"--set {item}"), "--set"))

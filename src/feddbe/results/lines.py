@@ -28,10 +28,13 @@ class Line:
     ending: str = ""
     """`diverged in round 21`, where the line ends before the others."""
 
+    chosen: tuple[int, float] | None = None
+    """The point that was chosen on validation data, of one run."""
+
     @property
     def best(self) -> tuple[int, float]:
-        """Its highest point, of equal ones the first."""
-        return max(zip(self.rounds, self.mean, strict=True), key=lambda point: point[1])
+        """What was chosen, else its highest point, of equal ones the first."""
+        return self.chosen or max(zip(self.rounds, self.mean, strict=True), key=lambda point: point[1])
 
 
 def lines(documents: Sequence[RunDocument], points: Points = points) -> list[Line]:
@@ -51,7 +54,17 @@ def lines(documents: Sequence[RunDocument], points: Points = points) -> list[Lin
                 len(group),
                 " / ".join(whens),
                 " or ".join(dict.fromkeys(filter(None, map(ending, group)))),
+                _chosen(group[0], points(group[0])) if len(group) == 1 else None,
             )
         )
     never = [document for document in documents if ending(document) and not points(document)]
     return found + [Line(name, ending=ending(d)) for d, name in zip(never, labels(never), strict=True)]
+
+
+def _chosen(document: RunDocument, line: Sequence[tuple[int, float]]) -> tuple[int, float] | None:
+    """Where the best entry lies on the line, if it was chosen by more than the line."""
+    best = document["best"]
+    if best is None or not best["validation"] or not best["accuracy"]:
+        return None
+    point = best["round"], 100 * best["accuracy"]["weighted"]
+    return point if point in line else None
