@@ -74,9 +74,9 @@ def test_walk(name: str, tmp_path: Path) -> None:
     tools, work = tmp_path / "tools", tmp_path / "work"
     tools.mkdir()
     work.mkdir()
-    feddbe = tools / "feddbe"
-    feddbe.write_text(f'#!/bin/sh\nexec "{sys.executable}" -W error -m feddbe "$@"\n', encoding="utf-8")
-    feddbe.chmod(0o755)
+    for tool, words in {"feddbe": " -W error -m feddbe", "python": ""}.items():  # of this environment
+        (tools / tool).write_text(f'#!/bin/sh\nexec "{sys.executable}"{words} "$@"\n', encoding="utf-8")
+        (tools / tool).chmod(0o755)
     env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "MPLBACKEND": "agg", "COLUMNS": "80"}
     printed, steps = "", 0
     for language, text in blocks(DOCS / f"{name}.md"):

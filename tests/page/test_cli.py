@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shlex
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from feddbe import cli
+from tests.test_cli_process import finish, start
 
 
 @pytest.fixture(autouse=True)
@@ -59,10 +58,11 @@ def test_mistakes_are_one_line(line: str, words: str, capsys: pytest.CaptureFixt
 
 
 def test_ctrl_c_ends_what_is_served() -> None:
-    command = [sys.executable, "-m", "feddbe", "report", "--live", "runs"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+    with start(["report", "--live", "runs"], Path()) as server:
         assert server.stdout is not None
         assert server.stdout.readline().startswith("report  http://127.0.0.1:")
         server.send_signal(signal.SIGINT)
-        out, err = server.communicate(timeout=30)
-    assert (server.returncode, out, err) == (0, "", "")
+        try:
+            assert finish(server) == (0, "", "")
+        finally:
+            server.kill()
