@@ -136,6 +136,7 @@ def test_the_command_shows_what_was_found_beside_the_default(shell: Callable[[st
         out.split()
     )
     assert "use it   feddbe run 'fedavg+dbe(kappa=" in out
+    assert " --model mlp " in out.split("use it")[1]  # as it was searched with
     assert Path("here/surface.png").stat().st_size > 5000
 
 

@@ -10,19 +10,11 @@ from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column
+from rich.progress import Progress, TaskID
 
 from feddbe.runs.watch import Watch
 from feddbe.studies.runner import Board, Planned
+from feddbe.watch.bars import columns
 
 __all__ = ["Bars", "stoppable"]
 
@@ -34,12 +26,7 @@ class Bars(Board):
         self.runs, self.done = runs, 0
         self.shown: dict[Path, _Bar] = {}
         self.bars = Progress(
-            TextColumn("{task.description}", table_column=Column(ratio=3, no_wrap=True, overflow="ellipsis")),
-            BarColumn(bar_width=None, table_column=Column(ratio=2)),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[accuracy]}", table_column=Column(width=8, justify="right")),
-            TimeElapsedColumn(table_column=Column(no_wrap=True)),
-            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+            *columns(),
             console=Console(stderr=True),
             auto_refresh=False,  # no thread of its own: processes are forked from this one
             disable=not sys.stderr.isatty(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -72,6 +71,7 @@ def tune(method: str, trials: int, space: tuple[str, ...], **options: Any) -> in
 
 
 def _show(found: Tuned, options: config.Config) -> None:
+    from feddbe.page import commands
     from feddbe.show.cells import caption, percent, plain_table
     from feddbe.studies.tune import VALIDATION
 
@@ -97,8 +97,7 @@ def _show(found: Tuned, options: config.Config) -> None:
     )
     show(table, caption(words))
     name, more = found.named(found.best.values)
-    command = ["feddbe", "run", name, *(f"--{key}={written(value)}" for key, value in more.items())]
-    print(f"use it   {shlex.join([*command, '--data', options.data])}")
+    print(f"use it   {commands.line(name, vars(options) | more | {'validation': 0.0})}")
 
 
 def _paper(found: Tuned) -> str:

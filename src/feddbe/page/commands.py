@@ -15,7 +15,7 @@ from feddbe.page.blocks import Block, command
 from feddbe.page.sources import Source, Sources
 from feddbe.results.document import Measurement, RunDocument
 
-__all__ = ["holding", "measuring", "of_all", "of_each", "running"]
+__all__ = ["holding", "line", "measuring", "of_all", "of_each", "running"]
 
 _ELSEWHERE = ("method", "engine", "worker_timeout", "out", "resume", "json", "quiet")
 """Options that say where and how something is done, not what."""
@@ -27,8 +27,13 @@ def running(source: Source) -> str | None:
     config = source.document["config"]
     if config.get("model") == "own" or not _has_name(str(config["data"])):
         return None
+    return line(source.document["method"], config)
+
+
+def line(method: str, config: Mapping[str, Any]) -> str:
+    """The line that runs this method with these options."""
     told = [field.name for field in dataclasses.fields(Config) if field.name not in _ELSEWHERE]
-    return shlex.join(["feddbe", "run", source.document["method"], *_options(config, told)])
+    return shlex.join(["feddbe", "run", method, *_options(config, told)])
 
 
 def holding(source: Source) -> str | None:

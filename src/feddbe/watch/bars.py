@@ -12,6 +12,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -20,7 +21,7 @@ from rich.table import Column
 
 from feddbe.runs.watch import Watch
 
-__all__ = ["Bars"]
+__all__ = ["Bars", "columns"]
 
 
 class _Lines(Progress):
@@ -38,17 +39,24 @@ class _Narrow:
         yield from console.render(self.inner, options.update_width(options.max_width - 3))
 
 
+def columns() -> list[ProgressColumn]:
+    """What a run that goes on shows: its name, how far it is, its accuracy, the time, and what is left."""
+    return [
+        TextColumn("{task.description}", table_column=Column(ratio=3, no_wrap=True, overflow="ellipsis")),
+        BarColumn(bar_width=None, table_column=Column(ratio=2)),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[accuracy]}", table_column=Column(width=8, justify="right")),
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+    ]
+
+
 class Bars(Watch):
     """A bar for each run; they go when all are over."""
 
     def __enter__(self) -> Self:
         self._bars = _Lines(
-            TextColumn("{task.description}", table_column=Column(ratio=3, no_wrap=True, overflow="ellipsis")),
-            BarColumn(bar_width=None, table_column=Column(ratio=2)),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[accuracy]}", table_column=Column(width=8, justify="right")),
-            TimeElapsedColumn(table_column=Column(no_wrap=True)),
-            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+            *columns(),
             TextColumn("left"),
             console=Console(stderr=True),
             auto_refresh=False,  # no thread of its own: workers are forked from this process
