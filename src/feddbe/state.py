@@ -117,7 +117,7 @@ def moved(state: State, device: torch.device) -> State:
 
 def strip_prefix(state: Mapping[str, Tensor], prefix: str) -> State:
     """The entries whose names start with the prefix, it being removed."""
-    return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
 
 
 def add_prefix(prefix: str, state: Mapping[str, Tensor]) -> State:

@@ -21,9 +21,9 @@ from feddbe.options.config import Config
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.local import Fit, Local
-from feddbe.training.plan import Gradient, Samples, differentiate
+from feddbe.training.plan import Samples
 from feddbe.training.task import Context
-from feddbe.training.terms import At, Batch
+from feddbe.training.terms import At, Batch, Gradient, by_autograd
 from tests.federation import experiment, outcome, same_bits, samples
 
 
@@ -182,7 +182,7 @@ def test_perfedavg_without_adaptation_is_fedavg_on_every_second_batch() -> None:
     wanted = theta
     for second in (rows[10:20], rows[30:40]):
         samples = Samples(task.dataset.inputs(task.dataset.x[second]), task.dataset.y[second])
-        slope = differentiate(task.model, wanted, {}, samples).of
+        slope = by_autograd(task.model, wanted, {}, *samples).of
         wanted = {name: p - 0.1 * slope[name] for name, p in wanted.items()}
     for name, value in up.items():
         torch.testing.assert_close(value, wanted[name], rtol=0, atol=1e-6)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.methods.base import PERSONAL, Facts, Names, parameter
@@ -63,7 +62,7 @@ class APFL(FedAvg):
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         lr = torch.tensor(ctx.lr)
         start = private | add_prefix(STATISTICS, local.buffers("personal"))
-        fit = local.fit(received, terms=[Term(self._personal, {"lr": lr}, start)])
+        fit = local.fit(received, terms=[Term(self._personal, {"lr": lr}, start, at_end=True)])
         local.set_buffers("personal", strip_prefix(fit.carries[0], STATISTICS))
         return fit.params, without(fit.carries[0], [STATISTICS])
 
@@ -74,13 +73,9 @@ class APFL(FedAvg):
         """v and alpha after this batch: carried beside the training of w, to whose loss they add nothing."""
         lr, alpha, v = at.const["lr"], carry[ALPHA], strip_prefix(carry, PERSONAL)
         w = {name: at.params[name].detach() for name in v}
-        mixture = {name: m.requires_grad_() for name, m in _mixture(carry, w).items()}
-        statistics = {name: b.clone() for name, b in strip_prefix(carry, STATISTICS).items()}
         with torch_seeded(at.key):  # dropout in it must not change that of w
-            logits = at.model.forward(mixture | statistics, at.batch.x, training=True).logits
-        loss = F.cross_entropy(logits, at.batch.y)
-        every = torch.autograd.grad(loss, list(mixture.values()))
-        grads = {name: g.to_dense() for name, g in zip(mixture, every, strict=True)}
+            mixture, statistics = _mixture(carry, w), strip_prefix(carry, STATISTICS)
+            grads, _, statistics = at.differentiate(at.model, mixture, statistics, at.batch.x, at.batch.y)
         moved = {name: p - lr * alpha * grads[name] for name, p in v.items()}
         if self.adaptive:
             slope = sum_by_name({n: ((v[n] - w[n]) * grads[n]).sum() for n in v})

@@ -94,7 +94,7 @@ class FedGen(FedAvg):
             return local.fit(model).params, private
         now = torch.tensor(1.0 if self.lite else self.decay ** (ctx.round - 1))
         const = {n: t for n, t in received.items() if n not in model} | {"now": now}
-        return local.fit(model, terms=[Term(self._learn, const)]).params, private
+        return local.fit(model, terms=[Term(self._learn, const, at_end=True)]).params, private
 
     def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         return {
@@ -113,10 +113,11 @@ class FedGen(FedAvg):
             drawn = torch.multinomial(at.const[PRIOR], n, replacement=True)
             noise = [torch.rand(n, self.noise) for _ in range(1 if self.lite else 2)]
         shift = (at.batch.z - at.batch.z_g)[0] if self.level == "z_g" else 0.0
+        head = {name: at.params[name] for name in at.model.head}
 
         def answers(y: Tensor, eps: Tensor) -> Tensor:
             z = generate(strip_prefix(at.const, GENERATOR), eps, y, at.model.feature_shape)
-            return at.model.classify(at.params, z + shift)
+            return at.model.classify(head, z + shift)
 
         loss = self.alpha * at.const["now"] * F.cross_entropy(answers(drawn, noise[0]), drawn)
         if not self.lite:

@@ -50,7 +50,9 @@ class FedRoD(FedAvg):
         # a class without samples must not win: log of a tiny number, because log 0 has no finite loss
         prior = local.label_counts().double().clamp(min=1e-8).log().to(torch.get_default_dtype())
         new = local.fit(
-            received | private, loss=Term(_balanced, {"prior": prior}), terms=[Term(_personal)]
+            received | private,
+            loss=Term(_balanced, {"prior": prior}, at_end=True),
+            terms=[Term(_personal, at_end=True)],
         ).params
         return without(new, [PERSONAL]), add_prefix(PERSONAL, strip_prefix(new, PERSONAL))
 

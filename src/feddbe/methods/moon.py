@@ -66,7 +66,7 @@ class Moon(FedAvg):
         others = (
             private | add_prefix(PREVIOUS, local.buffers("previous")) | add_prefix(GLOBAL, received | came)
         )
-        new = local.fit(received, terms=[Term(self._contrast, others)]).params
+        new = local.fit(received, terms=[Term(self._contrast, others, at_end=True)]).params
         local.set_buffers("previous", local.buffers("shared"))
         return new, add_prefix(PREVIOUS, new)
 

@@ -6,12 +6,12 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 
-import torch
 from torch import Tensor
 
 from feddbe.errors import BadInput
-from feddbe.training.plan import Gradient, Samples, differentiate
+from feddbe.training.plan import Samples
 from feddbe.training.task import Task
+from feddbe.training.terms import Gradient, by_autograd
 from feddbe.training.trainers import compiled
 
 __all__ = ["get_ready", "gradient", "predictor", "trainer"]
@@ -40,9 +40,8 @@ def gradient(
 ) -> Gradient:
     """Of the cross-entropy at `params`, in training mode. What is frozen has a gradient of 0."""
     if _refusal(task, params):
-        return differentiate(task.model, params, statistics, samples)
-    of, loss = compiled.gradient(task.model, params, samples)
-    return Gradient(of, torch.tensor(loss), dict(statistics))
+        return by_autograd(task.model, params, statistics, *samples)
+    return compiled.gradient(task.model, params, statistics, *samples)
 
 
 def trainer(task: Task) -> dict[str, str]:

@@ -15,7 +15,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe import seeds
@@ -30,12 +29,10 @@ __all__ = [
     "Batches",
     "FitPlan",
     "Fitted",
-    "Gradient",
     "Losses",
     "Samples",
     "check",
     "check_values",
-    "differentiate",
     "fold",
     "no_losses",
 ]
@@ -158,28 +155,3 @@ def check_values(values: Mapping[str, Tensor], batches: Batches) -> None:
     for name, p in values.items():
         if p.numel() and not torch.stack(torch.aminmax(p)).isfinite().all():  # one pass, no copy
             raise Diverged(batches.client, batches.round, f"update of {name}", p.abs().max().item())
-
-
-class Gradient(NamedTuple):
-    """The gradient of the cross-entropy, its value, and BatchNorm's statistics after the pass."""
-
-    of: State
-    loss: Tensor
-    statistics: State
-
-
-def differentiate(
-    model: SplitModel,
-    params: Mapping[str, Tensor],
-    statistics: Mapping[str, Tensor],
-    samples: Samples,
-) -> Gradient:
-    """At `params`, in training mode, by autograd. What is frozen has a gradient of 0."""
-    work = {name: p.detach().requires_grad_() for name, p in params.items()}
-    moved = {name: b.clone() for name, b in statistics.items()}
-    with model.bind(work, moved, training=True):
-        loss = F.cross_entropy(model.forward(work, samples.x).logits, samples.y)
-        grads = torch.autograd.grad(loss, list(work.values()))
-    dense = {name: g.to_dense() for name, g in zip(work, grads, strict=True)}
-    of = {name: torch.zeros_like(g) if name in model.frozen else g for name, g in dense.items()}
-    return Gradient(of, loss.detach(), moved)

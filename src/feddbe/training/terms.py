@@ -18,7 +18,7 @@ from torch import Tensor
 from feddbe.models.split import SplitModel
 from feddbe.state import State, sum_by_name
 
-__all__ = ["CROSS_ENTROPY", "At", "Batch", "MeanPull", "Prox", "Term", "prox"]
+__all__ = ["CROSS_ENTROPY", "At", "Batch", "Gradient", "MeanPull", "Prox", "Term", "by_autograd", "prox"]
 
 
 class Batch(NamedTuple):
@@ -31,6 +31,28 @@ class Batch(NamedTuple):
     logits: Tensor
 
 
+class Gradient(NamedTuple):
+    """The gradient of the cross-entropy, its value, and BatchNorm's statistics after the pass."""
+
+    of: State
+    loss: Tensor
+    statistics: State
+
+
+def by_autograd(
+    model: SplitModel, params: Mapping[str, Tensor], statistics: Mapping[str, Tensor], x: Tensor, y: Tensor
+) -> Gradient:
+    """The gradient at `params`, in training mode. What is frozen has a gradient of 0."""
+    work = {name: p.detach().requires_grad_() for name, p in params.items()}
+    moved = {name: b.clone() for name, b in statistics.items()}
+    with model.bind(work, moved, training=True):
+        loss = F.cross_entropy(model.forward(work, x).logits, y)
+        grads = torch.autograd.grad(loss, list(work.values()))
+    dense = {name: g.to_dense() for name, g in zip(work, grads, strict=True)}
+    of = {name: torch.zeros_like(g) if name in model.frozen else g for name, g in dense.items()}
+    return Gradient(of, loss.detach(), moved)
+
+
 class At(NamedTuple):
     """Where a term is evaluated: the model and its parameters now, the term's constants, and the batch."""
 
@@ -40,6 +62,8 @@ class At(NamedTuple):
     batch: Batch
     key: int
     """Seeds what is random in it."""
+    differentiate: Callable[..., Gradient] = by_autograd
+    """For a term that needs gradients at other parameters: by whoever trains."""
 
 
 TermFunction = Callable[[At, State], tuple[Tensor | None, State]]
@@ -52,6 +76,10 @@ class Term(NamedTuple):
     apply: TermFunction
     const: State = {}  # noqa: RUF012  (never written to)
     carry: State = {}  # noqa: RUF012
+    at_end: bool = False
+    """Whether all that it looks at is z_g, z and logits, as numbers that came from somewhere, and parameters:
+    then the passes through the model can be compiled and only what comes after them is autograd's. Not so a
+    term that differentiates what the batch has by parameters or inputs."""
 
 
 def cross_entropy(at: At, carry: State) -> tuple[Tensor, State]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddbe.data.dataset import Dataset
@@ -26,10 +27,13 @@ from feddbe.models.har_cnn import har_cnn
 from feddbe.models.split import SplitModel
 from feddbe.training import passes
 from feddbe.training.local import Extra, Local
-from feddbe.training.plan import Batches, FitPlan, Fitted, Samples, differentiate
+from feddbe.training.optimiser import Optimiser
+from feddbe.training.plan import Batches, FitPlan, Fitted, Samples
 from feddbe.training.task import Task, Training
-from feddbe.training.terms import CROSS_ENTROPY, MeanPull, Term, prox
+from feddbe.training.terms import CROSS_ENTROPY, At, MeanPull, Term, by_autograd, prox
 from feddbe.training.trainers import autograd, compiled, trainer_of
+from feddbe.training.trainers._compiled import fits
+from feddbe.training.trainers._compiled.networks import find
 from tests.federation import experiment
 
 Shape = tuple[int, ...]
@@ -105,7 +109,8 @@ def plan_of(name: str, cut: str | None = None, *, rows: int = 26, batch: int = 1
     terms = tuple(term(model, params) for term in parts.pop("terms", ()))
     correction = {n: torch.randn_like(p) for n, p in params.items()} if parts.pop("corrected", False) else {}
     rates = rates | dict.fromkeys(extras, 0.03)
-    return FitPlan(model, params, extras, rates, CROSS_ENTROPY, terms, correction, {}, batches)
+    optimiser = parts.pop("optimiser", Optimiser())
+    return FitPlan(model, params, extras, rates, CROSS_ENTROPY, terms, correction, {}, batches, optimiser)
 
 
 def mr(mu: float = 0.3, *, corrected: bool = True, watched: bool = False, measured: bool = True) -> Any:
@@ -167,9 +172,14 @@ def test_batches_of_any_size(name: str, rows: int, batch: int) -> None:
         {"corrected": True},
         {"terms": [near(0.1)]},
         {"terms": [near(0.1), mr()], "corrected": True, "prbm": True, "epochs": 2},
+        {"optimiser": Optimiser(momentum=0.9), "epochs": 2},
+        {
+            "optimiser": Optimiser(momentum=0.5, weight_decay=0.01), "terms": [near(0.1), mr()],
+            "corrected": True, "prbm": True, "epochs": 2,
+        },
     ],
-    ids=["prbm", "mu 1", "mu 0", "watched", "dbe", "scaffold", "prox", "all"],
-)
+    ids=["prbm", "mu 1", "mu 0", "watched", "dbe", "scaffold", "prox", "all", "momentum", "all of them"],
+)  # fmt: skip
 @pytest.mark.parametrize("name", ["small", "perceptron"])
 def test_every_kind_of_plan(name: str, parts: dict[str, Any]) -> None:
     agree(plan_of(name, **parts))
@@ -189,18 +199,89 @@ def test_frozen_layers_and_separate_rates(trained: list[str], cut: str | None) -
     rates = {name: 0.01 * (i + 1) for i, name in enumerate(trained)}
     extra: dict[str, Any] = {"terms": [near(0.1), mr()], "corrected": True, "prbm": True} if cut else {}
     agree(plan_of("small", cut, rates=rates, **extra))
+    if trained:  # torch's optimisers do not begin with nothing
+        agree(plan_of("small", cut, rates=rates, optimiser=Optimiser(momentum=0.9), **extra))
+
+
+@pytest.mark.usefixtures("doubles")
+@pytest.mark.parametrize(
+    "parts", [{}, {"prbm": True, "terms": [mr()]}, {"optimiser": Optimiser(momentum=0.9), "corrected": True}]
+)
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [("small", "fc1"), ("small", "conv2"), ("small", "conv1.0"), ("lenet", "6"), ("perceptron", None)],
+)
+def test_a_body_that_stays_passes_once(
+    name: str, cut: str, parts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = plan_of(name, cut, epochs=3, **parts)
+    rates = {n: rate for n, rate in whole.rates.items() if n in whole.model.head or n in whole.extras}
+    plan, passes = dataclasses.replace(whole, rates=rates), list[Dataset]()
+    features = compiled._features
+
+    def counted(plan: FitPlan) -> Dataset:
+        passes.append(features(plan))
+        return passes[-1]
+
+    monkeypatch.setattr(compiled, "_features", counted)
+    agree(plan)
+    assert len(passes) == 1
+    assert len(passes[0]) == len(plan.batches.rows)
+    agree(dataclasses.replace(plan, batches=dataclasses.replace(plan.batches, epochs=1)))
+    agree(whole)
+    monkeypatch.setattr(fits, "FEATURES", 0)  # too little room
+    agree(plan)
+    assert len(passes) == 1
+
+
+def inside(at: At, carry: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Of all that a term can look at: the batch, parameters before and after the cut, and others."""
+    first, last = at.params[next(iter(at.model.parameters))], at.params[[*at.model.parameters][-1]]
+    z = (at.batch.z_g.flatten(1) * at.const["by"]).tanh().sum(1) + at.batch.z.square().flatten(1).sum(1)
+    loss = z.mean() + (at.batch.logits.square().sum() * last.square().sum()) + first.square().sum()
+    loss = loss + (at.params["more"] * at.batch.logits.detach()).square().sum() + at.params["fixed"].sum()
+    here = {n: at.params[n].detach() for n in at.model.parameters}
+    slope = at.differentiate(at.model, here, {}, at.batch.x, at.batch.y).of[next(iter(here))].sum()
+    return 0.01 * loss, {"n": carry["n"] + len(at.batch.y), "slope": slope}
+
+
+def own_loss(at: At, carry: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    return F.multi_margin_loss(at.batch.logits, at.batch.y), carry
+
+
+@pytest.mark.usefixtures("doubles")
+@pytest.mark.parametrize(
+    "parts",
+    [{}, {"prbm": True}, {"terms": [near(0.1), mr()], "corrected": True, "prbm": True, "epochs": 2}],
+    ids=["alone", "prbm", "with all"],
+)
+@pytest.mark.parametrize(("name", "cut"), [case for case in every_cut() if case[0] != "cnn"])
+def test_terms_at_the_end_of_a_step(name: str, cut: str, parts: dict[str, Any]) -> None:
+    plan = plan_of(name, cut, **parts)
+    by = torch.randn(math.prod(plan.model.feature_shape))
+    term = Term(inside, {"by": by}, {"n": torch.tensor(0), "slope": torch.tensor(0.0)}, at_end=True)
+    others = {"more": torch.randn(5), "fixed": torch.randn(2)}
+    plan = dataclasses.replace(
+        plan,
+        params=plan.params | others,
+        rates={**plan.rates, "more": 0.04},
+        loss=Term(own_loss, at_end=True),
+        terms=(term, *plan.terms),
+    )
+    fitted = agree(plan)
+    assert fitted.carries[1]["n"] == fitted.losses.samples
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_step_in_float32_is_as_near_to_float64_as_autograds(name: str) -> None:
     plan = plan_of(name)
     samples = Samples(plan.batches.dataset.x[:10], plan.batches.dataset.y[:10])
-    found, loss = compiled.gradient(plan.model, plan.params, samples)
-    by_torch = differentiate(plan.model, plan.params, {}, samples).of
+    found, loss, _ = compiled.gradient(plan.model, plan.params, {}, *samples)
+    by_torch = by_autograd(plan.model, plan.params, {}, *samples).of
     exact = SplitModel(plan.model.module.double(), samples.x[:1].double(), onednn=False)
     double = {n: p.double() for n, p in plan.params.items()}
-    wanted = differentiate(exact, double, {}, samples._replace(x=samples.x.double()))
-    assert loss == pytest.approx(float(wanted.loss), rel=1e-6)
+    wanted = by_autograd(exact, double, {}, samples.x.double(), samples.y)
+    assert float(loss) == pytest.approx(float(wanted.loss), rel=1e-6)
     for parameter, grad in wanted.of.items():
         apart, same = ((g[parameter] - grad).norm() / grad.norm() for g in (found, by_torch))
         assert apart < max(1e-6, 1.5 * same), parameter
@@ -217,8 +298,8 @@ def test_the_first_of_equal_maxima_gets_the_gradient() -> None:
     x = torch.ones_like(plan.batches.dataset.x)
     x[:, :, 5:, 5:] = torch.randn_like(x[:, :, 5:, 5:])
     samples = Samples(x, plan.batches.dataset.y)
-    found, _ = compiled.gradient(plan.model, plan.params, samples)
-    wanted = differentiate(plan.model, plan.params, {}, samples).of
+    found = compiled.gradient(plan.model, plan.params, {}, *samples).of
+    wanted = by_autograd(plan.model, plan.params, {}, *samples).of
     for name, grad in wanted.items():
         torch.testing.assert_close(found[name], grad, atol=1e-6, rtol=1e-5)
 
@@ -228,7 +309,7 @@ def test_frozen_parameters_have_no_gradient() -> None:
     module = make()
     next(module.parameters()).requires_grad_(False)
     model = SplitModel(module, torch.zeros(1, *shape), onednn=False)
-    found, _ = compiled.gradient(model, model.parameters, Samples(torch.randn(4, *shape), torch.arange(4)))
+    found = compiled.gradient(model, model.parameters, {}, torch.randn(4, *shape), torch.arange(4)).of
     assert not found["conv1.0.weight"].any()
     assert found["conv1.0.bias"].any()
 
@@ -269,7 +350,7 @@ def test_predictions_follow_the_parameters() -> None:
     assert torch.equal(found({name: p.clone() for name, p in params.items()}), first)
     params["fc.bias"].add_(1)
     assert torch.allclose(found(params), first + 1)
-    network = compiled._network(model, 4, torch.float32, translated=False)
+    network = find(model, compiled._layers(model), 4, torch.float32, translated=False, momentum=False)
     for _ in range(2):  # training leaves other parameters there
         network.write(model.parameters)
         assert all(torch.equal(p, model.parameters[n]) for n, p in network.read(model.parameters).items())
@@ -366,11 +447,19 @@ def own_term(at: Any, carry: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda plan: {"loss": Term(own_term)}, "a loss of its own"),
+        (lambda plan: {"loss": Term(own_term)}, "a term of its own"),
         (lambda plan: {"terms": (Term(own_term),)}, "a term of its own"),
         (lambda plan: {"terms": (prox(1.0, {}), prox(2.0, {}))}, "a term of its own"),
-        (lambda plan: {"params": plan.params | {"more": torch.zeros(3)}}, "more than the model and PRBM"),
-        (lambda plan: {"extras": {"other": torch.zeros(3)}}, "more than the model and PRBM"),
+        (lambda plan: {"params": {"more": torch.zeros(3)}}, "other than the model and PRBM"),
+        (lambda plan: {"extras": {"other": torch.zeros(3)}}, "other than the model and PRBM"),
+        (lambda plan: {"correction": {"other": torch.zeros(3)}}, "other than the model and PRBM"),
+        (lambda plan: {"terms": (prox(1.0, {"other": torch.zeros(3)}),)}, "other than the model and PRBM"),
+        (lambda plan: {"optimiser": Optimiser("adam")}, "not plain SGD"),
+        (lambda plan: {"optimiser": Optimiser(clip_norm=1.0)}, "not plain SGD"),
+        (
+            lambda plan: {"optimiser": Optimiser(momentum=0.9), "terms": (Term(own_term, at_end=True),)},
+            "not plain SGD",
+        ),
         (lambda plan: {"params": {n: p.half() for n, p in plan.params.items()}}, "not all float32"),
         (lambda plan: {"correction": {"fc.bias": plan.params["fc.bias"].double()}}, "not all float32"),
     ],
@@ -401,7 +490,7 @@ def test_a_broken_tool_chain_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     """Other numbers than autograd's, or any error, and it is left alone; and somebody is told."""
     right = compiled.gradient
     wrong = [
-        lambda *some: ({n: 1.01 * g for n, g in right(*some)[0].items()}, 0.0),
+        lambda *some: right(*some)._replace(of={n: 1.01 * g for n, g in right(*some).of.items()}),
         lambda *some: 1 / 0,
     ]
     for broken, reason in zip(wrong, ("not autograd's", "division by zero"), strict=True):

@@ -11,7 +11,17 @@ from typing import Any, TypeVar, cast
 from numba import njit
 
 from feddbe.training.trainers._compiled import convolution, linear, records, tiles
-from feddbe.training.trainers._compiled.records import CONV, LINEAR, POOL, ROWS, Array, Record, Room, inner
+from feddbe.training.trainers._compiled.records import (
+    CONV,
+    LINEAR,
+    MOMENTUM,
+    POOL,
+    ROWS,
+    Array,
+    Record,
+    Room,
+    inner,
+)
 from feddbe.training.trainers._compiled.tiles import get, put
 
 __all__ = ["forward", "train", "turn"]
@@ -71,10 +81,11 @@ def _translate(numbers: Array, net: Record, size: int) -> None:
 
 @inner
 def _translate_back(numbers: Array, net: Record, size: int, divisor: float) -> float:
-    """PRBM's move, and MR's gradient: pull/d (r/d - zbar) for each sample. MR's mean_k (r_k/d - zbar_k)^2."""
+    """PRBM's move, MR's gradient, pull/d (r/d - zbar) for each sample, and that of terms. MR's
+    mean_k (r_k/d - zbar_k)^2."""
     n, rate = net.z_size, numbers.dtype.type(net.prbm_rate)
     pull, share = numbers.dtype.type(net.slope / divisor), numbers.dtype.type(1 / divisor)
-    distance = 0.0
+    distance, keep = 0.0, numbers.dtype.type(net.momentum)
     for k in range(n):
         total = numbers.dtype.type(0)
         for i in range(size):
@@ -82,12 +93,20 @@ def _translate_back(numbers: Array, net: Record, size: int, divisor: float) -> f
         apart = share * get(numbers, net.mean + k) - get(numbers, net.goal + k)
         distance += apart * apart
         p = get(numbers, net.prbm + k)
-        put(numbers, net.prbm + k, p - rate * get(numbers, net.live + k) * total)
+        if net.mode == MOMENTUM:
+            step = keep * get(numbers, net.prbm_step + k) - rate * get(numbers, net.live + k) * total
+            put(numbers, net.prbm_step + k, step)
+            put(numbers, net.prbm + k, p + step)
+        else:
+            put(numbers, net.prbm + k, p - rate * get(numbers, net.live + k) * total)
         put(numbers, net.sums + k, pull * apart)
     for i in range(size):
         for k in range(n):
             at = net.z_grad + i * n + k
             put(numbers, at, get(numbers, at) + get(numbers, net.sums + k))
+    if net.more > 0:
+        for k in range(size * n):
+            put(numbers, net.z_grad + k, get(numbers, net.z_grad + k) + get(numbers, net.more + k))
     return float(distance / net.features)
 
 
@@ -154,18 +173,21 @@ def _back(room: Room, step: Record, net: Record, texts: Array, size: int, before
 
 def _make_train(fingerprint: str) -> Callable[..., tuple[float, float]]:
     def train(
-        room: Room, steps: Array, nets: Array, x: Array, texts: Array, y: Array, size: int, divisors: Array
-    ) -> tuple[float, float]:
+        room: Room, steps: Array, nets: Array, x: Array, texts: Array, y: Array, size: int, divisors: Array,
+        begun: bool,
+    ) -> tuple[float, float]:  # fmt: skip
         """Steps of SGD in batches of `size`, in place. The sum of the batches' cross-entropies, and that of
-        MR's distances mean_k (r_k/d - zbar_k)^2, d of batch b being divisors[b]."""
+        MR's distances mean_k (r_k/d - zbar_k)^2, d of batch b being divisors[b]. `begun`: the one batch has
+        gone forwards, and the gradient of its logits is there."""
         fingerprint  # noqa: B018  (closed over)
         net, loss, distance = nets[0], 0.0, 0.0
         if len(texts) > 0:
             room.counts[:] = -1
         for b in range(len(y) // size):
             inputs, some = x[b * size : (b + 1) * size], texts[b * size : (b + 1) * size]
-            _forward(room, steps, net, inputs, some, size)
-            loss += _cross_entropy(room.numbers, room.table, net, y[b * size : (b + 1) * size])
+            if not begun:
+                _forward(room, steps, net, inputs, some, size)
+                loss += _cross_entropy(room.numbers, room.table, net, y[b * size : (b + 1) * size])
             if net.cut == len(steps):
                 distance += _translate_back(room.numbers, net, size, divisors[b])
             for layer in range(len(steps) - 1, net.first - 1, -1):

@@ -115,9 +115,12 @@ def _frames(stack: Stack) -> list[Frame]:
 
 
 class Layout:
-    """A stack of layers laid out for batches of `size`; `translated`: with room for PRBM and MR."""
+    """A stack of layers laid out for batches of `size`; `translated`: with room for PRBM and MR, `momentum`:
+    for the last step."""
 
-    def __init__(self, stack: Stack, size: int, dtype: torch.dtype, words: int, *, translated: bool) -> None:
+    def __init__(
+        self, stack: Stack, size: int, dtype: torch.dtype, words: int, *, translated: bool, momentum: bool
+    ) -> None:
         self.stack, self.size, self.rows = stack, size, _up(size, ROWS)
         self.frames = _frames(stack)
         self.parts: dict[str, Part] = {}
@@ -129,7 +132,7 @@ class Layout:
             self._parameters(step, record, frame, words)
         self.aside = self._top
         self.net["aside"] = self.aside
-        self._top += self.aside  # as much again, for drifts or gradients
+        self._top += self.aside * (1 + momentum)  # as much again, for drifts or gradients
         self._activations(translated=translated)
         number, most = torch.empty((), dtype=dtype).numpy().dtype, self._most
         self.room = Room(
@@ -229,8 +232,9 @@ class Layout:
             self.net["cut"], self.net["z_size"] = cut, self.frames[cut].size
             self.net["z_g"], self.net["z"], self.net["z_grad"] = sources[cut], inputs[cut], grads[cut]
             self.net["features"] = math.prod(self.stack.cut_shape)
-            for name in ("prbm", "mean", "goal", "live", "sums"):
+            for name in ("prbm", "prbm_step", "mean", "goal", "live", "sums"):
                 self.net[name] = self._room(self.frames[cut].size)
+            self.more = self._room(self.rows * self.frames[cut].size)
 
     def _windows(self, step: Step, record: Record, taken: Frame, given: Frame) -> None:
         """Of a convolution or pooling: where its positions lie, and where the results."""

@@ -6,14 +6,13 @@ import numpy as np
 
 from feddbe.training.trainers._compiled.records import (
     DOT_COLUMNS,
-    DRIFT,
-    GRADIENT,
     ROWS,
     TILE_VECTORS,
     Array,
     Record,
     Room,
-    drift,
+    begin,
+    end,
     inner,
     move,
 )  # fmt: skip
@@ -58,13 +57,10 @@ def back(room: Room, step: Record, rows: int, net: Record) -> None:
         if step.back:
             _input_grad(numbers, room.table, step, rows, j)
         if step.weight_rate != 0:
-            at = step.weight + j * k
-            if net.mode == DRIFT:
-                drift(numbers, at, 8 * k, step.weight_pull, net.aside)
-            if net.mode == GRADIENT:
-                at += net.aside
-            _weight_move(room, step, rows, at, j)
-            _weight_move(room, step, rows, at + 4 * k, j + 4)
+            to = begin(numbers, step.weight + j * k, 8 * k, step.weight_pull, net)
+            _weight_move(room, step, rows, to, j)
+            _weight_move(room, step, rows, to + 4 * k, j + 4)
+            end(numbers, step.weight + j * k, 8 * k, net)
     if step.bias_rate != 0:
         numbers[step.bias_grad : step.bias_grad + n] = 0
         for i in range(rows):
@@ -170,9 +166,8 @@ def words_back(room: Room, step: Record, texts: Array, first: int, net: Record) 
     """A word's gradients are summed before they move its vector. `counts[word]` - `first` is where; what is
     below `first` is of batches before."""
     numbers, place, order, sums = room.numbers, room.counts, room.lines, room.values
-    n, count, to = step.outputs, 0, step.weight
-    if net.mode == DRIFT:
-        drift(numbers, step.weight, step.inputs * n, step.weight_pull, net.aside)
+    n, count = step.outputs, 0
+    to = begin(numbers, step.weight, step.inputs * n, step.weight_pull, net)
     for i in range(len(texts)):
         grad = step.output_grad + i * n
         for word in texts[i]:
@@ -186,9 +181,8 @@ def words_back(room: Room, step: Record, texts: Array, first: int, net: Record) 
                 for k in range(n):
                     put(sums, at + k, get(sums, at + k) + get(numbers, grad + k))
     rate = numbers.dtype.type(step.weight_rate / texts.shape[1])
-    if net.mode == GRADIENT:
-        to += net.aside
     for i in range(count):
         vector = to + np.int64(get(order, i)) * n
         for k in range(n):
             put(numbers, vector + k, get(numbers, vector + k) - rate * get(sums, i * n + k))
+    end(numbers, step.weight, step.inputs * n, net)

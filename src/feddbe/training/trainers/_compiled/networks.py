@@ -22,7 +22,7 @@ from feddbe.training.trainers._compiled.stack import Stack
 
 __all__ = ["Inputs", "Network", "find"]
 
-KEPT = 4
+KEPT = 6
 """Of a model, for so many sizes of a batch."""
 
 
@@ -37,23 +37,30 @@ class Network(Layout):
     """A stack of layers in memory of its own. What does not change from fit to fit is looked up once: a small
     client is through with its step before Python has made a dozen views."""
 
-    def __init__(self, stack: Stack, size: int, dtype: torch.dtype, words: int, *, translated: bool) -> None:
-        super().__init__(stack, size, dtype, words, translated=translated)
+    def __init__(
+        self, stack: Stack, size: int, dtype: torch.dtype, words: int, *, translated: bool, momentum: bool
+    ) -> None:
+        super().__init__(stack, size, dtype, words, translated=translated, momentum=momentum)
         self.views = {name: part.view(self.numbers) for name, part in self.parts.items()}
         """The parameters."""
         self.beside = {name: part.view(self.numbers, self.aside) for name, part in self.parts.items()}
         """Their drifts or gradients."""
-        names = ("prbm", "mean", "goal") if translated else ()
+        names = ("prbm", "prbm_step", "mean", "goal") if translated else ()
         self.vectors = {name: self.at_cut(name) for name in names}
         ends = {"logits": len(self.steps)} | ({"z_g": stack.cut, "z": stack.cut} if translated else {})
         self.passing = {name: self.between(end, int(self.net[name])) for name, end in ends.items()}
         """Of a whole batch, after a pass."""
+        after = {"logits": int(self.net["logits_grad"])} | ({"z_g": self.more} if translated else {})
+        self.slopes = {name: self.between(ends[name], at) for name, at in after.items()}
+        """What a pass backwards begins with: the gradient of the logits, and what z_g's has more."""
         self._targets, self._shapes = [*self.views.values()], [view.shape for view in self.views.values()]
         self._written, self._versions = list[Tensor](), list[tuple[int, int]]()
         """What was written last, if it is still there: the tensors, each with the number of its changes."""
         self._moves: object = None
         self._images = np.zeros((0, 1, 1, 1), self.room.numbers.dtype)
         self._texts = np.zeros((0, 1), np.int32)
+        self._last = Inputs(self._images, self._texts)
+        """What went forward."""
 
     def write(self, params: Mapping[str, Tensor]) -> None:
         """Unless they are there already: clients evaluate one shared model, one after the other."""
@@ -95,14 +102,38 @@ class Network(Layout):
 
     def train(self, x: Tensor, y: Tensor, size: int, divisors: Array) -> tuple[float, float]:
         """`kernels.train` on these samples; what moves is no longer what was written."""
-        inputs, self._written, self._versions = self._inputs(x), [], []
-        loss, distance = kernels.train(self.room, self.steps, self.nets, *inputs, y.numpy(), size, divisors)
+        return self._train(self._inputs(x), y, size, divisors, begun=False)
+
+    def back(self, y: Tensor, slopes: Mapping[str, Tensor | None], divisors: Array) -> float:
+        """The rest of a step on the batch that went `forward` last, with these gradients at its end; None:
+        zeros. MR's distance."""
+        for name, slope in slopes.items():
+            view = self.slopes[name][: len(y)]
+            view.zero_() if slope is None else view.copy_(slope.reshape(view.shape))
+        _, distance = self._train(self._last, y, len(y), divisors, begun=True)
+        return distance
+
+    def _train(
+        self, inputs: Inputs, y: Tensor, size: int, divisors: Array, *, begun: bool
+    ) -> tuple[float, float]:
+        self._written, self._versions = [], []
+        loss, distance = kernels.train(
+            self.room, self.steps, self.nets, *inputs, y.numpy(), size, divisors, begun
+        )
         return loss, distance
+
+    def add(self, changes: Mapping[str, Tensor]) -> None:
+        """To parameters, and to PRBM's vector."""
+        for name, change in changes.items():
+            view = self.views[name] if name in self.views else self.vectors[name]
+            view.add_(change.reshape(view.shape))
+        if changes:
+            kernels.turn(self.room, self.steps)
 
     def forward(self, x: Tensor, names: Sequence[str]) -> list[Tensor]:
         """Copies of what these are of one batch, which is no larger than the network's."""
-        size = x.shape[0]
-        kernels.forward(self.room, self.steps, self.nets, *self._inputs(x), size)
+        size, self._last = x.shape[0], self._inputs(x)
+        kernels.forward(self.room, self.steps, self.nets, *self._last, size)
         return [self.passing[name][:size].clone(memory_format=torch.contiguous_format) for name in names]
 
     def _inputs(self, x: Tensor) -> Inputs:
@@ -126,12 +157,14 @@ class _Kept(threading.local):
 _kept = _Kept()
 
 
-def find(model: SplitModel, stack: Stack, size: int, dtype: torch.dtype, *, translated: bool) -> Network:
-    """The model's network for batches of this size, made if there is none yet."""
-    known, key = _kept.of.setdefault(model, {}), (size, dtype, translated)
+def find(
+    model: SplitModel, stack: Stack, size: int, dtype: torch.dtype, *, translated: bool, momentum: bool
+) -> Network:
+    """The network of the model, or of its last layers, for batches of this size."""
+    known, key = _kept.of.setdefault(model, {}), (len(stack.steps), size, dtype, translated, momentum)
     if key not in known:
         if len(known) >= KEPT:
             del known[next(iter(known))]
         words = [len(model.parameters[step.names["weight"]]) for step in stack.steps if step.kind == "words"]
-        known[key] = Network(stack, size, dtype, *words or [0], translated=translated)
+        known[key] = Network(stack, size, dtype, *words or [0], translated=translated, momentum=momentum)
     return known[key]

@@ -17,8 +17,8 @@ from numba import njit
 from feddbe.training.trainers._compiled.tiles import LANES, get, put
 
 __all__ = [
-    "CONV", "DOT_COLUMNS", "DRIFT", "GRADIENT", "LINEAR", "NET", "PLAIN", "POOL", "ROWS", "STEP", "TILE_ROWS",
-    "TILE_VECTORS", "WIDTH", "WORDS", "Array", "Record", "Room", "drift", "inner", "move",
+    "CONV", "DOT_COLUMNS", "DRIFT", "GRADIENT", "LINEAR", "MOMENTUM", "NET", "PLAIN", "POOL", "ROWS", "STEP",
+    "TILE_ROWS", "TILE_VECTORS", "WIDTH", "WORDS", "Array", "Record", "Room", "begin", "end", "inner", "move",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -29,8 +29,9 @@ TILE_ROWS, DOT_COLUMNS, TILE_VECTORS = (8, 4, 4) if LANES == 16 else (4, 2, 2)
 ROWS = 5
 WIDTH = max(8, LANES)
 WORDS, CONV, POOL, LINEAR = range(4)
-PLAIN, DRIFT, GRADIENT = range(3)
-"""How parameters move: by the gradient; by more than it; not at all, the gradient goes beside them."""
+PLAIN, DRIFT, GRADIENT, MOMENTUM = range(4)
+"""How parameters move: by the gradient; by more than it; not at all, the gradient goes beside them; by
+what is left of the last step, too, which lies behind the drifts."""
 
 STEP = np.dtype(
     [(name, np.int64) for name in (
@@ -52,14 +53,15 @@ NET = np.dtype(
     [(name, np.int64) for name in (
         "entry", "entry_row", "entry_pixel", "entry_size", "logits", "logits_grad", "logits_size", "classes",
         "classes_at", "first", "mode", "aside", "cut", "z_g", "z", "z_grad", "z_size", "prbm", "mean", "goal",
-        "live", "sums",
-    )] + [(name, np.float64) for name in ("prbm_rate", "mu", "slope", "features")]
+        "live", "sums", "more", "prbm_step",
+    )] + [(name, np.float64) for name in ("prbm_rate", "momentum", "mu", "slope", "features")]
 )  # fmt: skip
 """Where a batch goes in, where logits come out, what is wanted, and the cut.
 
 `first`: the first layer whose gradient is wanted; `aside`: from a parameter to its drift or gradient;
 `cut`: the layer before which z = z_g + prbm, or -1; `mean`, `goal`: r and zbar; `live`: 1 where there is a
-feature, 0 in the frame; `slope`: MR's.
+feature, 0 in the frame; `slope`: MR's; `more`: what a term adds to the gradient of z_g, if it is not 0;
+`prbm_step`: PRBM's last one.
 """
 
 
@@ -83,20 +85,36 @@ def inner(function: Function) -> Function:
 
 
 @inner
-def drift(numbers: Array, p: int, n: int, pull: float, aside: int) -> None:
-    """p <- p + drift - pull p: what a step has beside its gradient, if it is linear in p."""
-    pull_ = numbers.dtype.type(pull)
-    for i in range(p, p + n):
-        put(numbers, i, get(numbers, i) + (get(numbers, i + aside) - pull_ * get(numbers, i)))
+def begin(numbers: Array, p: int, n: int, pull: float, net: Record) -> int:
+    """A step with what it has beside its gradient, drift - pull p: where rate times the gradient is to be
+    taken off."""
+    pull_, keep = numbers.dtype.type(pull), numbers.dtype.type(net.momentum)
+    if net.mode == DRIFT:
+        for i in range(p, p + n):
+            put(numbers, i, get(numbers, i) + (get(numbers, i + net.aside) - pull_ * get(numbers, i)))
+    if net.mode == MOMENTUM:
+        last = 2 * net.aside
+        for i in range(p, p + n):
+            beside = get(numbers, i + net.aside) - pull_ * get(numbers, i)
+            put(numbers, i + last, keep * get(numbers, i + last) + beside)
+        p += last
+    if net.mode == GRADIENT:
+        p += net.aside
+    return p
+
+
+@inner
+def end(numbers: Array, p: int, n: int, net: Record) -> None:
+    """Go the step, if it was made apart."""
+    if net.mode == MOMENTUM:
+        for i in range(p, p + n):
+            put(numbers, i, get(numbers, i) + get(numbers, i + 2 * net.aside))
 
 
 @inner
 def move(numbers: Array, p: int, grad: int, n: int, rate: float, pull: float, net: Record) -> None:
     """p <- p - rate grad, with what comes beside it."""
-    rate_ = numbers.dtype.type(rate)
-    if net.mode == DRIFT:
-        drift(numbers, p, n, pull, net.aside)
-    if net.mode == GRADIENT:
-        p += net.aside
+    rate_, to = numbers.dtype.type(rate), begin(numbers, p, n, pull, net)
     for i in range(n):
-        put(numbers, p + i, get(numbers, p + i) - rate_ * get(numbers, grad + i))
+        put(numbers, to + i, get(numbers, to + i) - rate_ * get(numbers, grad + i))
+    end(numbers, p, n, net)
