@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+import torch
+from torch import Tensor
 
 import feddbe
 from feddbe.errors import BadInput
 from feddbe.methods import apple, perfedavg, pfedme
+from feddbe.methods.base import Method
+from feddbe.methods.fedavg import FedAvg
+from feddbe.state import State
 from feddbe.training import trainers
+from feddbe.training.local import Local
+from feddbe.training.task import Context
+from feddbe.training.terms import At, Term
 from tests.federation import experiment, outcome, same_bits, samples
 
 
@@ -44,20 +53,35 @@ def test_a_new_trainer_is_one_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 OPTIONS: dict[str, Any] = {"partition": "natural", "model": "cnn_small", "rounds": 1, "engine": "serial"}
 
 
+@dataclass(frozen=True)
+class Steep(FedAvg):
+    """FedAvg on flat ground: the norm of the gradient of the logits by the features is a term."""
+
+    name: ClassVar[str] = "steep"
+
+    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        return local.fit(received, terms=[Term(_steepness)]).params, private
+
+
+def _steepness(at: At, carry: State) -> tuple[Tensor, State]:
+    (slope,) = torch.autograd.grad(at.batch.logits.sum(), at.batch.z_g, create_graph=True)
+    return 0.01 * slope.square().sum(), carry
+
+
 def test_a_run_says_who_trained_and_why_nobody_who_is_faster(tmp_path: Path) -> None:
-    def ran(method: str, trainer: str) -> tuple[list[str], list[str]]:
-        found = feddbe.run(
-            method, data=samples(), trainer=trainer, out=str(tmp_path / method / trainer), **OPTIONS
-        )
+    def ran(method: str | Method, trainer: str) -> tuple[list[str], list[str]]:
+        out = tmp_path / str(method if isinstance(method, str) else method.name) / trainer
+        found = feddbe.run(method, data=samples(), trainer=trainer, out=str(out), **OPTIONS)
         return found["trainers"], found["remarks"]
 
     assert ran("fedavg+dbe", "auto") == (["compiled"], [])
     assert ran("fedavg", "autograd") == (["autograd"], [])
     assert ran("perfedavg", "compiled") == (["compiled"], [])
-    why = "autograd trains, not compiled: the method has a term of its own in the loss"
-    assert ran("moon", "auto") == (["autograd"], [why])
-    with pytest.raises(BadInput, match="trainer = compiled does not take this: the method has a term"):
-        ran("moon", "compiled")
+    assert ran("moon", "auto") == (["compiled"], [])
+    reason = "the method has a loss or a term of its own, which is not said to be `at_end`"
+    assert ran(Steep(), "auto") == (["autograd"], [f"autograd trains, not compiled: {reason}"])
+    with pytest.raises(BadInput, match=f"trainer = compiled does not take this: {reason}"):
+        ran(Steep(), "compiled")
 
 
 def test_a_run_that_goes_on_with_another_trainer_says_so(tmp_path: Path) -> None:
