@@ -76,13 +76,13 @@ class APFL(FedAvg):
         with torch_seeded(at.key):  # dropout in it must not change that of w
             mixture, statistics = _mixture(carry, w), strip_prefix(carry, STATISTICS)
             grads, _, statistics = at.differentiate(at.model, mixture, statistics, at.batch.x, at.batch.y)
-        moved = {name: p - lr * alpha * grads[name] for name, p in v.items()}
+        moved = {name: torch.addcmul(p, grads[name], -lr * alpha) for name, p in v.items()}
         if self.adaptive:
-            slope = sum_by_name({n: ((v[n] - w[n]) * grads[n]).sum() for n in v})
+            slope = sum_by_name({n: torch.dot((v[n] - w[n]).flatten(), grads[n].flatten()) for n in v})
             alpha = (alpha - lr * slope).clamp(0, 1)
         return None, add_prefix(PERSONAL, moved) | add_prefix(STATISTICS, statistics) | {ALPHA: alpha}
 
 
 def _mixture(private: State, w: Mapping[str, Tensor]) -> State:
     alpha = private[ALPHA]
-    return {name: alpha * v + (1 - alpha) * w[name] for name, v in strip_prefix(private, PERSONAL).items()}
+    return {name: torch.lerp(w[name], v, alpha) for name, v in strip_prefix(private, PERSONAL).items()}
