@@ -176,8 +176,9 @@ def test_a_worker_that_hangs_in_the_middle_of_a_message() -> None:
     e = experiment("fedavg")
     pool = Pool(e.task, e.method, 1, Waiting(timeout=0.5))
     os.kill(pool.pids[0], signal.SIGSTOP)
+    many = Parcel(data=bytearray(2**22))  # as if there were no memory to lay it into
     with pytest.raises(OSError, match="temporarily unavailable"):
-        pool._give(pool._workers[0], [Job(0, 1)], Messages({}), Parcel(), [bytes(2**22)])
+        pool._give(pool._workers[0], [Job(0, 1)], Messages({}), many, [None])
     pool.close()
 
 

@@ -1,16 +1,17 @@
-"""What is sent arrives: small through the pipe, large as memory."""
+"""What is sent arrives: small through the pipe, large over the desk."""
 
 from __future__ import annotations
 
 import multiprocessing
-from pathlib import Path
+import os
+import pickle
+from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
 from feddbe.engines import shared_memory
-from feddbe.engines.shared_memory import pack, receive, send
+from feddbe.engines.shared_memory import Items, pack, receive, send
 from tests.federation import same_bits
 
 STATE = {
@@ -24,58 +25,68 @@ STATE = {
 }
 
 
-def sent(state: dict[str, Tensor], times: int = 1) -> list[dict[str, Tensor]]:
+HAS = pytest.mark.skipif(shared_memory.desk() == shared_memory.NONE, reason="this system has no memory files")
+
+
+@pytest.fixture(params=["small", pytest.param("large", marks=HAS), "no desk"])
+def desk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    if request.param == "no desk":
+        yield shared_memory.NONE
+        return
+    monkeypatch.setattr(shared_memory, "LARGE", 0 if request.param == "large" else 2**20)
+    found = shared_memory.desk()
+    yield found
+    os.close(found)
+
+
+def sent(desk: int, *states: Items) -> list[Items]:
     ours, theirs = multiprocessing.Pipe()
-    with ours, theirs, pack(state) as whole:
-        for _ in range(times):
-            send(ours, None, [whole])
-        return [state for _ in range(times) for state in receive(theirs)[1]]
+    with ours, theirs:
+        send(ours, desk, "some", states)
+        message, found = receive(theirs, desk)
+        assert message == "some"
+        return found
 
 
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+def test_all_kinds_of_tensors_arrive_and_bytes_among_them(desk: int) -> None:
+    first, second = sent(desk, {**STATE, "kept": b"a state", "none": b""}, STATE)
+    assert (first.pop("kept"), first.pop("none")) == (b"a state", b"")
+    assert same_bits(first, STATE)
+    assert same_bits(second, STATE)
 
 
-@pytest.fixture(params=["small", "large"])
-def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    kind: str = request.param
-    if kind == "large":
-        if not shared_memory._SHARES:
-            pytest.skip("this system has no memory files")
-        monkeypatch.setattr(shared_memory, "LARGE", 0)
-    return kind
+def test_no_tensors_arrive_too(desk: int) -> None:
+    assert sent(desk, {}, {}) == [{}, {}]
+    assert sent(desk) == []
 
 
-def test_all_kinds_of_tensors_arrive(size: str) -> None:
-    (found,) = sent(STATE)
-    assert same_bits(found, STATE)
-    with pack(STATE) as parcel:
-        assert (parcel.memory >= 0) == (size == "large")
-
-
-def test_no_tensors_arrive_too(size: str) -> None:
-    assert sent({}) == [{}]
-
-
-def test_receivers_do_not_see_each_others_changes(size: str) -> None:
-    first, second = sent(STATE, times=2)
+def test_what_arrived_is_the_receivers_own(desk: int) -> None:
+    """Neither what comes next, nor what another takes from there, changes it."""
+    message = pickle.dumps(pack(STATE, desk))
+    first, second = (pickle.loads(message).unpack(desk) for _ in range(2))
     first["matrix"].zero_()
-    assert torch.equal(second["matrix"], STATE["matrix"])
+    sent(desk, {name: torch.zeros_like(tensor) for name, tensor in STATE.items()})
+    assert same_bits(second, STATE)
 
 
-@pytest.mark.skipif(not shared_memory._SHARES, reason="this system has no memory files")
-def test_large_ones_are_aligned_and_leave_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+@HAS
+def test_large_ones_are_aligned_and_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "LARGE", 0)
-    before = descriptors()
-    kept = [sent(STATE)[0] for _ in range(20)]
-    assert descriptors() == before
-    assert all(tensor.data_ptr() % 64 == 0 for state in kept for tensor in state.values() if tensor.numel())
-    assert all(same_bits(state, STATE) for state in kept)
+    desk = shared_memory.desk()
+    assert pack(STATE, desk).data is None
+    found = sent(desk, STATE, STATE)
+    assert all(tensor.data_ptr() % 64 == 0 for state in found for tensor in state.values() if tensor.numel())
+    os.ftruncate(desk, 100)
+    with pytest.raises(EOFError, match="less than was said"):
+        pack(STATE, desk)._replace(at=10_000).unpack(desk)
+    os.close(desk)
 
 
-@pytest.mark.skipif(not shared_memory._SHARES, reason="this system has no memory files")
-def test_a_megabyte_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pack({"a": torch.zeros(2**18)}) as large, pack({"a": torch.zeros(2**18 - 1)}) as small:
-        assert large.memory >= 0 > small.memory
-    monkeypatch.setattr(shared_memory, "_SHARES", False)
-    assert pack({"a": torch.zeros(2**18)}).memory < 0
+@HAS
+def test_a_quarter_of_a_megabyte_is_large() -> None:
+    desk = shared_memory.desk()
+    large, small = (pack({"a": torch.zeros(n)}, desk) for n in (2**16, 2**16 - 16))
+    os.close(desk)
+    assert large.data is None
+    assert small.data is not None
+    assert pack({"a": torch.zeros(2**16)}).data is not None

@@ -6,40 +6,32 @@ that dies, or does not answer in time, is replaced and its client done again.
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import math
 import multiprocessing
 import os
-import signal
 import socket
 import struct
 import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import zip_longest
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from statistics import median
 from typing import Any, ClassVar
 
-import torch
-
-from feddbe.engines.base import WAITING, Choice, ClientStates, Messages, Waiting, portable
-from feddbe.engines.client import Job, Reply, perform
+from feddbe.engines.base import WAITING, Choice, ClientStates, Messages, Waiting
+from feddbe.engines.client import Job, Reply
 from feddbe.engines.cost import Queue
-from feddbe.engines.shared_memory import Parcel, pack, receive, send
+from feddbe.engines.shared_memory import NONE, Parcel, desk, pack, receive, send
+from feddbe.engines.worker import KEPT, work
 from feddbe.errors import FeddbeError
 from feddbe.methods.base import Method
 from feddbe.options import parameter
-from feddbe.state import State, decode, encode
 from feddbe.training.task import Task
 
-__all__ = ["TRIES", "Pool", "PoolChoice", "cores", "end_with_parent"]
+__all__ = ["TRIES", "Pool", "PoolChoice", "cores"]
 
 TRIES = 3
 """How often a client's work is started when its worker dies."""
@@ -53,12 +45,21 @@ _START: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else
 class _Worker:
     process: BaseProcess
     pipe: Connection
+    desk: int
+    """Where large states lie on their way to it and back."""
     knows: Messages | None = None
     """The messages whose shared part it has."""
     since: float = 0.0
     """When it got its job."""
     told: bool = False
     """Whether somebody was told that it takes long."""
+
+    def close(self) -> None:
+        self.pipe.close()
+        self.process.kill()  # not SIGTERM, which one that is stopped does not see
+        self.process.join()
+        self.process.close()
+        _close(self.desk)
 
 
 class Pool:
@@ -72,6 +73,8 @@ class Pool:
         """The median of them; 0: there are none yet."""
         self._worked: deque[float] = deque(maxlen=1000)
         """Their processor time, which neighbours on the machine do not change."""
+        self._desk = _desk()
+        """For what all of them get."""
         self._workers: list[_Worker] = []
         for _ in range(workers):
             self._workers.append(self._start())
@@ -86,43 +89,43 @@ class Pool:
         together = max(1, int(TOGETHER / median(self._worked))) if self._worked else 1
         queue = Queue(self.task, jobs, len(self._workers), together)
         idle, busy = list(self._workers), dict[Any, tuple[_Worker, list[Job]]]()
-        with pack(messages.shared) as shared:
-            while queue or busy:
-                while queue and idle:
-                    worker, some = idle.pop(), self._next(queue)
-                    worker.since = time.monotonic()
-                    try:
-                        self._give(worker, some, messages, shared, [states.read(job.client) for job in some])
-                    except OSError as error:  # it died while idle
-                        self._tell_if_late(worker, some, error)
-                        queue.give_back(some)
-                        idle.append(self._replace(worker))
-                        continue
-                    worker.told = False
-                    busy[worker.pipe] = worker, some
-                for worker, some in self._overdue(busy.values()):
-                    del busy[worker.pipe]
+        shared = pack(messages.shared, self._desk)
+        while queue or busy:
+            while queue and idle:
+                worker, some = idle.pop(), self._next(queue)
+                worker.since = time.monotonic()
+                try:
+                    self._give(worker, some, messages, shared, [states.read(job.client) for job in some])
+                except OSError as error:  # it died while idle
+                    self._tell_if_late(worker, some, error)
                     queue.give_back(some)
                     idle.append(self._replace(worker))
-                for pipe in wait(list(busy), self._patience(busy.values())) if busy else ():
-                    worker, some = busy.pop(pipe)
-                    try:
-                        answer, tensors = receive(worker.pipe)
-                    except (EOFError, OSError) as error:  # it died at work
-                        self._tell_if_late(worker, some, error)
-                        queue.give_back(some)
-                        idle.append(self._replace(worker))
-                        continue
-                    if isinstance(answer, Exception):
-                        raise answer
-                    answers, worked = answer
-                    self._took.append((time.monotonic() - worker.since) / len(some))
-                    self._worked.append(worked / len(some))
-                    idle.append(worker)
-                    for (reply, private), its in zip(answers, tensors, strict=True):
-                        if private is not None:
-                            states.stage(reply.client, private)
-                        yield reply.with_tensors(its)
+                    continue
+                worker.told = False
+                busy[worker.pipe] = worker, some
+            for worker, some in self._overdue(busy.values()):
+                del busy[worker.pipe]
+                queue.give_back(some)
+                idle.append(self._replace(worker))
+            for pipe in wait(list(busy), self._patience(busy.values())) if busy else ():
+                worker, some = busy.pop(pipe)
+                try:
+                    answer, tensors = receive(worker.pipe, worker.desk)
+                except (EOFError, OSError) as error:  # it died at work
+                    self._tell_if_late(worker, some, error)
+                    queue.give_back(some)
+                    idle.append(self._replace(worker))
+                    continue
+                answers, worked = answer
+                if isinstance(answers, Exception):
+                    raise answers
+                self._took.append((time.monotonic() - worker.since) / len(some))
+                self._worked.append(worked / len(some))
+                idle.append(worker)
+                for reply, its in zip(answers, tensors, strict=True):
+                    if (private := its.pop(KEPT, None)) is not None:
+                        states.stage(reply.client, private)
+                    yield reply.with_tensors(its)
 
     def _next(self, queue: Queue) -> list[Job]:
         """What one worker does next."""
@@ -136,12 +139,12 @@ class Pool:
 
     def close(self) -> None:
         for worker in self._workers:
-            worker.pipe.close()  # a worker that waits for work ends by itself
-            worker.process.kill()  # not SIGTERM, which one that is stopped does not see
+            worker.process.kill()
         for worker in self._workers:
-            worker.process.join()
-            worker.process.close()
+            worker.close()
         self._workers = []
+        _close(self._desk)
+        self._desk = NONE
 
     def _word_after(self) -> float:
         return min(max(self.waiting.word_after, 10 * self._usual), (self.waiting.timeout or math.inf) / 2)
@@ -179,32 +182,33 @@ class Pool:
     ) -> None:
         """Jobs, with the messages that the worker does not have yet."""
         if worker.knows is not messages:
-            send(worker.pipe, None, [shared])
+            worker.pipe.send((None, [shared]))
             worker.knows = messages
-        with ExitStack() as stack:
-            each = [] if messages.each is None else [pack(messages.each(job.client)) for job in jobs]
-            send(worker.pipe, (jobs, privates), [stack.enter_context(parcel) for parcel in each])
+        each = [{} if messages.each is None else messages.each(job.client) for job in jobs]
+        kept = [{} if private is None else {KEPT: private} for private in privates]
+        send(worker.pipe, worker.desk, jobs, [a | b for a, b in zip(each, kept, strict=True)])
 
     def _start(self) -> _Worker:
         ours, theirs = _START.Pipe()
         # A forked child also inherits our ends of the pipes. It must close them: a worker notices that we are
         # gone by its pipe closing, and it does not close while anyone else holds our end.
         inherited = [ours, *(w.pipe for w in self._workers)] if _START.get_start_method() == "fork" else []
+        own, others = _desk(), [w.desk for w in self._workers if w.desk != NONE]
         process = _START.Process(
-            target=_work, args=(theirs, inherited, self.task, self.method), name="feddbe-worker", daemon=True
+            target=work,
+            args=(theirs, inherited, others, (self._desk, own), self.task, self.method),
+            name="feddbe-worker",
+            daemon=True,
         )
         process.start()
         theirs.close()
         if self.waiting.timeout is not None:
             _limit(ours, self.waiting.timeout)
-        return _Worker(process, ours)
+        return _Worker(process, ours, own)
 
     def _replace(self, dead: _Worker) -> _Worker:
         self._workers.remove(dead)
-        dead.pipe.close()
-        dead.process.kill()
-        dead.process.join()
-        dead.process.close()
+        dead.close()
         worker = self._start()
         self._workers.append(worker)
         return worker
@@ -236,56 +240,18 @@ def _who(worker: _Worker, jobs: list[Job]) -> str:
     return f"client {first.client}{more} in round {first.round} (worker {worker.process.pid})"
 
 
+def _desk() -> int:
+    """One that a worker has too, because it is forked."""
+    return desk() if _START.get_start_method() == "fork" else NONE
+
+
+def _close(desk: int) -> None:
+    if desk != NONE:
+        os.close(desk)
+
+
 def _limit(pipe: Connection, seconds: float) -> None:
     """A worker that stops in the middle of a message is an OSError after this time, not a wait for ever."""
     with socket.socket(fileno=os.dup(pipe.fileno())) as end:
         for which in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             end.setsockopt(socket.SOL_SOCKET, which, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
-
-
-def end_with_parent() -> None:
-    """One that is stopped does not notice that its pipe closes; Linux can end it all the same."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def _work(pipe: Connection, inherited: list[Connection], task: Task, method: Method) -> None:
-    """A worker: take jobs until the pipe closes."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent may have its own way
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us in good order
-    end_with_parent()
-    for other in inherited:
-        other.close()
-    torch.set_num_threads(1)
-    gc.freeze()  # a search for garbage would write to every object's page, which is ours and the parent's now
-    shared: State = {}
-    while True:
-        try:
-            asked, states = receive(pipe)
-        except (EOFError, OSError):
-            return
-        if asked is None:
-            (shared,) = states
-            continue
-        answers, parcels, began = [], list[Parcel](), time.process_time()
-        failed: Exception | None = None
-        with ExitStack() as stack:
-            for job, private, each in zip_longest(*asked, states, fillvalue={}):
-                try:
-                    kept = None if private is None else decode(private)
-                    reply = perform(task, method, job, shared | each if each else shared, kept)
-                    parcels.append(stack.enter_context(pack(reply.tensors())))
-                    state = encode(reply.private) if reply.private else None
-                    answers.append((reply.with_tensors({})._replace(private=None), state))
-                except FeddbeError as error:
-                    failed = error
-                except Exception as error:
-                    error.add_note(f"in client {job.client}, round {job.round}:\n{traceback.format_exc()}")
-                    failed = portable(error)
-                if failed:
-                    break
-            try:
-                worked = time.process_time() - began
-                send(pipe, failed or (answers, worked), [] if failed else parcels)
-            except OSError:
-                return

@@ -1,28 +1,27 @@
-"""States between processes of one machine. A large one is laid into memory that both can map, and only its
-descriptor is sent: no bytes go through the pipe, and the receiver copies nothing."""
+"""States between processes of one machine. Large ones lie on a desk, memory that both have since one was
+forked from the other: the sender lays them there and says where, the receiver takes copies before it answers.
+The memory is used again and again, because most of the time that new memory takes is the system's."""
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing import reduction
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from feddbe.state import State, nbytes
+from feddbe.state import bytes_of
 
-__all__ = ["Parcel", "pack", "receive", "send"]
+__all__ = ["Items", "Parcel", "desk", "pack", "receive", "send"]
 
-LARGE = 2**20
-"""Bytes from which a parcel has memory of its own. Below, the pipe is as fast, and there may be many."""
-_SHARES = hasattr(os, "memfd_create") and Path("/proc/self/fd").is_dir()
-"""Whether this system has memory with a descriptor that can be opened again."""
+Items = dict[str, Any]
+"""A state, with bytes among its tensors if need be."""
+LARGE = 2**18
+"""Bytes from which a parcel lies on a desk. Below, the pipe is as fast."""
+NONE = -1
+"""No desk: all goes through the pipe."""
 _ALIGNED = 64
 """Where tensors begin, as torch has it: the last bits of a product depend on it."""
 _TYPES = {dtype: name for name in dir(torch) if isinstance(dtype := getattr(torch, name), torch.dtype)}
@@ -30,80 +29,77 @@ _TYPES = {dtype: name for name in dir(torch) if isinstance(dtype := getattr(torc
 
 
 class Parcel(NamedTuple):
-    """A state ready to be sent, to several receivers if need be; its memory is kept until the end of a `with`
-    block, and by those who received it."""
+    """A state ready to be sent."""
 
     places: Sequence[tuple[str, str, tuple[int, ...], int]] = ()
     """Names, types, shapes and places among the bytes."""
-    data: bytearray = bytearray()
-    """The bytes, if they are few."""
+    data: bytearray | None = bytearray()
+    """The bytes, if they are few; None: they are on the desk."""
     size: int = 0
-    memory: int = -1
-    """The descriptor of the memory with the bytes, if they are many; it goes after the message."""
+    at: int = 0
+    """Where on the desk."""
 
-    def __enter__(self) -> Parcel:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.memory >= 0:
-            os.close(self.memory)
-
-    def unpack(self) -> State:
-        """The state, which is the receiver's own: writing into it changes it for no one else."""
+    def unpack(self, desk: int) -> Items:
+        """The state, which is the receiver's own."""
         held: Any = self.data
-        if self.memory >= 0:
-            path = f"/proc/self/fd/{self.memory}"
-            held = torch.from_file(path, size=self.size, dtype=torch.uint8).numpy()
-        found = {}
+        if held is None:
+            held = torch.empty(self.size, dtype=torch.uint8).numpy()
+            _move(lambda rest, at: os.preadv(desk, [rest], at), memoryview(held), self.at)
+        found: Items = {}
         for name, kind, shape, place in self.places:
-            n, dtype = math.prod(shape), getattr(torch, kind)
+            n = math.prod(shape)
+            if kind == "bytes":
+                found[name] = bytes(memoryview(held)[place : place + n])
+                continue
+            dtype = getattr(torch, kind)
             some = torch.frombuffer(held, dtype=dtype, count=n, offset=place) if n else torch.empty(0)
             found[name] = some.to(dtype).view(shape)
         return found
 
 
-def pack(state: Mapping[str, Tensor]) -> Parcel:
-    """A copy of the state."""
-    places, size, given = [], 0, {name: tensor.detach().contiguous() for name, tensor in state.items()}
-    for name, tensor in given.items():
-        places.append((name, _TYPES[tensor.dtype], tuple(tensor.shape), size))
-        size += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
-    pieces = zip((place for *_, place in places), map(_bytes, given.values()), strict=True)
-    if nbytes(state) < LARGE or not _SHARES or not state:
-        data = bytearray(size)
-        for place, piece in pieces:
-            data[place : place + len(piece)] = piece
-        return Parcel(places, data)
-    parcel = Parcel(places, size=size, memory=os.memfd_create("feddbe"))
-    with open(parcel.memory, "wb", closefd=False) as file:  # faster than to map and fill it
-        for place, piece in pieces:
-            file.seek(place)
-            file.write(piece)
-        file.truncate(size)
-    return parcel
+def desk() -> int:
+    """A new one, to be closed by `os.close`; NONE, if this system has no such memory."""
+    return os.memfd_create("feddbe") if hasattr(os, "memfd_create") else NONE
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    """Those of a contiguous tensor, where they lie."""
-    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr()))
+def pack(state: Mapping[str, Any], desk: int = NONE, at: int = 0) -> Parcel:
+    """A copy of the state, if it is large on the desk from `at` on."""
+    places, pieces, size = [], list[memoryview](), 0
+    for name, value in state.items():
+        if isinstance(value, bytes):
+            kind, shape, piece = "bytes", (len(value),), memoryview(value)
+        else:
+            kind, shape, piece = _TYPES[value.dtype], tuple(value.shape), bytes_of(value)
+        places.append((name, kind, shape, size))
+        pieces += [piece, memoryview(bytes(-len(piece) % _ALIGNED))]
+        size += len(piece) + len(pieces[-1])
+    if size < LARGE or desk == NONE:
+        return Parcel(places, bytearray().join(pieces), size)
+    end = at
+    for piece in pieces:
+        _move(lambda rest, to: os.pwrite(desk, rest, to), piece, end)
+        end += len(piece)
+    return Parcel(places, None, size, at)
 
 
-def send(pipe: Connection, message: object, parcels: Sequence[Parcel] = ()) -> None:
+def _move(some: Callable[[memoryview, int], int], piece: memoryview, at: int) -> None:
+    """All of it: one call of the system moves no more than two gigabytes."""
+    while piece:
+        if not (moved := some(piece, at)):
+            raise EOFError("a desk holds less than was said")
+        piece, at = piece[moved:], at + moved
+
+
+def send(pipe: Connection, desk: int, message: object, states: Sequence[Mapping[str, Any]] = ()) -> None:
     """To the `receive` at the other end."""
+    parcels, at = list[Parcel](), 0
+    for state in states:
+        parcels.append(pack(state, desk, at))
+        at += parcels[-1].size
     pipe.send((message, parcels))
-    for parcel in parcels:
-        if parcel.memory >= 0:
-            reduction.send_handle(pipe, parcel.memory, None)
 
 
-def receive(pipe: Connection) -> tuple[Any, list[State]]:
-    """The message, and the states in its parcels."""
+def receive(pipe: Connection, desk: int) -> tuple[Any, list[Items]]:
+    """The message, and the states that came with it."""
     message, parcels = pipe.recv()
-    return message, list(_open(pipe, parcels))
-
-
-def _open(pipe: Connection, parcels: Sequence[Parcel]) -> Iterator[State]:
-    for parcel in parcels:
-        here = parcel.memory >= 0
-        with parcel._replace(memory=reduction.recv_handle(pipe)) if here else parcel as mine:
-            yield mine.unpack()
+    return message, [parcel.unpack(desk) for parcel in parcels]

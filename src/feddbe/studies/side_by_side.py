@@ -25,7 +25,7 @@ import torch
 
 from feddbe import api
 from feddbe.engines.base import portable
-from feddbe.engines.pool import end_with_parent
+from feddbe.engines.worker import end_with_parent
 from feddbe.errors import FeddbeError
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.watch import Watch
