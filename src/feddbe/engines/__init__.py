@@ -10,6 +10,7 @@ from feddbe.engines.pool import Pool, PoolChoice, cores
 from feddbe.engines.ray_tasks import RayChoice
 from feddbe.engines.serial import Serial, SerialChoice
 from feddbe.errors import BadInput
+from feddbe.measures.memory import keep_freed
 from feddbe.methods.base import Method
 from feddbe.options import grammar
 from feddbe.training import device, passes
@@ -61,5 +62,6 @@ def make(spec: str, task: Task, method: Method, waiting: Waiting = WAITING) -> E
         if choice.name not in ("auto", "serial"):
             raise BadInput(f"engine = {spec}; on device {where} one process works: serial or auto")
         return Serial(task.on(where), method)
-    passes.get_ready(task, waiting.remark)  # before there are processes
+    keep_freed()
+    passes.get_ready(task, waiting.remark)  # this too before there are processes
     return choice.make(task, method, waiting)
