@@ -254,6 +254,11 @@ def test_all_ends_with_a_report(shell: Shell) -> None:
     assert code == 0
     assert out.endswith("report  here/report.html\n")
     assert "digits-fedavg-seed0" in Path("here/report.html").read_text(encoding="utf-8")
+    shell("reproduce practical --all --scale small --rounds 1 --only 'FedAvg/FMNIST' --out here")
+    page = Path("here/report.html").read_text(encoding="utf-8")
+    assert '"heading":"practical: Personalized methods, practical setting"' in page
+    assert re.search(r'"text":"\d+\.\d\d [a-z,]+ \(85.85\)"', page), "ours and the paper's"
+    assert "feddbe reproduce practical --scale small --out here --dry-run" in page
 
 
 def test_what_is_not_here_is_said_and_keeps_nothing_from_the_table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
@@ -152,8 +153,19 @@ def _carry_out(
     elif report and (runs := list(dict.fromkeys(one.place for one in plans.values() if one.found))):
         from feddbe.page import write_report
 
-        print(f"report  {write_report(runs, folder / 'report.html')}", file=_beside(form))
+        found = {
+            _line(study, folder, small=small): reproduce.compared(study, plans, instead=instead)
+            for study in studies
+            if not study.figure
+        }
+        print(f"report  {write_report(runs, folder / 'report.html', studies=found)}", file=_beside(form))
     return 0
+
+
+def _line(study: Study, folder: Path, *, small: bool) -> str:
+    """The command that prints its table from what is there."""
+    scale = ["--scale", "small"] * small
+    return shlex.join(["feddbe", "reproduce", study.name, *scale, "--out", str(folder), "--dry-run"])
 
 
 def _refreshed(plans: Plans) -> Plans:

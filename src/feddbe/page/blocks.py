@@ -28,7 +28,13 @@ def command(what: str, line: str) -> Block:
 
 
 def table(
-    id: str, caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, filter: bool = False
+    id: str,
+    caption: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    filter: bool = False,
+    heading: str = "",
 ) -> Block:
     """Rows of cells, the first of which names the row. It can be sorted, and with `filter` searched."""
     return {
@@ -38,6 +44,7 @@ def table(
         "columns": list(columns),
         "rows": [list(row) for row in rows],
         "filter": filter,
+        "heading": heading,
     }
 
 

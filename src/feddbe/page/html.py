@@ -15,7 +15,9 @@ from typing import Any
 from feddbe.errors import BadInput, unknown
 from feddbe.page.content import content
 from feddbe.page.sources import read
+from feddbe.page.studied import studied
 from feddbe.show.canvas import whole
+from feddbe.show.compared import Compared
 
 __all__ = ["as_json", "render", "write_report"]
 
@@ -25,15 +27,18 @@ _SCRIPTS = (
 )  # fmt: skip
 
 
-def write_report(folders: Sequence[Path], out: Path) -> Path:
+def write_report(
+    folders: Sequence[Path], out: Path, *, studies: Mapping[str, Compared] | None = None
+) -> Path:
     """Write one page about these runs to `out`, and return that. It opens without a network and in any
-    place; the same runs give the same bytes."""
+    place; the same runs give the same bytes. `studies`: tables that the runs were made for, by the commands
+    that print them."""
     if not folders:
         raise BadInput("a report of no run; name the folders of some")
     path = Path(out)
     if path.suffix.lower() not in (".html", ".htm"):
         raise unknown("kind of report", path.suffix, (".html", ".htm"))
-    text = render(content(read(Path(folder) for folder in folders)))
+    text = render(content(read(Path(folder) for folder in folders), first=studied(studies or {})))
     with whole(path, "report") as scratch:
         scratch.write_text(text, encoding="utf-8")
     return path

@@ -14,7 +14,7 @@ from feddbe.results.statistics import Interval
 from feddbe.show.cells import Name, caption, plain_table
 from feddbe.show.formats import Column, Grid, render
 
-__all__ = ["Compared", "Place", "compared_table", "written_out"]
+__all__ = ["Compared", "Place", "compared_table", "one_line", "written_out"]
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def written_out(found: Compared, form: str) -> str:
 
 def _matrix(found: Compared) -> Grid:
     letters = found.letters()
-    rows = [[row, *(_one_line(found.at(row, c), letters) for c in found.columns)] for row in found.rows]
+    rows = [[row, *(one_line(found.at(row, c), letters) for c in found.columns)] for row in found.rows]
     columns = [Column("", "method", text=True), *(Column("", column) for column in found.columns)]
     return Grid(columns, rows, found.legend())
 
@@ -145,7 +145,8 @@ def _two_lines(place: Place | None, letters: dict[str, str]) -> str:
     return f"{_ours(place, letters)}\n{'  '.join(_paper(place))}"
 
 
-def _one_line(place: Place | None, letters: dict[str, str]) -> str:
+def one_line(place: Place | None, letters: dict[str, str]) -> str:
+    """Ours, and in brackets the paper's and the difference."""
     if place is None:
         return ""
     paper = _paper(place)

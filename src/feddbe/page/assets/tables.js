@@ -38,8 +38,8 @@ const tables = {
 
     show();
     const table = make("table", { id: `table-${block.id}` }, make("thead", {}, make("tr", {}, ...headings)), body);
-    const scroll = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": block.caption.split(".")[0] || block.columns[0] }, table);
-    return make("div", { class: "table" }, block.filter ? tables.filter(block, state, show, count) : null, scroll,
+    const scroll = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": block.heading || block.caption.split(".")[0] || block.columns[0] }, table);
+    return make("div", { class: "table" }, block.heading ? make("h3", {}, block.heading) : null, block.filter ? tables.filter(block, state, show, count) : null, scroll,
       block.caption ? make("p", { class: "caption" }, block.caption) : null);
   },
 
