@@ -132,18 +132,21 @@ class MeanPull:
         return _zeros(shape, torch.get_default_dtype(), torch.get_default_device(), measured=measured)
 
     def __call__(self, at: At, carry: State) -> tuple[Tensor | None, State]:
-        batch = at.batch.z_g.mean(0)
-        if self.mu == 1:  # the same, but cheaper: small steps add up
-            new = {"r": batch, "weight": torch.ones(())}
-        else:
-            r = torch.lerp(carry["r"], batch, self.mu)
-            new = {"r": r, "weight": (1 - self.mu) * carry["weight"] + self.mu}
+        new = self.next(carry, at.batch.z_g)
         if "mean" not in at.const:
             return None, {name: t.detach() for name, t in new.items()}
         apart = F.mse_loss(self.mean_of(new) if self.corrected else new["r"], at.const["mean"])
         if "size" in carry:
             new |= {"size": carry["size"] + apart / 2, "batches": carry["batches"] + 1}
         return self.factor * apart, {name: t.detach() for name, t in new.items()}
+
+    def next(self, carry: State, z_g: Tensor) -> State:
+        """r and its weight after a batch."""
+        batch = z_g.mean(0)
+        if self.mu == 1:  # the same, but cheaper: small steps add up
+            return {"r": batch, "weight": torch.ones(())}
+        r = torch.lerp(carry["r"], batch, self.mu)
+        return {"r": r, "weight": (1 - self.mu) * carry["weight"] + self.mu}
 
     def mean_of(self, carry: State) -> Tensor:
         """r divided by its total weight; at mu = 0 there is none and r stays 0."""

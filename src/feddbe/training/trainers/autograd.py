@@ -115,19 +115,21 @@ def _step_by_hand(now: _Moving, plan: FitPlan, samples: Samples, key: int) -> _M
         logits = F.linear(z, weight, *(now.params[name] for name in bias))
         chances = F.log_softmax(logits, 1)
         loss, size = F.nll_loss(chances, samples.y), len(samples.y)
-        slope = chances.exp_()
-        slope[torch.arange(size), samples.y] -= 1
-        slope /= size
+        hits = samples.y.unsqueeze(1)
+        slope = chances.exp_().scatter_add_(1, hits, -torch.ones_like(hits, dtype=z.dtype)).div_(size)
         back = slope @ weight
         found: dict[str, Tensor | None] = {matrix: slope.T @ z, "prbm": back.sum(0)}
         found |= {name: slope.sum(0) for name in bias}
         carries = now.carries
         for term in plan.terms:
-            batch = Batch(*samples, z_g, z, logits)
-            _, carry = term.apply(At(model, now.params, term.const, batch, key), now.carries[1])
+            assert isinstance(term.apply, MeanPull)
+            if "size" in now.carries[1]:  # MR's loss is wanted, too
+                batch = Batch(*samples, z_g, z, logits)
+                _, carry = term.apply(At(model, now.params, term.const, batch, key), now.carries[1])
+            else:
+                carry = term.apply.next(now.carries[1], z_g)
             carries = [now.carries[0], carry]
             if "mean" in term.const:
-                assert isinstance(term.apply, MeanPull)
                 back += term.apply.pull(carry, term.const["mean"], size)
     leaves = {name: leaf for name, leaf in zip(plan.rates, now.leaves, strict=True) if name not in found}
     if leaves and traced.requires_grad:
