@@ -221,6 +221,7 @@ def _cell(method: str, options: Mapping[str, Any], seed: int, rounds: int | None
     """With the learning rate of its model and the hyper-parameters of its method on this data."""
     common, base = settings(), method.partition("+")[0]
     rate = common["lr"].get(options.get("model"), {})
+    rate = {**rate, **rate.get("on", {}).get(options["data"], {})}
     own = rate.get("methods", {}).get(base, rate.get("value"))
     given = common["methods"].get(base, {}).get(options["data"], {}).get("options")
     if given and "(" not in method:
