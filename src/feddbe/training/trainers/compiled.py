@@ -78,7 +78,7 @@ def refuses_model(model: SplitModel) -> str:
 def refuses_layers(model: SplitModel) -> str:
     """Why it does not take this model, on any machine."""
     found = _stack(model)
-    return found if isinstance(found, str) else refuses_types(model.parameters.values())
+    return found if isinstance(found, str) else ""
 
 
 def refuses_machine(model: SplitModel) -> str:
@@ -120,7 +120,7 @@ def _stack(model: SplitModel) -> Stack | str:
     """The model's layers, or why not."""
     if model not in _stacks:
         try:
-            _stacks[model] = read(model)
+            _stacks[model] = refuses_types(model.parameters.values()) or read(model)
         except Refused as reason:
             _stacks[model] = str(reason)
     return _stacks[model]
