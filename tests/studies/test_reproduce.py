@@ -82,14 +82,14 @@ def test_ours_theirs_the_difference_and_what_is_more_than_chance() -> None:
     assert plain.ours
     assert plain.ours.shown() == "86.00 ± 2.48"
     assert plain.difference == pytest.approx(0.15)
-    assert plain.marks == ("1 rounds of up to 2000",)
+    assert plain.marks == ("1 round of up to 2000",)
     assert (ditto.ours, ditto.state) == (None, "not run")
     text = text_of(found, 120)
     assert "86.00 ± 2.48 a" in text
     assert re.search(r"85\.85 +\+0\.15", text)
     assert "not run" in text
     assert "FedAvg+DBE against FedAvg, FMNIST: +10.00 ± 0.25" in " ".join(text.split())
-    assert "a: 1 rounds of up to 2000." in text
+    assert "a: 1 round of up to 2000." in text
 
 
 def test_improves_is_said_only_where_the_interval_excludes_zero() -> None:
@@ -132,7 +132,7 @@ def test_marks_of_fewer_trials_of_divergence_and_of_other_data() -> None:
     assert place
     assert place.marks == (
         "fmnist instead of tiny_imagenet",
-        "1 rounds of up to 2000",
+        "1 round of up to 2000",
         "diverged after round 1",
         "2 of 3 trials",
     )
@@ -183,7 +183,7 @@ def test_the_formats_have_the_same_numbers() -> None:
     records = json.loads(written_out(found, "json"))
     assert records[1] | {"difference": 0} == {
         "table": "practical", "row": "FedAvg", "column": "FMNIST", "ours": 85.0, "half_width": None,
-        "trials": 1, "paper": 85.85, "difference": 0, "marks": "1 rounds of up to 2000",
+        "trials": 1, "paper": 85.85, "difference": 0, "marks": "1 round of up to 2000",
     }  # fmt: skip
     assert written_out(found, "csv").splitlines()[0].startswith("table,row,column,ours")
 
@@ -259,6 +259,17 @@ def test_all_ends_with_a_report(shell: Shell) -> None:
     assert '"heading":"practical: Personalized methods, practical setting"' in page
     assert re.search(r'"text":"\d+\.\d\d [a-z,]+ \(85.85\)"', page), "ours and the paper's"
     assert "feddbe reproduce practical --scale small --out here --dry-run" in page
+
+
+def test_representations_are_measured_where_a_table_or_figure_needs_them(shell: Shell) -> None:
+    code, out, err = shell("reproduce ablation --scale small --only 'FedAvg/MDL CNN' --rounds 1 --out here")
+    words = " ".join(out.split())
+    assert (code, "not measured" in err) == (0, False)
+    assert re.search(r"FedAvg \d+ a,b,c 3844", words), "a number of nats, and the paper's"
+    assert "b: 1 round of up to 20. c: quick MDL." in words
+    code, out, _ = shell("reproduce tsne --scale small --only FedAvg --rounds 1 --out here")
+    assert code == 0
+    assert Path("here/figures/tsne-fmnist.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_is_not_here_is_said_and_keeps_nothing_from_the_table(

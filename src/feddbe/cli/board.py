@@ -42,7 +42,7 @@ class Bars(Board):
         self.done += 1
         bar = self.shown.pop(planned.place)
         bar.remove()
-        how = f"{error}" if error else f"{bar.rounds} rounds, {bar.accuracy}"
+        how = f"{error}" if error else f"{bar.rounds} round{'s' * (bar.rounds != 1)}, {bar.accuracy}"
         self.say(f"{self.done} of {self.runs}: {planned.place.name}: {how}")
 
     def aside(self) -> _Bar:

@@ -132,7 +132,8 @@ def _ended(study: Study, planned: Planned) -> bool:
 
 def _rounds(study: Study, used: Sequence[Planned]) -> str:
     far = sorted({_far(one.found) for one in used if one.found and not _ended(study, one)})
-    return f"{' to '.join(map(str, dict.fromkeys([far[0], far[-1]])))} rounds of up to {study.rounds}"
+    some = " to ".join(map(str, dict.fromkeys([far[0], far[-1]])))
+    return f"{some} round{'s' * (some != '1')} of up to {study.rounds}"
 
 
 def _far(found: RunDocument | None) -> int:
