@@ -100,20 +100,23 @@ def _list(studies: Sequence[Study], folder: Path) -> int:
     from feddbe.studies.estimates import Clock
 
     plans, clock = reproduce.plan(studies, folder), Clock()
-    table = plain_table(gap=2)
-    table.add_column("experiment", no_wrap=True)
-    table.add_column("what")
-    for name in ("runs", "done", "begun", "no data", "rest"):
-        table.add_column(name, justify="right", no_wrap=True)
+    rows, rest = dict[str, list[int]](), dict[str, str]()
     for study in studies:
         mine = [plans[cell] for cell in reproduce.cells_of([study])]
         missing = [one for one in mine if one.missing]
-        counts = (
-            len(mine), sum(one.done for one in mine), sum(bool(one.found) for one in missing),
-            sum(one.experiment is None for one in mine),
-        )  # fmt: skip
-        rest = str(timedelta(seconds=round(clock.left(missing)))) if missing else "-"
-        table.add_row(study.name, study.title, *map(str, counts), rest)
+        begun, absent = sum(bool(one.found) for one in missing), sum(one.experiment is None for one in mine)
+        rows[study.name] = [len(mine), sum(one.done for one in mine), begun, absent]
+        rest[study.name] = str(timedelta(seconds=round(clock.left(missing)))) if missing else "-"
+    wanted = [0, 1, *(index for index in (2, 3) if any(row[index] for row in rows.values()))]
+    table = plain_table(gap=2)
+    table.add_column("experiment", no_wrap=True)
+    table.add_column("what", overflow="fold")
+    for index in wanted:
+        table.add_column(("runs", "done", "begun", "no data")[index], justify="right", no_wrap=True)
+    table.add_column("rest", justify="right", no_wrap=True)
+    for study in studies:
+        numbers = [str(rows[study.name][index]) for index in wanted]
+        table.add_row(study.name, study.title, *numbers, rest[study.name])
     table.caption = caption(
         f"Runs in {folder}; experiments share runs. Rest: what is missing of those whose data is here would "
         "take at most, side by side on this machine, by a timed round of each kind; many stop earlier."
