@@ -93,7 +93,7 @@ class Receipt(NamedTuple):
 
 def nbytes(state: Mapping[str, Tensor]) -> int:
     """What a message costs: the bytes of its numbers."""
-    return sum(t.numel() * t.element_size() for t in state.values())
+    return sum(t.nbytes for t in state.values())
 
 
 def sha256(state: Mapping[str, Tensor]) -> str:
