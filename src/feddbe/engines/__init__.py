@@ -62,6 +62,6 @@ def make(spec: str, task: Task, method: Method, waiting: Waiting = WAITING) -> E
         if choice.name not in ("auto", "serial"):
             raise BadInput(f"engine = {spec}; on device {where} one process works: serial or auto")
         return Serial(task.on(where), method)
+    passes.get_ready(task, waiting.remark)  # both before there are processes
     keep_freed()
-    passes.get_ready(task, waiting.remark)  # this too before there are processes
     return choice.make(task, method, waiting)
