@@ -258,7 +258,9 @@ def test_all_ends_with_a_report(shell: Shell) -> None:
     page = Path("here/report.html").read_text(encoding="utf-8")
     assert '"heading":"practical: Personalized methods, practical setting"' in page
     assert re.search(r'"text":"\d+\.\d\d [a-z,]+ \(85.85\)"', page), "ours and the paper's"
-    assert "feddbe reproduce practical --scale small --out here --dry-run" in page
+    line = "feddbe reproduce practical --scale=small --rounds=1 --only=FedAvg/FMNIST --out here --dry-run"
+    assert line in page
+    assert re.search(r"FedAvg +\d+\.\d\d a", shell(line.removeprefix("feddbe "))[1]), "it prints the table"
 
 
 def test_representations_are_measured_where_a_table_or_figure_needs_them(shell: Shell) -> None:

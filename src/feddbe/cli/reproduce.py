@@ -81,7 +81,10 @@ def reproduce(
     if listing:
         return _list(studies, folder)
     instead = _instead(studies, small=small, data=data)
-    return _carry_out(studies, folder, instead, form, dry_run=dry_run, report=every)
+    given = {"scale": "small" if small else None, "trials": trials, "rounds": rounds, "data": data}
+    told = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    told += [f"--only={word}" for word in only]
+    return _carry_out(studies, folder, instead, form, dry_run=dry_run, report=told if every else None)
 
 
 def _instead(studies: Sequence[Study], *, small: bool, data: str | None) -> str:
@@ -126,7 +129,13 @@ def _list(studies: Sequence[Study], folder: Path) -> int:
 
 
 def _carry_out(
-    studies: Sequence[Study], folder: Path, instead: str, form: str, *, dry_run: bool, report: bool
+    studies: Sequence[Study],
+    folder: Path,
+    instead: str,
+    form: str,
+    *,
+    dry_run: bool,
+    report: Sequence[str] | None,
 ) -> int:
     from feddbe.cli.board import Bars, stoppable
     from feddbe.studies import figures, reproduce, runner
@@ -151,13 +160,14 @@ def _carry_out(
         return complain("stopped; what is done is kept, and the same command goes on from there", 130)
     for study in studies:
         _show(study, plans, folder, instead, form, dry_run=dry_run)
+    runs = list(dict.fromkeys(one.place for one in plans.values() if one.found))
     if dry_run:
         _would_run(list(missing))
-    elif report and (runs := list(dict.fromkeys(one.place for one in plans.values() if one.found))):
+    elif report is not None and runs:
         from feddbe.page import write_report
 
         found = {
-            _line(study, folder, small=small): reproduce.compared(study, plans, instead=instead)
+            _line(study, folder, report): reproduce.compared(study, plans, instead=instead)
             for study in studies
             if not study.figure
         }
@@ -165,10 +175,9 @@ def _carry_out(
     return 0
 
 
-def _line(study: Study, folder: Path, *, small: bool) -> str:
-    """The command that prints its table from what is there."""
-    scale = ["--scale", "small"] * small
-    return shlex.join(["feddbe", "reproduce", study.name, *scale, "--out", str(folder), "--dry-run"])
+def _line(study: Study, folder: Path, told: Sequence[str]) -> str:
+    """The command that prints its table from what is there, with these options."""
+    return shlex.join(["feddbe", "reproduce", study.name, *told, "--out", str(folder), "--dry-run"])
 
 
 def _refreshed(plans: Plans) -> Plans:

@@ -47,7 +47,7 @@ def available() -> bool:
 def refuses(plan: FitPlan) -> str:
     if reason := refuses_model(plan.model):
         return reason
-    from feddbe.training.trainers._compiled.fits import COMPILED, of_its_own
+    from feddbe.training.trainers._compiled.fits import COMPILED, is_open, of_its_own
 
     own, known = of_its_own(plan), [type(t.apply) for t in plan.terms if type(t.apply) in COMPILED]
     if any(not term.at_end for term in own) or len(set(known)) < len(known):
@@ -56,8 +56,8 @@ def refuses(plan: FitPlan) -> str:
     names = plan.model.parameters.keys()
     if not plan.params.keys() >= names or not plan.extras.keys() <= {"prbm"} or not beside <= names:
         return "the method trains other than the model and PRBM"
-    closed = not own and plan.params.keys() == names
-    if not (replace(plan.optimiser, momentum=0.0, weight_decay=0.0) if closed else plan.optimiser).plain:
+    linear = replace(plan.optimiser, momentum=0.0, weight_decay=0.0)
+    if not (plan.optimiser if is_open(plan) else linear).plain:
         return "the optimiser is not plain SGD"
     return refuses_types([*plan.params.values(), *plan.extras.values(), *plan.correction.values()])
 

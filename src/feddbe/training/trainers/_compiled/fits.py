@@ -20,7 +20,7 @@ from feddbe.training.trainers._compiled.networks import Network, find
 from feddbe.training.trainers._compiled.records import DRIFT, GRADIENT, MOMENTUM, PLAIN, Array
 from feddbe.training.trainers._compiled.stack import Stack
 
-__all__ = ["body_stays", "gradient", "of_its_own", "train"]
+__all__ = ["COMPILED", "body_stays", "gradient", "is_open", "of_its_own", "train"]
 
 CHUNK = 64
 """Batches that are made numbers at once."""
@@ -32,7 +32,7 @@ FEATURES = 1 << 26
 
 def train(plan: FitPlan, stack: Stack, features: Dataset | None) -> Fitted:
     """`features`: what the body gives for the plan's samples, if it stays as it is."""
-    if of_its_own(plan) or plan.params.keys() != plan.model.parameters.keys():
+    if is_open(plan):
         return _train_open(plan, stack)
     if features is not None:
         rows = np.arange(len(features))
@@ -52,13 +52,18 @@ def body_stays(plan: FitPlan, stack: Stack) -> bool:
     body = {name for step in stack.steps[: stack.cut] for name in step.names.values()}
     stays = 0 < stack.cut < len(stack.steps) and not any(plan.rates.get(name) for name in body)
     numbers = len(plan.batches.rows) * math.prod(stack.cut_shape)
-    return stays and plan.batches.epochs > 1 and numbers <= FEATURES and not of_its_own(plan)
+    return stays and plan.batches.epochs > 1 and numbers <= FEATURES and not is_open(plan)
 
 
 def of_its_own(plan: FitPlan) -> list[Term]:
     """The loss and terms that are not compiled."""
     loss = () if plan.loss is CROSS_ENTROPY else (plan.loss,)
     return [*loss, *(term for term in plan.terms if type(term.apply) not in COMPILED)]
+
+
+def is_open(plan: FitPlan) -> bool:
+    """Whether more is trained than what is compiled."""
+    return bool(of_its_own(plan)) or plan.params.keys() != plan.model.parameters.keys()
 
 
 def _chunks(x: Tensor, y: Tensor, size: int) -> Iterable[tuple[Tensor, Tensor]]:
