@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddbe import methods
+from feddbe import engines, methods
 from feddbe.data.dataset import Dataset
-from feddbe.engines import Serial
 from feddbe.engines.client import Job, perform
 from feddbe.options.config import Config
 from feddbe.runs import rounds
@@ -60,7 +59,7 @@ def loop_of(name: str, dataset: Dataset, folder: Path, trainer: str = "auto") ->
     options = Config(partition="natural", model="cnn", rounds=10_000, eval_after=False, trainer=trainer)
     e = resolve(name, options, dataset=dataset)
     store = Store.create(folder, {}, rounds.start(e))
-    loop = rounds.Loop(e, store, Serial(e.task, e.method), rounds.Watch())
+    loop = rounds.Loop(e, store, engines.make("serial", e.task, e.method), rounds.Watch())
     loop.exchange(0)
     return loop
 

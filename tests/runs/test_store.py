@@ -156,10 +156,10 @@ def test_the_last_server_state_becomes_the_best(moves: bool, tmp_path: Path) -> 
         with store.transaction(t):
             store.write_server("last", {"w": torch.full((300_000,), float(t))})
         with pytest.raises(KeyboardInterrupt), store.transaction(t + 1):  # noqa: PT012
-            store.last_is_best(t, moves=moves)
+            store.last_is_best(moves=moves)
             raise KeyboardInterrupt
         with store.transaction(t + 1):
-            store.last_is_best(t, moves=moves)
+            store.last_is_best(moves=moves)
             if moves:
                 store.write_server("last", {"w": torch.full((300_000,), 9.0)})
         assert (store.server("best")["w"] == t).all()

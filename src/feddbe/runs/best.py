@@ -14,8 +14,8 @@ __all__ = ["KEPT", "WRITTEN", "forget", "set_aside", "settle"]
 
 KEPT = {"private": "PRIVATE", "upload": "UPLOAD"}
 """The kind of a state that is kept for the best entry."""
-WRITTEN = {kept: kind for kind, kept in KEPT.items()}
-"""And back: as what it was written."""
+WRITTEN = {"best": "last", **{kept: kind for kind, kept in KEPT.items()}}
+"""And back: as what it was written, the server's best state too unless that is a copy."""
 _ASIDE = {kind: kind.title() for kind in KEPT}
 
 

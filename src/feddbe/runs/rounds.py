@@ -231,7 +231,7 @@ class Loop:
         accuracy = {row.moment: row.value for row in found if (row.client, row.name) == (ALL, "accuracy")}
         if (score := accuracy.get("validation", accuracy.get(when))) is not None:
             if score > max(self.accuracy.values(), default=-1.0):
-                self.store.last_is_best(entry, moves=moves)
+                self.store.last_is_best(moves=moves)
             self.accuracy[entry] = score
 
     def _write(self, found: Iterable[Row]) -> None:

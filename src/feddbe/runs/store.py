@@ -205,16 +205,14 @@ class Store:
             raise StoreError(f"'{self.folder}' has no {which} round yet")
         return decode(found)
 
-    def last_is_best(self, round: int, *, moves: bool) -> None:
+    def last_is_best(self, *, moves: bool) -> None:
         """The `last` server state becomes the `best`, as a copy; it `moves` if another takes its place."""
-        state = self.state("last") or b""
         best.forget(self._db)
         if moves:
-            crc = crc32(state, crc_of(("best", ALL, round)))
             self._db.execute("DELETE FROM states WHERE kind = 'best'")
-            self._db.execute("UPDATE states SET kind = 'best', crc = ? WHERE kind = 'last'", (crc,))
+            self._db.execute("UPDATE states SET kind = 'best' WHERE kind = 'last'")
         else:
-            self.write_state("best", ALL, state, round)
+            self.write_state("best", ALL, self.state("last") or b"", self.round_of("last"))
 
     def write_server(self, which: str, state: State, round: int | None = None) -> None:
         self.write_state(which, ALL, encode(state), round)
@@ -257,8 +255,9 @@ class Store:
         query = "SELECT round, crc, state FROM states WHERE kind = ? AND client = ?"
         for round, crc, state in self._read(query, kind, client):
             whose = kind if client == ALL else f"{kind} of client {client}"
-            written = best.WRITTEN.get(kind, kind)  # as what it was sealed
-            if isinstance(state, bytes) and crc32(state, crc_of((written, client, round))) == crc:
+            written = (best.WRITTEN.get(kind, kind), kind)  # as one of these it was sealed
+            seals = (crc32(state, crc_of((w, client, round))) for w in written)
+            if isinstance(state, bytes) and crc in seals:
                 return state
             raise damaged(self.folder, f"the state '{whose}', round {round}")
         return None

@@ -89,17 +89,18 @@ def begin(numbers: Array, p: int, n: int, pull: float, net: Record) -> int:
     """A step with what it has beside its gradient, drift - pull p: where rate times the gradient is to be
     taken off."""
     pull_, keep = numbers.dtype.type(pull), numbers.dtype.type(net.momentum)
+    aside = net.aside  # once: a record is read again after every number that is written
     if net.mode == DRIFT:
         for i in range(p, p + n):
-            put(numbers, i, get(numbers, i) + (get(numbers, i + net.aside) - pull_ * get(numbers, i)))
+            put(numbers, i, get(numbers, i) + (get(numbers, i + aside) - pull_ * get(numbers, i)))
     if net.mode == MOMENTUM:
-        last = 2 * net.aside
+        last = 2 * aside
         for i in range(p, p + n):
-            beside = get(numbers, i + net.aside) - pull_ * get(numbers, i)
+            beside = get(numbers, i + aside) - pull_ * get(numbers, i)
             put(numbers, i + last, keep * get(numbers, i + last) + beside)
         p += last
     if net.mode == GRADIENT:
-        p += net.aside
+        p += aside
     return p
 
 
@@ -107,8 +108,9 @@ def begin(numbers: Array, p: int, n: int, pull: float, net: Record) -> int:
 def end(numbers: Array, p: int, n: int, net: Record) -> None:
     """Go the step, if it was made apart."""
     if net.mode == MOMENTUM:
+        last = 2 * net.aside
         for i in range(p, p + n):
-            put(numbers, i, get(numbers, i) + get(numbers, i + 2 * net.aside))
+            put(numbers, i, get(numbers, i) + get(numbers, i + last))
 
 
 @inner
