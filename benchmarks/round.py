@@ -189,6 +189,9 @@ class Ours:
     def stage(self, client: int, state: bytes) -> None:
         """Nothing of what is only timed stays."""
 
+    def stamp(self, client: int) -> None:
+        pass
+
 
 def clock(work: Callable[[], object], pids: Sequence[int] = ()) -> tuple[float, float]:
     """Seconds, and seconds of processor time, of these processes too."""

@@ -118,6 +118,9 @@ class Nothing:
     def stage(self, client: int, state: bytes) -> None:
         raise AssertionError
 
+    def stamp(self, client: int) -> None:
+        pass
+
 
 class Harmed:
     """An engine to which something happens once, after its eighth reply."""

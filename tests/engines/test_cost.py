@@ -54,3 +54,10 @@ def test_what_was_not_done_comes_next_and_alone() -> None:
     assert [[job.client for job in jobs.take()] for _ in first] == [[0], [1], [2], [3]]
     assert [jobs.tries[client] for client in (0, 4)] == [2, 0]
     assert len(jobs.take()) == 3
+
+
+def test_of_the_next_ones_a_client_whose_state_the_worker_holds_comes_first() -> None:
+    jobs = queue([100 - client for client in range(12)], 1, workers=1)
+    assert [job.client for job in jobs.take({2, 3})] == [2]
+    assert [job.client for job in jobs.take({8})] == [0]  # 8 is too far: long ones would come last
+    assert drained(jobs)[:2] == [[1], [3]]

@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from feddbe import engines
-from feddbe.engines import ClientStates, Messages, Pool, Serial, Waiting
+from feddbe.engines import ClientStates, Messages, Pool, Serial, Waiting, worker
 from feddbe.engines.client import Job, Reply
 from feddbe.engines.shared_memory import Parcel
 from feddbe.errors import BadInput, Diverged, FeddbeError
 from feddbe.methods.fedavg import FedAvg
-from feddbe.state import State
+from feddbe.state import State, encode
 from feddbe.training.local import Local
 from feddbe.training.task import Context
 from tests.federation import carry_out, experiment, outcome, same_bits, samples
@@ -133,6 +133,67 @@ class _Empty:
     def stage(self, client: int, state: bytes) -> None:
         pass
 
+    def stamp(self, client: int) -> None:
+        pass
+
+
+class _States:
+    """The clients' states, as long as no round is written those of before; who was asked for is known."""
+
+    def __init__(self) -> None:
+        self.accepted, self.staged, self.asked = dict[int, bytes](), dict[int, bytes](), list[int]()
+
+    def read(self, client: int) -> bytes | None:
+        self.asked.append(client)
+        return self.staged.get(client, self.accepted.get(client))
+
+    def stage(self, client: int, state: bytes) -> None:
+        self.staged[client] = state
+
+    def stamp(self, client: int) -> bytes | None:
+        return self.staged.get(client, self.accepted.get(client))
+
+
+@pytest.mark.parametrize("room", [2**20, 30_000])
+def test_a_large_state_that_a_worker_made_does_not_come_back_to_it(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But it does, if the round was not written, the worker is a new one, or has no room for it."""
+    monkeypatch.setattr(worker, "LARGE", 1000)
+    monkeypatch.setattr(worker, "ROOM", room)
+    e, ours, theirs = experiment("ditto", samples([44] * 4)), _States(), _States()
+    message, pool = Messages(e.task.model.parameters), Pool(e.task, e.method, 1)
+
+    def asked_in(round: int) -> set[int]:
+        ours.asked.clear()
+        jobs = [Job(client, round, "train", evaluate=True) for client in range(4)]
+        wanted = {reply.client: reply for reply in Serial(e.task, e.method).run(jobs, message, theirs)}
+        for reply in pool.run(jobs, message, ours):
+            assert same_bits(reply.up, wanted[reply.client].up)
+            assert reply.measured == wanted[reply.client].measured
+        assert ours.staged == theirs.staged
+        return set(ours.asked)
+
+    def written() -> None:
+        for states in (ours, theirs):
+            states.accepted |= states.staged
+            states.staged.clear()
+
+    size = len(encode(e.method.client_init(Context(e.task, 0))))
+    held = min(4, room // size)
+    assert held > 0
+    assert (held < 4) == (room == 30_000)
+    assert asked_in(1) == set(range(4))
+    written()
+    assert len(asked_in(2)) == 4 - held
+    for states in (ours, theirs):
+        states.staged.clear()
+    assert asked_in(2) == set(range(4))
+    written()
+    os.kill(pool.pids[0], signal.SIGKILL)
+    assert asked_in(3) == set(range(4))
+    pool.close()
+
 
 class Stopping(Pool):
     """Stops a worker when the first reply has come, while it is at work or about to get some."""
@@ -178,7 +239,7 @@ def test_a_worker_that_hangs_in_the_middle_of_a_message() -> None:
     os.kill(pool.pids[0], signal.SIGSTOP)
     many = Parcel(data=bytearray(2**22))  # as if there were no memory to lay it into
     with pytest.raises(OSError, match="temporarily unavailable"):
-        pool._give(pool._workers[0], [Job(0, 1)], Messages({}), many, [None])
+        pool._give(pool._workers[0], [Job(0, 1)], Messages({}), many, _Empty())
     pool.close()
 
 

@@ -8,12 +8,14 @@ import re
 import shutil
 import sqlite3
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 import torch
 
 from feddbe.errors import StoreError
 from feddbe.measures.rows import ALL, Row
+from feddbe.runs.checksums import crc_of
 from feddbe.runs.store import FILE, Store
 from feddbe.state import encode
 from tests.federation import experiment, outcome
@@ -171,6 +173,19 @@ def test_the_last_server_state_becomes_the_best(moves: bool, tmp_path: Path) -> 
             ("last", 3 if moves else 2),
         ]
     db.close()
+
+
+def test_a_best_state_that_was_sealed_as_itself_is_read(tmp_path: Path) -> None:
+    """As runs have it that are older than its renaming in place."""
+    store, state = new(tmp_path), encode({"w": torch.ones(2)})
+    store.close()
+    with sqlite3.connect(tmp_path / FILE) as db:
+        values = ("best", ALL, 3, crc32(state, crc_of(("best", ALL, 3))), state)
+        db.execute("INSERT INTO states VALUES (?, ?, ?, ?, ?)", values)
+    db.close()
+    store = Store.open(tmp_path)
+    assert (store.server("best")["w"] == 1).all()
+    store.close()
 
 
 def test_a_run_that_cannot_begin_leaves_no_file(tmp_path: Path) -> None:

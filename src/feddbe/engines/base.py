@@ -4,7 +4,7 @@ they keep lies."""
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,6 +40,9 @@ class ClientStates(Protocol):
     def read(self, client: int) -> bytes | None: ...
 
     def stage(self, client: int, state: bytes) -> None: ...
+
+    def stamp(self, client: int) -> Hashable:
+        """What tells what `read` would give now from all else; None: nothing does."""
 
 
 class Messages:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from itertools import islice
 
 from feddbe.engines.client import Job
 from feddbe.training.task import Task
@@ -34,8 +35,13 @@ class Queue:
     def __bool__(self) -> bool:
         return bool(self._jobs)
 
-    def take(self) -> list[Job]:
-        """At least one; one that was given out before goes alone, it may be what its worker died of."""
+    def take(self, holds: Container[int] = ()) -> list[Job]:
+        """At least one; one that was given out before goes alone, it may be what its worker died of. `holds`:
+        clients whose states the worker has; of the next ones such a one is first."""
+        soon = islice(self._jobs, 4 * self._workers)
+        if mine := next((one for one in soon if one[1].client in holds), None):
+            self._jobs.remove(mine)
+            self._jobs.appendleft(mine)
         share, taken = self._left / (2 * self._workers), list[Job]()
         while self._jobs and len(taken) < self._together:
             its, job = self._jobs[0]

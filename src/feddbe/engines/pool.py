@@ -14,8 +14,8 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from statistics import median
@@ -25,7 +25,7 @@ from feddbe.engines.base import WAITING, Choice, ClientStates, Messages, Waiting
 from feddbe.engines.client import Job, Reply
 from feddbe.engines.cost import Queue
 from feddbe.engines.shared_memory import NONE, Parcel, desk, pack, receive, send
-from feddbe.engines.worker import KEPT, work
+from feddbe.engines.worker import HELD, KEPT, work
 from feddbe.errors import FeddbeError
 from feddbe.methods.base import Method
 from feddbe.options import parameter
@@ -47,6 +47,8 @@ class _Worker:
     pipe: Connection
     desk: int
     """Where large states lie on their way to it and back."""
+    holds: dict[int, Hashable] = field(default_factory=dict)
+    """The stamps of the states that it holds, by client."""
     knows: Messages | None = None
     """The messages whose shared part it has."""
     since: float = 0.0
@@ -92,10 +94,11 @@ class Pool:
         shared = pack(messages.shared, self._desk)
         while queue or busy:
             while queue and idle:
-                worker, some = idle.pop(), self._next(queue)
+                worker = idle.pop()
+                some = self._next(queue, worker)
                 worker.since = time.monotonic()
                 try:
-                    self._give(worker, some, messages, shared, [states.read(job.client) for job in some])
+                    self._give(worker, some, messages, shared, states)
                 except OSError as error:  # it died while idle
                     self._tell_if_late(worker, some, error)
                     queue.give_back(some)
@@ -125,11 +128,14 @@ class Pool:
                 for reply, its in zip(answers, tensors, strict=True):
                     if (private := its.pop(KEPT, None)) is not None:
                         states.stage(reply.client, private)
+                    worker.holds.pop(reply.client, None)
+                    if its.pop(HELD, None) is not None:
+                        worker.holds[reply.client] = states.stamp(reply.client)
                     yield reply.with_tensors(its)
 
-    def _next(self, queue: Queue) -> list[Job]:
-        """What one worker does next."""
-        for job in (some := queue.take()):
+    def _next(self, queue: Queue, worker: _Worker) -> list[Job]:
+        """What this worker does next."""
+        for job in (some := queue.take(worker.holds)):
             if queue.tries[job.client] > TRIES:
                 raise FeddbeError(
                     f"client {job.client} in round {job.round}: its worker died {TRIES} times "
@@ -178,14 +184,14 @@ class Pool:
 
     @staticmethod
     def _give(
-        worker: _Worker, jobs: list[Job], messages: Messages, shared: Parcel, privates: list[bytes | None]
+        worker: _Worker, jobs: list[Job], messages: Messages, shared: Parcel, states: ClientStates
     ) -> None:
-        """Jobs, with the messages that the worker does not have yet."""
+        """Jobs, with the messages and states that the worker does not have yet."""
         if worker.knows is not messages:
             worker.pipe.send((None, [shared]))
             worker.knows = messages
         each = [{} if messages.each is None else messages.each(job.client) for job in jobs]
-        kept = [{} if private is None else {KEPT: private} for private in privates]
+        kept = [_kept(worker, job.client, states) for job in jobs]
         send(worker.pipe, worker.desk, jobs, [a | b for a, b in zip(each, kept, strict=True)])
 
     def _start(self) -> _Worker:
@@ -232,6 +238,15 @@ class PoolChoice(Choice):
 def cores() -> int:
     """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _kept(worker: _Worker, client: int, states: ClientStates) -> dict[str, bytes]:
+    """What the worker needs to have the client's state."""
+    stamp = worker.holds.get(client)
+    if stamp is not None and stamp == states.stamp(client):
+        return {HELD: b""}
+    state = states.read(client)
+    return {} if state is None else {KEPT: state}
 
 
 def _who(worker: _Worker, jobs: list[Job]) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from feddbe.state import bytes_of
 
-__all__ = ["Items", "Parcel", "desk", "pack", "receive", "send"]
+__all__ = ["LARGE", "Items", "Parcel", "desk", "pack", "receive", "send"]
 
 Items = dict[str, Any]
 """A state, with bytes among its tensors if need be."""

@@ -15,7 +15,7 @@ import torch
 
 from feddbe.engines.base import portable
 from feddbe.engines.client import Job, Reply, perform
-from feddbe.engines.shared_memory import Items, send
+from feddbe.engines.shared_memory import LARGE, Items, send
 from feddbe.errors import FeddbeError
 from feddbe.methods.base import Method
 from feddbe.state import State, decode, encode
@@ -23,8 +23,10 @@ from feddbe.training.task import Task
 
 __all__ = ["KEPT", "end_with_parent", "work"]
 
-KEPT = "<kept>"
-"""Among the tensors that travel with a client: the bytes of its state."""
+KEPT, HELD = "<kept>", "<held>"
+"""Among the tensors that travel with a client: the bytes of its state; that the worker holds them, too."""
+ROOM = 2**28
+"""Bytes of states that a worker holds at most: large ones that it made, so that they need not come back."""
 
 
 def end_with_parent() -> None:
@@ -51,7 +53,7 @@ def work(
         os.close(one)
     torch.set_num_threads(1)
     gc.freeze()  # a search for garbage would write to every object's page, which is ours and the parent's now
-    shared, (common, own) = State(), desks
+    shared, held, (common, own) = State(), dict[int, bytes](), desks
     while True:
         try:
             jobs, parcels = pipe.recv()
@@ -59,23 +61,30 @@ def work(
                 shared = parcels[0].unpack(common)
                 continue
             began = time.process_time()
-            answers, tensors = _answers(task, method, jobs, shared, [one.unpack(own) for one in parcels])
+            states = [one.unpack(own) for one in parcels]
+            answers, tensors = _answers(task, method, jobs, shared, states, held)
             send(pipe, own, (answers, time.process_time() - began), tensors)
         except (EOFError, OSError):
             return
 
 
 def _answers(
-    task: Task, method: Method, jobs: list[Job], shared: State, states: list[Items]
+    task: Task, method: Method, jobs: list[Job], shared: State, states: list[Items], held: dict[int, bytes]
 ) -> tuple[list[Reply] | Exception, list[Items]]:
     """To all jobs, and what goes beside them; or what went wrong."""
     answers, tensors = list[Reply](), list[Items]()
     for job, each in zip(jobs, states, strict=True):
         try:
-            kept: bytes | None = each.pop(KEPT, None)
+            mine = held.pop(job.client, None)
+            kept: bytes | None = mine if each.pop(HELD, None) is not None else each.pop(KEPT, None)
             private = None if kept is None else decode(kept)
             reply = perform(task, method, job, shared | each if each else shared, private)
-            tensors.append(reply.tensors() | ({KEPT: encode(reply.private)} if reply.private else {}))
+            tensors.append(reply.tensors())
+            if reply.private:
+                kept = tensors[-1][KEPT] = encode(reply.private)
+            if kept and len(kept) >= LARGE and sum(map(len, held.values())) + len(kept) <= ROOM:
+                held[job.client] = kept
+                tensors[-1][HELD] = b""
             answers.append(reply.with_tensors({})._replace(private=None))
         except FeddbeError as error:
             return error, []

@@ -9,14 +9,23 @@ All kinds of a state have names of one length, because SQLite then changes a row
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from zlib import crc32
 
-__all__ = ["KEPT", "WRITTEN", "forget", "set_aside", "settle"]
+from feddbe.runs.checksums import crc_of
+
+__all__ = ["KEPT", "forget", "seals", "set_aside", "settle"]
 
 KEPT = {"private": "PRIVATE", "upload": "UPLOAD"}
 """The kind of a state that is kept for the best entry."""
-WRITTEN = {"best": "last", **{kept: kind for kind, kept in KEPT.items()}}
-"""And back: as what it was written, the server's best state too unless that is a copy."""
+_WRITTEN = {"best": "last", **{kept: kind for kind, kept in KEPT.items()}}
+"""And back: as what it was written, the server's best state too."""
 _ASIDE = {kind: kind.title() for kind in KEPT}
+
+
+def seals(kind: str, client: int, round: int, state: bytes) -> Iterator[int]:
+    """Checksums that a state may have: as what it was written; once, the server's best as itself."""
+    return (crc32(state, crc_of((name, client, round))) for name in (_WRITTEN.get(kind, kind), kind))
 
 
 def set_aside(db: sqlite3.Connection, kind: str, client: int) -> None:

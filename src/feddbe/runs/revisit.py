@@ -93,6 +93,9 @@ class Entry:
     def stage(self, client: int, state: bytes) -> None:
         pass
 
+    def stamp(self, client: int) -> None:
+        pass
+
     def upload(self, client: int) -> State:
         """What a client had sent last then."""
         found = self._state("upload", client)

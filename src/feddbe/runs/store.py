@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 from feddbe.errors import StoreError
 from feddbe.measures.rows import ALL, AT, Row
@@ -224,6 +223,10 @@ class Store:
         best.set_aside(self._db, "private", client)
         self.write_state("private", client, state)
 
+    def stamp(self, client: int) -> tuple[int, int] | None:
+        query = "SELECT round, crc FROM states WHERE kind = 'private' AND client = ?"
+        return next(self._read(query, client), None)
+
     def upload(self, client: int) -> State:
         """A client's last upload, of methods that keep them."""
         if (found := self.state("upload", client)) is None:
@@ -255,16 +258,14 @@ class Store:
         query = "SELECT round, crc, state FROM states WHERE kind = ? AND client = ?"
         for round, crc, state in self._read(query, kind, client):
             whose = kind if client == ALL else f"{kind} of client {client}"
-            written = (best.WRITTEN.get(kind, kind), kind)  # as one of these it was sealed
-            seals = (crc32(state, crc_of((w, client, round))) for w in written)
-            if isinstance(state, bytes) and crc in seals:
+            if isinstance(state, bytes) and crc in best.seals(kind, client, round, state):
                 return state
             raise damaged(self.folder, f"the state '{whose}', round {round}")
         return None
 
     def write_state(self, kind: str, client: int, state: bytes, round: int | None = None) -> None:
         of = self._round if round is None else round
-        values = (kind, client, of, crc32(state, crc_of((kind, client, of))), state)
+        values = (kind, client, of, next(best.seals(kind, client, of, state)), state)
         self._db.execute("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?)", values)
 
     def _read(self, query: str, *values: Any) -> Iterator[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,3 +126,6 @@ class _Tap:
     def stage(self, client: int, state: bytes) -> None:
         self.tell(decode(state))
         self.inner.stage(client, state)
+
+    def stamp(self, client: int) -> Hashable:
+        return self.inner.stamp(client)
