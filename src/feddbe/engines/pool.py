@@ -128,7 +128,6 @@ class Pool:
                 for reply, its in zip(answers, tensors, strict=True):
                     if (private := its.pop(KEPT, None)) is not None:
                         states.stage(reply.client, private)
-                    worker.holds.pop(reply.client, None)
                     if its.pop(HELD, None) is not None:
                         worker.holds[reply.client] = states.stamp(reply.client)
                     yield reply.with_tensors(its)
@@ -242,7 +241,7 @@ def cores() -> int:
 
 def _kept(worker: _Worker, client: int, states: ClientStates) -> dict[str, bytes]:
     """What the worker needs to have the client's state."""
-    stamp = worker.holds.get(client)
+    stamp = worker.holds.pop(client, None)  # until it answers nobody knows
     if stamp is not None and stamp == states.stamp(client):
         return {HELD: b""}
     state = states.read(client)

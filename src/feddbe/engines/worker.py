@@ -21,7 +21,7 @@ from feddbe.methods.base import Method
 from feddbe.state import State, decode, encode
 from feddbe.training.task import Task
 
-__all__ = ["KEPT", "end_with_parent", "work"]
+__all__ = ["HELD", "KEPT", "end_with_parent", "work"]
 
 KEPT, HELD = "<kept>", "<held>"
 """Among the tensors that travel with a client: the bytes of its state; that the worker holds them, too."""
