@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from feddbe.results.document import Accuracy, at
+from feddbe.results.document import Accuracy, at, labels
 from feddbe.show import chart, tables
 from feddbe.show.cells import Name, in_bytes, in_seconds
 from feddbe.show.tables import RunRow
@@ -181,6 +181,18 @@ def test_results_tell_runs_of_one_method_apart() -> None:
     resumed = [document("fedavg", RISING, resume=resume, data_dir=str(resume)) for resume in (False, True)]
     assert "fedavg," not in words(tables.results_table(resumed))
     assert "runs/" not in found
+
+
+def test_what_follows_from_other_data_is_not_said() -> None:
+    """Only which data it is; and all in which runs on the same data differ."""
+    mine = [document("fedavg", RISING, lr=lr, batch=batch) for lr, batch in ((0.1, 10), (0.2, 20))]
+    theirs = document("fedavg", RISING, data="har", partition="natural", model="har_cnn", lr=0.05)
+    assert labels([*mine, theirs, document("moon", RISING)]) == [
+        "fedavg, data digits, lr 0.1, batch 10",
+        "fedavg, data digits, lr 0.2, batch 20",
+        "fedavg, data har",
+        "moon",
+    ]
 
 
 def test_results_name_the_data_of_a_floor_only_where_floors_differ() -> None:

@@ -272,13 +272,15 @@ def adapting(document: RunDocument) -> list[tuple[int, float]]:
 
 def labels(documents: Sequence[RunDocument], *, seed: bool = True) -> list[str]:
     """A name for each run: its method, and where others have the same one, the settings that tell them apart
-    (`seed`: that one, too)."""
+    (`seed`: that one, too). Of those on other data only that is said: much follows from it."""
     return [_label(document, documents, seed) for document in documents]
 
 
 def _label(document: RunDocument, documents: Sequence[RunDocument], seed: bool) -> str:
     peers = [pick_identity(d["config"], seed=seed) for d in documents if d["method"] == document["method"]]
     mine = pick_identity(document["config"], seed=seed)
-    keys = dict.fromkeys(key for peer in peers for key in peer if key != "method")
-    differ = [key for key in keys if any(p.get(key) != peers[0].get(key) for p in peers)]
+    near = [peer for peer in peers if peer.get("data") == mine.get("data")]
+    keys = dict.fromkeys(key for peer in near for key in peer if key != "method")
+    differ = [key for key in keys if any(p.get(key) != mine.get(key) for p in near)]
+    differ[:0] = ["data"] * (len(near) < len(peers))
     return ", ".join([document["method"], *(f"{key} {mine.get(key, '-')}" for key in differ)])
