@@ -119,6 +119,9 @@ def test_results_say_what_the_numbers_are() -> None:
     assert "chosen on test accuracy" in said
     mixed = words(tables.results_table([document("fedavg", RISING), document("moon", RISING, when="after")]))
     assert "(before local training: fedavg; after local training: moon)" in mixed
+    many = [document(f"m{i}", RISING) for i in range(5)]
+    told = words(tables.results_table([*many, document("moon", RISING, when="after")]))
+    assert "(after local training: moon; before local training: all others)" in told
 
 
 def test_results_say_where_batch_norm_statistics_are() -> None:

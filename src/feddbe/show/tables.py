@@ -268,8 +268,12 @@ def _statistics(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
 
 
 def _grouped(pairs: Sequence[tuple[str, str]]) -> str:
-    """Each word with the names that it belongs to."""
+    """Each word with the names that it belongs to; most of many are the others."""
     found: dict[str, list[str]] = {}
     for word, name in pairs:
         found.setdefault(word, []).append(name)
+    most = max(found, key=lambda word: len(found[word]))
+    if len(found[most]) > 4:
+        del found[most]
+        found[most] = ["all others"]
     return "; ".join(f"{word}: {', '.join(those)}" for word, those in found.items())
