@@ -14,7 +14,9 @@ import pytest
 
 import feddbe
 from feddbe.errors import Diverged, FeddbeError
+from feddbe.measures.rows import Row
 from feddbe.runs import lock, rounds
+from feddbe.runs.store import Store
 from feddbe.runs.watch import Watch
 from feddbe.studies import runner
 from feddbe.studies.cells import Cell, grid
@@ -167,6 +169,26 @@ runner.cores = lambda: 2
 options = {"data": "digits", "partition": "iid", "clients": 4, "rounds": 400, "measure": "accuracy"}
 runner.run(runner.plan(grid(["fedavg", "fedavg+dbe"], options), Path(sys.argv[1])))
 """
+
+
+def test_a_run_that_goes_on_meanwhile_is_seen_at_one_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = grid(["fedavg"], SMALL)
+    run(plan(cells, tmp_path))
+    (place,) = tmp_path.iterdir()
+    overall = Store.overall
+
+    def later(store: Store) -> list[Row]:
+        monkeypatch.setattr(Store, "overall", overall)
+        feddbe.run(out=str(place), resume=True, rounds=3)
+        return overall(store)
+
+    monkeypatch.setattr(Store, "overall", later)
+    for done in (2, 3):
+        (planned,) = plan(cells, tmp_path)
+        assert planned.found
+        assert planned.found["rounds"][-1]["round"] == done
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")

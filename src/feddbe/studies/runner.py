@@ -22,7 +22,7 @@ from feddbe.results.document import RunDocument, ending, score
 from feddbe.runs import folders
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.store import FILE, Store
-from feddbe.runs.summary import document
+from feddbe.runs.summary import load
 from feddbe.runs.watch import Watch
 from feddbe.studies.cells import Cell
 from feddbe.studies.side_by_side import carry_on_all
@@ -211,9 +211,5 @@ def _planned(cell: Cell, experiment: Experiment | BadInput, folder: Path, there:
 def _look(cell: Cell, experiment: Experiment, place: Path) -> Planned:
     if not Store.is_run(place):
         return Planned(cell, experiment, place)
-    store = Store.open(place)
-    try:
-        found = document(store, hashes=False)
-        return Planned(cell, experiment, place, found, ending(found))
-    finally:
-        store.close()
+    found = load(place, hashes=False)
+    return Planned(cell, experiment, place, found, ending(found))
