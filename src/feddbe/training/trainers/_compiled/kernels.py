@@ -67,16 +67,17 @@ def _translate(numbers: Array, net: Record, size: int) -> None:
     """z = z_g + prbm, and r <- (1 - mu) r + mu mean of z_g."""
     n, mu = net.z_size, numbers.dtype.type(net.mu)
     rest, share = numbers.dtype.type(1 - net.mu), numbers.dtype.type(1 / size)
-    for k in range(n):
-        put(numbers, net.sums + k, numbers.dtype.type(0))
+    sums, prbm, r = net.sums, net.prbm, net.mean  # once, not after every number that is written
+    numbers[sums : sums + n] = 0
     for i in range(size):
+        z_g, z = net.z_g + i * n, net.z + i * n
         for k in range(n):
-            z_g = get(numbers, net.z_g + i * n + k)
-            put(numbers, net.z + i * n + k, z_g + get(numbers, net.prbm + k))
-            put(numbers, net.sums + k, get(numbers, net.sums + k) + z_g)
+            put(numbers, z + k, get(numbers, z_g + k) + get(numbers, prbm + k))
+        for k in range(n):
+            put(numbers, sums + k, get(numbers, sums + k) + get(numbers, z_g + k))
     for k in range(n):
-        mean = share * get(numbers, net.sums + k)
-        put(numbers, net.mean + k, rest * get(numbers, net.mean + k) + mu * mean)
+        mean = share * get(numbers, sums + k)
+        put(numbers, r + k, rest * get(numbers, r + k) + mu * mean)
 
 
 @inner
@@ -85,11 +86,14 @@ def _translate_back(numbers: Array, net: Record, size: int, divisor: float) -> f
     mean_k (r_k/d - zbar_k)^2."""
     n, rate = net.z_size, numbers.dtype.type(net.prbm_rate)
     pull, share = numbers.dtype.type(net.slope / divisor), numbers.dtype.type(1 / divisor)
-    distance, keep = 0.0, numbers.dtype.type(net.momentum)
+    distance, keep, sums = 0.0, numbers.dtype.type(net.momentum), net.sums
+    numbers[sums : sums + n] = 0
+    for i in range(size):
+        at = net.z_grad + i * n
+        for k in range(n):
+            put(numbers, sums + k, get(numbers, sums + k) + get(numbers, at + k))
     for k in range(n):
-        total = numbers.dtype.type(0)
-        for i in range(size):
-            total += get(numbers, net.z_grad + i * n + k)
+        total = get(numbers, sums + k)
         apart = share * get(numbers, net.mean + k) - get(numbers, net.goal + k)
         distance += apart * apart
         p = get(numbers, net.prbm + k)
@@ -99,11 +103,11 @@ def _translate_back(numbers: Array, net: Record, size: int, divisor: float) -> f
             put(numbers, net.prbm + k, p + step)
         else:
             put(numbers, net.prbm + k, p - rate * get(numbers, net.live + k) * total)
-        put(numbers, net.sums + k, pull * apart)
+        put(numbers, sums + k, pull * apart)
     for i in range(size):
+        at = net.z_grad + i * n
         for k in range(n):
-            at = net.z_grad + i * n + k
-            put(numbers, at, get(numbers, at) + get(numbers, net.sums + k))
+            put(numbers, at + k, get(numbers, at + k) + get(numbers, sums + k))
     if net.more > 0:
         for k in range(size * n):
             put(numbers, net.z_grad + k, get(numbers, net.z_grad + k) + get(numbers, net.more + k))
