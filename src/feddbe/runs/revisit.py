@@ -94,7 +94,7 @@ class Entry:
         pass
 
     def stamp(self, client: int) -> None:
-        pass
+        """Whoever holds what was discarded must not go on from there."""
 
     def upload(self, client: int) -> State:
         """What a client had sent last then."""
