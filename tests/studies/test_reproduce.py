@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import shlex
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 from rich.console import Console
 
 import feddbe
-from feddbe.cli import main
 from feddbe.results.document import RunDocument
 from feddbe.runs.experiment import Experiment
 from feddbe.show.compared import Compared, compared_table, written_out
@@ -24,21 +22,7 @@ from feddbe.studies.catalogue import Study, read
 from feddbe.studies.cells import Cell
 from feddbe.studies.runner import Planned
 from tests.documents import document
-
-Shell = Callable[[str], tuple[int, str, str]]
-
-
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    """The command line in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(words: str) -> tuple[int, str, str]:
-        code = main(shlex.split(words))
-        return code, *capsys.readouterr()
-
-    return run
+from tests.studies.conftest import Shell
 
 
 @cache

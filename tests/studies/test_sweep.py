@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 import feddbe
-from feddbe import cli
 from feddbe.runs import rounds
+from tests.studies.conftest import Shell
 
 SMALL = "--clients 3 --partition iid --model mlp --rounds 1 --measure accuracy"
 OPTIONS: dict[str, Any] = {
@@ -19,27 +18,9 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-class Shell:
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def __call__(self, line: str) -> Result:
-        self._capsys.readouterr()
-        return Result(cli.main(shlex.split(line)), *self._capsys.readouterr())
-
-
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
+@pytest.fixture(autouse=True)
+def one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feddbe.studies.runner.cores", lambda: 1)
-    return Shell(capsys)
 
 
 def test_seeds_are_run_once_and_shown_together(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import builtins
-import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from feddbe.cli import main
 from feddbe.data.split import load_split
 from feddbe.errors import BadInput
 from feddbe.options import config
@@ -20,6 +17,7 @@ from feddbe.runs.experiment import load_data, resolve
 from feddbe.runs.watch import Watch
 from feddbe.studies.space import named, space_of
 from feddbe.studies.tune import Tuned, tune
+from tests.studies.conftest import Shell
 
 pytest.importorskip("optuna", reason="the extra tune is not installed")
 
@@ -112,19 +110,7 @@ def test_values_go_into_the_brackets_of_the_part_that_has_them() -> None:
     assert named("ditto+mr", {"lam": 2, "kappa": 1}) == ("ditto(lam=2)+mr(kappa=1)", {})
 
 
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(words: str) -> tuple[int, str, str]:
-        code = main(shlex.split(words))
-        return code, *capsys.readouterr()
-
-    return run
-
-
-def test_the_command_shows_what_was_found_beside_the_default(shell: Callable[[str], Any]) -> None:
+def test_the_command_shows_what_was_found_beside_the_default(shell: Shell) -> None:
     options = "--partition iid --clients 3 --model mlp --rounds 2"
     code, out, err = shell(f"tune fedavg+dbe {options} --space {KAPPA} --trials 2 --out here")
     assert code == 0
@@ -151,7 +137,7 @@ def test_the_command_shows_what_was_found_beside_the_default(shell: Callable[[st
         ("tune fedavgg", "unknown method 'fedavgg'"),
     ],
 )
-def test_bad_input_is_one_line(shell: Callable[[str], Any], words: str, told: str) -> None:
+def test_bad_input_is_one_line(shell: Shell, words: str, told: str) -> None:
     code, out, err = shell(words)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
