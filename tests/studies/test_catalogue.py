@@ -175,7 +175,7 @@ def test_methods_have_their_hyper_parameters_and_rates_where_the_settings_say_so
         cell = read(name).only([only]).slots[0].cells[0]
         return cell.method, cell.options.get("lr")
 
-    assert first("practical", "pfedme/fmnist") == ("pfedme(lr_p=0.1)", 0.1)
+    assert first("practical", "pfedme/fmnist") == ("pfedme(lr_p=0.01)", 0.1)
     assert first("practical", "fedavg/cifar100") == ("fedavg", 0.1)
     assert first("practical", "pfedme/tiny") == ("pfedme", 0.005)
     assert first("practical", "fedavg+dbe/ag news") == ("fedavg+dbe", 0.5)

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import torch
+
 from feddbe.methods.base import PERSONAL, Facts, Method, Names, Upload, average, averaging, parameter
 from feddbe.methods.refusals import NO_MR, NO_PRBM, OWN_STEPS
 from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.local import Local
-from feddbe.training.passes import gradient
+from feddbe.training.passes import descend
 from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
+from feddbe.training.terms import Steps
 
 __all__ = ["PFedMe"]
 
@@ -79,11 +82,8 @@ class _Walk(NamedTuple):
 
 
 def _step(now: _Walk, const: tuple[Task, PFedMe], samples: Samples, key: int) -> _Walk:
-    (theta, w, statistics, losses), (task, rates) = now, const
-    for _ in range(rates.k):
-        g = gradient(task, theta, statistics, samples)
-        theta = {n: t - rates.lr_p * (g.of[n] + rates.lam * (t - w[n])) for n, t in theta.items()}
-        statistics, losses = g.statistics, losses.add(g.loss, len(samples.y))
-    return _Walk(
-        theta, {n: p - rates.eta * rates.lam * (p - theta[n]) for n, p in w.items()}, statistics, losses
-    )
+    task, own = const
+    steps = Steps(own.k, own.lr_p, own.lam, now.w)
+    theta, loss, statistics = descend(task, now.theta, now.statistics, samples, steps)
+    w = {name: torch.lerp(p, theta[name], own.eta * own.lam) for name, p in now.w.items()}
+    return _Walk(theta, w, statistics, now.losses.add(loss, own.k * len(samples.y)))

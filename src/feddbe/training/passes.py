@@ -1,4 +1,5 @@
-"""Gradients for steps of a method's own, and forward passes: compiled where that can be, else by torch."""
+"""Gradients and steps for a method with a scheme of its own, and forward passes: compiled where that can be,
+else by torch."""
 
 from __future__ import annotations
 
@@ -6,15 +7,17 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
 from feddbe.errors import BadInput
+from feddbe.state import State
 from feddbe.training.plan import Samples
 from feddbe.training.task import Task
-from feddbe.training.terms import Gradient, by_autograd
+from feddbe.training.terms import Gradient, Moved, Steps, by_autograd
 from feddbe.training.trainers import compiled
 
-__all__ = ["get_ready", "gradient", "predictor", "trainer"]
+__all__ = ["descend", "get_ready", "gradient", "predictor", "trainer"]
 
 PATIENCE = 3.0
 """Seconds after which somebody who waits at a terminal is told why."""
@@ -42,6 +45,18 @@ def gradient(
     if _refusal(task, params):
         return by_autograd(task.model, params, statistics, *samples)
     return compiled.gradient(task.model, params, statistics, *samples)
+
+
+def descend(task: Task, params: State, statistics: State, samples: Samples, steps: Steps) -> Moved:
+    """These steps from `params` on one batch, in training mode."""
+    if not _refusal(task, params):
+        return compiled.descend(task.model, params, statistics, *samples, steps)
+    (times, rate, pull, anchor), total = steps, torch.zeros(())
+    for _ in range(times):
+        g = by_autograd(task.model, params, statistics, *samples)
+        params = {n: p - rate * (g.of[n] + pull * (p - anchor[n])) for n, p in params.items()}
+        statistics, total = g.statistics, total + g.loss
+    return Moved(params, total / times, statistics)
 
 
 def trainer(task: Task) -> dict[str, str]:

@@ -18,7 +18,10 @@ from torch import Tensor
 from feddbe.models.split import SplitModel
 from feddbe.state import State, sum_by_name
 
-__all__ = ["CROSS_ENTROPY", "At", "Batch", "Gradient", "MeanPull", "Prox", "Term", "by_autograd", "prox"]
+__all__ = [
+    "CROSS_ENTROPY", "At", "Batch", "Gradient", "MeanPull", "Moved", "Prox", "Steps", "Term", "by_autograd",
+    "prox",
+]  # fmt: skip
 
 
 class Batch(NamedTuple):
@@ -35,6 +38,23 @@ class Gradient(NamedTuple):
     """The gradient of the cross-entropy, its value, and BatchNorm's statistics after the pass."""
 
     of: State
+    loss: Tensor
+    statistics: State
+
+
+class Steps(NamedTuple):
+    """So many times p <- p - rate (grad + pull (p - anchor)), of the cross-entropy on one batch."""
+
+    times: int
+    rate: float
+    pull: float
+    anchor: State
+
+
+class Moved(NamedTuple):
+    """The parameters after steps, the mean of the losses before each, and BatchNorm's statistics."""
+
+    params: State
     loss: Tensor
     statistics: State
 

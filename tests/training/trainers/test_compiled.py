@@ -30,7 +30,7 @@ from feddbe.training.local import Extra, Local
 from feddbe.training.optimiser import Optimiser
 from feddbe.training.plan import Batches, FitPlan, Fitted, Samples
 from feddbe.training.task import Task, Training
-from feddbe.training.terms import CROSS_ENTROPY, At, MeanPull, Term, by_autograd, prox
+from feddbe.training.terms import CROSS_ENTROPY, At, MeanPull, Steps, Term, by_autograd, prox
 from feddbe.training.trainers import autograd, compiled, trainer_of
 from feddbe.training.trainers._compiled import fits
 from feddbe.training.trainers._compiled.networks import find
@@ -270,6 +270,23 @@ def test_terms_at_the_end_of_a_step(name: str, cut: str, parts: dict[str, Any]) 
     )
     fitted = agree(plan)
     assert fitted.carries[1]["n"] == fitted.losses.samples
+
+
+@pytest.mark.usefixtures("doubles")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_steps_on_one_batch(name: str) -> None:
+    plan = plan_of(name, rows=7)
+    x, y = plan.batches.dataset.x, plan.batches.dataset.y
+    anchor = {n: torch.randn_like(p) for n, p in plan.params.items()}
+    found = compiled.descend(plan.model, plan.params, {}, x, y, Steps(3, 0.05, 2.0, anchor))
+    params, losses = plan.params, []
+    for _ in range(3):
+        g = by_autograd(plan.model, params, {}, x, y)
+        params = {n: p - 0.05 * (g.of[n] + 2.0 * (p - anchor[n])) for n, p in params.items()}
+        losses.append(float(g.loss))
+    assert float(found.loss) == pytest.approx(sum(losses) / 3, rel=1e-6)
+    for parameter, p in params.items():
+        torch.testing.assert_close(found.params[parameter], p, atol=1e-12, rtol=1e-12, msg=parameter)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -22,15 +22,16 @@ from torch import Tensor
 from feddbe.data.dataset import Dataset
 from feddbe.errors import one_line
 from feddbe.models.split import Forward, SplitModel
+from feddbe.state import State
 from feddbe.training.plan import FitPlan, Fitted
-from feddbe.training.terms import Gradient, Prox, by_autograd
+from feddbe.training.terms import Gradient, Moved, Prox, Steps, by_autograd
 from feddbe.training.trainers._compiled.stack import Refused, Stack, read
 
 if TYPE_CHECKING:
     from feddbe.training.trainers._compiled.networks import Network
 
 __all__ = [
-    "RANK", "Predictor", "available", "gradient", "refuses", "refuses_layers", "refuses_machine",
+    "RANK", "Predictor", "available", "descend", "gradient", "refuses", "refuses_layers", "refuses_machine",
     "refuses_model", "refuses_types", "train",
 ]  # fmt: skip
 
@@ -155,6 +156,13 @@ def gradient(
     from feddbe.training.trainers._compiled import fits
 
     return fits.gradient(model, _layers(model), params, x, y)._replace(statistics=dict(statistics))
+
+
+def descend(model: SplitModel, params: State, statistics: State, x: Tensor, y: Tensor, steps: Steps) -> Moved:
+    """These steps on one batch."""
+    from feddbe.training.trainers._compiled import fits
+
+    return fits.descend(model, _layers(model), params, x, y, steps)._replace(statistics=statistics)
 
 
 class Predictor:

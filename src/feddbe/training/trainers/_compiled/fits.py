@@ -15,12 +15,12 @@ from feddbe.data.dataset import Dataset
 from feddbe.models.split import SplitModel
 from feddbe.state import State
 from feddbe.training.plan import FitPlan, Fitted, Losses, Samples, check, check_values, fold, no_losses
-from feddbe.training.terms import CROSS_ENTROPY, At, Batch, Gradient, MeanPull, Prox, Term
+from feddbe.training.terms import CROSS_ENTROPY, At, Batch, Gradient, MeanPull, Moved, Prox, Steps, Term
 from feddbe.training.trainers._compiled.networks import Network, find
 from feddbe.training.trainers._compiled.records import DRIFT, GRADIENT, MOMENTUM, PLAIN, Array
 from feddbe.training.trainers._compiled.stack import Stack
 
-__all__ = ["COMPILED", "body_stays", "gradient", "is_open", "of_its_own", "train"]
+__all__ = ["COMPILED", "body_stays", "descend", "gradient", "is_open", "of_its_own", "train"]
 
 CHUNK = 64
 """Batches that are made numbers at once."""
@@ -244,3 +244,17 @@ def gradient(model: SplitModel, stack: Stack, params: Mapping[str, Tensor], x: T
     network.set_moves({name: -float(name not in model.frozen) for name in network.parts}, {})
     loss, _ = network.train(x, y, len(y), np.ones(1))
     return Gradient(network.read(params, aside=True), torch.tensor(loss), {})
+
+
+def descend(model: SplitModel, stack: Stack, params: State, x: Tensor, y: Tensor, steps: Steps) -> Moved:
+    times, size = steps.times, len(y)
+    network = find(model, stack, size, next(iter(params.values())).dtype, translated=False, momentum=False)
+    network.write(params)
+    network.net["mode"] = DRIFT
+    rates = {name: steps.rate * float(name not in model.frozen) for name in network.parts}
+    pulls = {name: rate * steps.pull for name, rate in rates.items()}
+    network.set_moves(rates, pulls)
+    for name, drift in network.beside.items():
+        torch.mul(steps.anchor[name].reshape(drift.shape), pulls[name], out=drift)
+    loss, _ = network.train(torch.cat([x] * times), y.repeat(times), size, np.ones(times))
+    return Moved(network.read(params), torch.tensor(loss / times), {})
