@@ -177,6 +177,7 @@ def test_methods_have_their_hyper_parameters_and_rates_where_the_settings_say_so
 
     assert first("practical", "pfedme/fmnist") == ("pfedme(lr_p=0.01)", 0.1)
     assert first("practical", "apple/fmnist") == ("apple", 0.005)
+    assert first("practical", "per-fedavg/fmnist") == ("perfedavg(alpha=0.02)", 0.05)
     assert first("practical", "fedavg/cifar100") == ("fedavg", 0.1)
     assert first("practical", "pfedme/tiny") == ("pfedme", 0.005)
     assert first("practical", "fedavg+dbe/ag news") == ("fedavg+dbe", 0.5)
