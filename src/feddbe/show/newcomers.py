@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from rich import box
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
 from feddbe.results.document import RunDocument, adapting, labels
+from feddbe.show.cells import caption, plain_table
 
 __all__ = ["newcomers_table"]
 
@@ -17,14 +17,13 @@ _COLUMNS = 8
 """So many epochs fit beside a method's name in 80 columns."""
 
 
-def newcomers_table(documents: Sequence[RunDocument]) -> list[Table]:
-    """One table, or none if no run has looked after each epoch."""
+def newcomers_table(documents: Sequence[RunDocument]) -> list[RenderableType]:
+    """One table with its caption, or none if no run has looked after each epoch."""
     runs = [(d, name) for d, name in zip(documents, labels(documents), strict=True) if adapting(d)]
     if not runs:
         return []
     epochs = _chosen(max(adapting(d)[-1][0] for d, _ in runs))
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.header_style, table.caption_justify = "bold", "left"
+    table = plain_table(gap=2)
     table.add_column("newcomers after", overflow="fold")
     for epoch in epochs:
         table.add_column(f"{epoch}", justify="right", no_wrap=True)
@@ -33,13 +32,14 @@ def newcomers_table(documents: Sequence[RunDocument]) -> list[Table]:
         numbers = [f"{found[epoch]:.2f}" if epoch in found else "-" for epoch in epochs]
         table.add_row(Text(name, style="bold"), *numbers)
     ways = {d["newcomers"]["way"] for d, _ in runs if d["newcomers"]} - {"full"}
-    table.caption = Text(
+    words = (
         "epochs of adapting: test accuracy in % of clients that took no part in the training, weighted by "
         "samples; 0 is the model as it was received."
-        + "".join(f" {way.capitalize()}: {_WAYS.get(way, way)}." for way in sorted(ways)),
-        style="dim",
     )
-    return [table]
+    return [
+        table,
+        caption(words + "".join(f" {way.capitalize()}: {_WAYS.get(way, way)}." for way in sorted(ways))),
+    ]
 
 
 _WAYS = {

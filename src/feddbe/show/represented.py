@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 
 from feddbe.representations import Points
 from feddbe.representations.discrepancy import Discrepancy
@@ -159,8 +159,7 @@ def _table(kind: str, found: Found) -> RenderableType:
             table.add_row(name, *(cells.get((place, reading, column), "-") for column in columns))
     quick = " QUICK: fewer sizes, seeds and steps than the full measure." if first["quick"] else ""
     words = f"{WORDS[first['what']]} {samples(found).capitalize()}; before and after local training, @ round."
-    table.caption = caption(words + quick)
-    return table
+    return Group(table, caption(words + quick))
 
 
 def _cell(one: Measurement, reading: str) -> str:
