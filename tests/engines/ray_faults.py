@@ -149,7 +149,9 @@ class Trial:
         self.ours = ray_cluster._planned(None, 1)
         ray_cluster._prepare(self.ours)
         self.ray = str(self.ours.folder) + "/ray"
-        os.environ["RAY_TMPDIR"] = str(self.ours.folder)  # `Cluster` notes its address in Ray's default folder
+        os.environ["RAY_TMPDIR"] = str(
+            self.ours.folder
+        )  # `Cluster` notes its address in Ray's default folder
         os.environ["HOME"] = str(self.ours.folder)  # of Ray's daemons; this process needs it no more
         from ray.cluster_utils import Cluster
 

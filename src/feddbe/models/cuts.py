@@ -34,6 +34,11 @@ def find_cuts(module: nn.Module) -> Cuts:
     """All places of the module where it can be cut, each with how to make the two halves."""
     if _plain(module):
         return _sequential_cuts(module)
+    if "forward" in vars(module):  # torch.fx traces the forward of the class
+        raise BadInput(
+            f"torch.fx cannot trace this {type(module).__name__}: its forward is replaced on the instance; "
+            "define it in a class, or give a pair (features, classifier) instead"
+        )
     try:
         graph = fx.symbolic_trace(module)
     except Exception as error:  # a module's own forward can fail in any way when it is traced
@@ -46,7 +51,8 @@ def find_cuts(module: nn.Module) -> Cuts:
 
 def _plain(module: nn.Module) -> bool:
     """Whether it is a Sequential that does nothing but call its layers one after the other."""
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    sequential = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    return sequential and "forward" not in vars(module)
 
 
 def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -80,8 +86,11 @@ def linear_of(half: nn.Module) -> nn.Linear | None:
 
 
 def hooked(layer: nn.Module) -> bool:
-    """Whether calling the layer does more than its own arithmetic."""
-    return any((layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks))
+    """Return whether calling the layer does more than its class does: it has hooks or a replaced forward."""
+    hooks = (
+        layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks,
+    )  # fmt: skip
+    return any(hooks) or "forward" in vars(layer)
 
 
 def _ends(module: nn.Module) -> dict[str, int]:

@@ -43,14 +43,14 @@ def row(*layers: nn.Module) -> Callable[[], nn.Module]:
     return lambda: nn.Sequential(*layers)
 
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Shape]] = {  # made when they are used, after a seed is set
     "cnn": (lambda: cnn((1, 16, 17), 5), (1, 16, 17)),
     "three colours": (lambda: cnn((3, 16, 16), 5), (3, 16, 16)),
     "small": (lambda: cnn_small((1, 8, 8), 5), (1, 8, 8)),
     "signals": (lambda: har_cnn((9, 1, 30), 5), (9, 1, 30)),
     "perceptron": (lambda: mlp((2, 3), 5), (2, 3)),
     "lenet": (
-        row(
+        lambda: nn.Sequential(
             nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(),
             nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 20), nn.ReLU(),
             nn.Linear(20, 5),
@@ -58,24 +58,28 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Shape]] = {
         (1, 16, 16),
     ),
     "unpooled, no bias, 33 channels": (
-        row(
+        lambda: nn.Sequential(
             nn.Conv2d(2, 33, 3, bias=False), nn.Conv2d(33, 5, (2, 3), padding=(1, 0)), nn.ReLU(),
             nn.Flatten(), nn.Linear(5 * 5 * 2, 5, bias=False),
         ),
         (2, 6, 6),
     ),
     "3x3 pool, convolution to the output": (
-        row(nn.Conv2d(2, 33, 3), nn.MaxPool2d(3), nn.ReLU(), nn.Conv2d(33, 5, 3), nn.Flatten()),
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 33, 3), nn.MaxPool2d(3), nn.ReLU(), nn.Conv2d(33, 5, 3), nn.Flatten()
+        ),
         (2, 11, 11),
     ),
     "pooling and ReLU alone": (
-        row(
+        lambda: nn.Sequential(
             nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(2, 4, 3, padding="same"), nn.MaxPool2d((1, 2)),
             nn.MaxPool2d((2, 1)), nn.Flatten(), nn.ReLU(), nn.Linear(16, 5),
         ),
         (2, 8, 8),
     ),
-    "linear layers in a row": (row(nn.Flatten(), nn.Linear(18, 70), nn.Linear(70, 5)), (2, 3, 3)),
+    "linear layers in a row": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(18, 70), nn.Linear(70, 5)), (2, 3, 3),
+    ),
 }  # fmt: skip
 
 
@@ -289,21 +293,6 @@ def test_steps_on_one_batch(name: str) -> None:
         torch.testing.assert_close(found.params[parameter], p, atol=1e-12, rtol=1e-12, msg=parameter)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_step_in_float32_is_as_near_to_float64_as_autograds(name: str) -> None:
-    plan = plan_of(name)
-    samples = Samples(plan.batches.dataset.x[:10], plan.batches.dataset.y[:10])
-    found, loss, _ = compiled.gradient(plan.model, plan.params, {}, *samples)
-    by_torch = by_autograd(plan.model, plan.params, {}, *samples).of
-    exact = SplitModel(plan.model.module.double(), samples.x[:1].double(), onednn=False)
-    double = {n: p.double() for n, p in plan.params.items()}
-    wanted = by_autograd(exact, double, {}, samples.x.double(), samples.y)
-    assert float(loss) == pytest.approx(float(wanted.loss), rel=1e-6)
-    for parameter, grad in wanted.of.items():
-        apart, same = ((g[parameter] - grad).norm() / grad.norm() for g in (found, by_torch))
-        assert apart < max(2e-6, 1.5 * same), parameter
-
-
 @pytest.mark.parametrize("name", ["cnn", "small", "perceptron"])
 def test_twenty_steps_in_float32(name: str) -> None:
     agree(plan_of(name, rows=200, batch=10, prbm=True, terms=[mr(measured=False)]), exact=2e-4)
@@ -408,6 +397,12 @@ def hooked() -> nn.Module:
     return model
 
 
+def replaced_forward() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].forward = lambda x: x * 2
+    return model
+
+
 class Own(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -427,6 +422,7 @@ def image(*layers: nn.Module) -> Callable[[], nn.Module]:
     [
         (tied, "share a parameter"),
         (hooked, "hooks"),
+        (replaced_forward, "a replaced forward"),
         (Own, "more than a row of layers"),
         (row(nn.Flatten(), nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 4)), "a Dropout"),
         (row(nn.Flatten(), nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 4)), "a Sigmoid"),

@@ -116,24 +116,29 @@ def _translate_back(numbers: Array, net: Record, size: int, divisor: float) -> f
 
 @inner
 def _cross_entropy(numbers: Array, table: Array, net: Record, y: Array) -> float:
-    """The batch's mean; its gradient is softmax - one-hot, over the batch's size."""
+    """Return the batch's mean loss and write its gradient, (softmax - one-hot) / size, to `logits_grad`.
+
+    The gradient of the label's logit is minus the sum of the others', not a rounded softmax minus 1: it is 0
+    for a sample that the model is certain of, however large the input.
+    """
     size, loss = len(y), 0.0
     for i in range(size):
         z, grad = net.logits + i * net.logits_size, net.logits_grad + i * net.logits_size
-        top, total = get(numbers, z + get(table, net.classes_at)), 0.0
-        for j in range(1, net.classes):
+        label, others = get(table, net.classes_at + y[i]), 0.0
+        top = get(numbers, z + label)
+        for j in range(net.classes):
             top = max(top, get(numbers, z + get(table, net.classes_at + j)))
         for j in range(net.classes):
             at = get(table, net.classes_at + j)
             e = math.exp(get(numbers, z + at) - top)
-            total += e
             put(numbers, grad + at, e)
+            others += e if at != label else 0.0
+        total = others + get(numbers, grad + label)
         for j in range(net.classes):
             at = grad + get(table, net.classes_at + j)
             put(numbers, at, numbers.dtype.type(get(numbers, at) / total / size))
-        at = get(table, net.classes_at + y[i])
-        put(numbers, grad + at, numbers.dtype.type(get(numbers, grad + at) - 1 / size))
-        loss += math.log(total) - (get(numbers, z + at) - top)
+        put(numbers, grad + label, numbers.dtype.type(-others / total / size))
+        loss += math.log(total) - (get(numbers, z + label) - top)
     return loss / size
 
 

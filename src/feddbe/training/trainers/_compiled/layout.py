@@ -89,8 +89,8 @@ class Frame:
         return Part(one.at, (size, *one.shape), (self.size, *one.strides))
 
 
-def _aligned(n: int, number: np.dtype[Any]) -> Array:
-    """Zeros from the beginning of a cache line on: no other numbers, but a quarter less time."""
+def allocate(n: int, number: np.dtype[Any]) -> Array:
+    """Return n zeros that begin at a cache line: a quarter faster than at any other address."""
     raw = np.zeros(n * number.itemsize + LINE, np.uint8)
     start = -raw.ctypes.data % LINE
     return raw[start : start + n * number.itemsize].view(number)
@@ -136,14 +136,15 @@ class Layout:
         self._activations(translated=translated)
         number, most = torch.empty((), dtype=dtype).numpy().dtype, self._most
         self.room = Room(
-            _aligned(self._top, number),
-            np.concatenate(self._table),
-            np.zeros(most["chosen"] + GAP, np.uint8),
-            np.zeros(most["block"] + GAP, number),
-            np.zeros(most["list"] + GAP, number),
-            np.zeros(most["list"] + GAP, np.int32),
-            np.zeros(most["counts"] + GAP, np.int64),
+            allocate(self._top, number),
+            allocate(self._length, np.dtype(np.int64)),
+            allocate(most["chosen"] + GAP, np.dtype(np.uint8)),
+            allocate(most["block"] + GAP, number),
+            allocate(most["list"] + GAP, number),
+            allocate(most["list"] + GAP, np.dtype(np.int32)),
+            allocate(most["counts"] + GAP, np.dtype(np.int64)),
         )
+        np.concatenate(self._table, out=self.room.table)
         self.numbers = torch.from_numpy(self.room.numbers)
         if translated:
             self.at_cut("live").fill_(1)

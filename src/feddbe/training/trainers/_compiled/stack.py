@@ -56,7 +56,7 @@ def read(model: SplitModel) -> Stack:
     body, head = model.layers
     layers = [*body, *head]
     if any(hooked(layer) for layer, _ in layers):
-        raise Refused("a layer has hooks")
+        raise Refused("a layer has hooks or a replaced forward")
     names = [name for _, own in layers for name in own.values()]
     if len(set(names)) < len(names) or set(names) != model.parameters.keys():
         raise Refused("layers share a parameter, or one belongs to no layer")

@@ -1,0 +1,118 @@
+"""Compiled training in guarded memory: python -m tests.training.trainers.guarded_memory first|last [LANES]
+
+Every array of a network is between two pages that must not be touched: its first number follows the page
+before it, or its last one precedes the page after it. The gaps between its pieces are NaN. Results must have
+the bits of a network in ordinary memory. LANES is the number of floats in a vector (default: this
+processor's).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import binding
+
+FEATURES = {4: {}, 8: {"avx": True}, 16: {"avx512f": True}}
+if len(sys.argv) > 2:  # LANES is chosen when `tiles` is imported
+    real_features = binding.get_host_cpu_features
+    binding.get_host_cpu_features = lambda: FEATURES[int(sys.argv[2])]
+    import feddbe.training.trainers._compiled.tiles  # noqa: F401
+
+    binding.get_host_cpu_features = real_features
+
+from feddbe.state import sha256  # noqa: E402
+from feddbe.training.plan import FitPlan  # noqa: E402
+from feddbe.training.trainers import compiled  # noqa: E402
+from feddbe.training.trainers._compiled import layout  # noqa: E402
+from feddbe.training.trainers._compiled.records import Array  # noqa: E402
+from tests.training.trainers.test_compiled import NETWORKS, mr, plan_of  # noqa: E402
+
+PAGE = mmap.PAGESIZE
+_kept = list[mmap.mmap]()
+_libc = ctypes.CDLL(None, use_errno=True)
+_ordinary, _piece = layout.allocate, layout.Layout._room
+
+
+def guarded(n: int, number: np.dtype[Any], *, last: bool) -> Array:
+    """Return n zeros next to a page that ends the process if it is read or written."""
+    size = n * number.itemsize
+    pages = -(-size // PAGE)
+    memory = mmap.mmap(-1, (pages + 2) * PAGE)
+    _kept.append(memory)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for page in (0, pages + 1):
+        if _libc.mprotect(ctypes.c_void_p(start + page * PAGE), PAGE, 0):
+            raise OSError(ctypes.get_errno(), "mprotect")
+    offset = PAGE + (pages * PAGE - size if last else 0)
+    return np.frombuffer(memory, number, n, offset)
+
+
+def poison(network: layout.Layout, gaps: list[tuple[int, int]]) -> None:
+    """Write NaN into the gaps of the numbers and behind the end of work arrays."""
+    for start, end in gaps:
+        network.room.numbers[start:end] = np.nan
+    network.room.block[-layout.GAP :] = np.nan
+    network.room.values[-layout.GAP :] = np.nan
+    network.room.lines[-layout.GAP :] = np.iinfo(np.int32).max
+    network.room.counts[-layout.GAP :] = np.iinfo(np.int64).max
+
+
+class Guards:
+    """While it is entered, new networks lie in guarded memory with poisoned gaps."""
+
+    def __init__(self, *, last: bool) -> None:
+        self.last = last
+
+    def __enter__(self) -> None:
+        gaps, make = list[tuple[int, int]](), layout.Layout.__init__
+
+        def piece(network: layout.Layout, n: int) -> int:
+            start = _piece(network, n)
+            gaps.append((start + layout._up(n, 16), network._top))
+            return start
+
+        def init(network: layout.Layout, *arguments: Any, **options: Any) -> None:
+            gaps.clear()
+            make(network, *arguments, **options)
+            poison(network, gaps)
+
+        self.make = make
+        layout.allocate = lambda n, number: guarded(n, number, last=self.last)
+        layout.Layout._room = piece  # type: ignore[method-assign, assignment]
+        layout.Layout.__init__ = init  # type: ignore[method-assign, assignment]
+
+    def __exit__(self, *_: object) -> None:
+        layout.allocate, layout.Layout._room = _ordinary, _piece  # type: ignore[method-assign]
+        layout.Layout.__init__ = self.make  # type: ignore[method-assign]
+
+
+def results(name: str) -> list[str]:
+    """Return hashes of a gradient, of trained parameters and of predictions."""
+    plan: FitPlan = plan_of(name, prbm=True, terms=[mr(measured=False)])
+    x, y = plan.batches.dataset.x, plan.batches.dataset.y
+    gradient = compiled.gradient(plan.model, plan.params, {}, x[:10], y[:10]).of
+    fitted = compiled.train(plan)
+    predicted = compiled.Predictor(plan.model, plan.params, plan.extras["prbm"])(x[:7])
+    hidden = {"logits": predicted.logits, "z": predicted.z, "z_g": predicted.z_g}
+    return [sha256(dict(gradient)), sha256(fitted.params | fitted.extras), sha256(hidden)]
+
+
+def main() -> None:
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        for name in NETWORKS:
+            expected = results(name)
+            print(name, dtype, flush=True)
+            with Guards(last=sys.argv[1] == "last"):
+                if results(name) != expected:
+                    sys.exit(f"{name} in {dtype}: other bits in guarded memory")
+    print("all equal")
+
+
+if __name__ == "__main__":
+    main()
