@@ -1,0 +1,203 @@
+"""Golden values: python -m tests.golden.compute writes values.json anew, which only a change of numbers may
+need.
+
+Training is in float64 by autograd, so that its numbers agree to 1e-9 on any processor. Random choices are
+exact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from feddbe import seeds
+from feddbe.data import shift
+from feddbe.data.dataset import Dataset
+from feddbe.data.partition import partition
+from feddbe.data.published import digits
+from feddbe.options import config
+from feddbe.representations import points
+from feddbe.representations.discrepancy import discrepancy
+from feddbe.representations.linear_probe import linear_probe
+from feddbe.representations.mdl import Settings, mdl
+from feddbe.representations.tsne import tsne
+from feddbe.state import State
+from feddbe.studies.tune import tune
+from feddbe.training.plan import Batches
+from tests.federation import COMBINATIONS, Outcome, experiment, outcome, samples
+
+VALUES = Path(__file__).with_name("values.json")
+SIZES = (60, 44, 28, 36, 50)
+POOLED = ("drift", "probe")
+"""Metrics of representations, which are float32."""
+METRICS = ("accuracy", "loss", "auc", *POOLED)
+MODELS = ("mlp", "cnn_small")
+VARIED: dict[str, tuple[str, dict[str, Any]]] = {
+    "noise on the mean": ("fedavg+dbe(s=0.1,q=0.2)", {}),
+    "mean with a guarantee": ("fedavg+dbe(epsilon=8,delta=1e-5,clip=1,init_mean=start)", {}),
+    "few clients in the initialization": ("fedavg+dbe(init_clients=2)", {}),
+    "projection head": ("moon(projection=8)", {}),
+    "new clients": ("fedavg+dbe", {"newcomers": 2, "adapt_epochs": 2}),
+    "new clients adapt PRBM": ("fedavg+dbe", {"newcomers": 2, "adapt_epochs": 2, "adapt": "prbm"}),
+    "some evaluate": ("fedavg", {"eval": "sample:2"}),
+    "validation": ("fedavg+dbe", {"validation": 0.2}),
+    "pooled": ("fedavg+dbe", {"measure": "accuracy,drift,probe"}),
+    "momentum, decay, clipping": (
+        "fedavg+dbe", {"momentum": 0.5, "weight_decay": 0.01, "clip_norm": 1.0, "lr_decay": "step:1:0.5"},
+    ),
+    "Adam": ("fedavg+dbe", {"optimiser": "adam", "lr": 0.01}),
+}  # fmt: skip
+"""Options and hyperparameters with random streams or arithmetic of their own."""
+
+
+@contextmanager
+def float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def golden_data() -> Dataset:
+    """Return digits of five unequal clients, in float64."""
+    small = samples(SIZES)
+    return replace(small, x=small.inputs(small.x).double())
+
+
+def norms(state: State) -> dict[str, float]:
+    return {name: float(tensor.double().norm()) for name, tensor in sorted(state.items())}
+
+
+def summarize(result: Outcome) -> dict[str, Any]:
+    """Return the metrics of all rounds, each as the mean over samples, and the norms of the states."""
+    rounds = []
+    for entry in result.entries:
+        metrics = {
+            f"{'float32 ' if name in POOLED else ''}{moment} {name}": readings["weighted"]
+            for moment, taken in entry["measures"].items()
+            for name, readings in taken.items()
+            if name in METRICS
+        }
+        rounds.append(metrics | {"accuracy": entry["accuracy"]})
+    clients = {str(client): norms(state) for client, state in sorted(result.clients.items())}
+    return {"rounds": rounds, "server": norms(result.server), "clients": clients}
+
+
+def train(name: str, model: str = "mlp", **options: Any) -> dict[str, Any]:
+    """Return the summary of two rounds with three of five clients."""
+    participation = 1.0 if name == "apple" else 0.6  # APPLE mixes the models of all clients
+    chosen = {"model": model, "join": participation, "trainer": "autograd", **options}
+    with float64(), tempfile.TemporaryDirectory() as folder:
+        return summarize(outcome(experiment(name, golden_data(), **chosen), Path(folder)))
+
+
+def hash_arrays(*arrays: Any) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).astype("<i8").tobytes() + b"|")
+    return digest.hexdigest()
+
+
+def partitions() -> dict[str, str]:
+    """Return hashes of who holds what in digits."""
+    whole, found = digits.load(), {}
+    for spec in ("iid", "dirichlet:0.1", "dirichlet:1", "pathological:2"):
+        for seed in (1, 2):
+            split = partition(whole.y.numpy(), spec, 20, seed)
+            found[f"{spec} seed {seed}"] = hash_arrays(*split.train, *split.test)
+    natural = partition(samples(SIZES).y.numpy(), "natural", None, 1, client=samples(SIZES).client)
+    return found | {"natural": hash_arrays(*natural.train, *natural.test)}
+
+
+def choices() -> dict[str, Any]:
+    """Return cohorts, batch orders and the shift of each client."""
+    whole = digits.load()
+    batches = Batches(whole, np.arange(57), 10, 2, 3, 4, 5)
+    return {
+        "cohorts": [seeds.cohort(7, round_, 20, 0.3) for round_ in range(1, 4)],
+        "cohort of a million": hash_arrays(seeds.cohort(7, 1, 1_000_000, 0.01)),
+        "batch order": hash_arrays(*(y for _, y, _ in batches.gathered())),
+        "key": batches.key,
+        "shift": shift.strengths("rotate:30,blur,noise,invert", 8, 3),
+    }
+
+
+def shifted_images() -> dict[str, str]:
+    """Return hashes of images after each kind of shift."""
+    whole = digits.load()
+    found = {}
+    for kind in ("rotate:30", "blur", "noise", "contrast", "invert"):
+        split = partition(whole.y.numpy(), "iid", 4, 1)
+        found[kind] = hash_arrays(shift.shifted(whole, split, kind, 5).x.numpy())
+    return found
+
+
+def representations() -> dict[str, Any]:
+    """Return the measures of representations on fixed points. Of t-SNE, which samples are shown: its
+    layout depends on the processor."""
+    rng = np.random.RandomState(3)
+    y, client = np.arange(240) % 4, np.arange(240) // 60
+    some = points(rng.normal(size=(240, 6)) + y[:, None] + 0.5 * client[:, None], y, client)
+    probes = mdl(some, settings=Settings(seeds=2, sizes=3, steps=60, hidden=16, lr=0.01))
+    between = discrepancy(some, seed=4).overall()
+    shown = tsne(some, seed=1, n=60)
+    return {
+        "probe": linear_probe(some, 2),
+        "mdl sizes": list(probes.sizes),
+        "float32 mdl": probes.nats,
+        "float32 discrepancy": between,
+        "tsne": hash_arrays(shown.y, shown.client),
+    }
+
+
+def proposals() -> list[Any]:
+    """Return what `tune` tries."""
+    options = {"data": "digits", "partition": "iid", "clients": 3, "rounds": 1, "model": "mlp"}
+    with tempfile.TemporaryDirectory() as folder:
+        asked = config.read(["fedavg+dbe"], {**options, "out": folder})
+        search = tune(asked, trials=5, space=["kappa=0.5,2,8", "lr=0.05,0.1,0.2"])
+    return [trial.values for trial in search.trials]
+
+
+COMPUTED: dict[str, Callable[[], Any]] = {
+    "partitions": partitions,
+    "choices": choices,
+    "shifted images": shifted_images,
+    "representations": representations,
+    "proposals": proposals,
+}
+
+
+def names() -> list[str]:
+    """Return the names of all golden values."""
+    trained = [f"{name} with {model}" for name in COMBINATIONS for model in MODELS]
+    return [*COMPUTED, *trained, *VARIED]
+
+
+def compute(name: str) -> Any:
+    """Return one golden value, as JSON has it."""
+    if name in COMPUTED:
+        value = COMPUTED[name]()
+    elif name in VARIED:
+        method, options = VARIED[name]
+        value = train(method, **options)
+    else:
+        method, _, model = name.rpartition(" with ")
+        value = train(method, model)
+    return json.loads(json.dumps(value))
+
+
+if __name__ == "__main__":
+    lines = [f"{json.dumps(name)}: {json.dumps(compute(name), sort_keys=True)}" for name in sorted(names())]
+    VALUES.write_text("{\n" + ",\n".join(lines) + "\n}\n")
