@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ import torch
 
 from feddbe import engines
 from feddbe.data.dataset import Dataset
-from feddbe.engines import Engine, Messages, ray_cluster
+from feddbe.engines import Engine, Messages
 from feddbe.engines.client import Job
 from feddbe.methods.base import Names
 from feddbe.methods.fedavg import FedAvg
@@ -135,7 +136,7 @@ def main(numbers: list[int], calls: int) -> None:
     for name, (ready, first) in begun.items():
         print(f"{name}: ready after {ready:.1f} s, first call {first:.1f} s")
     print(f"load {load:.1f} before, {os.getloadavg()[0]:.1f} at the end, of which ours is about {workers}")
-    ray_cluster.disconnect()
+    sys.modules["ray"].shutdown()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-KILLS = int(os.environ.get("FEDDBE_CASES", "8"))
+KILLS = int(os.environ.get("FEDDBE_CASES", "4"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")

@@ -32,7 +32,7 @@ FEW = (13, 9, 6)
 MANY = (28, 20, 24, 16, 32, 12)
 """Clients so many that FedFomo has to choose whom it sends."""
 FEDGEN = [
-    ("fedgen(steps=50)", "plain", USUAL),
+    ("fedgen(steps=10)", "plain", USUAL),
     ("fedgen(steps=5)+dbe", "plain", FEW),
     ("fedgen(steps=5,lite=true)", "plain", FEW),
     *((name.replace("fedgen", "fedgen(steps=5)"), "plain", USUAL) for name in combinations(["fedgen"])[1:]),

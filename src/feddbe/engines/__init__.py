@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from feddbe.engines.base import WAITING, Choice, ClientStates, Engine, Messages, Missing, Receipt, Waiting
 from feddbe.engines.pool import Pool, PoolChoice, cores
-from feddbe.engines.ray_tasks import RayChoice
+from feddbe.engines.ray import RayChoice
 from feddbe.engines.serial import Serial, SerialChoice
 from feddbe.errors import BadInput
 from feddbe.measures.memory import keep_freed

@@ -5,25 +5,36 @@ all that it is given. The task lies in Ray's object store, once per node that as
 message that all clients get in a round; a state is read when its client's turn comes, and no more jobs are in
 flight than keep the cluster busy. Ray pickles what it carries. That is states as safetensors bytes, and
 Python objects as bytes that are looked into only where `versions` are the same.
+
+The cluster is Ray's business: `ray.init` joins the one at the user's address, or starts one of this machine.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import logging
+import os
 import pickle
+import platform
 import secrets
+import signal
 import socket
+import sys
+import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from feddbe.engines import ray_cluster
 from feddbe.engines.base import WAITING, Choice, ClientStates, Messages, Waiting, portable
 from feddbe.engines.client import Job, Reply, perform
 from feddbe.engines.cost import cost
@@ -34,11 +45,20 @@ from feddbe.options import parameter
 from feddbe.state import decode, encode
 from feddbe.training.task import Task
 
-__all__ = ["RayChoice", "RayTasks"]
+__all__ = ["RayChoice", "RayTasks", "connect", "differences", "versions"]
 
 _LOOK = 1.0
 """Seconds after which it is looked again who is there, and who is late."""
 
+_QUIET: dict[str, Any] = {
+    "log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR,
+}  # fmt: skip
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # its default is about to change, and Ray warns of that
+}
+LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""With 0, a Ray that is started at 127.0.0.1 listens there only, on any system; undocumented, and tested."""
 START = 60.0
 """Seconds that a worker may need to begin, which Ray does not tell apart from its work: they are added to a
 limit of its time."""
@@ -81,15 +101,14 @@ _worker = _Worker()
 class RayTasks:
     """The cluster that this process is connected to; jobs are given out longest first."""
 
-    def __init__(self, task: Task, method: Method, gpus: float = 0.0, waiting: Waiting = WAITING) -> None:
+    def __init__(self, task: Task, method: Method, waiting: Waiting = WAITING) -> None:
         self.task, self.waiting = task, waiting
-        self._ray = ray = ray_cluster.import_ray()
-        lies = ray.put(ray.cloudpickle.dumps((task, method)))
-        self._run: tuple[Any, ...] = tuple(_Run(secrets.token_hex(8), ray_cluster.versions(), [lies]))
-        self._calls, self._gpus = 0, gpus
-        self._known_slots, self._look_again = 0, 0.0
+        self._ray = ray = _import_ray()
+        reference = ray.put(ray.cloudpickle.dumps((task, method)))
+        self._run: tuple[Any, ...] = tuple(_Run(secrets.token_hex(8), versions(), [reference]))
+        self._calls, self._known_slots, self._look_again = 0, 0, 0.0
         # Not retried by Ray: we count tries, and a lost client's state is read again.
-        self._work = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
+        self._work = ray.remote(num_cpus=1, max_retries=0)(_work)
 
     def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply]:
         self._calls += 1
@@ -148,22 +167,16 @@ class RayTasks:
             )
 
     def close(self) -> None:
-        """The cluster is kept (`ray_cluster.connect`)."""
+        """Release the task. The cluster stays for the next run: starting it takes as long as a small one."""
         self._run = ()  # nobody needs it in the object store any more
 
     def _slots(self) -> int:
         """How many clients the cluster, as it is now, can work at."""
         if time.monotonic() < self._look_again:
             return self._known_slots
-        has = self._ray.cluster_resources()
-        slots = int(has.get("CPU", 0))
-        if self._gpus:
-            slots = min(slots, int(has.get("GPU", 0) / self._gpus))
+        slots = int(self._ray.cluster_resources().get("CPU", 0))
         if not slots:
-            raise FeddbeError(
-                f"no node of the Ray cluster can work at a client (CPUs {has.get('CPU', 0):g}, GPUs "
-                f"{has.get('GPU', 0):g}); start some, --resume continues"
-            )
+            raise FeddbeError("the Ray cluster has no CPU; start a node that has, --resume continues")
         self._known_slots, self._look_again = slots, time.monotonic() + _LOOK
         return slots
 
@@ -195,11 +208,10 @@ class RayChoice(Choice):
 
     name: ClassVar[str] = "ray"
 
-    address: str | None = parameter(None, "HOST:PORT of a cluster; none: one of this machine alone")
+    address: str | None = parameter(None, "HOST:PORT of a cluster; none: Ray starts on this machine")
     cpus: int | None = parameter(
         None, "clients at once on this machine, if it is alone; by default one per core", low=1, high=9999
     )
-    gpus: float = parameter(0.0, "of each client (no trainer uses any yet)", low=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -212,8 +224,106 @@ class RayChoice(Choice):
         return 0 if self.address else self.cpus or cores()  # of a cluster nobody knows before it is joined
 
     def make(self, task: Task, method: Method, waiting: Waiting = WAITING) -> RayTasks:
-        ray_cluster.connect(self.address, self.processes())
-        return RayTasks(task, method, self.gpus, waiting)
+        connect(self.address, self.processes())
+        return RayTasks(task, method, waiting)
+
+
+def _import_ray() -> Any:
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError as error:
+        raise BadInput(f"--engine ray needs Ray ({one_line(error)}): pip install 'feddbe[ray]'") from None
+    return ray
+
+
+def connect(address: str | None, cpus: int) -> None:
+    """Join the cluster at HOST:PORT, or start Ray on this machine, unless this process uses Ray already.
+
+    Raises:
+        BadInput: The address is malformed, nothing answers there, or Ray does not start.
+    """
+    if address is not None:
+        _check_reachable(address)
+    elif "ray" not in sys.modules:
+        os.environ.update(LOOPBACK_ONLY)  # read when Ray is imported
+    ray = _import_ray()
+    if ray.is_initialized():
+        return
+    ray._private.worker._worker_logs_enabled = (
+        False  # "a worker died", on standard output, which --json needs
+    )
+    try:
+        with _sigterm_restored():
+            if address is None:
+                # "local" ignores RAY_ADDRESS, which may name a cluster
+                ray.init(
+                    "local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **_QUIET
+                )
+            else:
+                ray.init(address, **_QUIET)
+    except Exception as error:
+        raise _connection_error(address, error) from None
+
+
+def _check_reachable(address: str) -> None:
+    """Fail at once where nothing listens: Ray itself would try for a quarter of an hour."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise BadInput(f"ray address = '{address}'; allowed: HOST:PORT, as in 10.0.0.1:6379")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        raise _connection_error(address, error) from None
+
+
+def _connection_error(address: str | None, error: Exception) -> BadInput:
+    reason = one_line(RuntimeError(" ".join(str(error).split()))).rstrip(".")
+    if address is None:
+        return BadInput(f"--engine ray: cannot start Ray here: {reason}")
+    return BadInput(f"--engine ray: cannot join the cluster at '{address}': {reason} (docs/cluster.md)")
+
+
+@contextlib.contextmanager
+def _sigterm_restored() -> Iterator[None]:
+    """Keep the handler of SIGTERM, which ends a run cleanly; `ray.init` installs its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions on this machine of everything that the bits of a client's work depend on."""
+    package, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
+    packages = dict.fromkeys(("feddbe", "torch", "numpy", "safetensors", "numba"), "none")
+    for name in packages:
+        with contextlib.suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    return {
+        "Python": platform.python_version(),
+        **packages,
+        "feddbe's sources": digest.hexdigest()[:12],
+        "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+    }
+
+
+def differences(expected: Mapping[str, str]) -> str:
+    """Return in which versions this machine differs from those of the machine that gives out the work."""
+    here = versions()
+    return ", ".join(
+        f"{name} {here.get(name, 'none')} there, {value} here"
+        for name, value in expected.items()
+        if here.get(name) != value
+    )
 
 
 def _work(
@@ -222,7 +332,7 @@ def _work(
     """In a worker of the cluster: the job's answer. It is pure, so that it can be done again anywhere, and it
     works on copies: what lies in the object store belongs to all processes of the node."""
     about = _Run(*run)
-    if others := ray_cluster.differences(about.versions):
+    if others := differences(about.versions):
         return f"node {socket.gethostname()} differs: {others}", None, None
     asked: Job = pickle.loads(job)
     try:
