@@ -227,7 +227,7 @@ def test_a_newer_format_is_refused_in_one_line(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / FILE)
     db.execute("PRAGMA user_version = 4")
     db.close()
-    with pytest.raises(StoreError, match=r"^'.*' has format 4, this feddbe reads up to 3; update it$"):
+    with pytest.raises(StoreError, match=r"^'.*' has format 4; this version of feddbe reads format 3$"):
         Store.open(tmp_path)
 
 

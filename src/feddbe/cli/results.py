@@ -173,7 +173,7 @@ def check(names: tuple[str, ...], as_json: bool) -> int:
                 f"goes on from round {one['round']}" if (one["round"] or 0) >= 0 else "has not begun to train"
             )
             aside = [text for text in one["parts"].values() if text != "whole"]
-            print("; ".join([f"{one['folder']}: whole, {far}", *filter(None, [one["lost"]]), *aside]))
+            print("; ".join([f"{one['folder']}: whole, {far}", *aside]))
         else:
             code = complain(wrong[0], 2)
     return code

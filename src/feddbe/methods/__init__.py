@@ -13,7 +13,7 @@ from feddbe.methods.base import AddOn, Method, Upload, parameter
 from feddbe.methods.composed import Composed
 from feddbe.methods.own import file_of, source_sha256
 from feddbe.methods.registry import Registry
-from feddbe.options import allowed, defaults, grammar, without_late
+from feddbe.options import allowed, defaults, grammar
 from feddbe.options.grammar import Defaults
 
 __all__ = [
@@ -97,7 +97,7 @@ def hyper_parameters(method: Method) -> dict[str, dict[str, Any]]:
 
 def identity(method: Method) -> dict[str, Any]:
     """What tells runs of methods apart: hyper-parameters, and what a method does that is not feddbe's."""
-    found: dict[str, Any] = {"method_options": {part.name: without_late(part) for part in _parts(method)}}
+    found: dict[str, Any] = {"method_options": hyper_parameters(method)}
     source = source_sha256(type(_inner(method)))
     return found | ({"method_source": source} if source else {})
 

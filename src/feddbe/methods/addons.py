@@ -102,7 +102,7 @@ class MR(AddOn):
     )
     init_epochs: int = parameter(1, "epochs before round 1", low=1)
     init_clients: int | None = parameter(
-        None, "clients that take part before round 1, drawn at random; none: all", low=1, late=True
+        None, "clients that take part before round 1, drawn at random; none: all", low=1
     )
     init_keep_model: bool = parameter(
         False, "average the models trained before round 1 instead of discarding"
@@ -115,11 +115,11 @@ class MR(AddOn):
     )
     q: float = parameter(0.0, "noise on the uploaded mean: how much of it is taken away", low=0, high=1)
     epsilon: float | None = parameter(
-        None, "guarantee on the uploaded mean: its epsilon; none: no guarantee", above=0, high=1e6, late=True
+        None, "guarantee on the uploaded mean: its epsilon; none: no guarantee", above=0, high=1e6
     )
-    delta: float | None = parameter(None, "guarantee: its delta", above=0, high=0.5, late=True)
+    delta: float | None = parameter(None, "guarantee: its delta", above=0, high=0.5)
     clip: float | None = parameter(
-        None, "guarantee: L2 norm that each sample's representation is clipped to", above=0, late=True
+        None, "guarantee: L2 norm that each sample's representation is clipped to", above=0
     )
 
     def __post_init__(self) -> None:

@@ -50,7 +50,7 @@ class Config(Parameters):
         "FILE.npz with a saved partition, instead of making one", value="FILE")
     shift: str | None = option("Data", "yes", None,
         "each client's images look different: rotate:30, blur, noise, contrast, invert, or several",
-        value="KIND", late=True)
+        value="KIND")
     model: str | None = option("Model", "content", None,
         "model, or FILE.py:FUNCTION; by default the one that fits the data")
     cut: str | None = option("Model", "yes", None,
@@ -62,13 +62,13 @@ class Config(Parameters):
     batch: int = option("Training", "yes", 10, "batch size B", low=1)
     lr: float | None = option("Training", "yes", None, "learning rate", above=0)
     lr_decay: str | None = option("Training", "yes", None,
-        "learning rate over rounds: step:EVERY:FACTOR, cosine or cosine:ROUNDS", late=True)
+        "learning rate over rounds: step:EVERY:FACTOR, cosine or cosine:ROUNDS")
     optimiser: str = option("Training", "yes", "sgd",
-        "of local training; begins anew with every round", choices=("sgd", "adam"), late=True)
-    momentum: float = option("Training", "yes", 0.0, "of SGD", low=0, high=0.999, late=True)
-    weight_decay: float = option("Training", "yes", 0.0, "pull of the parameters to 0", low=0, late=True)
+        "of local training; begins anew with every round", choices=("sgd", "adam"))
+    momentum: float = option("Training", "yes", 0.0, "of SGD", low=0, high=0.999)
+    weight_decay: float = option("Training", "yes", 0.0, "pull of the parameters to 0", low=0)
     clip_norm: float | None = option("Training", "yes", None,
-        "the norm of a gradient is at most this", above=0, late=True)
+        "the norm of a gradient is at most this", above=0)
     join: float = option("Training", "yes", 1.0,
         "share rho of the clients that take part in a round", above=0, high=1)
     seed: int = option("Training", "seed", 0, "seed of everything but the partition", low=0)
@@ -95,7 +95,7 @@ class Config(Parameters):
         "epochs of fine-tuning at the end (+ft, fedbabu, newcomers)", low=1)
     adapt: str = option("Evaluation", "yes", "full",
         "how newcomers adapt: as the method trains, or of +prbm by p_i alone, trained or in closed form",
-        choices=("full", "prbm", "newton", "mean"), late=True)
+        choices=("full", "prbm", "newton", "mean"))
     engine: str = option("Run", "no", "auto", "auto, serial, pool(workers=N), or ray(address=HOST:PORT)")
     device: str = option("Run", "no", "cpu",
         "where clients train: cpu, cuda, cuda:N, mps, or auto; the last bits of results depend on it")
@@ -129,9 +129,7 @@ def pick_identity(config: Mapping[str, Any], *, seed: bool = True) -> dict[str, 
     """The settings that tell this run from others (`seed`: from others of the same experiment, too), with the
     hyper-parameters by part and name, as in `mr kappa`."""
     never = ("no",) if seed else ("no", "seed")
-    late = {name: field.default for name, field in _FIELDS.items() if field.metadata["late"]}
-    whole: dict[str, Any] = {**late, **config}
-    told = {k: v for k, v in whole.items() if k != "method_options" and identity(k) not in never}
+    told = {k: v for k, v in config.items() if k != "method_options" and identity(k) not in never}
     for part, options in config.get("method_options", {}).items():
         told |= {f"{part} {key}": value for key, value in options.items()}
     return told

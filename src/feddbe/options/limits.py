@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from feddbe.errors import BadInput, unknown
 
-__all__ = ["Parameters", "allowed", "number_or_text", "parameter", "without_late"]
+__all__ = ["Parameters", "allowed", "number_or_text", "parameter"]
 
 
 def parameter(
@@ -24,13 +24,11 @@ def parameter(
     choices: Sequence[str] = (),
     words: Sequence[str] = (),
     search: str = "",
-    late: bool = False,
 ) -> Any:
     """An option: its default, what it means, and which values it takes (low..high; `above` is exclusive;
-    `words` besides). `search` names values worth trying. `late`: there were runs before this
-    option, and at its default a run is what it was then."""
+    `words` besides). `search` names values worth trying."""
     limits: dict[str, Any] = {"meaning": meaning, "low": low, "high": high, "above": above, "search": search}
-    limits |= {"choices": tuple(choices), "words": tuple(words), "late": late}
+    limits |= {"choices": tuple(choices), "words": tuple(words)}
     return dataclasses.field(default=default, metadata=limits)
 
 
@@ -45,15 +43,6 @@ class Parameters:
             if "meaning" in field.metadata:
                 value = _checked(f"{self.name} {field.name}".strip(), getattr(self, field.name), field)
                 object.__setattr__(self, field.name, value)
-
-
-def without_late(options: Parameters) -> dict[str, Any]:
-    """All values but those of late options at their defaults: what tells runs apart, old ones too."""
-    return {
-        field.name: value
-        for field in dataclasses.fields(options)
-        if (value := getattr(options, field.name)) != field.default or not field.metadata.get("late")
-    }
 
 
 _KINDS: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}

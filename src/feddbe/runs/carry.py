@@ -110,7 +110,7 @@ def _go_on(experiment: Experiment, store: Store, watch: Watch) -> None:
     """Say, and write, what is new about a run that is carried on."""
     recorded, known = store.meta("versions"), store.meta("remarks") or []
     others = provenance.other_versions(recorded) if recorded else ""
-    news = [text for text in (store.meta("lost"), others, _other_trainer(experiment, store)) if text]
+    news = [text for text in (others, _other_trainer(experiment, store)) if text]
     for text in news:
         watch.remark(text)
     if mark := summary.diverged(store):
@@ -119,7 +119,6 @@ def _go_on(experiment: Experiment, store: Store, watch: Watch) -> None:
         store.set_meta("config", experiment.config)  # it may have been extended, or moved
         if news:
             store.set_meta("remarks", [*known, *(text for text in news if text not in known)])
-            store.set_meta("lost", None)
 
 
 def _other_trainer(experiment: Experiment, store: Store) -> str:

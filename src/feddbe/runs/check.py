@@ -25,13 +25,11 @@ class Checked(TypedDict):
     """The last one that is finished, from which it can go on; -1 before the preparation, None: it cannot."""
     parts: dict[str, str]
     """Part -> `whole`, what is wrong with it, or why it was not looked at."""
-    lost: str
-    """What went with a damaged WAL; the rounds before are whole."""
 
 
 def check(folder: Path) -> Checked:
     """Read all of it; nothing is repaired."""
-    found: Checked = {"folder": str(folder), "whole": False, "round": None, "parts": {}, "lost": ""}
+    found: Checked = {"folder": str(folder), "whole": False, "round": None, "parts": {}}
     parts = found["parts"]
     try:
         store = Store.open(folder)
@@ -39,7 +37,6 @@ def check(folder: Path) -> Checked:
         parts["file"] = str(error)
         return found
     try:
-        found["lost"] = store.meta("lost") or ""
         looks: dict[str, Callable[[], object]] = {
             "SQLite": store.check_pages,
             "rows": store.check_rows,

@@ -16,7 +16,7 @@ from feddbe.measures.accuracy import majority_floor
 from feddbe.methods import Method, hyper_parameters, in_brackets, parse
 from feddbe.models import ModelSource
 from feddbe.models.from_file import FromFile, builder
-from feddbe.options import Parameters, without_late
+from feddbe.options import Parameters
 from feddbe.options.config import Config, identity
 from feddbe.options.defaults import Layers, Setting
 from feddbe.options.from_file import names_file
@@ -168,7 +168,7 @@ def _resolve_one(name: str, common: _Common) -> Experiment:
     config = dataclasses.asdict(options) | {"method": name, "method_options": hyper_parameters(method)}
     config |= dict.fromkeys(unused)
     remarks += method.remarks(task)
-    told = [key for key in without_late(options) if identity(key) in ("yes", "seed")]
+    told = [key for key in dataclasses.asdict(options) if identity(key) in ("yes", "seed")]
     hashed = {key: config[key] for key in told} | methods.identity(method)
     digest = hashlib.sha256(json.dumps(hashed | common.content, sort_keys=True).encode()).hexdigest()
     return Experiment(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from feddbe.errors import StoreError
 
-__all__ = ["LOCK", "alone", "if_free", "make_folder"]
+__all__ = ["LOCK", "alone", "make_folder"]
 
 LOCK = ".lock"
 """Its name; only a kill leaves it, and the next run there takes it."""
@@ -48,15 +48,3 @@ def alone(folder: Path, wait: float = 1.0) -> Iterator[None]:
         ):  # before it is let go: who gets it then sees that the file is gone, and asks again
             path.unlink()
         lock.release()
-
-
-@contextmanager
-def if_free(folder: Path) -> Iterator[bool]:
-    """Whether nobody works on the run in this folder; if so, nobody begins to meanwhile."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(alone(folder, wait=0))
-            free = True
-        except StoreError:
-            free = False
-        yield free

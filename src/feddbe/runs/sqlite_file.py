@@ -15,7 +15,7 @@ __all__ = ["FILE", "FORMAT", "SCHEMA", "check_there", "clear", "connect", "damag
 
 FILE = "run.sqlite"
 FORMAT = 3
-"""SQLite's `user_version`; format 2 had none."""
+"""SQLite's `user_version`."""
 SCHEMA = f"""
 PRAGMA user_version = {FORMAT};
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
@@ -47,7 +47,7 @@ def format_of(folder: Path) -> int:
         raise StoreError(f"'{folder}' holds a run that never began; remove the folder")
     if not head.startswith(b"SQLite format 3\0"):
         raise damaged(folder, "file is not a database")
-    return int.from_bytes(head[60:64], "big") or 2
+    return int.from_bytes(head[60:64], "big")
 
 
 def _remove(path: Path, *suffixes: str) -> None:

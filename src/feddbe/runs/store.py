@@ -17,9 +17,9 @@ from typing import Any
 from feddbe.errors import StoreError
 from feddbe.measures.rows import ALL, AT, Row
 from feddbe.results.document import Entry, entry
-from feddbe.runs import best, format2, sqlite_file, wal
+from feddbe.runs import best, sqlite_file
 from feddbe.runs.checksums import crc_of, sealed
-from feddbe.runs.lock import if_free, make_folder
+from feddbe.runs.lock import make_folder
 from feddbe.runs.sqlite_file import FILE, FORMAT, SCHEMA, clear, connect, damaged, format_of, replacing
 from feddbe.state import Receipt, State, decode, encode, nbytes, sha256
 
@@ -50,40 +50,23 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path) -> Store:
-        """The run in this folder; one of an older format is brought to the present one first."""
+        """Return the run in this folder, with everything that it says about itself verified."""
         if not cls.is_run(folder):
             raise StoreError(f"'{folder}' holds no run (no {FILE} in it)")
         with clear(folder):
             found = format_of(folder)
-            if found == 2 and not os.access(folder, os.W_OK):
-                return format2.in_memory(cls, folder)
-            if found == 2:
-                format2.migrate(cls, folder)
-            elif found < FORMAT:
-                raise damaged(folder, f"format {found}")
-            elif found > FORMAT:
+            if found != FORMAT:
                 raise StoreError(
-                    f"'{folder}' has format {found}, this feddbe reads up to {FORMAT}; update it"
+                    f"'{folder}' has format {found}; this version of feddbe reads format {FORMAT}"
                 )
-            if not wal.left_beside(folder):
-                return cls._connect(folder)
-            with if_free(folder) as free:
-                return cls._connect(folder, wal.committed(folder) if free else None)
-
-    @classmethod
-    def _connect(cls, folder: Path, before: wal.Pages | None = None) -> Store:
-        """The run as SQLite opens it, with what it says about itself verified; `before`: what its WAL had."""
-        store = cls(folder, connect(folder / FILE))
-        try:
-            store._file = (folder / FILE).stat()
-            store._verify_meta()
-            if before and (lost := wal.lost(folder, before)) and os.access(folder, os.W_OK):
-                with store.transaction(last := store.last_round()):
-                    store.set_meta("lost", f"{lost}; what came after round {last} is lost")
-        except BaseException:
-            store.close()
-            raise
-        return store
+            store = cls(folder, connect(folder / FILE))
+            try:
+                store._file = (folder / FILE).stat()
+                store._verify_meta()
+            except BaseException:
+                store.close()
+                raise
+            return store
 
     @staticmethod
     def is_run(folder: Path) -> bool:
