@@ -71,7 +71,7 @@ def some_discrepancy(clients: int, seed: int = 0) -> Discrepancy:
 def test_discrepancies_have_a_dot_per_client_and_a_bar_at_the_mean() -> None:
     found = {"upper": some_discrepancy(3), "lower": some_discrepancy(4, seed=1)}
     figure = measured._discrepancies_figure(found, "title")
-    assert [len(axes.get_xlabel()) > 0 for axes in figure.axes] == [True] * 4
+    assert [len(axes.get_xlabel()) > 0 for axes in figure.axes] == [True] * 5
     for axes, measure in zip(figure.axes, Discrepancy.MEASURES, strict=True):
         dots = [one for one in axes.collections if isinstance(one, PathCollection) and one.get_zorder() == 3]
         for row, (name, one) in enumerate(zip(("lower", "upper"), dots, strict=True)):
