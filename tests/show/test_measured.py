@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from feddbe.errors import BadInput
 from feddbe.representations import Points, points
 from feddbe.representations.discrepancy import Discrepancy, discrepancy
 from feddbe.results.fairness import Fairness, fairness
-from feddbe.show import embedding, measured
+from feddbe.show import embedding, measured, represented
 from feddbe.show import fairness as fair
 from tests.documents import document
 
@@ -232,3 +233,17 @@ def test_nothing_to_draw_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no run"):
         fair.fairness(path, [])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_discrepancy_without_f1_is_left_out_of_tables_and_pictures() -> None:
+    """Older runs have another ratio in its place; they are measured again when it is asked for."""
+    old = {
+        "what": "discrepancy",
+        "per_client": False,
+        "quick": False,
+        "overall": {"fisher": 1.0},
+        "clients": {},
+    }
+    new = {**old, "overall": dict.fromkeys(Discrepancy.MEASURES, 1.0)}
+    measured_twice: Any = {"measured": [old, new]}
+    assert [found for _, found in represented.kinds([measured_twice], ["fedavg"])] == [[("fedavg", new)]]
