@@ -4,6 +4,7 @@ was."""
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 
 import feddbe
+from feddbe.engines.client import Job, perform
 from feddbe.measures.rows import ALL
 from feddbe.representations import Points, points
-from feddbe.representations.discrepancy import discrepancy
+from feddbe.representations.discrepancy import Discrepancy, discrepancy
 from feddbe.representations.linear_probe import linear_probe
 from feddbe.representations.mdl import QUICK, mdl
 from feddbe.representations.tsne import tsne
@@ -21,6 +23,7 @@ from feddbe.runs import measuring
 from feddbe.runs.check import check
 from feddbe.runs.revisit import reopened
 from feddbe.runs.store import Store
+from feddbe.state import State
 from tests.test_cli import Shell, shell
 
 __all__ = ["shell"]
@@ -50,10 +53,10 @@ def left(folder: Path) -> dict[str, Any]:
     return {**feddbe.load(folder), "measured": []}
 
 
-def by_hand(folder: Path, place: str) -> Points:
-    """Of the global model on all test samples, client by client, by the module itself."""
+def by_hand(folder: Path, place: str, params: State | None = None) -> Points:
+    """Of the global model (or `params`) on all test samples, client by client, by the module itself."""
     store = Store.open(folder)
-    server = store.server("best")
+    server = params or store.server("best")
     private = dict(store.clients())
     e = reopened(store)
     store.close()
@@ -96,6 +99,49 @@ def test_each_measure_is_that_of_the_points(compared: Shell) -> None:
     assert next(row for row in table if row[:1] == ["z"] and len(row) == 3)[2] == percent
     assert {path.name for path in Path("c").glob("*.png")} >= {"discrepancy.png", "tsne.png"}
     assert "@2" in out
+
+
+def test_shared_discrepancy_has_one_model_on_both_sides(compared: Shell) -> None:
+    """Before local training FedAvg's clients have the global model, so that both readings agree. With the
+    client's own p_i on both sides, z is z_g. After local training it is the model that client i trained."""
+    asked = "--what discrepancy,discrepancy-shared --n 100 --at z_g,z"
+    code, out, err = compared(f"measure c {asked}")
+    assert (code, err) == (0, "")
+    assert "discrepancy-shared" in out
+    assert {path.name for path in Path("c").glob("*.png")} >= {"discrepancy.png", "discrepancy-shared.png"}
+    plain, dbe = (
+        {(m["what"], m["moment"], m["place"]): m["clients"] for m in feddbe.load(f"c/{name}")["measured"]}
+        for name in ("fedavg", "fedavg+dbe")
+    )
+    close = partial(pytest.approx, rel=1e-3, abs=1e-5)
+    for name in Discrepancy.MEASURES:
+        own, shared = (
+            [read[name] for read in found.values()]
+            for found in (plain["discrepancy", "before", "z_g"], plain["discrepancy-shared", "before", "z_g"])
+        )
+        assert shared == close(own), name
+        at_z_g, at_z, own_at_z = (
+            np.array([read[name] for read in dbe[what, "before", place].values()])
+            for what, place in (
+                ("discrepancy-shared", "z_g"), ("discrepancy-shared", "z"), ("discrepancy", "z"),
+            )
+        )  # fmt: skip
+        if name != "a_distance":  # a sample near the border may change sides
+            assert at_z == close(at_z_g), name
+            assert at_z != close(own_at_z), name
+    store = Store.open(Path("c/fedavg"))
+    e, server, round = reopened(store), store.server("best"), store.round_of("best")
+    store.close()
+    assert round is not None
+    trained = perform(e.task, e.method, Job(3, round + 1, "train"), dict(server), None).up
+    with_f3 = by_hand(Path("c/fedavg"), "z_g", trained)
+    kept = np.sort(np.random.RandomState(0).permutation(len(with_f3.y))[:100])
+    wanted = discrepancy(with_f3.of(kept), clients=[3])
+    found = plain["discrepancy-shared", "after", "z_g"]["3"]
+    assert found["fisher_f1"] == pytest.approx(wanted.fisher_f1[0], rel=1e-3)
+    assert found["spread"] == pytest.approx(wanted.spread[0], rel=1e-3)
+    own = plain["discrepancy", "after", "z_g"]["3"]
+    assert found["fisher_f1"] != pytest.approx(own["fisher_f1"], rel=1e-2)
 
 
 def test_nothing_is_taken_twice_and_other_settings_anew(
@@ -161,7 +207,7 @@ def test_of_each_client_alone(compared: Shell) -> None:
 
 MISTAKES = [
     ("c --what mld", "unknown measure of representations 'mld'; did you mean 'mdl'? allowed: "),
-    ("c --what ,", "nothing to measure; choose of discrepancy, mdl, probe, tsne"),
+    ("c --what ,", "nothing to measure; choose of discrepancy, discrepancy-shared, mdl, probe, tsne"),
     ("c --at cov1", "unknown place 'cov1'; allowed: fc1, fc1.0, fc1.1, fc1.2, logits, z, z_g"),
     ("c --round first", "unknown round 'first'; allowed: best, last"),
     ("c --moment during", "unknown moment of fedavg 'during'; "),
@@ -171,6 +217,8 @@ MISTAKES = [
     ("c --what tsne --per-client", "tsne cannot be taken of single clients; leave out --per-client"),
     ("nowhere", "'nowhere' is not the folder of a run"),
     ("one --what discrepancy", "discrepancy of 1 client: there must be another one"),
+    ("one --what discrepancy-shared", "discrepancy of 1 client: there must be another one"),
+    ("none --what discrepancy-shared", "majority deploys no model: it has no representations"),
     ("none --what probe", "majority deploys no model: it has no representations"),
     ("c --quick --n 10 --per-client", "mdl of single clients: 9 training samples"),
 ]

@@ -36,6 +36,25 @@ def test_there_is_something_to_test() -> None:
     assert COMMANDS
 
 
+def test_first_command_after_demo_works_in_a_new_shell(tmp_path: Path) -> None:
+    """The lines of the README up to its first feddbe command, where `make demo` left a .venv."""
+    if not (Path(sys.prefix) / "bin" / "activate").exists():
+        pytest.skip("not a virtual environment")
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    block = next(text for language, text in BLOCKS if language == "sh" and "\nfeddbe " in f"\n{text}")
+    before, _, after = f"\n{block}".partition("\nfeddbe ")
+    first = shlex.join(["feddbe", *small(words_of(f"feddbe {after.splitlines()[0]}"))])
+    done = subprocess.run(
+        ["sh", "-ec", f"{before}\n{first}"],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
 def test_python(snippet: str, tmp_path: Path) -> None:
     done = subprocess.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from feddbe.data.dataset import Dataset
@@ -60,6 +61,14 @@ def test_blur_keeps_the_sum_and_spreads_as_a_gaussian() -> None:
     variance = float((found.sum(1) * place**2).sum())
     assert variance == pytest.approx(4, rel=0.05)  # cut off at three deviations
     assert torch.allclose(found, found.T)
+
+
+@pytest.mark.parametrize(("shape", "sigma"), [((21, 21), 2.0), ((8, 8), 5.0), ((6, 9), 40.0)])
+def test_blur_wider_than_the_image_is_not_cut_at_its_size(shape: tuple[int, int], sigma: float) -> None:
+    """As scipy's, whose weights are cut off at three deviations and whose edges are repeated, too."""
+    x = torch.from_numpy(np.random.RandomState(2).random_sample((2, 3, *shape)).astype(np.float32))
+    expected = gaussian_filter(x.double().numpy(), (0, 0, sigma, sigma), mode="nearest", truncate=3.0)
+    assert looked(x, "blur", sigma, (0.0, 1.0)).numpy() == pytest.approx(expected, abs=1e-5)
 
 
 def test_noise_has_the_deviation_that_it_says_and_stays_in_range() -> None:

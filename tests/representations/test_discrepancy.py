@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from feddbe.representations import Points, points
 from feddbe.representations.discrepancy import Discrepancy, _a_distance, _in_their_span, discrepancy
 from feddbe.seeds import stream
 
-ARRAYS = ("a_distance", "a_distance_std", *Discrepancy.MEASURES[1:], "variance", "variance_others")
+ARRAYS = ("a_distance", "a_distance_std", *Discrepancy.MEASURES[1:], "variance", "variance_others", "spread")
 
 
 def gaussians(means: npt.ArrayLike, n: int, scale: npt.ArrayLike = 1.0) -> Points:
@@ -32,16 +33,18 @@ def gaussians(means: npt.ArrayLike, n: int, scale: npt.ArrayLike = 1.0) -> Point
 
 def test_two_gaussians_have_the_values_that_can_be_derived() -> None:
     """N(0, I) and N((2, 0, 0), I). The best linear classifier errs with probability Phi(-1). spread^2 is the
-    trace of I = 3; on the line through the means both variances are 1, so Fisher's ratio is 4 / 2.
+    trace of I = 3; in the first dimension, which the line through the means is, both variances are 1, so that
+    both ratios are 4 / 2.
     E exp(-|u|^2 / 2 s^2) for u ~ N(m, 2 I) is (s^2 / (s^2 + 2))^(3/2) exp(-|m|^2 / (2 (s^2 + 2)))."""
     found = discrepancy(gaussians([[0, 0, 0], [2, 0, 0]], 2000), most=2000)
     assert found.client.tolist() == [0, 1]
     assert found.samples.tolist() == [2000, 2000]
     assert found.a_distance == pytest.approx(np.full(2, 2 * (1 - 2 * norm.cdf(-1))), abs=0.05)
-    assert found.spread == pytest.approx(math.sqrt(3), rel=0.03)
+    assert found.spread == pytest.approx(np.full(2, math.sqrt(3)), rel=0.03)
     assert found.mean_distance == pytest.approx(np.full(2, 2 / math.sqrt(3)), rel=0.05)
-    assert found.fisher == pytest.approx(np.full(2, 2.0), rel=0.1)
-    s2 = found.bandwidth**2
+    assert found.fisher_f1 == pytest.approx(np.full(2, 2.0), rel=0.1)
+    assert found.fisher_between_means == pytest.approx(np.full(2, 2.0), rel=0.1)
+    s2 = found.bandwidth[0] ** 2
     expected = 2 * (s2 / (s2 + 2)) ** 1.5 * (1 - math.exp(-4 / (2 * (s2 + 2))))
     assert found.mmd2 == pytest.approx(np.full(2, expected), rel=0.1)
     assert found.overall() == {name: pytest.approx(getattr(found, name).mean()) for name in found.MEASURES}
@@ -50,7 +53,7 @@ def test_two_gaussians_have_the_values_that_can_be_derived() -> None:
 def test_mmd_by_hand_with_the_median_distance_for_bandwidth() -> None:
     """x = 0, 2 and o = 4, 7: distances 2, 4, 7, 2, 5, 3, so sigma = 3.5."""
     found = discrepancy(points([[0.0], [2.0], [4.0], [7.0]], [0] * 4, [0, 0, 1, 1]))
-    assert found.bandwidth == pytest.approx(3.5)
+    assert found.bandwidth == pytest.approx([3.5, 3.5])
     k = {d: math.exp(-(d**2) / (2 * 3.5**2)) for d in range(8)}
     assert found.mmd2 == pytest.approx(np.full(2, k[2] + k[3] - (k[4] + k[7] + k[2] + k[5]) / 2))
 
@@ -64,24 +67,58 @@ def test_a_client_of_one_sample_is_among_the_others_only() -> None:
 
 def test_means_and_variances_by_hand() -> None:
     """Client 0 at (0, 0), (2, 0), client 1 at (5, 1), (5, -1): means (1, 0) and (5, 0). Within: 2 + 2 over
-    4 - 2, so the spread is sqrt 2; on the line through the means the variances are 2 and 0."""
+    4 - 2, so the spread is sqrt 2; the line through the means is the first dimension: variances 2 and 0."""
     found = discrepancy(points([[0, 0], [2, 0], [5, 1], [5, -1]], [0] * 4, [0, 0, 1, 1]))
     assert found.mean_distance == pytest.approx(np.full(2, 4 / math.sqrt(2)))
-    assert found.fisher == pytest.approx(np.full(2, 16 / 2))
+    assert found.fisher_between_means == pytest.approx(np.full(2, 16 / 2))
+    assert found.fisher_f1 == pytest.approx(np.full(2, 16 / 2))
     assert found.variance == pytest.approx([2, 0])
     assert found.variance_others == pytest.approx([0, 2])
-    assert found.chance == pytest.approx(np.ones(2))
+    assert found.mean_distance_chance == pytest.approx(np.ones(2))
+
+
+def test_fisher_f1_is_the_largest_ratio_of_a_single_dimension() -> None:
+    """F1 of the paper's proof. Means (0, 0) and (3, 4); variances 2, 2 in the first dimension, 32, 0 in the
+    second: 9 / 4 and 16 / 32. The line through the means is (3, 4) / 5."""
+    found = discrepancy(points([[1, 4], [-1, -4], [4, 4], [2, 4]], [0] * 4, [0, 0, 1, 1]))
+    assert found.fisher_f1 == pytest.approx(np.full(2, 9 / 4))
+    assert found.variance == pytest.approx([2, 2]), "of the dimension with the largest ratio"
+    projected = np.array([[19, -19], [28, 22]]) / 5
+    expected = 25 / projected.var(axis=1, ddof=1).sum()
+    assert found.fisher_between_means == pytest.approx(np.full(2, expected))
+    assert expected < 1 < 9 / 4, "the two differ by more than a scale"
+
+
+def test_fisher_f1_of_three_clients_agrees_with_numpy() -> None:
+    """The others of a client are two clients here: their variance has what lies between these."""
+    given = gaussians(np.random.RandomState(3).standard_normal((3, 7)), 40, scale=[0.5, 1.0, 2.0])
+    found = discrepancy(given)
+    for client in range(3):
+        x, o = given.x[given.client == client].astype(float), given.x[given.client != client].astype(float)
+        ratios = (x.mean(0) - o.mean(0)) ** 2 / (x.var(0, ddof=1) + o.var(0, ddof=1))
+        assert found.fisher_f1[client] == pytest.approx(ratios.max())
+        assert found.variance_others[client] == pytest.approx(o.var(0, ddof=1)[ratios.argmax()])
+
+
+def test_numbers_of_chosen_clients_are_those_among_all() -> None:
+    given = gaussians([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]], 30)
+    every, only = discrepancy(given), discrepancy(given, clients=[2])
+    assert only.client.tolist() == [2]
+    for name in ARRAYS:
+        assert getattr(only, name).tolist() == [getattr(every, name)[2]], name
 
 
 def test_nothing_where_nothing_differs() -> None:
     found = discrepancy(gaussians(np.zeros((4, 10)), 300))
     assert abs(found.overall()["a_distance"]) < 0.15
     assert np.abs(found.mmd2).max() < 0.005
-    assert (found.mean_distance / found.chance).mean() == pytest.approx(1, abs=0.3)
-    assert found.fisher.max() < 0.05
+    assert (found.mean_distance / found.mean_distance_chance).mean() == pytest.approx(1, abs=0.3)
+    assert found.fisher_f1.max() < found.fisher_between_means.max() < 0.05
+    assert 1 / 3 < (found.fisher_f1 / found.fisher_f1_chance).mean() < 3, "the largest of ten chance ratios"
     wide = discrepancy(gaussians(np.zeros((4, 500)), 50))
-    assert wide.fisher.min() > 1, "so many dimensions that samples always differ"
-    assert wide.fisher == pytest.approx(wide.fisher_chance, rel=0.2)
+    assert wide.fisher_between_means.min() > 1, "so many dimensions that samples always differ"
+    assert wide.fisher_between_means == pytest.approx(wide.fisher_between_means_chance, rel=0.2)
+    assert wide.fisher_f1.mean() == pytest.approx(wide.fisher_f1_chance.mean(), rel=0.3)
     assert np.abs(wide.mmd2).max() < 0.005
 
 
@@ -112,7 +149,7 @@ def test_the_corollary_the_same_prbm_on_both_sides_changes_nothing() -> None:
         after = discrepancy(z_g._replace(x=z_g.x + prbm[i]))
         for name in ARRAYS:
             assert getattr(after, name)[i] == pytest.approx(getattr(before, name)[i], rel=1e-9), name
-        assert (after.bandwidth, after.spread) == pytest.approx((before.bandwidth, before.spread))
+        assert after.bandwidth == pytest.approx(before.bandwidth)
     own = discrepancy(z_g._replace(x=z_g.x + prbm[z_g.client]))
     for name in Discrepancy.MEASURES:
         assert (getattr(own, name) > getattr(before, name)).all(), name
@@ -140,7 +177,7 @@ def test_small_clients_and_bounds() -> None:
     found = discrepancy(small)
     assert found.samples.tolist() == [2, 200, 200]
     bounded, whole = discrepancy(big, most=50), discrepancy(big)
-    assert bounded.fisher.tolist() == whole.fisher.tolist()
+    assert bounded.fisher_f1.tolist() == whole.fisher_f1.tolist()
     assert bounded.mmd2 == pytest.approx(whole.mmd2, abs=0.1)
     assert bounded.mmd2.tolist() != whole.mmd2.tolist()
 
@@ -155,9 +192,10 @@ def test_the_same_seed_gives_the_same_numbers_and_another_other_ones() -> None:
 def test_representations_that_do_not_vary() -> None:
     """Nor if their means are rounded: a third of 0.1 + 0.1 + 0.1 is not 0.1."""
     same = discrepancy(points(np.full((9, 3), 0.1), [0] * 9, [0, 1, 1] * 3))
-    assert [getattr(same, name).tolist() for name in Discrepancy.MEASURES] == [[0, 0]] * 4
+    assert [getattr(same, name).tolist() for name in Discrepancy.MEASURES] == [[0, 0]] * 5
     apart = discrepancy(points([[0.1]] * 3 + [[0.7]] * 3, [0] * 6, [0, 0, 0, 1, 1, 1]))
-    assert apart.mean_distance.tolist() == apart.fisher.tolist() == [math.inf] * 2
+    assert apart.mean_distance.tolist() == apart.fisher_f1.tolist() == [math.inf] * 2
+    assert apart.fisher_between_means.tolist() == [math.inf] * 2
     assert apart.a_distance.tolist() == [2, 2]
 
 
@@ -171,7 +209,7 @@ def test_representations_that_do_not_vary() -> None:
         ([0, 0, 1], {"most": 1}, "most = 1"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(clients: list[int], options: dict[str, int], says: str) -> None:
+def test_what_cannot_be_measured_is_one_line(clients: list[int], options: dict[str, Any], says: str) -> None:
     with pytest.raises(BadInput, match=says) as error:
         discrepancy(points(np.arange(3.0)[:, None], [0, 0, 0], clients), **options)
     assert "\n" not in str(error.value)

@@ -20,6 +20,7 @@ from feddbe.measures.accuracy import majority_floor
 from feddbe.methods import MR, Composed
 from feddbe.options import defaults
 from feddbe.options.config import Config
+from feddbe.runs import provenance
 from feddbe.runs.experiment import Experiment, label_counts, load_data, resolve, resolve_all
 from feddbe.seeds import torch_seeded
 from tests.federation import samples
@@ -450,3 +451,14 @@ def test_the_floor_is_of_those_whose_accuracy_is_measured() -> None:
         majority_floor(tiny().task.dataset, tiny().task.split, 2)
     )
     assert tiny("fedavg", newcomers=1).floor != tiny("fedavg").floor
+
+
+def test_label_counts_include_validation_rows() -> None:
+    """The data picture and a run's document show all that a client holds."""
+    whole, held_out = (tiny(validation=share).task for share in (0.0, 0.2))
+    assert held_out.split.validation
+    assert label_counts(held_out.dataset, held_out.split).tolist() == (
+        label_counts(whole.dataset, whole.split).tolist()
+    )
+    labels = provenance.describe(tiny(validation=0.2))["labels"]
+    assert np.sum(labels) == len(whole.dataset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from feddbe.errors import BadInput
 from feddbe.representations import Points, points
 from feddbe.representations.discrepancy import Discrepancy, discrepancy
 from feddbe.results.fairness import Fairness, fairness
-from feddbe.show import embedding, measured
+from feddbe.show import embedding, measured, represented
 from feddbe.show import fairness as fair
 from tests.documents import document
 
@@ -71,7 +72,7 @@ def some_discrepancy(clients: int, seed: int = 0) -> Discrepancy:
 def test_discrepancies_have_a_dot_per_client_and_a_bar_at_the_mean() -> None:
     found = {"upper": some_discrepancy(3), "lower": some_discrepancy(4, seed=1)}
     figure = measured._discrepancies_figure(found, "title")
-    assert [len(axes.get_xlabel()) > 0 for axes in figure.axes] == [True] * 4
+    assert [len(axes.get_xlabel()) > 0 for axes in figure.axes] == [True] * 5
     for axes, measure in zip(figure.axes, Discrepancy.MEASURES, strict=True):
         dots = [one for one in axes.collections if isinstance(one, PathCollection) and one.get_zorder() == 3]
         for row, (name, one) in enumerate(zip(("lower", "upper"), dots, strict=True)):
@@ -232,3 +233,17 @@ def test_nothing_to_draw_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no run"):
         fair.fairness(path, [])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_discrepancy_without_f1_is_left_out_of_tables_and_pictures() -> None:
+    """Older runs have another ratio in its place; they are measured again when it is asked for."""
+    old = {
+        "what": "discrepancy",
+        "per_client": False,
+        "quick": False,
+        "overall": {"fisher": 1.0},
+        "clients": {},
+    }
+    new = {**old, "overall": dict.fromkeys(Discrepancy.MEASURES, 1.0)}
+    measured_twice: Any = {"measured": [old, new]}
+    assert [found for _, found in represented.kinds([measured_twice], ["fedavg"])] == [[("fedavg", new)]]

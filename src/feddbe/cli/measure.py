@@ -16,7 +16,12 @@ __all__ = ["measure"]
     "names", cls=Argument, nargs=-1, required=True, metavar="RUN...",
     help="folders of runs or comparisons, or names in runs/",
 )  # fmt: skip
-@click.option("--what", default="mdl", metavar="NAMES", help="mdl, probe, discrepancy, tsne [mdl]")
+@click.option(
+    "--what",
+    default="mdl",
+    metavar="NAMES",
+    help="mdl, probe, discrepancy, discrepancy-shared, tsne [mdl]",
+)
 @click.option("--round", "which", default="best", metavar="NAME", help="round: best or last [best]")
 @click.option(
     "--moment",

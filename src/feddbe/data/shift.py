@@ -5,7 +5,7 @@ A kind with its largest strength S, as in `rotate:30`: each client draws its own
 get it. Of several kinds with commas each client has one, as evenly as their number allows.
 
     rotate:DEGREES      about the centre, counterclockwise, bilinear; what comes in repeats the edge
-    blur:PIXELS         with a Gaussian of this deviation; edges repeated
+    blur:PIXELS         with a Gaussian of this deviation, cut off at three of them; edges repeated
     noise:SHARE         Gaussian, its deviation a share of the range of pixels; cut off at the range
     contrast:SHARE      x <- m + (1 - s) (x - m) with m the mean of the image
     invert              x <- low + high - x
@@ -56,15 +56,16 @@ def _rotate(x: Tensor, angle: float, bounds: tuple[float, float], rng: np.random
 
 
 def _blur(x: Tensor, sigma: float, bounds: tuple[float, float], rng: np.random.RandomState) -> Tensor:
-    reach = min(math.ceil(3 * sigma), min(x.shape[2:]) - 1)
+    reach = math.ceil(3 * sigma)
     if not reach:
         return x
     place = torch.arange(-reach, reach + 1, dtype=torch.float32)
     weights = torch.exp(-(place**2) / (2 * sigma**2))
     weights /= weights.sum()
     flat = x.flatten(0, 1)[:, None]
-    flat = F.pad(flat, (reach,) * 4, mode="replicate")
-    flat = F.conv2d(F.conv2d(flat, weights[None, None, None, :]), weights[None, None, :, None])
+    # one axis at a time: padded on all sides at once, a small image with a large blur would become huge
+    flat = F.conv2d(F.pad(flat, (reach, reach, 0, 0), mode="replicate"), weights[None, None, None, :])
+    flat = F.conv2d(F.pad(flat, (0, 0, reach, reach), mode="replicate"), weights[None, None, :, None])
     return flat.reshape(x.shape)
 
 

@@ -51,7 +51,7 @@ def representations(sources: Sources) -> list[Block]:
     sections = []
     for kind, found in kinds(sources.documents, sources.names):
         what = found[0][1]["what"]
-        blocks = {"mdl": _bars, "probe": _bars, "discrepancy": _dots}.get(what)
+        blocks = {"mdl": _bars, "probe": _bars, "tsne": None}.get(what, _dots)
         made = blocks(kind, found) if blocks else _layouts(kind, found, by_name)
         alone = ", of each client alone" * found[0][1]["per_client"] + " (quick)" * found[0][1]["quick"]
         lines = measuring((by_name[run], one) for run, one in found)
@@ -62,7 +62,8 @@ def representations(sources: Sources) -> list[Block]:
 _TITLES = {
     "mdl": "Minimum description length by layer",
     "probe": "Linear probe by layer",
-    "discrepancy": "Discrepancy between clients",
+    "discrepancy": "Discrepancy between clients, each through its own model",
+    "discrepancy-shared": "Discrepancy between clients, both through the model of one",
     "tsne": "Representations in the plane (t-SNE)",
 }
 
@@ -129,7 +130,7 @@ def _dots(kind: str, found: Found) -> list[Block]:
 
 def _row(name: str, measure: str, found: Discrepancy) -> Block:
     values = np.asarray(getattr(found, measure), dtype=float)
-    chance = {"mean_distance": found.chance, "fisher": found.fisher_chance}.get(measure)
+    chance = getattr(found, f"{measure}_chance", None)
     there = values[np.isfinite(values)]
     return {
         "name": name,

@@ -16,21 +16,28 @@ For client i, with x of its own and o of all others:
   the median distance of two samples of all clients: one kernel for all clients. It may be a little below 0.
 - `mean_distance`: |mean x - mean o| / spread, spread^2 = sum_i sum_x |x - mean_i|^2 / (n - N): the pooled
   variance within clients, summed over dimensions. Without any difference between the distributions it is
-  about `chance` = sqrt(1/n_i + 1/n_o), because means of samples differ.
-- `fisher`: (mean x - mean o)^2 / (var x + var o) on the line through both means. `variance` and
-  `variance_others`, var x and var o there, are what the paper's proof takes to be equal. Without any
-  difference it is about `fisher_chance` = (spread chance)^2 / (var x + var o), which is much where there are
-  more dimensions than samples.
+  about `mean_distance_chance` = sqrt(1/n_i + 1/n_o), because means of samples differ.
+- `fisher_f1`: F1, the maximum over single dimensions of (mean x - mean o)^2 / (var x + var o), which the
+  paper's proof is about. `variance` and `variance_others` are var x and var o of that dimension. The proof
+  assumes that each of them is the same with DBE as without, not that the two are equal: compare two runs.
+  `fisher_f1_chance` is F1 of random samples against the rest, the mean of `draws` draws.
+- `fisher_between_means`: the same ratio on the line through both means instead of a single dimension. Without
+  any difference it is about `fisher_between_means_chance` = (spread chance)^2 / (var x + var o), chance being
+  that of `mean_distance`, which is much where there are more dimensions than samples.
 
 None of them changes when one vector is added to all samples. So with the same client's PRBM on both sides the
-discrepancy at z is that at z_g, the paper's corollary; with every client's own one it is another.
+discrepancy at z is that at z_g, the paper's second corollary; with every client's own one it is another.
+
+The corollaries are about one f that D_i and D share. So there are two readings, by the model that made the
+points. `discrepancy` of `feddbe measure`: each client's samples by its own model, f_i on one side and other
+models on the other. `discrepancy-shared`: for each client i the samples of all clients by the model of i.
+Where all clients have one f, as FedAvg's before local training, the two agree at z_g.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
 from typing import ClassVar
 
 import numpy as np
@@ -38,11 +45,11 @@ import numpy.typing as npt
 
 from feddbe.errors import BadInput
 from feddbe.representations import Points
+from feddbe.representations.means import ClientMeans, Floats
 from feddbe.seeds import stream
 
-__all__ = ["Discrepancy", "discrepancy", "mean_distances"]
+__all__ = ["Discrepancy", "discrepancy", "has_enough_samples", "mean_distances"]
 
-Floats = npt.NDArray[np.float64]
 Numbers = dict[str, float]
 
 
@@ -50,7 +57,7 @@ Numbers = dict[str, float]
 class Discrepancy:
     """Numbers of each client against the others; arrays in the order of `client`."""
 
-    MEASURES: ClassVar = ("a_distance", "mmd2", "mean_distance", "fisher")
+    MEASURES: ClassVar = ("a_distance", "mmd2", "mean_distance", "fisher_f1", "fisher_between_means")
 
     client: npt.NDArray[np.int64]
     samples: npt.NDArray[np.int64]
@@ -58,92 +65,125 @@ class Discrepancy:
     a_distance_std: Floats
     mmd2: Floats
     mean_distance: Floats
-    chance: Floats
-    """What `mean_distance` would be about if there were no difference."""
-    fisher: Floats
-    """Infinite, like `mean_distance`, where means differ and nothing else does."""
+    mean_distance_chance: Floats
+    """About what `mean_distance` is if nothing differs; the same for the two below."""
+    fisher_f1: Floats
+    """Infinite, like `mean_distance` and `fisher_between_means`, where means differ and nothing else does."""
+    fisher_f1_chance: Floats
     variance: Floats
     variance_others: Floats
-    bandwidth: float
-    """sigma of the kernel."""
-    spread: float
-    """The unit of `mean_distance`."""
+    fisher_between_means: Floats
+    fisher_between_means_chance: Floats
+    bandwidth: Floats
+    """sigma of the kernel; the same for all clients whose numbers are of one set of points."""
+    spread: Floats
+    """The unit of `mean_distance`; the same as above."""
     left_out: tuple[int, ...]
     """Clients with a single sample (or all but one): among the others, but with no numbers of their own."""
-
-    @property
-    def fisher_chance(self) -> Floats:
-        """What `fisher` would be about if there were no difference."""
-        both = self.variance + self.variance_others
-        level = (self.spread * self.chance) ** 2
-        return np.divide(level, both, where=both > 0, out=np.zeros_like(both))
 
     def overall(self) -> dict[str, float]:
         """The plain mean over clients of each measure."""
         return {name: float(getattr(self, name).mean()) for name in self.MEASURES}
 
 
-def discrepancy(points: Points, *, seed: int = 0, folds: int = 5, most: int = 500) -> Discrepancy:
-    """Of every client with at least two samples.
+def discrepancy(
+    points: Points,
+    *,
+    clients: Sequence[int] | None = None,
+    seed: int = 0,
+    folds: int = 5,
+    most: int = 500,
+    draws: int = 20,
+) -> Discrepancy:
+    """Compare each client that has at least two samples with all others.
 
     A-distance and MMD are of at most `most` samples on either side, drawn without replacement; means and
     variances of all. A client with fewer samples than `folds` has as many folds as samples.
+
+    Args:
+        clients: Compute the numbers of these clients only; None: of all.
+        draws: Random draws over which `fisher_f1_chance` is averaged.
+
+    Raises:
+        BadInput: If no client can be compared, or an option is out of range.
     """
     from threadpoolctl import threadpool_limits
 
+    if folds < 2 or most < 2 or draws < 1:
+        raise BadInput(
+            f"discrepancy with folds = {folds}, most = {most}, draws = {draws}: "
+            "folds and most must be 2 or more, draws 1 or more"
+        )
     ids, counts = np.unique(points.client, return_counts=True)
-    if len(ids) < 2:
-        raise BadInput(f"discrepancy of {len(ids)} client: there must be another one to hold it against")
-    if folds < 2 or most < 2:
-        raise BadInput(f"discrepancy with folds = {folds}, most = {most}: both must be 2 or more")
-    enough = (counts >= 2) & (len(points.client) - counts >= 2)
-    if not enough.any():
-        sizes = ", ".join(map(str, np.unique(counts)))
-        raise BadInput(f"discrepancy of {len(ids)} clients of {sizes} samples: it takes two on either side")
-    centre = points.x.mean(axis=0, dtype=np.float64)
-
-    def rows(which: npt.NDArray[np.int64]) -> Floats:
-        """Samples without what is common to all, which would cost digits; few at a time, for memory."""
-        found: Floats = points.x[which] - centre
-        return found
-
-    def some(of: npt.NDArray[np.int64], n: int, random: np.random.RandomState) -> Floats:
-        """At most n of these; which ones depends on how many there are, not on what is in them."""
-        return rows(of[np.sort(random.permutation(len(of))[:n])])
+    enough = has_enough_samples(ids, counts)
+    if clients is not None:
+        enough &= np.isin(ids, clients)
 
     with threadpool_limits(1):  # the last bits of sums depend on the number of threads
-        spread, of_means = _of_means(points, rows)
-        sigma = _bandwidth(some(np.arange(len(points.x)), 2 * most, stream(seed, "bandwidth")))
-        found: list[Numbers] = []
-        for client, means in compress(zip(ids, of_means, strict=True), enough):
-            random = stream(seed, "discrepancy", client=int(client))
-            mine = points.client == client
-            sides = (some(np.flatnonzero(side), most, random) for side in (mine, ~mine))
+        means = ClientMeans.of(points)
+
+        def draw(rows: npt.NDArray[np.int64], n: int, random: np.random.RandomState) -> Floats:
+            """At most n of these; which ones depends on how many there are, not on what is in them."""
+            return means.centred(rows[np.sort(random.permutation(len(rows))[:n])])
+
+        sigma = _bandwidth(draw(np.arange(len(points.x)), 2 * most, stream(seed, "bandwidth")))
+        numbers: list[Numbers] = []
+        for index in np.flatnonzero(enough).tolist():
+            random = stream(seed, "discrepancy", client=int(ids[index]))
+            mine = points.client == ids[index]
+            sides = (draw(np.flatnonzero(side), most, random) for side in (mine, ~mine))
             few, others = _in_their_span(*sides)
-            told, std = _a_distance(few, others, points.x.shape[1], folds, random)
-            found.append(
-                {"a_distance": told, "a_distance_std": std, "mmd2": _mmd2(few, others, sigma), **means}
-            )
+            a_distance, std = _a_distance(few, others, points.x.shape[1], folds, random)
+            classified = {"a_distance": a_distance, "a_distance_std": std, "mmd2": _mmd2(few, others, sigma)}
+            scale = {"bandwidth": sigma, "spread": means.spread}
+            numbers.append(classified | _compare_means(means, index, seed, draws) | scale)
     return Discrepancy(
         client=ids[enough],
         samples=counts[enough],
-        bandwidth=sigma,
-        spread=spread,
         left_out=tuple(int(client) for client in ids[~enough]),
-        **{name: np.array([numbers[name] for numbers in found]) for name in found[0]},
+        **{name: np.array([read[name] for read in numbers]) for name in numbers[0]},
     )
+
+
+def has_enough_samples(ids: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Tell for each client whether it and the others have two samples.
+
+    Raises:
+        BadInput: If that is true of no client, or there is one client only.
+    """
+    if len(ids) < 2:
+        raise BadInput(f"discrepancy of {len(ids)} client: there must be another one to hold it against")
+    enough: npt.NDArray[np.bool_] = (counts >= 2) & (counts.sum() - counts >= 2)
+    if not enough.any():
+        sizes = ", ".join(map(str, np.unique(counts)))
+        raise BadInput(f"discrepancy of {len(ids)} clients of {sizes} samples: it takes two on either side")
+    return enough
 
 
 def mean_distances(points: Points) -> dict[int, float]:
     """`mean_distance` of each client alone, which costs next to nothing; none if there is one client only."""
     from threadpoolctl import threadpool_limits
 
-    ids, centre = np.unique(points.client), points.x.mean(axis=0, dtype=np.float64)
-    if len(ids) < 2:
+    if len(np.unique(points.client)) < 2:
         return {}
     with threadpool_limits(1):
-        _, found = _of_means(points, lambda which: points.x[which] - centre)
-    return {int(client): numbers["mean_distance"] for client, numbers in zip(ids, found, strict=True)}
+        means = ClientMeans.of(points)
+    return {client: means.mean_distance(index) for index, client in enumerate(means.ids.tolist())}
+
+
+def _compare_means(means: ClientMeans, index: int, seed: int, draws: int) -> Numbers:
+    f1, variance, variance_others = means.fisher_f1(index)
+    between, between_chance = means.fisher_between_means(index)
+    return {
+        "mean_distance": means.mean_distance(index),
+        "mean_distance_chance": means.mean_distance_chance(index),
+        "fisher_f1": f1,
+        "fisher_f1_chance": means.fisher_f1_chance(index, seed, draws),
+        "variance": variance,
+        "variance_others": variance_others,
+        "fisher_between_means": between,
+        "fisher_between_means_chance": between_chance,
+    }
 
 
 def _bandwidth(x: Floats) -> float:
@@ -192,37 +232,3 @@ def _mmd2(x: Floats, o: Floats, sigma: float) -> float:
 
     within = kernel(pdist(x, "sqeuclidean")) + kernel(pdist(o, "sqeuclidean"))
     return within - 2 * kernel(cdist(x, o, "sqeuclidean"))
-
-
-def _of_means(points: Points, rows: Callable[[npt.NDArray[np.int64]], Floats]) -> tuple[float, list[Numbers]]:
-    """The spread, and each client's numbers that come from means and variances, of all samples."""
-    ids, whose, counts = np.unique(points.client, return_inverse=True, return_counts=True)
-    blocks, n = [np.flatnonzero(whose == i) for i in range(len(ids))], len(whose)
-    means = np.stack([rows(block).mean(axis=0) for block in blocks])
-    others = (counts @ means - counts[:, None] * means) / (n - counts)[:, None]
-    within = sum(float(((rows(block) - mean) ** 2).sum()) for block, mean in zip(blocks, means, strict=True))
-    lengths = np.linalg.norm(means - others, axis=1)
-    along = np.divide(means - others, lengths[:, None], where=lengths[:, None] > 0, out=np.zeros_like(means))
-    places = np.empty((n, len(ids)))  # of each sample on each client's line
-    for block in blocks:
-        places[block] = rows(block) @ along.T
-    least = 1e-12 * float(np.abs(points.x).max())  # below, it is the rounding of a mean
-    spread, found = float(np.sqrt(within / max(1, n - len(ids)))), []
-    for i, length in enumerate(np.where(lengths > least, lengths, 0.0)):
-        sides = places[whose == i, i], places[whose != i, i]
-        var, var_others = (float(side.var(ddof=min(1, len(side) - 1))) for side in sides)
-        found.append(
-            {
-                "mean_distance": _ratio(length, spread, least),
-                "chance": float(np.sqrt(1 / counts[i] + 1 / (n - counts[i]))),
-                "fisher": _ratio(length**2, var + var_others, least**2),
-                "variance": var,
-                "variance_others": var_others,
-            }
-        )
-    return spread, found
-
-
-def _ratio(a: float, b: float, least: float) -> float:
-    """a / b, where nothing over nothing is nothing: representations that are all the same do not differ."""
-    return float(a / b) if b > least else (np.inf if a else 0.0)

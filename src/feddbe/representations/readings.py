@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,13 +17,15 @@ from feddbe.representations.mdl import FULL, QUICK, Settings, mdl
 from feddbe.representations.tsne import tsne
 from feddbe.state import State
 
-__all__ = ["MEASURES", "Taken", "as_discrepancy", "as_points", "parse", "settings_of", "take"]
+__all__ = [
+    "MEASURES", "Taken", "as_discrepancy", "as_points", "combine_models", "parse", "settings_of", "take",
+]  # fmt: skip
 
 Readings = dict[str, float | None]
 """By the reading's name; the measure's own number has an empty one."""
 EPSILONS = (1.0, 0.5, 0.1)
 """Nats per sample at which surplus description length and sample complexity are written down."""
-_OF_CLIENTS = tuple(field.name for field in dataclasses.fields(Discrepancy)[1:-3])
+_OF_CLIENTS = tuple(field.name for field in dataclasses.fields(Discrepancy)[1:-1])
 """The columns of a discrepancy that have a number of each client."""
 
 
@@ -53,12 +55,11 @@ def _probe(points: Points, classes: int, settings: Mapping[str, Any]) -> Taken:
 
 def _discrepancy(points: Points, classes: int, settings: Mapping[str, Any]) -> Taken:
     found = discrepancy(points, **settings)
-    overall: Readings = {**found.overall(), "bandwidth": found.bandwidth, "spread": found.spread}
     clients: dict[int, Readings] = {
         int(client): {name: float(getattr(found, name)[index]) for name in _OF_CLIENTS}
         for index, client in enumerate(found.client)
     }
-    return Taken(overall, clients)
+    return Taken({**found.overall()}, clients)
 
 
 def _tsne(points: Points, classes: int, settings: Mapping[str, Any]) -> Taken:
@@ -74,6 +75,8 @@ class _Measure(NamedTuple):
     """With less work, where there is such a way."""
     each: bool = False
     """Whether it can be taken of each client alone."""
+    shared: bool = False
+    """Whether each client's model sees the samples of all clients, not its own alone."""
 
 
 def _of_all(settings: Settings) -> dict[str, Any]:
@@ -81,10 +84,12 @@ def _of_all(settings: Settings) -> dict[str, Any]:
     return dataclasses.asdict(dataclasses.replace(settings, n=None))
 
 
+_DISCREPANCY = {"seed": 0, "folds": 5, "most": 500, "draws": 20}
 MEASURES = {
     "mdl": _Measure(_mdl, _of_all(FULL), _of_all(QUICK), each=True),
     "probe": _Measure(_probe, {"seed": 0}, each=True),
-    "discrepancy": _Measure(_discrepancy, {"seed": 0, "folds": 5, "most": 500}),
+    "discrepancy": _Measure(_discrepancy, _DISCREPANCY),
+    "discrepancy-shared": _Measure(_discrepancy, _DISCREPANCY, shared=True),
     "tsne": _Measure(_tsne, {"seed": 0, "n": 2000}),
 }
 
@@ -129,11 +134,16 @@ def take(
     return Taken({key: float(np.mean(values)) for key, values in means.items() if values}, found)
 
 
-def as_discrepancy(overall: Mapping[str, Any], clients: Mapping[int, Mapping[str, Any]]) -> Discrepancy:
+def combine_models(taken: Sequence[Taken]) -> Taken:
+    """Return the discrepancies under each client's own model as the measurement of all clients."""
+    clients = {client: read for one in taken for client, read in one.clients.items()}
+    return Taken({**as_discrepancy(clients).overall()}, clients)
+
+
+def as_discrepancy(clients: Mapping[int, Mapping[str, Any]]) -> Discrepancy:
     """Back from its readings."""
     columns: Any = {name: np.array([read[name] for read in clients.values()]) for name in _OF_CLIENTS}
-    scale = {"bandwidth": overall["bandwidth"], "spread": overall["spread"]}
-    return Discrepancy(client=np.array(list(clients)), left_out=(), **columns, **scale)
+    return Discrepancy(client=np.array(list(clients)), left_out=(), **columns)
 
 
 def as_points(state: State) -> Points:

@@ -76,6 +76,9 @@ def _ready(dataset: Dataset, split: Split, config: Config) -> Held:
 
 
 def label_counts(dataset: Dataset, split: Split) -> npt.NDArray[np.int64]:
-    """(clients x classes) samples of each label, train and test together."""
+    """(clients x classes) samples of each label: training, validation and test samples together."""
     y = dataset.y.numpy()
-    return split.train.counts(y, dataset.classes) + split.test.counts(y, dataset.classes)
+    counts = split.train.counts(y, dataset.classes) + split.test.counts(y, dataset.classes)
+    if split.validation:
+        counts += split.validation.counts(y, dataset.classes)
+    return counts

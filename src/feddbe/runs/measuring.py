@@ -8,7 +8,7 @@ answered from the file, another one anew.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
@@ -29,6 +29,7 @@ from feddbe.results.document import Measurement, RunDocument
 from feddbe.runs import lock
 from feddbe.runs.pooling import pooled
 from feddbe.runs.revisit import Entry, entry_of, reopened
+from feddbe.runs.shared_models import compare_under_each_model
 from feddbe.runs.store import Store
 from feddbe.runs.watch import Watch
 from feddbe.state import decode, encode
@@ -131,8 +132,28 @@ def _take_missing(
     entry = Entry(store, experiment, question.round)
     sizes = [len(rows) for rows in task.split.test[: task.members]]
     rows = _chosen(sizes, question.n, each=question.per_client)
-    moments = {one.moment for one in wanted}
     watch.begin(f"{experiment.name}: representations", store.folder, 0, 1 + len(wanted))
+    own = [one for one in wanted if not MEASURES[one.what].shared]
+    shared = [one for one in wanted if MEASURES[one.what].shared]
+    if own:
+        _take_pooled(entry, own, rows, watch)
+    for what in dict.fromkeys(one.what for one in shared):
+        asked = {(one.moment, one.place): one for one in shared if one.what == what}
+        began, settings = time.perf_counter(), _keywords(next(iter(asked.values())))
+        found = compare_under_each_model(entry, what, list(asked), rows, settings, watch)
+        about = {"samples": sum(_counts(sizes, rows)), "seconds": time.perf_counter() - began}
+        for done, (view, taken) in enumerate(found.items(), start=2 + len(own)):
+            _write(store, entry.round, asked[view], taken, about)
+            watch.round(done, None)
+
+
+def _take_pooled(
+    entry: Entry, wanted: Sequence[_One], rows: Mapping[int, Sequence[int] | None], watch: Watch
+) -> None:
+    """Take the measures of points of all clients, each through its own model."""
+    experiment, store = entry.experiment, entry.store
+    task = experiment.task
+    moments = {one.moment for one in wanted}
     jobs = entry.jobs(moments, dict.fromkeys(one.place for one in wanted), rows)
     engine = engines.make("auto", task, experiment.method)
     try:
@@ -148,11 +169,20 @@ def _take_missing(
             raise BadInput(f"{experiment.method.base} deploys no model: it has no representations")
         what = one.what, sha256(points.x.tobytes()).hexdigest()
         if what not in same:
-            settings = {name: value for name, value in one.settings.items() if name != "samples"}
-            same[what] = readings.take(one.what, points, task.dataset.classes, settings, each=one.each)
+            same[what] = readings.take(one.what, points, task.dataset.classes, _keywords(one), each=one.each)
         about = {"samples": len(points.y), "seconds": time.perf_counter() - began}
         _write(store, entry.round, one, same[what], about)
         watch.round(done, None)
+
+
+def _keywords(one: _One) -> dict[str, Any]:
+    """Return the settings that the measure itself takes."""
+    return {name: value for name, value in one.settings.items() if name != "samples"}
+
+
+def _counts(sizes: Sequence[int], rows: Mapping[int, Sequence[int] | None]) -> list[int]:
+    """Return the number of chosen samples of each client in `rows`."""
+    return [sizes[client] if some is None else len(some) for client, some in rows.items()]
 
 
 def _chosen(sizes: Sequence[int], n: int | None, *, each: bool) -> dict[int, list[int] | None]:

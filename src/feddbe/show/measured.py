@@ -37,7 +37,7 @@ def mdl(
 
 
 def discrepancies(path: Path, found: Mapping[str, Discrepancy], *, title: str = "") -> None:
-    """Draw all four measures, a row for each name (as in `fedavg+dbe, z, after`): a dot per client, a bar at
+    """Draw all measures, a row for each name (as in `fedavg+dbe, z, after`): a dot per client, a bar at
     their mean."""
     write(path, _discrepancies_figure(found, title))
 
@@ -95,7 +95,8 @@ SAID = {
     "a_distance": "proxy A-distance\n(2: told apart)",
     "mmd2": "MMD$^2$\n(unbiased)",
     "mean_distance": "distance of means\n(in pooled spreads)",
-    "fisher": "Fisher ratio",
+    "fisher_f1": "Fisher's F1\n(largest of a dimension)",
+    "fisher_between_means": "Fisher ratio\n(line of means)",
 }
 
 
@@ -142,8 +143,9 @@ def _row(axes: Axes, row: int, measure: str, found: Discrepancy) -> None:
             elinewidth=0.5,
             alpha=0.5,
         )
-    if measure in (chance := {"mean_distance": found.chance, "fisher": found.fisher_chance}):
-        axes.scatter(chance[measure], height, marker="|", s=14, color=GREY, linewidth=1)
+    chance = getattr(found, f"{measure}_chance", None)
+    if chance is not None:
+        axes.scatter(chance, height, marker="|", s=14, color=GREY, linewidth=1)
     axes.scatter(values[there], height[there], s=14, color=COLOURS[0], alpha=0.8, linewidth=0, zorder=3)
     if there.any():
         mean = values[there].mean()

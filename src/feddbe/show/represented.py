@@ -39,8 +39,13 @@ WORDS = {
     "mdl": "Minimum description length of the labels in nats, given what is at a place (± standard deviation "
     "over seeds): less is better.",
     "probe": "Accuracy in % of a linear classifier of what is at a place.",
-    "discrepancy": "Between each client and the others, mean over clients: less is nearer together.",
+    "discrepancy": "Between each client and the others, mean over clients: less is nearer together. Each "
+    "client's own model represents its samples, so that the models of the two sides differ.",
+    "discrepancy-shared": "Between each client and the others, mean over clients: less is nearer together. "
+    "The client's model represents both sides, as in the paper's corollaries.",
 }
+DISCREPANCIES = ("discrepancy", "discrepancy-shared")
+"""Both readings: each client through its own model, or both sides through one client's."""
 PER_ROUND = {
     "drift": "distance of a client's mean z_g from the others', in spreads",
     "probe": "accuracy of a linear probe on z_g",
@@ -68,7 +73,7 @@ def draw(folder: Path, documents: Sequence[RunDocument], layouts: Layouts) -> li
                 value, std = one["overall"]["value"], one["overall"].get("std")
                 series.setdefault(column(run, one), {})[one["place"]] = value or 0.0, std or 0.0
             measured.mdl(path, series, title=title, quick=found[0][1]["quick"])
-        elif what == "discrepancy":
+        elif what in DISCREPANCIES:
             rows = {f"{column(run, one)}, {one['place']}": one for run, one in found if first(one, found)}
             measured.discrepancies(path, {n: discrepancy(one) for n, one in rows.items()}, title=title)
         elif what == "tsne":
@@ -102,10 +107,13 @@ def draw_rounds(folder: Path, documents: Sequence[RunDocument]) -> list[Path]:
 
 
 def kinds(documents: Sequence[RunDocument], names: Sequence[str]) -> Iterator[tuple[str, Found]]:
-    """Measurements of the same kind together, in the order in which they were first asked for."""
+    """Measurements of the same kind together, in the order in which they were first asked for. Those of an
+    older feddbe that lack Fisher's F1 are left out."""
     kinds: dict[str, Found] = {}
     for run, document in zip(names, documents, strict=True):
         for one in document["measured"]:
+            if one["what"] in DISCREPANCIES and not one["overall"].keys() >= set(Discrepancy.MEASURES):
+                continue
             name = f"{one['what']}{'-clients' * one['per_client']}{'-quick' * one['quick']}"
             kinds.setdefault(name, []).append((run, one))
     yield from kinds.items()
@@ -136,12 +144,12 @@ def discrepancy(one: Measurement) -> Discrepancy:
     def there(read: Mapping[str, float | None]) -> dict[str, float]:
         return {name: float("inf") if value is None else value for name, value in read.items()}
 
-    return as_discrepancy(there(one["overall"]), {int(c): there(read) for c, read in one["clients"].items()})
+    return as_discrepancy({int(client): there(read) for client, read in one["clients"].items()})
 
 
 def _table(kind: str, found: Found) -> RenderableType:
     first = found[0][1]
-    readings = Discrepancy.MEASURES if first["what"] == "discrepancy" else ("value",)
+    readings = Discrepancy.MEASURES if first["what"] in DISCREPANCIES else ("value",)
     columns = list(dict.fromkeys((run, one["moment"], one["round"]) for run, one in found))
     cells = {
         (one["place"], reading, (run, one["moment"], one["round"])): _cell(one, reading)

@@ -56,6 +56,13 @@ def test_a_frame() -> None:
         from_object(frame)
 
 
+def test_large_integer_labels_of_a_frame_survive_missing_ones() -> None:
+    pandas = pytest.importorskip("pandas")
+    labels = pandas.array([2**53 + 1, 2**53, None, 2**53 + 1], dtype="Int64")
+    data = from_object((pandas.DataFrame({"a": range(4), "label": labels}), "missing=drop"))
+    assert (data.label_names, data.y.tolist()) == ((str(2**53), str(2**53 + 1)), [1, 0, 1])
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

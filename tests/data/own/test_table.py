@@ -223,6 +223,35 @@ def test_labels_in_sorted_order(tmp_path: Path, labels: str, expected: list[int]
 
 
 @pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (
+            "9007199254740994 9007199254740992 9007199254740995 9007199254740993 9007199254740992",
+            [f"900719925474099{digit}" for digit in range(2, 6)],
+        ),
+        ("1 01 1.0 0 1", ["0", "01", "1", "1.0"]),
+        ("-2 10 1e1 9 9", ["-2", "9", "10", "1e1"]),
+        ("true 1 True 1", ["1", "True", "true"]),
+    ],
+)
+def test_labels_that_differ_as_text_are_different_classes(
+    tmp_path: Path, labels: str, names: list[str]
+) -> None:
+    """In the order of their values where all are numbers, whatever the digits that a float can hold."""
+    rows = "".join(f"{row},{label}\n" for row, label in enumerate(labels.split()))
+    data = load(csv(tmp_path, "x,y\n" + rows))
+    assert list(data.label_names) == names
+    assert [names[number] for number in data.y] == labels.split()
+
+
+def test_large_integer_labels_of_parquet_survive_missing_ones(tmp_path: Path) -> None:
+    labels = [2**53 + 1, 2**53, None, 2**53 + 1, 2**53 + 2]
+    data = load(f"{parquet(tmp_path, a=[1, 2, 3, 4, 5], label=labels)}?missing=drop")
+    assert data.label_names == tuple(str(2**53 + k) for k in range(3))
+    assert data.y.tolist() == [1, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
     ("clients", "expected"), [("10 9 10", [1, 0, 1]), ("7 007 7", [1, 0, 1]), ("b a b", [1, 0, 1])]
 )
 def test_clients_in_the_order_of_their_ids(tmp_path: Path, clients: str, expected: list[int]) -> None:

@@ -1,10 +1,11 @@
 """Decoded arrays on disk: made once, mapped into memory ever after, whole or not at all.
 
 A cache is a folder `ROOT/NAME/KEY.cache` with one .npy file per array and `header.json`, which says what the
-arrays were made from and what they are. It is built under a temporary name, brought to the disk, and renamed
-when it is whole. A header that does not fit (another source, another format, a file that was cut or changed)
-makes the cache worth nothing: it is built again. Two processes that build the same one work in folders of
-their own; the first to rename wins, the other takes what is there.
+arrays were made from (names and SHA-256 of sources) and what they are. It is built under a temporary name,
+brought to the disk, and renamed when it is whole. A header that does not fit (another source, another format,
+a file that was cut or changed) makes the cache worth nothing: it is built again. Two processes that build the
+same one work in folders of their own; the first to rename wins, the other takes what is there. The file
+`sources` remembers which files had the header's content, so that they are not read again at each start.
 
 The bytes are compared with the header's SHA-256 when a cache is opened, as bytes can rot on the disk
 while a file keeps its time: small arrays, as labels are, each time, large ones (a second for Tiny-ImageNet's
@@ -32,6 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feddbe.data.files.origin import Origin
 from feddbe.data.files.places import cache_folders
 
 __all__ = ["Cached", "New", "cached"]
@@ -41,9 +43,10 @@ New = Callable[[str, tuple[int, ...], npt.DTypeLike], Array]
 """new(name, shape, dtype): an array of zeros to fill, in a file if there is a place for one."""
 
 _log = logging.getLogger("feddbe")
-_VERSION = 1
+_VERSION = 2
 _HEADER = "header.json"
 _VERIFIED = "verified"
+_SOURCES = "sources"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CHUNK = 1 << 22
 _SMALL = 1 << 24
@@ -66,15 +69,15 @@ def cached(
     """The arrays that `build` makes of `sources`, from the cache if there is a good one.
 
     `name` is the data set's, `key` says what is made of it: give another one when `build` changes. `sources`
-    are the files, or folders, whose names, sizes and times tell whether the cache is still theirs. `build`
-    gets the function `new` and fills the arrays that it returns:
+    are the files, or folders of files, whose content tells whether the cache is still theirs. `build` gets
+    the function `new` and fills the arrays that it returns:
 
         def build(new):
             new("x", (60000, 3, 32, 32), np.uint8)[:] = decode(...)
 
     Where no place can be written, the arrays are made in memory, and a warning says so once.
     """
-    origin = [[path.name, stat.st_size, stat.st_mtime_ns] for path in sources for stat in [path.stat()]]
+    origin = Origin(sources)
     places = [folder / f"{key}.cache" for folder in cache_folders(name, data_dir)]
     for place in places:
         if found := _open(place, origin):
@@ -126,7 +129,7 @@ def _temporary(place: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
 
 
-def _build(place: Path, temporary: Path, origin: Any, build: Callable[[New], None]) -> Cached:
+def _build(place: Path, temporary: Path, origin: Origin, build: Callable[[New], None]) -> Cached:
     arrays: dict[str, np.memmap[Any, Any]] = {}
 
     def new(array: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
@@ -142,7 +145,7 @@ def _build(place: Path, temporary: Path, origin: Any, build: Callable[[New], Non
     try:
         for values in arrays.values():
             values.flush()
-        header = {"version": _VERSION, "origin": origin, "arrays": {}}
+        header: dict[str, Any] = {"version": _VERSION, "origin": origin.content, "arrays": {}}
         for array, values in arrays.items():
             path = temporary / f"{array}.npy"
             _sync(path)
@@ -177,7 +180,7 @@ def _reserve(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
             left -= file.write(zeros[:left])
 
 
-def _rename(temporary: Path, place: Path, origin: Any) -> bool:
+def _rename(temporary: Path, place: Path, origin: Origin) -> bool:
     """Give the cache its name; False if another process has put a good one there first."""
     while True:
         try:
@@ -196,11 +199,11 @@ def _rename(temporary: Path, place: Path, origin: Any) -> bool:
             return True
 
 
-def _open(place: Path, origin: Any) -> Cached | None:
+def _open(place: Path, origin: Origin) -> Cached | None:
     """The cache at this place, if it is whole and made of the same sources."""
     try:
         header = json.loads((place / _HEADER).read_text())
-        if header["version"] != _VERSION or header["origin"] != origin:
+        if header["version"] != _VERSION or not _is_made_from(place, header["origin"], origin):
             return None
         arrays = {}
         for array, about in header["arrays"].items():
@@ -219,6 +222,18 @@ def _open(place: Path, origin: Any) -> Cached | None:
         return Cached(arrays, {array: about["sha256"] for array, about in header["arrays"].items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # anything may be in a foreign file
         return None
+
+
+def _is_made_from(place: Path, content: Any, origin: Origin) -> bool:
+    """Whether the sources have this content; those that are as they were then are not read again."""
+    mark = place / _SOURCES
+    if mark.exists() and mark.read_text() == origin.stamp:
+        return True
+    if origin.content != content:
+        return False
+    with suppress(OSError):  # a place that cannot be written has its sources read each time
+        mark.write_text(origin.stamp)
+    return True
 
 
 def _verified(place: Path, arrays: dict[str, Any], sha256: dict[str, str]) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,17 +13,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from feddbe.data import rows
 from feddbe.data.dataset import Dataset
 from feddbe.data.files.archives import check_zip
 from feddbe.data.files.places import plain
 from feddbe.errors import BadInput, short
 
 __all__ = [
-    "Array", "Numbered", "clients_of", "labels_of", "load_npz", "made", "names_of", "of_arrays", "open_npz",
-    "samples_of",
+    "EXACT", "Array", "Numbered", "clients_of", "labels_of", "labels_of_text", "load_npz", "made", "names_of",
+    "of_arrays", "open_npz", "samples_of",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
+
+EXACT = 2**53
+"""float64 holds all integers up to this one."""
+_INTEGER = re.compile("[+-]?[0-9]+")
 
 
 class Numbered(NamedTuple):
@@ -178,11 +184,47 @@ def labels_of(y: Array, n: int, what: str) -> Numbered:
             raise BadInput(f"{what} has the label {broken[0]}; labels must be whole numbers or text")
     found, numbers = np.unique(y, return_inverse=True)
     names = names_of(found)
+    _check_classes(names, n, what)
+    return Numbered(numbers.astype(np.int64), names)
+
+
+def labels_of_text(labels: Sequence[str], what: str) -> Numbered:
+    """Return classes that differ wherever the text does: "1", "01" and "1.0" are three.
+
+    If all labels are numbers, their order is that of the values; integers of any length are exact.
+
+    Raises:
+        BadInput: If all labels are numbers and one is not whole, or if they do not name classes.
+    """
+    names = {*labels}
+    values = {name: _number(name) for name in names}
+    if all(value is not None for value in values.values()):
+        for label in labels:
+            value = values[label]
+            if isinstance(value, float) and not value.is_integer():
+                raise BadInput(f"{what} has the label {short(label)}; labels must be whole numbers or text")
+        ordered = sorted(names, key=lambda name: (values[name], name))
+    else:
+        ordered = sorted(names)
+    _check_classes(ordered, len(labels), what)
+    place = {name: number for number, name in enumerate(ordered)}
+    return Numbered(np.array([place[label] for label in labels], np.int64), tuple(ordered))
+
+
+def _number(text: str) -> int | float | None:
+    """Return the number that a text is, an int wherever it is written as one; None: it is not a number."""
+    if _INTEGER.fullmatch(text):
+        with suppress(ValueError):  # thousands of digits
+            return int(text)
+    return rows.number(text)
+
+
+def _check_classes(names: Sequence[str], n: int, what: str) -> None:
+    """Refuse the names of a single class, or of as many classes as there are rows."""
     if len(names) < 2:
         raise BadInput(f"{what} has only the label '{short(names[0])}'; at least 2 classes are needed")
     if len(names) == n > 2:
         raise BadInput(f"{what} has another label in each of {n} rows; it must name their classes")
-    return Numbered(numbers.astype(np.int64), names)
 
 
 def clients_of(client: Array, n: int, what: str) -> Numbered:
@@ -198,5 +240,5 @@ def names_of(found: Array) -> tuple[str, ...]:
     """How people write these values."""
     if found.dtype.kind == "S":
         return tuple(value.decode("utf-8", "replace") for value in found.tolist())
-    whole = found.astype(np.int64) if found.dtype.kind == "f" else found
-    return tuple(map(str, whole.tolist()))
+    values = found.tolist()
+    return tuple(map(str, map(int, values) if found.dtype.kind == "f" else values))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from feddbe.data.dataset import Dataset
-from feddbe.data.own.arrays import Array
+from feddbe.data.own.arrays import EXACT, Array
 from feddbe.data.own.table import Choice, Table, as_dataset
 from feddbe.errors import BadInput, one_line, short
 
@@ -59,6 +59,8 @@ def arrow_table(table: Any, where: str) -> Table:
             column = pa.chunked_array([chunk.field("bytes") for chunk in column.chunks])
             kind = column.type
         types = pa.types
+        if types.is_integer(kind) and column.null_count and not _fits_float(column):
+            column, kind = column.cast(pa.string()), pa.string()
         if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
             return np.asarray(column.cast(pa.float64(), safe=False) if column.null_count else column)
         if any(is_kind(kind) for is_kind in (types.is_string, types.is_large_string, types.is_binary)):
@@ -71,6 +73,14 @@ def arrow_table(table: Any, where: str) -> Table:
         )
 
     return Table(where, table.column_names, read, labels=_class_labels(table))
+
+
+def _fits_float(column: Any) -> bool:
+    """Whether float64 holds these integers exactly."""
+    from pyarrow import compute
+
+    bounds = compute.min_max(column).as_py()
+    return all(value is None or abs(value) <= EXACT for value in bounds.values())
 
 
 def _class_labels(table: Any) -> dict[str, Sequence[str]]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from feddbe.data.dataset import Dataset
-from feddbe.data.own.arrays import Array, of_arrays
+from feddbe.data.own.arrays import EXACT, Array, of_arrays
 from feddbe.data.own.choice import Choice, chosen
 from feddbe.data.own.table import Table, as_dataset
 from feddbe.errors import BadInput, one_line, short
@@ -92,7 +92,8 @@ def _frame(frame: Any, choice: Choice) -> Dataset:
         kind = getattr(column.dtype, "kind", "O")
         if kind in "iufb" and not column.isna().any():
             return np.asarray(column)
-        if kind in "iufb":
+        too_large = kind in "iu" and bool((column.dropna().abs() > EXACT).any())
+        if kind in "iufb" and not too_large:
             return np.asarray(column.astype("float64"))
         found = np.empty(len(column), object)
         found[:] = [None if gap else str(v) for v, gap in zip(column, column.isna(), strict=True)]

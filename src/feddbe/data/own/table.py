@@ -18,9 +18,9 @@ import numpy as np
 
 from feddbe.data import rows
 from feddbe.data.dataset import Dataset
-from feddbe.data.own.arrays import Array, Numbered, clients_of, labels_of, made
+from feddbe.data.own.arrays import Array, Numbered, clients_of, labels_of, labels_of_text, made
 from feddbe.data.own.choice import Choice
-from feddbe.data.own.columns import Samples, columns_of, gaps, images, numbers, samples
+from feddbe.data.own.columns import Samples, columns_of, gaps, images, samples
 from feddbe.errors import BadInput, one_line, short
 
 __all__ = ["Choice", "Table", "as_dataset", "label_column", "load_csv"]
@@ -37,7 +37,7 @@ class Table:
     names: Sequence[str]
     read: Callable[[str], Array]
     """A column as numbers with nan for what is missing, or as objects: str or None, or all bytes, which are
-    image files."""
+    image files. Integers that a float cannot hold beside nan are str."""
     place: Callable[[int], str] = field(default=lambda row: f"row {row}")
     """Where a row is, in words."""
     comma: bool = False
@@ -111,13 +111,13 @@ def _no_column(table: Table, column: str) -> BadInput:
 
 
 def _labels(values: Array, what: str, known: Sequence[str]) -> Numbered:
-    """Whatever the labels are, numbered from 0 in sorted order."""
+    """Return labels of any kind, numbered from 0 in sorted order."""
     if values.dtype == object:
         if images(values):
             raise BadInput(f"{what} holds images; labels must be whole numbers or text")
-        as_numbers = numbers(values)
-        values = values.astype(str) if as_numbers is None else as_numbers
-    found = labels_of(values, len(values), what)
+        found = labels_of_text(values.tolist(), what)
+    else:
+        found = labels_of(values, len(values), what)
     if known and all(name.isdecimal() and int(name) < len(known) for name in found.names):
         return Numbered(found.numbers, tuple(known[int(name)] for name in found.names))
     return found
