@@ -46,6 +46,7 @@ VARIED: dict[str, tuple[str, dict[str, Any]]] = {
     "mean with a guarantee": ("fedavg+dbe(epsilon=8,delta=1e-5,clip=1,init_mean=start)", {}),
     "few clients in the initialization": ("fedavg+dbe(init_clients=2)", {}),
     "projection head": ("moon(projection=8)", {}),
+    "two models to each": ("fedfomo(m=2)", {}),
     "new clients": ("fedavg+dbe", {"newcomers": 2, "adapt_epochs": 2}),
     "new clients adapt PRBM": ("fedavg+dbe", {"newcomers": 2, "adapt_epochs": 2, "adapt": "prbm"}),
     "some evaluate": ("fedavg", {"eval": "sample:2"}),
