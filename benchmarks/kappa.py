@@ -12,28 +12,37 @@ import argparse
 import tempfile
 from pathlib import Path
 
+import torch.nn.functional as F
+from torch import Tensor
+
 from feddbe import engines
 from feddbe.options.config import Config
 from feddbe.runs.experiment import resolve
 from feddbe.runs.rounds import Loop, Watch, start
 from feddbe.runs.store import Store
-from feddbe.state import without
+from feddbe.state import State, without
 from feddbe.training.local import Local
-from feddbe.training.terms import MeanPull, Term
+from feddbe.training.terms import At, MeanPull, Term
 
 
 def losses(loop: Loop, kappa: float, t: int) -> tuple[float, float]:
     """Mean task loss and mean of 1/2 mean_k (r_k - zbar_k)^2 over all batches that round t would train on."""
     task, server = loop.task, loop.server
     pull = MeanPull(1.0, kappa / 2)
-    term = Term(pull, {"mean": server["mean"]}, pull.start(task.model.feature_shape, measured=True))
-    total, samples, apart, batches = 0.0, 0, 0.0, 0.0
+    apart = list[float]()
+
+    def observed(at: At, carry: State) -> tuple[Tensor | None, State]:
+        loss, new = pull(at, carry)
+        apart.append(0.5 * float(F.mse_loss(new["r"], at.const["mean"])))
+        return loss, new
+
+    term = Term(observed, {"mean": server["mean"]}, pull.start(task.model.feature_shape))
+    total, samples = 0.0, 0
     for client in range(task.split.clients):
         local = Local(task, t, client)
-        sums = local.fit(without(server, ["mean"]), terms=[term]).carries[0]
+        local.fit(without(server, ["mean"]), terms=[term])
         total, samples = total + local.losses["shared"][0], samples + local.losses["shared"][1]
-        apart, batches = apart + float(sums["size"]), batches + float(sums["batches"])
-    return total / samples, apart / batches
+    return total / samples, sum(apart) / len(apart)
 
 
 def observe(kappa: float, data: str, rounds: int, every: int = 5) -> None:

@@ -24,10 +24,9 @@ def test_arrows_go_one_way(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", SOURCES)
-def test_small(module: str) -> None:
-    """No module over 300 lines, no function over 60 (what numba compiles to one may be longer)."""
+def test_functions_are_short(module: str) -> None:
+    """No function over 60 lines (what numba compiles to one may be longer)."""
     text = modules()[module].read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 300
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef) and node.end_lineno:
             assert node.end_lineno - node.lineno < 60, node.name

@@ -186,7 +186,6 @@ MISTAKES = {
     "run fedavg --eval al": ["eval = 'al'", "all, cohort, sample:M"],
     "run fedavg --eval sample:0": ["eval = 'sample:0'", "M >= 1"],
     "run fedavg --variant papr": ["'papr'", "did you mean 'paper'?", "default, official, paper"],
-    "run fedavg --train-loss pas": ["'pas'", "did you mean 'pass'?", "pass, training"],
     "run fedavg --bn-buffers lokal": ["'lokal'", "did you mean 'local'?", "average, local"],
     "run fedavg --short-batch kep": ["'kep'", "did you mean 'keep'?", "keep, refuse"],
     "run fedavg --partition idd": ["unknown partition 'idd'", "did you mean 'iid'?", "dirichlet:BETA"],
@@ -727,7 +726,7 @@ def test_check_says_what_is_whole(shell: Shell) -> None:
     assert shell("check good") == (0, "runs/good: whole, goes on from round 2\n", "")
     (found,) = shell.json("check good")["runs"]
     parts = dict.fromkeys(["meta", "SQLite", "rows", "states", "rounds", "model"], "whole")
-    assert found == {"folder": "runs/good", "whole": True, "round": 2, "parts": parts, "lost": ""}
+    assert found == {"folder": "runs/good", "whole": True, "round": 2, "parts": parts}
     file = Path("runs/good") / FILE
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
@@ -771,7 +770,7 @@ RUN = [
     "--rounds", "--patience", "--epochs",
     "--batch", "--lr", "--lr-decay", "--optimiser", "--momentum", "--weight-decay", "--clip-norm",
     "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
-    "--measure", "--eval", "--eval-after", "--train-loss", "--validation",
+    "--measure", "--eval", "--eval-after", "--validation",
     "--newcomers", "--adapt-epochs", "--adapt", "--engine", "--device", "--trainer",
     "--min-replies", "--worker-timeout", "--keep-best",
     "--out", "--resume", "--json", "--quiet", "--seeds", "--set",
@@ -843,7 +842,6 @@ COMMANDS = {
         "--measure",
         "--eval",
         "--eval-after",
-        "--train-loss",
         "--validation",
         "--adapt-epochs",
         "--engine",

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from feddbe.methods import MR, PRBM, Composed, Method
-from feddbe.methods.addons import SIZE
 from feddbe.methods.base import BODY, HEAD, MODEL, PERSONAL, refused
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.fedper import FedPer
@@ -18,6 +17,9 @@ from feddbe.training.local import Local
 from feddbe.training.task import Context
 from tests.federation import Recorder, carry_out, experiment
 
+HIDDEN = "mean"
+"""A name that +mr may send."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Renames(Composed):
@@ -25,7 +27,7 @@ class Renames(Composed):
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         up, new = super().train(ctx, local, received, private)
-        return {**up, SIZE: new["prbm"].repeat(2)}, new
+        return {**up, HIDDEN: new["prbm"].repeat(2)}, new
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +78,7 @@ def test_a_secret_value_under_another_name_is_found(tmp_path: Path) -> None:
     e = dataclasses.replace(experiment("fedavg+dbe"), method=Renames(FedAvg(), (PRBM(), MR())))
     recorder = Recorder(e)
     carry_out(e, tmp_path, recorder)
-    assert any(leak.startswith("prbm") and leak.endswith(SIZE) for leak in leaks(recorder, e.method.secret))
+    assert any(leak.startswith("prbm") and leak.endswith(HIDDEN) for leak in leaks(recorder, e.method.secret))
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,6 @@ def test_what_is_asked_is_done() -> None:
     assert looked.measured.keys() == {"before"}
     assert looked.measured["before"].keys() == {"accuracy"}
     assert looked.measured["before"]["accuracy"][1] == 15
-    job = Job(0, 1, evaluate=True, train_pass=True, measures=("loss",))
-    passed = perform(e.task, e.method, job, theta, None)
-    assert {moment: numbers["loss"][1] for moment, numbers in passed.measured.items()} == {
-        "before": 15, "train": 45,
-    }  # fmt: skip
     trained = perform(e.task, e.method, Job(0, 1, "train"), theta, None)
     assert trained.measured == {}
     assert trained.trained["loss"][1] == 40

@@ -13,8 +13,8 @@ def test_by_hand() -> None:
     assert (task.samples[0], len(task.split.test[0])) == (30, 10)
     assert cost(task, Job(0, 1, evaluate=True)) == 10
     assert cost(task, Job(0, 1, "train")) == 3 * 2 * 30
-    whole = Job(0, 1, "train", evaluate=True, after=True, train_pass=True, adapt=5)
-    assert cost(task, whole) == 2 * 10 + 30 + 3 * (2 + 5) * 30
+    whole = Job(0, 1, "train", evaluate=True, after=True, adapt=5)
+    assert cost(task, whole) == 2 * 10 + 3 * (2 + 5) * 30
 
 
 def queue(sizes: list[int], together: int, workers: int = 2) -> Queue:

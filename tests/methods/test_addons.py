@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import feddbe
 from feddbe.methods import MR, PRBM, Upload
 from feddbe.runs.schedule import who_prepares
 from feddbe.state import State
 from feddbe.training.local import Local
 from feddbe.training.task import Context, Task
 from feddbe.training.terms import At, Batch, MeanPull
-from tests.federation import Recorder, carry_out, experiment, outcome, same_bits
+from tests.federation import experiment, outcome, same_bits
 
 
 @pytest.mark.parametrize(
@@ -181,73 +179,3 @@ def test_the_vector_has_the_shape_of_the_cut() -> None:
     for cut, shape in (("conv1", (16, 4, 4)), ("conv2", (32, 2, 2)), ("fc1", (64,))):
         task = experiment("fedavg", model="cnn_small", cut=cut).task
         assert PRBM().client_init(Context(task, 0))["prbm"].shape == shape
-
-
-# kappa=auto
-
-
-def upload(client: int, samples: int, **numbers: Any) -> Upload:
-    """With `mean` as its first coordinate of 4."""
-    mean = {"mean": numbers.pop("mean") * torch.eye(4)[0]} if "mean" in numbers else {}
-    return Upload(client, samples, mean | {f"mr/{name}": torch.tensor(v) for name, v in numbers.items()})
-
-
-@pytest.mark.parametrize(("apart", "kappa"), [(8.0, 0.25), (0.4, 1.0)])
-def test_auto_begins_at_the_ratio_of_the_preparation_but_not_above_one(apart: float, kappa: float) -> None:
-    """Means of 0 and `apart` in one of four coordinates, with 30 and 10 samples: zbar = apart/4, so m =
-    1/8 (3/4 (1/4)^2 + 1/4 (3/4)^2) apart^2 = 3/128 apart^2, and L = 3/8."""
-    method, task = MR(kappa="auto"), experiment("fedavg+mr(kappa=auto)").task
-    uploads = [upload(0, 30, mean=0.0, task=0.25), upload(1, 10, mean=apart, task=0.75)]
-    server = method.prepared(Context(task, 0), {}, uploads)
-    assert float(server["mr/kappa"]) == pytest.approx(kappa)
-    assert method.found(server) == {"mr kappa": pytest.approx(kappa)}
-
-
-@pytest.mark.parametrize(
-    ("round", "before", "kappa"),
-    [(1, 1.0, 3.0), (2, 9.0, 6.0), (5, 400.0, 20.0), (5, 1.44, 1.2), (6, 9.0, 9.0)],
-)
-def test_auto_goes_half_way_to_the_even_weight_and_at_most_threefold(
-    round: int, before: float, kappa: float
-) -> None:
-    """L = 1, m = 1/4 at first, else 1 (or 1/100 in round 1); K / eta = 20 limits it; after round 5 it
-    stays."""
-    method, task = MR(kappa="auto"), experiment("fedavg+mr(kappa=auto)", lr=0.2).task
-    size = {1: 0.01, 2: 0.25}.get(round, 1.0 if before < 100 else 0.01)
-    server = {"mean": torch.zeros(4), "mr/kappa": torch.tensor(before)}
-    uploads = [upload(0, 30, task=0.8, size=size), upload(1, 10, task=1.6, size=size)]
-    assert float(method.combine(Context(task, round), server, uploads)["mr/kappa"]) == pytest.approx(kappa)
-
-
-def test_auto_is_the_same_for_all_and_measured_on_the_batches_trained_on(tmp_path: Path) -> None:
-    """Round 1 is that of kappa = 1, bit for bit; its L_i and m_i are those of the batches, by hand."""
-    e = experiment("fedavg+mr(kappa=auto)", batch=45, rounds=7)
-    engine = Recorder(e)
-    ran = carry_out(e, tmp_path / "auto", engine)
-    one = outcome(experiment("fedavg+mr(kappa=1)", batch=45, rounds=1), tmp_path / "one")
-    again = outcome(experiment("fedavg+mr(kappa=auto)", batch=45, rounds=1), tmp_path / "again")
-    assert same_bits({n: t for n, t in again.server.items() if n != "mr/kappa"}, one.server)
-
-    rows = torch.from_numpy(e.task.split.train[0])
-    out = e.task.model.forward(e.task.model.parameters, e.task.dataset.inputs(e.task.dataset.x[rows]))
-    loss = torch.nn.functional.cross_entropy(out.logits, e.task.dataset.y[rows])
-    apart = 0.5 * ((out.z_g.mean(0) - ran.server["mean"]) ** 2).mean()
-    sent = [m for m in engine.messages if "mr/size" in m]
-    assert len(sent) == 5 * 3, "in five rounds, of three clients"
-    torch.testing.assert_close(sent[0]["mr/task"], loss.detach())
-    torch.testing.assert_close(sent[0]["mr/size"], apart.detach())
-    kappas = [float(m["mr/kappa"]) for m in engine.messages if "mr/kappa" in m]
-    assert all(len(set(kappas[at : at + 3])) == 1 for at in range(0, len(kappas), 3))
-    assert len(set(kappas[-9:])) == 1, "rounds 6 and 7, and the last evaluation"
-    assert set(kappas[:15]) == set(kappas[:15:3])
-    assert kappas[0] == 1
-    assert kappas[-1] == float(ran.server["mr/kappa"]) != 1
-
-
-def test_auto_is_stored_and_shown(tmp_path: Path) -> None:
-    document = feddbe.run(
-        "fedavg+mr(kappa=auto)", rounds=1, clients=3, partition="iid", out=str(tmp_path / "r")
-    )
-    assert document["config"]["method_options"]["mr"]["kappa"] == "auto"
-    assert document["remarks"] == ["mr kappa 3, found by itself"]
-    assert feddbe.load(tmp_path / "r")["remarks"] == document["remarks"]

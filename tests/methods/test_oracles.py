@@ -79,8 +79,6 @@ ALONE = [
     "apfl(adaptive=false)",
 ]
 """Choices that exclude others'."""
-AUTO = [(f"{name}+mr(kappa=auto)", "local") for name in ("fedavg", "scaffold", "ditto", "fedrep", "fedrod")]
-AUTO += [("fedavg+mr(kappa=auto)", "plain")]
 
 
 def combinations(methods: Sequence[str]) -> list[str]:
@@ -168,7 +166,7 @@ def setting(e: Experiment, parts: dict[str, dict[str, Any]]) -> Setting:
     method, *addons = parts
     means, vectors, tunes = ({*some} & {*addons} for some in (("mr", "dbe"), ("prbm", "dbe"), ["ft"]))
     options = {k: v for addon in addons for k, v in parts[addon].items()}
-    kappa = options.pop("kappa", "auto")
+    kappa = options.pop("kappa", None)
     dataset, chosen = e.task.dataset, e.options
     with seeds.torch_seeded(seeds.torch_seed(e.task.seed, "model")):
         module = perceptron() if chosen.model == "mlp" else normed((1, 8, 8), 10)
@@ -186,8 +184,7 @@ def setting(e: Experiment, parts: dict[str, dict[str, Any]]) -> Setting:
         epochs=chosen.epochs,
         bn=chosen.bn_buffers,
         weights=parts[method].get("weights"),
-        kappa=kappa if means and kappa != "auto" else None,
-        auto=bool(means) and kappa == "auto",
+        kappa=kappa if means else None,
         prbm=bool(vectors),
         ft=chosen.adapt_epochs if tunes or method == "fedbabu" else 0,
         **options,
@@ -247,8 +244,6 @@ def compared(
         assert found.loss == pytest.approx(plain.seen[key].loss, rel=10 * atol, abs=atol), key
     if plain.z_bar is not None:
         torch.testing.assert_close(ran.server["mean"], plain.z_bar, rtol=atol, atol=atol)
-    if plain.auto:
-        assert ran.server["mr/kappa"].item() == pytest.approx(plain.kappa, rel=10 * atol)
 
     def statistics(values: Sequence[Tensor], prefix: str) -> State:
         return {prefix + n: b for n, b in zip(e.task.model.buffers, values, strict=True)}
@@ -298,12 +293,11 @@ def in_order(state: State, parameters: list[str]) -> list[Tensor]:
     [
         *((name, how) for name in combinations([*PLAIN]) for how in SETTINGS),
         *((name, "local") for name in ALONE),
-        *AUTO,
     ],
 )
 def test_against_the_plain_loop(name: str, how: str, tmp_path: Path) -> None:
     """Server and private state, too, after three rounds, or more than kappa takes to settle."""
-    rounds = 7 if (name, how) in AUTO else 3
+    rounds = 3
     found = compared(name, how, PLAIN[next(iter(read(name)))], tmp_path, rounds=rounds)
     order = list(found.e.task.model.parameters)
     server = in_order(without(found.ran.server, ["mean", "mr/", BUFFER]), order)

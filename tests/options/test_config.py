@@ -36,7 +36,7 @@ def test_the_options_and_their_defaults() -> None:
         "patience": None,
         "epochs": 1, "batch": 10, "lr": None, "lr_decay": None, "optimiser": "sgd",
         "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None, "join": 1.0, "seed": 0, "variant": "default",
-        "measure": "accuracy,auc,loss", "eval": "all", "eval_after": True, "train_loss": "training",
+        "measure": "accuracy,auc,loss", "eval": "all", "eval_after": True,
         "validation": 0.0, "newcomers": 0, "adapt_epochs": 10, "adapt": "full",
         "bn_buffers": "local", "short_batch": None,
         "engine": "auto", "device": "cpu", "trainer": "auto",
@@ -87,7 +87,6 @@ def test_what_tells_runs_apart() -> None:
             "unknown variant 'offical'; did you mean 'official'? allowed: default, official, paper",
         ),
         ("bn_buffers", "shared", "unknown bn_buffers 'shared'; allowed: average, local"),
-        ("train_loss", "x", "unknown train_loss 'x'; allowed: pass, training"),
         ("short_batch", "keeps", "unknown short_batch 'keeps'; did you mean 'keep'? allowed: keep, refuse"),
     ],
 )  # fmt: skip

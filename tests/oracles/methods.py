@@ -8,7 +8,6 @@ What clients predict, and the BatchNorm statistics, it leaves in the setting.
 from __future__ import annotations
 
 import copy
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +44,6 @@ Net = tuple[nn.Module, nn.Module]
 Extra = Callable[[Net, Tensor, Tensor, Tensor], Tensor]
 """(net, z, x, y) -> what is added to the loss."""
 Rows = Sequence[NDArray[np.int64]]
-AUTO_ROUNDS = 5
 
 
 class Result(NamedTuple):
@@ -80,8 +78,6 @@ class Setting:
     weights: str | None = None
     """Of the average: samples or uniform; None is the method's own."""
     kappa: float | None = None
-    auto: bool = False
-    """kappa is not given, but found in the preparation and in the first rounds."""
     mu: float = 1.0
     prbm: bool = False
     prbm_lr: float | None = None
@@ -94,37 +90,24 @@ class Setting:
     rounds."""
     seen: dict[tuple[str, int, int], Seen] = field(default_factory=dict)
     """(moment, entry, client) -> what it predicted."""
-    sizes: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
-    """Of each batch of a client's last training: the task loss, and MR's without kappa."""
 
     def __post_init__(self) -> None:
         everyone = range(len(self.train))
         self.tracks = defaultdict(lambda: dict.fromkeys(everyone, statistics(self.net)))
         if self.prbm:
             self.p = {i: self.zero() for i in everyone}
-        if self.kappa is not None or self.auto:
+        if self.kappa is not None:
             means, n = [], sum(len(rows) for rows in self.train)
             for i in everyone:
                 net, r = self.fit(self.at(self.net, i), i, 0, epochs=1, prbm=False)
                 self.left(net, i)
                 means.append(r)
             self.z_bar = torch.stack([len(self.train[i]) / n * r for i, r in enumerate(means)]).sum(0)
-            if self.auto:
-                apart = [self.apart(r).item() for r in means]
-                self.sizes = {i: [(loss, apart[i]) for loss, _ in self.sizes[i]] for i in everyone}
-                self.kappa = min(1.0, self.ratio(everyone))
             self.average(everyone)
 
     def apart(self, r: Tensor) -> Tensor:
         """MR's loss without kappa."""
         return torch.zeros(()) if self.z_bar is None else (0.5 * (r - self.z_bar) ** 2).mean()
-
-    def ratio(self, cohort: Sequence[int]) -> float:
-        """L / m, each a mean over the batches of a client, and over clients with weights n_i."""
-        total = np.zeros(2)
-        for i in cohort:
-            total += len(self.train[i]) * np.mean(self.sizes[i], 0)
-        return float(total[0] / total[1])
 
     def zero(self) -> Tensor:
         """0 in the shape of a representation."""
@@ -196,9 +179,6 @@ class Setting:
                 cohort = self.cohort(t)
                 yield t, cohort
                 self.average(cohort)
-                if self.auto and self.kappa is not None and t <= AUTO_ROUNDS:
-                    k, limit = self.kappa, self.zero().numel() / self.lr
-                    self.kappa = min(3 * k, math.sqrt(k * self.ratio(cohort)), limit)
 
     def fit(
         self,
@@ -222,13 +202,13 @@ class Setting:
             self.p[i] = p  # so that an extra term sees it as it is now
             rate = self.lr if self.prbm_lr is None else self.prbm_lr
             sgd.add_param_group({"params": [p], "lr": rate})
-        r, self.sizes[i] = self.zero(), []
+        r = self.zero()
         for rows in self.batches(i, t, epochs or self.epochs):
             x, y = self.x[rows], self.y[rows]
             z = f(x)
             loss = cross_entropy(h(z if p is None else z + p), y)
             r = (1 - self.mu) * r.detach() + self.mu * z.mean(0)
-            loss = self.regularized(i, loss, r) if mr else loss
+            loss = self.regularized(loss, r) if mr else loss
             if extra is not None:
                 loss = loss + extra((f, h), z, x, y)
             sgd.zero_grad()
@@ -240,11 +220,9 @@ class Setting:
             self.p[i] = p.detach()
         return (f, h), r.detach()
 
-    def regularized(self, i: int, loss: Tensor, r: Tensor) -> Tensor:
+    def regularized(self, loss: Tensor, r: Tensor) -> Tensor:
         """The task loss and, after the preparation, MR's."""
-        apart = self.apart(r)
-        self.sizes[i].append((loss.item(), apart.item()))
-        return loss if self.kappa is None else loss + self.kappa * apart
+        return loss if self.kappa is None else loss + self.kappa * self.apart(r)
 
 
 def statistics(net: Net) -> list[Tensor]:
@@ -448,14 +426,14 @@ def fedrod(s: Setting) -> Result:
             personal = torch.optim.SGD(heads[i].parameters(), lr=s.lr)
             counts = torch.bincount(s.y[torch.from_numpy(s.train[i])], minlength=10).double()
             prior = counts.clamp(min=1e-8).log().to(s.x)
-            r, s.sizes[i] = s.zero(), []
+            r = s.zero()
             for rows in s.batches(i, t, s.epochs):
                 x, y = s.x[rows], s.y[rows]
                 z = f(x)
                 logits = h(z)
                 loss = cross_entropy(logits + prior, y)
                 r = (1 - s.mu) * r.detach() + s.mu * z.mean(0)
-                loss = s.regularized(i, loss, r)
+                loss = s.regularized(loss, r)
                 shared.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 shared.step()

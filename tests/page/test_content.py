@@ -103,12 +103,6 @@ def test_a_run_that_was_stopped(after: int, far: str, tmp_path: Path) -> None:
     as_json(shown)
 
 
-@pytest.mark.parametrize("kind", ["adapted", "stopped", "uploads"])
-def test_runs_of_format_2(kind: str, tmp_path: Path) -> None:
-    shutil.copytree(Path("tests/runs/format2") / kind, tmp_path / "run")
-    assert write_report([tmp_path / "run"], tmp_path / "x.html").is_file()
-
-
 def test_moments_are_told_apart(tmp_path: Path) -> None:
     for method in ("fedavg", "perfedavg"):
         feddbe.run(method, out=str(tmp_path / method), rounds=1, **SMALL)
@@ -255,7 +249,7 @@ def parsed(line: str) -> Any:
 OTHER: list[dict[str, Any]] = [
     {},
     {"lr": 0.123456789, "eval_after": False, "batch": 7, "validation": 0.25, "join": 0.5, "seed": 3},
-    {"variant": "official", "train_loss": "pass", "eval": "sample:2", "cut": "fc1", "quiet": True},
+    {"variant": "official", "eval": "sample:2", "cut": "fc1", "quiet": True},
 ]
 
 

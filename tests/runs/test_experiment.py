@@ -251,7 +251,6 @@ OTHER: list[dict[str, Any]] = [
     {"bn_buffers": "average"}, {"short_batch": "refuse"}, {"variant": "paper"}, {"variant": "official"},
     {"eval": "cohort"}, {"eval_after": False},
     {"validation": 0.2}, {"newcomers": 1}, {"newcomers": 1, "adapt": "prbm"}, {"adapt_epochs": 5},
-    {"train_loss": "pass"},
     {"name": "fedavg"}, {"name": "fedavg+mr"}, {"name": "fedavg+prbm"}, {"name": "fedavg+dbe(kappa=2)"},
     {"name": "fedavg+dbe(mu=0.5)"}, {"name": "fedavg+dbe(prbm_lr=0.1)"},
     {"name": "fedavg+dbe(init_epochs=2)"},

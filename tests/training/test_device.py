@@ -59,7 +59,7 @@ def test_every_method_works_there(name: str, tmp_path: Path) -> None:
     assert len(ran.entries) == 3
 
 
-@pytest.mark.parametrize("way", ["full", "prbm", "newton", "mean"])
+@pytest.mark.parametrize("way", ["full", "prbm", "newton"])
 def test_newcomers_join_there(way: str, tmp_path: Path) -> None:
     e = experiment("fedavg+dbe", newcomers=1, adapt_epochs=2, adapt=way)
     with Numberless():

@@ -39,8 +39,6 @@ class Job:
     """Evaluate also after so many epochs of adapting (0: as many as a round has)."""
     after: bool = False
     """Evaluate once more after local training."""
-    train_pass: bool = False
-    """With the evaluation, measure the deployed model on the training data too."""
     newcomer: bool = False
     """It joins now, after the last round, and is evaluated after every epoch of adapting."""
     way: str = "full"
@@ -197,8 +195,6 @@ class _Call:
         job, method, task = self.job, self.method, self.task
         judged = self.deployed(self.private)
         measured = {"before": self.look("before", *judged)}
-        if job.train_pass:
-            measured["train"] = self.look("train", *judged, on="train")
         if job.adapt is not None:
             if job.newcomer:
                 for epochs in range(1, job.adapt):

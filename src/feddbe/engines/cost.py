@@ -18,7 +18,7 @@ def cost(task: Task, job: Job) -> float:
     tested, samples, adapt = len(task.split.test[client]), task.samples[client], job.adapt or 0
     epochs = (job.work != "none") * task.training.epochs
     epochs += adapt * (adapt + 1) // 2 if job.newcomer else adapt  # a newcomer is looked at after each
-    return (job.evaluate + job.after) * tested + (job.train_pass + 3 * epochs) * samples
+    return (job.evaluate + job.after) * tested + 3 * epochs * samples
 
 
 class Queue:

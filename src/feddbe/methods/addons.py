@@ -15,18 +15,6 @@ there are discarded.
 
 kappa = 0 or mu = 0 is no MR; PRBM with prbm_lr = 0 is no PRBM. FT, the fine-tuned ceiling, is no part of DBE.
 
-The paper chooses kappa such that MR's loss has the magnitude of the task loss; `kappa=auto` does so by
-itself. With L_i a client's mean task loss over a round's batches, m_i that of 1/2 mean_k (r_k - zbar_k)^2,
-and L and m their averages over the cohort with weights n_i,
-
-    kappa_1 = min(1, L_0 / m_0)          kappa_{t+1} = min(3 kappa_t, sqrt(kappa_t L_t / m_t), K / eta)
-
-until round AUTO_ROUNDS, and constant from then on; m_0 is of the means sent in the preparation, and beyond K
-/ eta a step of SGD on MR alone would carry a bias before the cut past its goal. It comes from below and
-slowly, because both ways to be quick fail: a model that has learnt nothing yet has an m of nearly 0 (a weight
-of 30,000 on HAR), and the more MR weighs, the smaller m, so that kappa = L / m runs away. L_i and m_i are two
-numbers in the client's ordinary message of those rounds, kappa one in the server's.
-
 Departures from the paper: its client mean is taken "over their data" (`init_mean=exact`); the default is the
 published code's running mean (`momentum`; at mu = 1 that of the last batch only). `start` takes the mean at
 theta^0, before any training; with epsilon, delta and clip it is sent with a guarantee (`private_mean.py`).
@@ -40,7 +28,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.errors import BadInput
@@ -51,10 +38,7 @@ from feddbe.training.local import Extra, Local
 from feddbe.training.task import Context, Task
 from feddbe.training.terms import MeanPull, Term
 
-__all__ = ["AUTO_ROUNDS", "FT", "MR", "PRBM"]
-
-AUTO_ROUNDS = 5
-KAPPA, TASK, SIZE = "mr/kappa", "mr/task", "mr/size"
+__all__ = ["FT", "MR", "PRBM"]
 
 
 @dataclass(frozen=True)
@@ -79,17 +63,13 @@ class MR(AddOn):
     """Mean regularization; `kappa` and `mu` have defaults per model and data set (`options/defaults.py`)."""
 
     name: ClassVar[str] = "mr"
-    sends: ClassVar[Names] = ("mean", TASK, SIZE)
-    receives: ClassVar[Names] = ("mean", KAPPA)
+    sends: ClassVar[Names] = ("mean",)
+    receives: ClassVar[Names] = ("mean",)
     constant: ClassVar[Names] = ("mean",)
     prepares: ClassVar[bool] = True
 
-    kappa: float | str = parameter(
-        50.0,
-        "weight of the regularization; auto: of the magnitude of the task loss",
-        low=0,
-        words=("auto",),
-        search="0 0.001 0.01 0.1 1 5 10 20 50 100 200 500",
+    kappa: float = parameter(
+        50.0, "weight of the regularization", low=0, search="0 0.001 0.01 0.1 1 5 10 20 50 100 200 500"
     )
     mu: float = parameter(
         1.0, "momentum of the client mean", low=0, high=1, search="0 0.1 0.2 0.3 0.4 0.5 0.6 0.7 0.8 0.9 1"
@@ -134,9 +114,8 @@ class MR(AddOn):
             )
         if not missing and (self.s or self.q):
             raise BadInput("mr: a guarantee has a noise of its own; leave out s and q")
-        if self.init_mean == "start" and (self.kappa == "auto" or self.init_keep_model):
-            what = "kappa=auto" if self.kappa == "auto" else "init_keep_model=true"
-            raise BadInput(f"mr init_mean = start; {what} needs the epoch that it leaves out")
+        if self.init_mean == "start" and self.init_keep_model:
+            raise BadInput("mr init_mean = start; init_keep_model=true needs the epoch that it leaves out")
 
     @property
     def preparing(self) -> int | None:
@@ -150,9 +129,8 @@ class MR(AddOn):
         return ""
 
     def attach(self, local: Local, tracks: Sequence[str], received: State, private: State) -> None:
-        kappa = float(received[KAPPA]) if isinstance(self.kappa, str) else self.kappa
-        pull = MeanPull(self.mu, kappa * self._half, self.mr_bias_correct and self.mu > 0)
-        carry = pull.start(local.task.model.feature_shape, measured=self._measures(local.round))
+        pull = MeanPull(self.mu, self.kappa * self._half, self.mr_bias_correct and self.mu > 0)
+        carry = pull.start(local.task.model.feature_shape)
         for track in tracks:
             local.attach(track, Term(pull, {"mean": received["mean"]}, carry))
 
@@ -169,8 +147,7 @@ class MR(AddOn):
         else:
             carry = fit.carries[0]
             mean = watch.mean_of(carry) if self.init_mean == "debiased" else carry["r"]
-        message = {"mean": self._noisy(local, mean), **(fit.params if self.init_keep_model else {})}
-        return message | ({TASK: _mean_loss(local)} if self.kappa == "auto" else {})
+        return {"mean": self._noisy(local, mean), **(fit.params if self.init_keep_model else {})}
 
     def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         """zbar = sum_i n_i/n r_i."""
@@ -180,29 +157,7 @@ class MR(AddOn):
         if self.init_keep_model:
             names = [name for name in ctx.task.model.parameters if name in server]
             new |= weighted_mean([{name: u.state[name] for name in names} for u in uploads], samples)
-        if self.kappa == "auto":
-            apart = [self._half * F.mse_loss(u.state["mean"], new["mean"]) for u in uploads]
-            new[KAPPA] = _ratio(uploads, apart).clamp(max=1)
         return new
-
-    def upload(self, local: Local) -> State:
-        if not self._measures(local.round):
-            return {}
-        sums = local.carries["shared"][0]
-        return {TASK: _mean_loss(local), SIZE: 2 * self._half * sums["size"] / sums["batches"]}
-
-    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
-        if self.kappa != "auto":
-            return {}
-        kappa = server[KAPPA]
-        if self._measures(ctx.round):
-            even = kappa * _ratio(uploads, [u.state[SIZE] for u in uploads])
-            limit = server["mean"].numel() / ctx.lr
-            kappa = torch.minimum(3 * kappa, even.sqrt()).clamp(max=limit)
-        return {KAPPA: kappa}
-
-    def found(self, server: State) -> dict[str, float]:
-        return {"mr kappa": float(server[KAPPA])} if KAPPA in server else {}
 
     def remarks(self, task: Task) -> list[str]:
         guarantee = self._guarantee
@@ -227,9 +182,6 @@ class MR(AddOn):
         noise = torch.from_numpy(local.stream("noise").normal(0.0, sigma, mean.shape)).to(mean)
         return ((1 - self.q) * mean + noise).to(torch.get_default_dtype())
 
-    def _measures(self, round: int) -> bool:
-        return self.kappa == "auto" and round <= AUTO_ROUNDS
-
     @property
     def _guarantee(self) -> Guarantee | None:
         if self.epsilon is None or self.delta is None or self.clip is None:
@@ -249,16 +201,3 @@ class FT(AddOn):
 
     name: ClassVar[str] = "ft"
     adapts: ClassVar[str] = "last"
-
-
-def _mean_loss(local: Local) -> Tensor:
-    """L_i."""
-    total, samples = local.losses["shared"]
-    return torch.tensor(total / samples)
-
-
-def _ratio(uploads: Sequence[Upload], sizes: Sequence[Tensor]) -> Tensor:
-    """sum_i n_i L_i / sum_i n_i m_i; a size of 0 has no finite ratio."""
-    task = sum(u.samples * float(u.state[TASK]) for u in uploads)
-    size = sum(u.samples * float(m) for u, m in zip(uploads, sizes, strict=True))
-    return torch.tensor(task / max(size, 1e-12))

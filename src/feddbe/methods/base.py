@@ -187,10 +187,6 @@ class Method(Parameters):
             for name, value in self.client_init(ctx).items()
         }
 
-    def found(self, server: State) -> dict[str, float]:
-        """Numbers that the run found out by itself, by name: kept with it for people to see."""
-        return {}
-
     def remarks(self, task: Task) -> list[str]:
         """What a reader of a run's results must know of it."""
         return []
@@ -238,17 +234,6 @@ class AddOn(Parameters):
 
     def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         return server
-
-    def upload(self, local: Local) -> State:
-        """What goes up with the method's message after a round's training."""
-        return {}
-
-    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
-        """Its server entries after a round."""
-        return {}
-
-    def found(self, server: State) -> dict[str, float]:
-        return {}
 
     def remarks(self, task: Task) -> list[str]:
         """What a reader of a run's results must know of it."""

@@ -95,17 +95,13 @@ class Composed(Method):
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         self._attach(local, self.inner.addon_tracks, received, private)
         up, new = self.inner.train(ctx, local, self._theirs(received), self._theirs(private))
-        for addon in self.addons:
-            up = up | addon.upload(local)
         return up, new | {name: extra.value for name, extra in local.extras.items()}
 
     def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         theirs = self._theirs(server)
-        new = {name: t for name, t in server.items() if name not in theirs}
-        for addon in self.addons:
-            new |= addon.combine(ctx, server, uploads)
+        of_addons = {name: t for name, t in server.items() if name not in theirs}
         uploads = [u._replace(state=self._theirs(u.state)) for u in uploads]
-        return self.inner.combine(ctx, theirs, uploads) | new
+        return self.inner.combine(ctx, theirs, uploads) | of_addons
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
         self._attach(local, self.inner.addon_tracks, received, private)
@@ -124,9 +120,6 @@ class Composed(Method):
         for addon in self.addons:
             private |= addon.client_init(ctx)
         return private
-
-    def found(self, server: State) -> dict[str, float]:
-        return self.inner.found(server) | {k: v for a in self.addons for k, v in a.found(server).items()}
 
     def remarks(self, task: Task) -> list[str]:
         return [*self.inner.remarks(task), *(text for a in self.addons for text in a.remarks(task))]

@@ -6,7 +6,6 @@ evaluation mode:
 
     prbm      SGD on p alone, over the batches of --adapt-epochs
     newton    p = -(H + I / T)^-1 g at p = 0, one solve of K x K
-    mean      p = zbar - mean_j f(x_j)
 
 `newton` has the gradient g of L and its Gauss-Newton matrix H, with J_j = dlogits_j / dp and s_j = softmax:
 
@@ -16,16 +15,11 @@ The minimum of L may lie at infinity (a client without a label) and H is singula
 steps is the time that `prbm` would have trained for: descent that is stopped at T is about a ridge of 1 / T.
 T -> 0 is one step of gradient descent of length T, T -> infinity Newton's step. For a linear h, H is the
 Hessian.
-
-`mean` moves the newcomer's mean representation to the only place that the server knows, MR's global mean. It
-is here to be compared with, not to be used: a member's p_i does not undo the bias of its mean, it adds what h
-needs to know of the client, and where the members' translated means lie is their secret. docs/reference.md
-has what each came to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -47,7 +41,7 @@ def adapt(way: str, method: Method, ctx: Context, local: Local, received: State,
     if way == "full":
         return method.adapt(ctx, local, received, private)
     state = method.deployed(ctx, local, received, private)
-    p = WAYS[way](method, local, state, received)
+    p = WAYS[way](method, local, state)
     local.extras["prbm"] = local.extras["prbm"]._replace(value=p)
     return state
 
@@ -56,8 +50,6 @@ def refuse(way: str, method: Method) -> str:
     """Why a newcomer to this method cannot come in this way."""
     if way != "full" and not matches("prbm", method.keeps):
         return "it has no p_i, as +prbm and +dbe have"
-    if way == "mean" and not matches("mean", method.receives):
-        return "it has no global mean, as +mr and +dbe have"
     return ""
 
 
@@ -68,7 +60,7 @@ class _Walk(NamedTuple):
     losses: Losses
 
 
-def _trained(method: Method, local: Local, state: State, received: State) -> Tensor:
+def _trained(method: Method, local: Local, state: State) -> Tensor:
     start = _Walk(local.extras["prbm"].value, no_losses())
     with _fixed(method, local, state) as logits:
         return local.scan(_step, start, (logits, _rate(local))).p
@@ -82,7 +74,7 @@ def _step(now: _Walk, const: tuple[Logits, float], samples: Samples, key: int) -
     return _Walk(now.p - rate * grad, now.losses.add(loss, len(samples.y)))
 
 
-def _newton(method: Method, local: Local, state: State, received: State) -> Tensor:
+def _newton(method: Method, local: Local, state: State) -> Tensor:
     start, time = local.extras["prbm"].value, _rate(local) * local.steps()
     if time == 0:
         return start
@@ -106,20 +98,11 @@ def _newton(method: Method, local: Local, state: State, received: State) -> Tens
     return start - step.to(start.dtype).view_as(start)
 
 
-def _mean(method: Method, local: Local, state: State, received: State) -> Tensor:
-    def total(params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        return local.forward(params, x).z_g.sum(0, keepdim=True)
-
-    sums, _ = local.predict(state, total, on="train", track=method.deployed_track)
-    return received["mean"] - sums.sum(0) / local.samples
-
-
-WAYS: dict[str, Callable[[Method, Local, State, State], Tensor]] = {
+WAYS: dict[str, Callable[[Method, Local, State], Tensor]] = {
     "prbm": _trained,
     "newton": _newton,
-    "mean": _mean,
 }
-"""Besides `full`: (method, local, deployed state, message) -> p_i."""
+"""Besides `full`: (method, local, deployed state) -> p_i."""
 
 Logits = Callable[[Tensor, Tensor], Tensor]
 """(p, x) -> logits."""

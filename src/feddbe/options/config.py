@@ -85,8 +85,6 @@ class Config(Parameters):
         "who is evaluated each round: all, cohort or sample:M", value="WHO")
     eval_after: bool = option("Evaluation", "yes", True,
         "evaluate after local training too, which is the default")
-    train_loss: str = option("Evaluation", "yes", "training",
-        "loss of the batches trained on, or of a pass over the training data", choices=("training", "pass"))
     validation: float = option("Evaluation", "yes", 0.0,
         "share of the training data that is held out to choose the best round by", low=0, high=0.9)
     newcomers: int = option("Evaluation", "yes", 0,
@@ -95,7 +93,7 @@ class Config(Parameters):
         "epochs of fine-tuning at the end (+ft, fedbabu, newcomers)", low=1)
     adapt: str = option("Evaluation", "yes", "full",
         "how newcomers adapt: as the method trains, or of +prbm by p_i alone, trained or in closed form",
-        choices=("full", "prbm", "newton", "mean"))
+        choices=("full", "prbm", "newton"))
     engine: str = option("Run", "no", "auto", "auto, serial, pool(workers=N), or ray(address=HOST:PORT)")
     device: str = option("Run", "no", "cpu",
         "where clients train: cpu, cuda, cuda:N, mps, or auto; the last bits of results depend on it")

@@ -134,7 +134,7 @@ class RunDocument(TypedDict):
     note: str
     """What a reader must know of the data, such as that it is a subset; often nothing."""
     remarks: list[str]
-    """What a reader must know of this run: options that did nothing, values that it found by itself."""
+    """What a reader must know of this run: options that did nothing."""
     diverged: Divergence | None
     """Why it has fewer rounds than were wanted, if training diverged."""
     trainers: list[str]
@@ -165,7 +165,7 @@ def entry(round: int, when: str, overall: Sequence[Row]) -> Entry:
     }
     for name in whole:  # clients' parts of what is there in total
         found.get("training", {}).pop(name, None)
-    loss = found.get("train", {}).get("loss") or found.get("training", {}).get("loss") or {}
+    loss = found.get("training", {}).get("loss") or {}
     return Entry(
         round=round,
         accuracy=moments.get(when),

@@ -32,7 +32,7 @@ from feddbe.training.task import Context
 
 __all__ = ["Loop", "Watch", "check_fits", "run", "start"]
 
-MOMENTS = ("before", "adapted", "after", "validation", "train")
+MOMENTS = ("before", "adapted", "after", "validation")
 """When an entry is measured; the last two are on other than test data."""
 
 
@@ -70,8 +70,7 @@ class Loop:
         self.accuracy = {e["round"]: score(e) for e in store.entries() if e["accuracy"]}
         """What the best round is chosen by."""
         self.trainers: set[str] = set(store.meta("trainers") or ())
-        always = ("accuracy", "loss") if self.options.train_loss == "pass" else ("accuracy",)
-        self.measures = parse(self.options.measure, always)
+        self.measures = parse(self.options.measure, ("accuracy",))
         self.places = ("z_g",) if asks(self.measures) else ()
         """What clients show of their models, for pooled measures."""
         self.missing: list[Missing] = []
@@ -98,8 +97,6 @@ class Loop:
             for reply in replies if self.method.keeps_uploads else ():
                 store.keep_upload(reply.client, apart(reply.up)[0])
             store.write_server("last", new)
-            if found := self.method.found(new):
-                store.set_meta("found", found)
             self._note_trainers(replies)
             self._watch_memory()
             totals = {n: sum(int(its[n][0]) for its in trained.values()) for n in ("bytes_up", "bytes_down")}
@@ -159,7 +156,6 @@ class Loop:
                 evaluate=client in evaluating,
                 adapt=adapt,
                 after=client in again,
-                train_pass=options.train_loss == "pass" and client in evaluating,
                 measures=self.measures,
                 places=self.places,
                 rows=chosen_rows(task, client) if self.places else None,

@@ -109,10 +109,8 @@ def _calls(store: Store) -> int:
 
 
 def _remarks(store: Store) -> list[str]:
-    found: dict[str, float] = store.meta("found") or {}
     missing = [row.value for row in store.overall() if row[2:4] == ("round", "missing") and row.value]
-    remarks = [*(store.meta("remarks") or [])]
-    remarks += [f"{name} {value:.3g}, found by itself" for name, value in found.items()]
+    remarks = list(store.meta("remarks") or [])
     if missing:
         remarks.append(f"{sum(missing):g} replies are missing, in {len(missing)} rounds")
     return remarks

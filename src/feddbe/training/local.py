@@ -53,8 +53,6 @@ class Local:
         self.extras: dict[str, Extra] = {}
         self.losses: dict[str, tuple[float, int]] = {}
         """Per track: sum of the first term over the samples trained on, and their number."""
-        self.carries: dict[str, list[State]] = {}
-        """Per track: the last carries of the terms that add-ons attached."""
         self.trainers: dict[str, str] = {}
         """Who did the training, and why none that is faster."""
         self._predictor: Predictor | None = None
@@ -178,7 +176,6 @@ class Local:
         self.trainers[chosen.name] = chosen.why
         found = chosen.trainer.train(plan)
         self._keep_losses(track, found.losses)
-        self.carries[track] = found.carries[1 + len(terms) :]
         self.extras = {name: Extra(found.extras[name], extra.lr) for name, extra in self.extras.items()}
         return Fit(found.params, found.carries[1 : 1 + len(terms)])
 

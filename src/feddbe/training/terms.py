@@ -126,10 +126,9 @@ def prox(weight: float, anchor: Mapping[str, Tensor]) -> Term:
 
 
 @lru_cache(8)
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, measured: bool) -> State:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> State:
     """Nobody writes into a carry."""
-    names = ("weight", "size", "batches") if measured else ("weight",)
-    return {"r": torch.zeros(shape, dtype=dtype), **{n: torch.zeros((), dtype=dtype) for n in names}}
+    return {"r": torch.zeros(shape, dtype=dtype), "weight": torch.zeros((), dtype=dtype)}
 
 
 @dataclass(frozen=True)
@@ -139,25 +138,22 @@ class MeanPull:
         r <- (1 - mu) stop(r) + mu mean_batch z_g          loss: factor mean_k (r_k / d - zbar_k)^2
 
     d is 1 or, if `corrected`, r's total weight 1 - (1 - mu)^b after b batches. Without `mean` there is no
-    loss, r is only observed. The carry has r and its total weight and, where `size` is among it, sums over
-    the batches of half the squared distance and of their number.
+    loss, r is only observed. The carry has r and its total weight.
     """
 
     mu: float
     factor: float = 0.0
     corrected: bool = False
 
-    def start(self, shape: tuple[int, ...], *, measured: bool = False) -> State:
+    def start(self, shape: tuple[int, ...]) -> State:
         """The carry before the first batch."""
-        return _zeros(shape, torch.get_default_dtype(), torch.get_default_device(), measured=measured)
+        return _zeros(shape, torch.get_default_dtype(), torch.get_default_device())
 
     def __call__(self, at: At, carry: State) -> tuple[Tensor | None, State]:
         new = self.next(carry, at.batch.z_g)
         if "mean" not in at.const:
             return None, {name: t.detach() for name, t in new.items()}
         apart = F.mse_loss(self.mean_of(new) if self.corrected else new["r"], at.const["mean"])
-        if "size" in carry:
-            new |= {"size": carry["size"] + apart / 2, "batches": carry["batches"] + 1}
         return self.factor * apart, {name: t.detach() for name, t in new.items()}
 
     def next(self, carry: State, z_g: Tensor) -> State:

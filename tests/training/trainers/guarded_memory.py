@@ -93,7 +93,7 @@ class Guards:
 
 def results(name: str) -> list[str]:
     """Return hashes of a gradient, of trained parameters and of predictions."""
-    plan: FitPlan = plan_of(name, prbm=True, terms=[mr(measured=False)])
+    plan: FitPlan = plan_of(name, prbm=True, terms=[mr()])
     x, y = plan.batches.dataset.x, plan.batches.dataset.y
     gradient = compiled.gradient(plan.model, plan.params, {}, x[:10], y[:10]).of
     fitted = compiled.train(plan)

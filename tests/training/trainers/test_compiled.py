@@ -117,11 +117,11 @@ def plan_of(name: str, cut: str | None = None, *, rows: int = 26, batch: int = 1
     return FitPlan(model, params, extras, rates, CROSS_ENTROPY, terms, correction, {}, batches, optimiser)
 
 
-def mr(mu: float = 0.3, *, corrected: bool = True, watched: bool = False, measured: bool = True) -> Any:
+def mr(mu: float = 0.3, *, corrected: bool = True, watched: bool = False) -> Any:
     def term(model: SplitModel, params: dict[str, Tensor]) -> Term:
         pull = MeanPull(mu, 2.0, corrected)
         goal = {} if watched else {"mean": torch.randn(model.feature_shape)}
-        carry = pull.start(model.feature_shape, measured=measured and not watched)
+        carry = pull.start(model.feature_shape)
         return Term(pull, goal, carry | {"r": torch.randn(model.feature_shape)})
 
     return term
@@ -172,7 +172,7 @@ def test_batches_of_any_size(name: str, rows: int, batch: int) -> None:
         {"terms": [mr(1.0, corrected=False)]},
         {"terms": [mr(0.0, corrected=False)]},
         {"terms": [mr(watched=True)]},
-        {"terms": [mr(measured=False)], "prbm": True, "epochs": 2},
+        {"terms": [mr()], "prbm": True, "epochs": 2},
         {"corrected": True},
         {"terms": [near(0.1)]},
         {"terms": [near(0.1), mr()], "corrected": True, "prbm": True, "epochs": 2},
@@ -295,7 +295,7 @@ def test_steps_on_one_batch(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["cnn", "small", "perceptron"])
 def test_twenty_steps_in_float32(name: str) -> None:
-    agree(plan_of(name, rows=200, batch=10, prbm=True, terms=[mr(measured=False)]), exact=2e-4)
+    agree(plan_of(name, rows=200, batch=10, prbm=True, terms=[mr()]), exact=2e-4)
 
 
 def test_the_first_of_equal_maxima_gets_the_gradient() -> None:

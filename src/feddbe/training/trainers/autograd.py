@@ -123,11 +123,7 @@ def _step_by_hand(now: _Moving, plan: FitPlan, samples: Samples, key: int) -> _M
         carries = now.carries
         for term in plan.terms:
             assert isinstance(term.apply, MeanPull)
-            if "size" in now.carries[1]:  # MR's loss is wanted, too
-                batch = Batch(*samples, z_g, z, logits)
-                _, carry = term.apply(At(model, now.params, term.const, batch, key), now.carries[1])
-            else:
-                carry = term.apply.next(now.carries[1], z_g)
+            carry = term.apply.next(now.carries[1], z_g)
             carries = [now.carries[0], carry]
             if "mean" in term.const:
                 back += term.apply.pull(carry, term.const["mean"], size)

@@ -89,7 +89,7 @@ class _Fit:
         network.write(plan.params)
         _set_moves(network, plan)
         self.pull = self.term.apply if self.term and isinstance(self.term.apply, MeanPull) else MeanPull(0.0)
-        self.weight, self.distance, self.batches = 0.0, 0.0, 0
+        self.weight = 0.0
         if translated:
             const, carry = (self.term.const, self.term.carry) if self.term else ({}, {})
             self.weight = float(carry.get("weight", 0.0))
@@ -103,14 +103,12 @@ class _Fit:
     def train(self, x: Tensor, y: Tensor, size: int) -> float:
         """Steps on these batches; the mean of their cross-entropies."""
         batches = y.shape[0] // size
-        loss, distance = self.network.train(x, y, size, self.divisors(batches))
-        self.distance += distance
-        return float(loss / batches)
+        return self.network.train(x, y, size, self.divisors(batches)) / batches
 
     def divisors(self, batches: int) -> Array:
         """What MR divides r by after each of the next batches."""
         weights = self.pull.weights(self.weight, batches)
-        self.weight, self.batches = float(weights[-1]), self.batches + batches
+        self.weight = float(weights[-1])
         return weights if self.pull.corrected and self.pull.mu else np.ones(batches)
 
     def fitted(self, others: State, carries: list[State], losses: Losses) -> Fitted:
@@ -125,11 +123,7 @@ class _Fit:
 
     def _mean(self) -> State:
         assert self.term
-        old = self.term.carry
-        new = {"r": self.at_cut("mean"), "weight": old["weight"].new_tensor(self.weight)}
-        if "size" in old:
-            new |= {"size": old["size"] + self.distance / 2, "batches": old["batches"] + self.batches}
-        return new
+        return {"r": self.at_cut("mean"), "weight": self.term.carry["weight"].new_tensor(self.weight)}
 
     def differentiate(
         self, model: SplitModel, params: Mapping[str, Tensor], statistics: State, x: Tensor, y: Tensor
@@ -226,7 +220,7 @@ def _open_step(now: _Moving, fit: _Fit, samples: Samples, key: int) -> _Moving:
     grads = torch.autograd.grad(sum(losses[1:], losses[0]), list(leaves.values()), allow_unused=True)
     found = {name: g.to_dense() for name, g in zip(leaves, grads, strict=True) if g is not None}
     slopes = {name: found.pop(name, None) for name in ("logits", "z_g")}
-    fit.distance += fit.network.back(samples.y, slopes, fit.divisors(1))
+    fit.network.back(samples.y, slopes, fit.divisors(1))
     fit.network.add({n: -plan.rates[n] * g for n, g in found.items() if n not in now.others})
     with torch.no_grad():
         for name, p in now.others.items():
@@ -242,7 +236,7 @@ def gradient(model: SplitModel, stack: Stack, params: Mapping[str, Tensor], x: T
     network.numbers[network.aside : 2 * network.aside].zero_()
     network.net["mode"] = GRADIENT
     network.set_moves({name: -float(name not in model.frozen) for name in network.parts}, {})
-    loss, _ = network.train(x, y, len(y), np.ones(1))
+    loss = network.train(x, y, len(y), np.ones(1))
     return Gradient(network.read(params, aside=True), torch.tensor(loss), {})
 
 
@@ -256,5 +250,5 @@ def descend(model: SplitModel, stack: Stack, params: State, x: Tensor, y: Tensor
     network.set_moves(rates, pulls)
     for name, drift in network.beside.items():
         torch.mul(steps.anchor[name].reshape(drift.shape), pulls[name], out=drift)
-    loss, _ = network.train(torch.cat([x] * times), y.repeat(times), size, np.ones(times))
+    loss = network.train(torch.cat([x] * times), y.repeat(times), size, np.ones(times))
     return Moved(network.read(params), torch.tensor(loss / times), {})

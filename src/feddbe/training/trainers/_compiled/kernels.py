@@ -81,12 +81,11 @@ def _translate(numbers: Array, net: Record, size: int) -> None:
 
 
 @inner
-def _translate_back(numbers: Array, net: Record, size: int, divisor: float) -> float:
-    """PRBM's move, MR's gradient, pull/d (r/d - zbar) for each sample, and that of terms. MR's
-    mean_k (r_k/d - zbar_k)^2."""
+def _translate_back(numbers: Array, net: Record, size: int, divisor: float) -> None:
+    """PRBM's move, MR's gradient, pull/d (r/d - zbar) for each sample, and that of terms."""
     n, rate = net.z_size, numbers.dtype.type(net.prbm_rate)
     pull, share = numbers.dtype.type(net.slope / divisor), numbers.dtype.type(1 / divisor)
-    distance, keep, sums = 0.0, numbers.dtype.type(net.momentum), net.sums
+    keep, sums = numbers.dtype.type(net.momentum), net.sums
     numbers[sums : sums + n] = 0
     for i in range(size):
         at = net.z_grad + i * n
@@ -95,7 +94,6 @@ def _translate_back(numbers: Array, net: Record, size: int, divisor: float) -> f
     for k in range(n):
         total = get(numbers, sums + k)
         apart = share * get(numbers, net.mean + k) - get(numbers, net.goal + k)
-        distance += apart * apart
         p = get(numbers, net.prbm + k)
         if net.mode == MOMENTUM:
             step = keep * get(numbers, net.prbm_step + k) - rate * get(numbers, net.live + k) * total
@@ -111,7 +109,6 @@ def _translate_back(numbers: Array, net: Record, size: int, divisor: float) -> f
     if net.more > 0:
         for k in range(size * n):
             put(numbers, net.z_grad + k, get(numbers, net.z_grad + k) + get(numbers, net.more + k))
-    return float(distance / net.features)
 
 
 @inner
@@ -180,16 +177,18 @@ def _back(room: Room, step: Record, net: Record, texts: Array, size: int, before
         words_back(room, step, texts, before, net)
 
 
-def _make_train(fingerprint: str) -> Callable[..., tuple[float, float]]:
+def _make_train(fingerprint: str) -> Callable[..., float]:
     def train(
         room: Room, steps: Array, nets: Array, x: Array, texts: Array, y: Array, size: int, divisors: Array,
         begun: bool,
-    ) -> tuple[float, float]:  # fmt: skip
-        """Steps of SGD in batches of `size`, in place. The sum of the batches' cross-entropies, and that of
-        MR's distances mean_k (r_k/d - zbar_k)^2, d of batch b being divisors[b]. `begun`: the one batch has
-        gone forwards, and the gradient of its logits is there."""
+    ) -> float:  # fmt: skip
+        """Train in place by SGD in batches of `size` and return the sum of the batches' cross-entropies.
+
+        MR divides r by divisors[b] after batch b. If `begun`, the one batch has gone forwards already, and
+        the gradient of its logits is there.
+        """
         fingerprint  # noqa: B018  (closed over)
-        net, loss, distance = nets[0], 0.0, 0.0
+        net, loss = nets[0], 0.0
         if len(texts) > 0:
             room.counts[:] = -1
         for b in range(len(y) // size):
@@ -198,12 +197,12 @@ def _make_train(fingerprint: str) -> Callable[..., tuple[float, float]]:
                 _forward(room, steps, net, inputs, some, size)
                 loss += _cross_entropy(room.numbers, room.table, net, y[b * size : (b + 1) * size])
             if net.cut == len(steps):
-                distance += _translate_back(room.numbers, net, size, divisors[b])
+                _translate_back(room.numbers, net, size, divisors[b])
             for layer in range(len(steps) - 1, net.first - 1, -1):
                 _back(room, steps[layer], net, some, size, b * some.size)
                 if layer == net.cut:
-                    distance += _translate_back(room.numbers, net, size, divisors[b])
-        return loss, distance
+                    _translate_back(room.numbers, net, size, divisors[b])
+        return loss
 
     return train
 

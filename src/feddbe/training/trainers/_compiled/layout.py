@@ -232,7 +232,6 @@ class Layout:
             cut = self.stack.cut
             self.net["cut"], self.net["z_size"] = cut, self.frames[cut].size
             self.net["z_g"], self.net["z"], self.net["z_grad"] = sources[cut], inputs[cut], grads[cut]
-            self.net["features"] = math.prod(self.stack.cut_shape)
             for name in ("prbm", "prbm_step", "mean", "goal", "live", "sums"):
                 self.net[name] = self._room(self.frames[cut].size)
             self.more = self._room(self.rows * self.frames[cut].size)

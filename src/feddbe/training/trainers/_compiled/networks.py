@@ -100,27 +100,23 @@ class Network(Layout):
             super().set_moves(rates, pulls)
             self._moves = moves
 
-    def train(self, x: Tensor, y: Tensor, size: int, divisors: Array) -> tuple[float, float]:
+    def train(self, x: Tensor, y: Tensor, size: int, divisors: Array) -> float:
         """`kernels.train` on these samples; what moves is no longer what was written."""
         return self._train(self._inputs(x), y, size, divisors, begun=False)
 
-    def back(self, y: Tensor, slopes: Mapping[str, Tensor | None], divisors: Array) -> float:
+    def back(self, y: Tensor, slopes: Mapping[str, Tensor | None], divisors: Array) -> None:
         """The rest of a step on the batch that went `forward` last, with these gradients at its end; None:
-        zeros. MR's distance."""
+        zeros."""
         for name, slope in slopes.items():
             view = self.slopes[name][: len(y)]
             view.zero_() if slope is None else view.copy_(slope.reshape(view.shape))
-        _, distance = self._train(self._last, y, len(y), divisors, begun=True)
-        return distance
+        self._train(self._last, y, len(y), divisors, begun=True)
 
-    def _train(
-        self, inputs: Inputs, y: Tensor, size: int, divisors: Array, *, begun: bool
-    ) -> tuple[float, float]:
+    def _train(self, inputs: Inputs, y: Tensor, size: int, divisors: Array, *, begun: bool) -> float:
         self._written, self._versions = [], []
-        loss, distance = kernels.train(
-            self.room, self.steps, self.nets, *inputs, y.numpy(), size, divisors, begun
+        return float(
+            kernels.train(self.room, self.steps, self.nets, *inputs, y.numpy(), size, divisors, begun)
         )
-        return loss, distance
 
     def add(self, changes: Mapping[str, Tensor]) -> None:
         """To parameters, and to PRBM's vector."""

@@ -54,7 +54,7 @@ NET = np.dtype(
         "entry", "entry_row", "entry_pixel", "entry_size", "logits", "logits_grad", "logits_size", "classes",
         "classes_at", "first", "mode", "aside", "cut", "z_g", "z", "z_grad", "z_size", "prbm", "mean", "goal",
         "live", "sums", "more", "prbm_step",
-    )] + [(name, np.float64) for name in ("prbm_rate", "momentum", "mu", "slope", "features")]
+    )] + [(name, np.float64) for name in ("prbm_rate", "momentum", "mu", "slope")]
 )  # fmt: skip
 """Where a batch goes in, where logits come out, what is wanted, and the cut.
 
