@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from feddbe.results.document import RunDocument
-from feddbe.results.repeats import chosen, repeats, same_method
+from feddbe.results.repeats import chosen, repeats
 from tests.documents import document
 
 T2 = 4.302652729911275
@@ -101,7 +101,3 @@ def test_cells_are_chosen_on_validation_data_whatever_test_data_say() -> None:
     runs[1]["diverged"] = {"round": 2, "client": 0, "what": "loss", "value": "nan"}
     assert chosen(repeats(runs)) == [0, 2]
     assert chosen(repeats(seeds("fedavg", [0.9]))) == [], "nothing was held out"
-
-
-def test_the_same_method_with_other_values() -> None:
-    assert same_method("fedprox(mu=1)+dbe(kappa=5,mu=0.1)") == "fedprox+dbe"

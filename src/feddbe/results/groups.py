@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 
 from feddbe.options.config import pick_identity
 from feddbe.results.document import RunDocument, labels, points
 
-__all__ = ["Points", "groups", "names"]
+__all__ = ["Points", "groups", "names", "strip_options"]
 
 Points = Callable[[RunDocument], list[tuple[int, float]]]
 """A run's curve in percent."""
@@ -42,3 +43,8 @@ def names(groups: Sequence[Sequence[RunDocument]]) -> list[str]:
         else name
         for group, name in zip(groups, plain, strict=True)
     ]
+
+
+def strip_options(method: str) -> str:
+    """Return a method's name without the options in brackets: `fedprox(mu=1)+dbe(kappa=5)` is `fedprox+dbe`."""
+    return re.sub(r"\([^()]*\)", "", method)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from feddbe.options.config import pick_identity
 from feddbe.results.document import Accuracy, Entry, RunDocument, labels
+from feddbe.results.groups import strip_options
 from feddbe.results.statistics import Interval, interval, paired
 
-__all__ = ["Repeats", "chosen", "repeats", "same_method"]
+__all__ = ["Repeats", "chosen", "repeats"]
 
 Trial = str
 """What two runs share that may be compared: seed, data, who holds which rows, and what is held out."""
@@ -78,17 +78,12 @@ def chosen(found: Sequence[Repeats]) -> list[int]:
     of a method whose runs all diverged. (What test data say has no part in it.)"""
     best: dict[str, int] = {}
     for index, one in enumerate(found):
-        method = same_method(one.runs[0]["method"])
+        method = strip_options(one.runs[0]["method"])
         there = best.get(method)
         mine, other = one.validation, None if there is None else found[there].validation
         if mine is not None and (other is None or mine.mean > other.mean):
             best[method] = index
     return sorted(best.values())
-
-
-def same_method(name: str) -> str:
-    """A method's name without what is in brackets."""
-    return re.sub(r"\([^()]*\)", "", name)
 
 
 def _interval(group: Sequence[RunDocument], read: Reading, reading: str = "weighted") -> Interval | None:
