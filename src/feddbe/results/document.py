@@ -48,7 +48,7 @@ class Entry(TypedDict):
     after: Accuracy | None
     """After local training, of those who took part."""
     validation: Accuracy | None
-    """On training data that was held out, at the moment that `when` names."""
+    """On training data that was held out, at the moment that counts in the run (its `when` as stored)."""
     auc: float | None
     train_loss: float | None
     seconds: float
@@ -207,10 +207,11 @@ def moment(when: str) -> str:
 
 
 def at(document: RunDocument, when: str) -> RunDocument:
-    """The same run, read at another moment: `before`, `adapted` or `after`."""
-    rounds: Any = [
-        {**e, "accuracy": e.get(when), "when": when, "validation": None} for e in document["rounds"]
-    ]
+    """Return the run read at another moment: `before`, `adapted` or `after`.
+
+    If data was held out, it still chooses the best round, by its accuracy at the run's own moment.
+    """
+    rounds: Any = [{**e, "accuracy": e.get(when), "when": when} for e in document["rounds"]]
     known = [entry for entry in rounds if entry["accuracy"]]
     best, last = max(known, key=score, default=None), known[-1] if known else None
     return {**document, "rounds": rounds, "best": best, "last": last}
