@@ -21,7 +21,6 @@ __all__ = [
     "at",
     "ending",
     "entry",
-    "finished",
     "labels",
     "moment",
     "newcomers",
@@ -226,15 +225,6 @@ def score(entry: Entry) -> float:
 def points(document: RunDocument) -> list[tuple[int, float]]:
     """The learning curve: (round, weighted accuracy in percent) of every evaluated entry."""
     return [(e["round"], 100 * e["accuracy"]["weighted"]) for e in document["rounds"] if e["accuracy"]]
-
-
-def finished(document: RunDocument) -> bool:
-    """Whether all rounds that were wanted are done and the last one is evaluated; a run with patience may
-    have ended before."""
-    last, settings = document["last"], document["config"]
-    done = document["rounds"][-1]["round"] if document["rounds"] else 0
-    ended = done >= settings["rounds"] or settings["patience"] is not None
-    return last is not None and last["round"] == done and ended
 
 
 def ending(document: RunDocument) -> str:
