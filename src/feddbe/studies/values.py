@@ -9,7 +9,7 @@ from feddbe.results.document import Accuracy, Measurement, RunDocument
 from feddbe.results.overhead import overhead
 from feddbe.runs.store import Store
 
-__all__ = ["READINGS", "is_accuracy", "is_chosen_on_test", "mdl_of", "places", "value"]
+__all__ = ["READINGS", "is_accuracy", "is_chosen_on_test", "mdl_of", "places", "published_accuracy", "value"]
 
 Reading = Callable[[RunDocument], float | None]
 
@@ -38,11 +38,15 @@ def is_chosen_on_test(read: str, document: RunDocument) -> bool:
     return of_best_round and not (document["best"] and document["best"]["validation"])
 
 
+def published_accuracy(document: RunDocument) -> Accuracy | None:
+    """Return the accuracy as published: of the best round; of a method that fine-tunes after the last round
+    (FedBABU), after that."""
+    return _tuned(document) or (document["best"] and document["best"]["accuracy"])
+
+
 def _accuracy(document: RunDocument) -> float | None:
-    """In percent, as published: of the best round; of a method that fine-tunes after the last one
-    (FedBABU), of that."""
-    tuned = _tuned(document)
-    return _best(document) if tuned is None else _percent(tuned)
+    """In percent, as published."""
+    return _percent(published_accuracy(document))
 
 
 def _tuned(document: RunDocument) -> Accuracy | None:
