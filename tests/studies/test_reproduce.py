@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -287,6 +288,20 @@ def test_representations_are_measured_where_a_table_or_figure_needs_them(shell: 
     code, out, _ = shell("reproduce tsne --scale small --only FedAvg --rounds 1 --out here")
     assert code == 0
     assert Path("here/figures/tsne-fmnist.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("scale", "quick"), [("--data digits28.npz", False), ("--scale small", True)])
+def test_only_the_small_scale_measures_the_quick_mdl(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, scale: str, quick: bool
+) -> None:
+    """Whatever the data is called. The full measure takes minutes, so it is only seen to be asked for."""
+    images = np.zeros((1200, 1, 28, 28), np.float32)
+    np.savez("digits28.npz", x=images, y=np.arange(1200) % 10)
+    asked: list[bool] = []
+    monkeypatch.setattr(reproduce.api, "measure", lambda *_, **options: asked.append(options["quick"]))
+    words = f"reproduce ablation {scale} --trials 1 --only 'FedAvg/MDL CNN' --rounds 1 --out here"
+    assert shell(words).code == 0
+    assert asked == [quick]
 
 
 def test_what_is_not_here_is_said_and_keeps_nothing_from_the_table(
