@@ -298,7 +298,7 @@ def test_only_the_small_scale_measures_the_quick_mdl(
     images = np.zeros((1200, 1, 28, 28), np.float32)
     np.savez("digits28.npz", x=images, y=np.arange(1200) % 10)
     asked: list[bool] = []
-    monkeypatch.setattr(reproduce.api, "measure", lambda *_, **options: asked.append(options["quick"]))
+    monkeypatch.setattr("feddbe.api.measure", lambda *_, **options: asked.append(options["quick"]))
     words = f"reproduce ablation {scale} --trials 1 --only 'FedAvg/MDL CNN' --rounds 1 --out here"
     assert shell(words).code == 0
     assert asked == [quick]
