@@ -9,6 +9,8 @@ __all__ = ["Pace"]
 
 _FIRST, _EVERY = 2.0, 15.0
 """Seconds until the first line about a part, and between two."""
+_SURE = 0.01
+"""Share of a part from which on its pace says how long the rest takes."""
 
 
 class Pace:
@@ -38,11 +40,12 @@ class Pace:
     def part(self, share: float) -> str:
         """Return a line on the part that is under way, if the last one is old; parts are taken for equal."""
         now = time.monotonic()
-        if share <= 0 or now < self._next_line:
+        if now < self._next_line:
             return ""
         self._next_line = now + _EVERY
-        left = (now - self._part_began) / share * (self._rounds - self._done - share)
         words = [f"{self._name}: {share:.0%} of step {self._done + 1} of {self._rounds}"]
         words.append(str(timedelta(seconds=round(now - self._began))))
-        words.append(f"about {timedelta(seconds=round(left))} left")
+        if share >= _SURE:
+            left = (now - self._part_began) / share * (self._rounds - self._done - share)
+            words.append(f"about {timedelta(seconds=round(left))} left")
         return ", ".join(words)
