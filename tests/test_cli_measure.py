@@ -3,6 +3,7 @@ was."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -162,8 +163,15 @@ def test_nothing_is_taken_twice_and_other_settings_anew(
     assert "probe" in compared("show c/fedavg").out
 
 
-def test_quick_is_marked_wherever_it_is_shown(compared: Shell) -> None:
-    code, out, _ = compared("measure c/fedavg --quick --n 60 --moment before")
+def test_quick_is_marked_wherever_it_is_shown(compared: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And while it is taken, standard error tells how far it is and how long the rest takes."""
+    monkeypatch.setattr("feddbe.representations.probes.TICK", 0.01)
+    for seconds in ("_FIRST", "_EVERY"):
+        monkeypatch.setattr(f"feddbe.watch.pace.{seconds}", 0.0)
+    code, out, err = compared("measure c/fedavg --quick --n 60 --moment before")
+    assert re.search(
+        r"fedavg: representations: \d+% of step 2 of 2, 0:\d\d:\d\d, about 0:\d\d:\d\d left\n", err
+    )
     assert code == 0
     assert "mdl-quick" in out
     assert "QUICK" in out

@@ -18,6 +18,7 @@ from feddbe.options import config, defaults
 from feddbe.options.config import Asked, Config, Given
 from feddbe.representations import readings
 from feddbe.results.document import RunDocument, adapting, points
+from feddbe.results.extent import cut
 from feddbe.runs import folders, measuring, schedule, summary
 from feddbe.runs.carry import again, carry_on, places
 from feddbe.runs.experiment import Experiment, label_counts, load_data, resolve_all
@@ -145,6 +146,9 @@ def carry_out(
                 documents.append(carry_on(experiment, place, watch, hashes=hashes))
             except Diverged:
                 documents.append(summary.load(place, hashes=hashes))
+    if not single and "rounds" in asked.origins:  # one that was there may have more
+        rounds, patience = experiments[0].options.rounds or 0, asked.config.patience
+        documents = [cut(document, rounds, patience) for document in documents]
     return documents
 
 

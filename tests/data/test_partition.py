@@ -404,6 +404,12 @@ GOOD: dict[str, Any] = {
 }
 
 
+def test_load_a_client_without_test_samples(tmp_path: Path) -> None:
+    """It trains and is not evaluated, as long as another is."""
+    np.savez(tmp_path / "split.npz", **{**GOOD, "test_1": np.array([], np.int64)})
+    assert load_split(tmp_path / "split.npz", 6).test.sizes.tolist() == [1, 0]
+
+
 def test_load_any_integers_and_a_part_of_the_data(tmp_path: Path) -> None:
     np.savez(tmp_path / "split.npz", **GOOD)
     split = load_split(tmp_path / "split.npz", 100)
@@ -422,7 +428,10 @@ def test_load_any_integers_and_a_part_of_the_data(tmp_path: Path) -> None:
         ({"train_1": np.array([3.0])}, "'train_1' in .* is float64 of shape .1,.; it must be a plain list"),
         ({"train_1": np.array([[3]])}, "'train_1' in .* is int64 of shape .1, 1."),
         ({"train_1": np.array([], np.int64)}, "'train_1' in .* is empty; every client needs at least one"),
-        ({"test_1": np.array([], np.int64)}, "'test_1' in .* is empty; every client needs at least one"),
+        (
+            dict.fromkeys(("test_0", "test_1"), np.array([], np.int64)),
+            "'test_0' in .* is empty; .* some client one",
+        ),
         ({"train_1": np.array([3, 6])}, "'train_1' in .* has index 6; .* has 6 samples, allowed: 0..5"),
         ({"train_1": np.array([-1])}, "'train_1' in .* has index -1"),
         ({"train_1": np.array([2**64 - 1], np.uint64)}, "has index 18446744073709551615"),

@@ -31,6 +31,7 @@ from feddbe.runs.per_client import accuracies
 from feddbe.runs.store import Store
 from feddbe.runs.watch import Watch
 from feddbe.show.canvas import COLOURS
+from feddbe.show.seeds import seeds_grid
 from tests.documents import document
 from tests.page.conftest import SMALL
 
@@ -138,7 +139,7 @@ def test_seeds_are_one_line_with_a_band(found: dict[str, Any], sources: Sources)
     seeds = blocks(found)["seeds"]
     assert [row[1]["value"] for row in seeds["rows"]] == [2, 2]
     assert seeds["rows"][0][-1] == "baseline"
-    assert seeds["rows"][1][-1] in ("improves", "worsens", "not told apart")
+    assert seeds["rows"][1][-1] == "fewer than 3 seeds"
 
 
 def test_three_seeds_have_the_interval() -> None:
@@ -155,9 +156,21 @@ def test_one_seed_shows_no_improvement() -> None:
     rows = blocks(content_of(made_up(*one, *other)))["seeds"]["rows"]
     assert {row[0]: row[-1] for row in rows} == {
         "fedavg": "baseline",
-        "fedavg+dbe": "one seed says nothing",
+        "fedavg+dbe": "fewer than 3 seeds",
         "ditto": "no seed in common",
     }
+
+
+def test_the_page_counts_the_seeds_that_the_terminal_counts() -> None:
+    """A seed that diverged is in no mean, here and there."""
+    runs = [document("fedavg", [0.1, value], seed=seed) for seed, value in enumerate((0.5, 0.6, 0.3))]
+    runs += [document("fedavg+dbe", [0.1, 0.7], seed=seed) for seed in range(3)]
+    runs[2]["diverged"] = {"round": 2, "client": 0, "what": "loss", "value": "nan"}
+    page = blocks(content_of(made_up(*runs)))["seeds"]["rows"]
+    terminal = seeds_grid(runs).rows
+    assert [row[1]["text"] for row in page] == [row[1] for row in terminal] == ["2 of 3", "3"]
+    assert [row[2]["text"] for row in page] == [row[2].shown() for row in terminal]
+    assert page[0][2]["text"] == "55.00 ± 63.53"
 
 
 def content_of(sources: Sources) -> dict[str, Any]:

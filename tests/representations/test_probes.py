@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from feddbe.representations import probes
 from feddbe.representations.probes import Probes, initial, one_thread, side_by_side, train
+from feddbe.representations.progress import listening
 from feddbe.seeds import stream
 
 WIDTHS = (7, 16, 16, 3)
@@ -117,6 +119,21 @@ def test_programs_have_one_thread_each_and_leave_the_number_as_it_was(threads: i
     finally:
         torch.set_num_threads(before)
     assert found == [(3, 1), (1, 1), (2, 1)]
+
+
+def test_the_share_is_reported_while_programs_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "TICK", 0.001)
+    heard: list[float] = []
+    enough = Event()
+
+    def listen(share: float) -> None:
+        heard.append(share)
+        if len(heard) == 3:
+            enough.set()
+
+    with listening(listen):
+        assert side_by_side(lambda item, _: enough.wait(60), [1, 2], lambda: 0.5) == [True, True]
+    assert heard[:3] == [0.5] * 3
 
 
 def test_an_error_in_one_stops_the_others() -> None:

@@ -67,6 +67,17 @@ def test_baselines_are_found_by_method() -> None:
     assert (dbe["round"], dbe["when"], dbe["accuracy"]) == (1, "before", {0: 0.9, 1: 0.5})
 
 
+def test_a_method_with_add_ons_and_options_is_not_its_baseline() -> None:
+    """Brackets at both ends are not one pair of brackets."""
+    methods = ("fedavg(weights=uniform)+dbe(kappa=1)", "local", "fedavg(weights=uniform)")
+    dbe, local, fedavg = fairness(
+        [document(method, CURVE) for method in methods], [{0: 0.9}, {0: 0.7}, {0: 0.8}]
+    )
+    assert local["paired"]["fedavg"]["differences"] == pytest.approx({0: -0.1})
+    assert dbe["paired"]["fedavg"]["differences"] == pytest.approx({0: 0.1})
+    assert fedavg["paired"].keys() == {"local"}
+
+
 def test_a_baseline_is_of_the_same_clients_and_if_it_can_be_of_the_same_seed() -> None:
     mine = document("ditto", CURVE, seed=1)
     seeds = [document("fedavg", CURVE, seed=seed) for seed in (0, 1)]

@@ -6,18 +6,25 @@ from collections.abc import Sequence
 from math import isinf, sqrt
 from typing import Any
 
+import numpy as np
 import pytest
 
 from feddbe.results.document import RunDocument
-from feddbe.results.repeats import chosen, repeats, same_method
+from feddbe.results.repeats import chosen, repeats, unequal
 from tests.documents import document
 
 T2 = 4.302652729911275
 """t_{0.975} with two degrees of freedom."""
 
 
-def seeds(method: str, last: Sequence[float], **config: Any) -> list[RunDocument]:
-    return [document(method, [0.1, value], seed=seed, **config) for seed, value in enumerate(last)]
+def seeds(method: str, last: Sequence[float], *, held_out: bool = True, **config: Any) -> list[RunDocument]:
+    """Runs of two entries with seeds 0, 1, ...; their best rounds were chosen on held-out data, or not."""
+    runs = [document(method, [0.1, value], seed=seed, **config) for seed, value in enumerate(last)]
+    for run in runs if held_out else ():
+        run["config"]["validation"] = 0.2
+        for entry in run["rounds"]:
+            entry["validation"] = entry["accuracy"]
+    return runs
 
 
 def test_the_mean_and_its_interval() -> None:
@@ -29,7 +36,7 @@ def test_the_mean_and_its_interval() -> None:
     assert found.worst_tenth is not None
     assert found.worst_tenth.mean == pytest.approx(75)
     assert found.difference is None
-    assert found.verdict == ""
+    assert str(found.verdict) == "baseline"
 
 
 def test_differences_are_paired_by_seed() -> None:
@@ -39,29 +46,66 @@ def test_differences_are_paired_by_seed() -> None:
     assert found[1].difference is not None
     assert found[1].difference.mean == pytest.approx(5.0)
     assert found[1].difference.half == pytest.approx(T2 * 0.1 / sqrt(3))
-    assert found[1].verdict == "better"
-    assert repeats([*second, *first])[1].verdict == "worse"
+    assert found[1].verdict.outcome == "better"
+    assert repeats([*second, *first])[1].verdict.outcome == "worse"
 
 
 def test_better_is_not_said_where_the_interval_has_zero_in_it() -> None:
     found = repeats([*seeds("fedavg", [0.7, 0.8, 0.9]), *seeds("moon", [0.75, 0.80, 0.91])])
     assert found[1].difference is not None
     assert found[1].difference.mean > 0
-    assert found[1].verdict == ""
+    assert str(found[1].verdict) == "not significant"
     alone = repeats([*seeds("fedavg", [0.1]), *seeds("moon", [0.9])])[1]
     assert alone.difference is not None
     assert isinf(alone.difference.half)
-    assert alone.verdict == "", "one seed says nothing"
+    assert str(alone.verdict) == "fewer than 3 seeds"
 
 
 def test_only_equal_seeds_and_splits_are_pairs() -> None:
     first = seeds("fedavg", [0.7, 0.8, 0.9], partition_seed=1)
     other = seeds("moon", [0.9, 0.9, 0.9], partition_seed=2)
-    assert repeats([*first, *other])[1].difference is None
+    apart = repeats([*first, *other])[1]
+    assert apart.difference is None
+    assert str(apart.verdict) == "other data"
     two = repeats([*first, *seeds("moon", [0.72, 0.83], partition_seed=1)])[1].difference
     assert two is not None
     assert two.n == 2
     assert two.mean == pytest.approx(2.5)
+
+
+def test_best_rounds_that_test_data_chose_have_no_verdict() -> None:
+    first = seeds("fedavg", [0.7, 0.8, 0.9], held_out=False)
+    second = seeds("moon", [0.749, 0.85, 0.951], held_out=False)
+    found = repeats([*first, *second])[1]
+    assert found.difference is not None
+    assert str(found.verdict) == "best rounds chosen on test data"
+
+
+def test_differently_shifted_images_are_not_pairs() -> None:
+    first = seeds("fedavg", [0.7, 0.8, 0.9], shift="rotate:30")
+    found = repeats([*first, *seeds("moon", [0.75, 0.86, 0.95], shift="blur")])[1]
+    assert found.difference is None
+    assert str(found.verdict) == "other data"
+
+
+def test_runs_of_unequal_rounds_are_not_pairs() -> None:
+    """Twelve rounds against four say nothing about the methods."""
+    long, short = seeds("fedavg", [0.7, 0.8, 0.9]), seeds("fedavg+dbe", [0.5, 0.61, 0.7])
+    for run in long:
+        run["rounds"] = [run["rounds"][0]] * 11 + [{**run["rounds"][1], "round": 12}]
+        run["best"] = run["last"] = run["rounds"][-1]
+    found = repeats([*long, *short])[1]
+    assert found.difference is None
+    assert str(found.verdict) == "unequal rounds"
+    (mixed,) = repeats([*long[:2], *seeds("fedavg", [0.1, 0.1, 0.1])[2:]])
+    assert mixed.best is not None
+    assert (mixed.best.n, mixed.seeds) == (2, "2 of 3"), "the short run is in no mean"
+    assert mixed.best.mean == pytest.approx(75)
+
+
+def test_a_copy_of_a_run_is_not_another_seed() -> None:
+    runs = seeds("fedavg", [0.7, 0.8])
+    assert [one.seeds for one in repeats([*runs, runs[0]])] == ["2", "1"]
 
 
 def test_settings_make_experiments_and_seeds_do_not() -> None:
@@ -76,7 +120,7 @@ def test_a_run_that_diverged_is_in_no_mean_and_counted() -> None:
     runs[2]["diverged"] = {"round": 2, "client": 0, "what": "loss", "value": "nan"}
     (found,) = repeats(runs)
     assert found.best is not None
-    assert (found.best.n, found.diverged) == (2, 1)
+    assert (found.best.n, found.diverged, found.seeds) == (2, 1, "2 of 3")
     assert found.best.mean == pytest.approx(80)
     for run in runs:
         run["diverged"] = runs[2]["diverged"]
@@ -100,8 +144,22 @@ def test_cells_are_chosen_on_validation_data_whatever_test_data_say() -> None:
     assert chosen(repeats(runs)) == [1, 2], "of equal ones the first"
     runs[1]["diverged"] = {"round": 2, "client": 0, "what": "loss", "value": "nan"}
     assert chosen(repeats(runs)) == [0, 2]
-    assert chosen(repeats(seeds("fedavg", [0.9]))) == [], "nothing was held out"
+    assert unequal(repeats(runs)) == []
+    assert runs[2]["last"]
+    runs[2]["last"]["round"] = 9
+    assert chosen(repeats(runs)) == [0], "nothing is chosen among runs of unequal rounds"
+    assert unequal(repeats(runs)) == ["fedavg+dbe"]
+    assert chosen(repeats(seeds("fedavg", [0.9], held_out=False))) == [], "nothing was held out"
 
 
-def test_the_same_method_with_other_values() -> None:
-    assert same_method("fedprox(mu=1)+dbe(kappa=5,mu=0.1)") == "fedprox+dbe"
+def test_tables_of_equal_methods_rarely_have_a_verdict() -> None:
+    """Ten methods equal to the baseline, three seeds: at most 5 % of tables may have a verdict.
+
+    Bound: 5 % and three standard deviations of the share among 200 tables; `test_verdicts.py` has more.
+    """
+    random, tables, wrong = np.random.RandomState(0), 200, 0
+    for _ in range(tables):
+        accuracy = 0.8 + random.normal(0, 0.02, (1, 3)) + random.normal(0, 0.01, (11, 3))
+        runs = [run for index, row in enumerate(accuracy) for run in seeds(f"method{index}", row.tolist())]
+        wrong += any(str(one.verdict) in ("better", "worse") for one in repeats(runs))
+    assert wrong / tables <= 0.05 + 3 * sqrt(0.05 * 0.95 / tables)

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -76,20 +77,48 @@ def test_ours_theirs_the_difference_and_what_is_more_than_chance() -> None:
     assert "a: 1 round of up to 2000." in text
 
 
-def test_improves_is_said_only_where_the_interval_excludes_zero() -> None:
+def gains_of(study: Study, gains: list[float], trials: int = 3, *, held_out: bool) -> str:
+    """The notes of a table in which FedAvg+DBE has these differences to FedAvg."""
+
+    def curve(cell: Cell) -> RunDocument | None:
+        own = gains[cell.seed] if "dbe" in cell.method else 0.0
+        found = document(cell.method, [0.1, 0.8 + own])
+        for entry in found["rounds"] if held_out else ():
+            entry["validation"] = entry["accuracy"]
+        return found if cell.seed < trials else None
+
+    return " ".join(reproduce.compared(study, by_hand(study, curve)).notes)
+
+
+def test_better_and_worse_are_as_in_all_other_tables() -> None:
     study = read("practical").only(["fedavg*/fmnist"])
 
-    def notes(gains: list[float], trials: int = 3) -> str:
-        def curve(cell: Cell) -> RunDocument | None:
-            own = gains[cell.seed] if "dbe" in cell.method else 0.0
-            return document(cell.method, [0.1, 0.8 + own]) if cell.seed < trials else None
+    def notes(*gains: float) -> str:
+        return gains_of(study, list(gains), held_out=True)
 
-        return " ".join(reproduce.compared(study, by_hand(study, curve)).notes)
+    assert notes(0.05, 0.051, 0.049).startswith("Better: FedAvg+DBE against FedAvg, FMNIST: +5.00")
+    assert notes(-0.05, -0.051, -0.049).startswith("Worse: FedAvg+DBE")
+    assert notes(0.05, 0.0, 0.01).startswith("No verdict (not significant): FedAvg+DBE")
+    assert notes(0.05, 0.05, 0.05).startswith("No verdict (not significant): FedAvg+DBE")
 
-    assert notes([0.05, 0.051, 0.049]).startswith("Improves: FedAvg+DBE against FedAvg, FMNIST: +5.00")
-    assert notes([-0.05, -0.051, -0.049]).startswith("Worsens: FedAvg+DBE")
-    assert notes([0.05, 0.0, 0.01]).startswith("No more than chance: FedAvg+DBE")
-    assert notes([0.05, 0.0, 0.0], trials=1) == "One trial says nothing about chance."
+
+def test_published_best_rounds_have_no_verdict() -> None:
+    """The paper's protocol chooses them on test data."""
+    study = read("practical").only(["fedavg*/fmnist"])
+    words = "No verdict (best rounds chosen on test data): FedAvg+DBE against FedAvg, FMNIST: +5.00 ± 0.25."
+    assert gains_of(study, [0.05, 0.051, 0.049], held_out=False).startswith(words)
+    two = gains_of(study, [0.05, 0.051, 0.049], trials=2, held_out=True)
+    assert two.startswith("No verdict (fewer than 3 seeds): FedAvg+DBE")
+
+
+def test_trials_of_unequal_rounds_are_not_compared() -> None:
+    study = read("practical").only(["fedavg*/fmnist"])
+
+    def curve(cell: Cell) -> RunDocument:
+        return document(cell.method, [0.1, 0.8 + 0.01 * cell.seed] + [0.9] * ("dbe" in cell.method))
+
+    found = reproduce.compared(study, by_hand(study, curve))
+    assert not any("FedAvg+DBE against FedAvg" in note for note in found.notes)
 
 
 def test_derived_columns_are_paired_with_the_plain_method() -> None:
@@ -110,16 +139,19 @@ def test_marks_of_fewer_trials_of_divergence_and_of_other_data() -> None:
         return document(cell.method, [0.1, 0.5]) if cell.seed < 2 else None
 
     plans = by_hand(study, curve)
-    first = next(iter(plans))
-    plans[first] = Planned(first, plans[first].experiment, Path("x"), plans[first].found, "training diverged")
+    first = next(iter(plans.values())).found
+    assert first
+    first["diverged"] = {"round": 2, "client": 0, "what": "loss", "value": "nan"}
     place = reproduce.compared(study, plans).at("FedAvg", "CNN")
     assert place
     assert place.marks == (
         "fmnist instead of tiny_imagenet",
         "1 round of up to 2000",
-        "diverged after round 1",
-        "2 of 3 trials",
+        "a trial diverged after round 1, and is not counted",
+        "1 of 3 trials",
     )
+    assert place.ours
+    assert place.ours.n == 1
     assert place.theirs == 19.46
     assert place.difference is None  # of other data
 
@@ -256,6 +288,20 @@ def test_representations_are_measured_where_a_table_or_figure_needs_them(shell: 
     code, out, _ = shell("reproduce tsne --scale small --only FedAvg --rounds 1 --out here")
     assert code == 0
     assert Path("here/figures/tsne-fmnist.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("scale", "quick"), [("--data digits28.npz", False), ("--scale small", True)])
+def test_only_the_small_scale_measures_the_quick_mdl(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, scale: str, quick: bool
+) -> None:
+    """Whatever the data is called. The full measure takes minutes, so it is only seen to be asked for."""
+    images = np.zeros((1200, 1, 28, 28), np.float32)
+    np.savez("digits28.npz", x=images, y=np.arange(1200) % 10)
+    asked: list[bool] = []
+    monkeypatch.setattr("feddbe.api.measure", lambda *_, **options: asked.append(options["quick"]))
+    words = f"reproduce ablation {scale} --trials 1 --only 'FedAvg/MDL CNN' --rounds 1 --out here"
+    assert shell(words).code == 0
+    assert asked == [quick]
 
 
 def test_what_is_not_here_is_said_and_keeps_nothing_from_the_table(

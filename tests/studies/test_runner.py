@@ -20,8 +20,7 @@ from feddbe.runs.store import Store
 from feddbe.runs.watch import Watch
 from feddbe.studies import runner
 from feddbe.studies.cells import Cell, grid
-from feddbe.studies.runner import Board, Planned, finished, plan, run
-from tests.documents import document
+from feddbe.studies.runner import Board, Planned, plan, run
 
 SMALL: dict[str, Any] = {
     "data": "digits",
@@ -98,6 +97,29 @@ def test_a_run_with_fewer_rounds_is_continued(tmp_path: Path) -> None:
     run([planned])
     assert [entry["round"] for entry in feddbe.load(tmp_path / "mine")["rounds"]] == [0, 1, 2]
     assert plan([Cell("fedavg", SMALL)], tmp_path)[0].done
+
+
+def test_a_run_with_more_rounds_is_cut_to_those_asked_for(tmp_path: Path) -> None:
+    feddbe.run("fedavg", out=str(tmp_path / "mine"), **{**SMALL, "rounds": 4})
+    short = feddbe.run("fedavg", out=str(tmp_path / "short" / "run"), **SMALL)
+    (planned,) = plan([Cell("fedavg", SMALL)], tmp_path)
+    assert planned.done
+    assert planned.found
+    assert [entry["round"] for entry in planned.found["rounds"]] == [0, 1, 2]
+    assert planned.found["config"]["rounds"] == 2
+    for which in ("best", "last"):
+        entry: Any = planned.found[which]
+        assert (entry["round"], entry["accuracy"]) == (short[which]["round"], short[which]["accuracy"])
+
+
+def test_a_run_that_was_fine_tuned_after_more_rounds_is_refused(tmp_path: Path) -> None:
+    feddbe.run("fedbabu", out=str(tmp_path / "mine"), **SMALL)
+    (planned,) = plan([Cell("fedbabu", {**SMALL, "rounds": 1})], tmp_path)
+    assert planned.found is None
+    assert (
+        "has 2 rounds, and was fine-tuned or joined by newcomers after the last, not after 1"
+        in planned.refused
+    )
 
 
 def test_equal_cells_are_one_run(tmp_path: Path) -> None:
@@ -185,8 +207,9 @@ def test_a_run_that_goes_on_meanwhile_is_seen_at_one_moment(
         return overall(store)
 
     monkeypatch.setattr(Store, "overall", later)
+    longer = grid(["fedavg"], {**SMALL, "rounds": 3})
     for done in (2, 3):
-        (planned,) = plan(cells, tmp_path)
+        (planned,) = plan(longer, tmp_path)
         assert planned.found
         assert planned.found["rounds"][-1]["round"] == done
 
@@ -200,8 +223,9 @@ def test_a_study_that_is_stopped_goes_on(tmp_path: Path, number: signal.Signals)
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     cells = grid(["fedavg", "fedavg+dbe"], SMALL)
+    unlimited = grid(["fedavg", "fedavg+dbe"], {**SMALL, "rounds": 400})
     end = time.monotonic() + 60
-    while not all(p.found and len(p.found["rounds"]) > 3 for p in plan(cells, tmp_path)):
+    while not all(p.found and len(p.found["rounds"]) > 3 for p in plan(unlimited, tmp_path)):
         assert time.monotonic() < end
         time.sleep(0.05)
     children = [int(p) for p in Path(f"/proc/{study.pid}/task/{study.pid}/children").read_text().split()]
@@ -215,17 +239,8 @@ def test_a_study_that_is_stopped_goes_on(tmp_path: Path, number: signal.Signals)
         assert not list(tmp_path.glob("*/.lock"))
     stopped = plan(cells, tmp_path)
     assert all(p.done for p in stopped)  # of the two rounds that these cells want
-    far = [len(p.found["rounds"]) - 1 for p in stopped if p.found]
+    far = [len(p.found["rounds"]) - 1 for p in plan(unlimited, tmp_path) if p.found]
     assert all(3 <= count < 400 for count in far)
     longer = grid(["fedavg", "fedavg+dbe"], {**SMALL, "rounds": max(far) + 1})
     assert run(plan(longer, tmp_path)) == {}
     assert all(p.done for p in plan(longer, tmp_path))
-
-
-def test_finished_by_rounds_or_by_the_published_rule() -> None:
-    still = document("fedavg", [0.1, 0.5, 0.4, 0.3])
-    assert finished(still, 3, None)
-    assert not finished(still, 4, None)
-    assert not finished(still, 4, 3)
-    assert finished(still, 4, 2)  # three evaluations since the best, itself counted
-    assert not finished(document("fedavg", [0.1, None]), 1, None)

@@ -46,6 +46,25 @@ def test_seeds_are_run_once_and_shown_together(shell: Shell, monkeypatch: pytest
     assert (code, len([line for line in err.splitlines() if " of 2: " in line])) == (0, 2)
 
 
+def test_runs_that_are_there_are_cut_to_the_rounds_asked_for(shell: Shell) -> None:
+    """FedAvg has three rounds in one folder and one in the other; the tables are the same."""
+    shell(f"run fedavg --seeds 2 {SMALL.replace('--rounds 1', '--rounds 3')} --out study")
+    study, fresh = (
+        shell(f"compare fedavg fedavg+dbe --seeds 2 {SMALL} --out {folder}").out
+        for folder in ("study", "fresh")
+    )
+    assert study.replace("study", "fresh") == fresh
+    words = " ".join(shell("show study").out.split())
+    assert "Not judged, unequal rounds: fedavg+dbe." in words
+
+
+def test_a_comparison_that_is_resumed_is_cut_to_the_rounds_asked_for(tmp_path: Path) -> None:
+    longer = feddbe.run("fedavg", **{**OPTIONS, "rounds": 3}, out=str(tmp_path / "fedavg"))
+    runs = feddbe.compare(["fedavg", "ditto"], **OPTIONS, out=str(tmp_path), resume=True)
+    assert [len(run["rounds"]) for run in runs] == [2, 2]
+    assert runs[0]["last"] == longer["rounds"][1]
+
+
 def test_a_sweep_chooses_on_validation_data_and_says_so(shell: Shell) -> None:
     command = f"compare fedavg 'fedavg+mr(kappa=0,1)' --lr 0.01,0.1 {SMALL} --out grid"
     code, out, err = shell(command)

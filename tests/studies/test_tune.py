@@ -13,6 +13,7 @@ from feddbe.data.split import load_split
 from feddbe.errors import BadInput
 from feddbe.options import config
 from feddbe.options.config import Config
+from feddbe.runs import summary
 from feddbe.runs.experiment import load_data, resolve
 from feddbe.runs.watch import Watch
 from feddbe.studies.space import named, space_of
@@ -86,9 +87,61 @@ def test_a_trial_that_diverges_is_worth_nothing(tmp_path: Path) -> None:
 
 
 def test_another_search_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    search(tmp_path, 1)
+    first = search(tmp_path, 1)
+    split = (tmp_path / "split.npz").read_bytes()
+    for other in (
+        {"epochs": 2},
+        {"rounds": 2},
+        {"clients": 4},
+        {"partition": "dirichlet:0.5"},
+        {"validation": 0.3},
+    ):
+        with pytest.raises(BadInput, match="holds another search"):
+            search(tmp_path, 1, **other)
+    assert (tmp_path / "split.npz").read_bytes() == split, "that of the search that is there"
+    assert search(tmp_path, 1, quiet=True).trials == first.trials, "how it is watched is not part of it"
+
+
+def test_a_search_on_changed_data_is_refused(tmp_path: Path) -> None:
+    random = np.random.RandomState(0)
+
+    def search_file() -> Tuned:
+        np.savez(tmp_path / "own.npz", x=random.normal(size=(60, 4)).astype(np.float32), y=np.arange(60) % 3)
+        options = {"data": str(tmp_path / "own.npz"), "clients": 3, "partition": "iid", "rounds": 1}
+        asked = config.read(["fedavg"], {**options, "lr": 0.1, "out": str(tmp_path / "search")})
+        return tune(asked, trials=1, space=["lr=0.05"])
+
+    search_file()
     with pytest.raises(BadInput, match="holds another search"):
-        search(tmp_path, 1, epochs=2)
+        search_file()
+
+
+def test_a_client_with_one_training_sample_trains_and_is_not_judged(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "lonely.npz",
+        train_0=np.arange(100), test_0=np.arange(100, 130), train_1=np.array([130]), test_1=np.array([131]),
+    )  # fmt: skip
+    asked = config.read(
+        ["fedavg"],
+        {"split": str(tmp_path / "lonely.npz"), "model": "mlp", "rounds": 1, "out": str(tmp_path / "t")},
+    )
+    (trial,) = tune(asked, trials=1, space=["lr=0.05"]).trials
+    assert trial.accuracy
+    used = load_split(tmp_path / "t" / "split.npz", 1797)
+    assert [len(rows) for rows in (*used.train, *used.test)] == [80, 1, 20, 0]
+
+
+@pytest.mark.parametrize("method", ["fedbabu", "fedavg+ft"])
+def test_a_method_that_fine_tunes_is_judged_after_it(tmp_path: Path, method: str) -> None:
+    """A run below the others before fine-tuning may be above them after it, so none is stopped early."""
+    asked = config.read([method], {**SMALL, "rounds": 8, "adapt_epochs": 2, "out": str(tmp_path)})
+    found = tune(asked, trials=6, space=["lr=0.0001,0.001,0.01,0.05,0.2"])
+    runs = [summary.load(folder.parent) for folder in tmp_path.glob("*/run.sqlite")]
+    tuned = {run["config"]["lr"]: run["last"]["adapted"] for run in runs if run["last"]}
+    assert {trial.values["lr"]: trial.accuracy for trial in found.trials} == {
+        lr: accuracy["weighted"] for lr, accuracy in tuned.items() if accuracy
+    }
+    assert [trial.note for trial in found.trials] == [""] * 6
 
 
 def test_the_space_is_the_papers_grid_and_the_models_own_values() -> None:

@@ -91,6 +91,17 @@ def test_the_pace_says_which_round_was_evaluated_and_how_long_it_takes(
     assert pace.round(5, 1.0) == "fedavg: round 5 of 5, 100.00 % in round 5, 0:00:31"
 
 
+def test_the_pace_tells_how_long_the_rest_of_a_measurement_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step 2 of 3 is at 25 % after 20 s: 60 s of it are left, and 80 s of the last."""
+    now = iter([100.0, 104.0, 105.0, 110.0, 124.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    pace = Pace("fedavg", 0, 3)
+    assert pace.round(1, None) == ""
+    assert pace.part(0.0) == "fedavg: 0% of step 2 of 3, 0:00:05", "how long it takes is not known yet"
+    assert pace.part(0.1) == "", "a line now and then is enough"
+    assert pace.part(0.25) == "fedavg: 25% of step 2 of 3, 0:00:24, about 0:02:20 left"
+
+
 def test_nothing_is_said_before_something_is_known() -> None:
     assert Pace("fedavg", 0, 5).round(0, None) == ""
 

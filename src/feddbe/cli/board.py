@@ -15,6 +15,7 @@ from rich.progress import Progress, TaskID
 from feddbe.runs.watch import Watch
 from feddbe.studies.runner import Board, Planned
 from feddbe.watch.bars import columns
+from feddbe.watch.pace import Pace
 
 __all__ = ["Bars", "stoppable"]
 
@@ -63,11 +64,20 @@ class _Bar(Watch):
 
     def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         self.remove()
+        self.rounds, self.pace = done, Pace(self.name or name, done, rounds)
         self.task = self.board.bars.add_task(self.name or name, total=rounds, completed=done, accuracy="")
         self.board.bars.refresh()
 
+    def part(self, share: float) -> None:
+        if self.task is not None:
+            self.board.bars.update(self.task, completed=self.rounds + share)
+            self.board.bars.refresh()
+        if self.board.bars.disable and (said := self.pace.part(share)):
+            self.board.say(said)
+
     def round(self, done: int, accuracy: float | None) -> None:
         self.rounds = done
+        self.pace.round(done, accuracy)
         if accuracy is not None:
             self.accuracy = f"{100 * accuracy:.2f} %"
         if self.task is not None:

@@ -140,7 +140,6 @@ def _carry_out(
     from feddbe.cli.board import Bars, stoppable
     from feddbe.studies import figures, reproduce, runner
 
-    small = "digits" in instead
     try:
         with stoppable():
             plans = reproduce.plan(studies, folder, _tell)
@@ -151,7 +150,8 @@ def _carry_out(
                     runner.run(list(plans.values()), board)
                     plans, aside = _refreshed(plans), board.aside()
                     for study in studies:
-                        for problem in reproduce.measure(study, plans, quick=small, watch=aside):
+                        quick = study.is_small
+                        for problem in reproduce.measure(study, plans, quick=quick, watch=aside):
                             board.say(f"feddbe: not measured: {problem}")
                         figures.measure(study, plans, aside)
                     aside.remove()

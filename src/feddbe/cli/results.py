@@ -51,7 +51,8 @@ def runs(where: Path | None, as_json: bool) -> int:
 
 
 def _row(path: Path, root: Path) -> RunRow:
-    from feddbe.results.document import ending, finished
+    from feddbe.results.document import ending
+    from feddbe.results.extent import finished
     from feddbe.runs import summary
 
     name = str(path.relative_to(root)) if path != root else path.name

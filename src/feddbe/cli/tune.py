@@ -90,8 +90,9 @@ def _show(found: Tuned, options: config.Config) -> None:
     for trial in sorted(others, key=lambda trial: -(trial.accuracy or 0.0))[:8]:
         line("", trial)
     count, early = len(found.trials), sum(trial.accuracy is None for trial in found.trials)
+    accuracy = "Validation accuracy after fine-tuning" if found.is_fine_tuned else "Best validation accuracy"
     words = (
-        f"Best validation accuracy, on {options.validation or VALIDATION:g} of every client's training data; "
+        f"{accuracy}, on {options.validation or VALIDATION:g} of every client's training data; "
         f"test data took no part. {count} trials, {early} of them stopped early, with one seed: small "
         f"differences may be chance. Default: what a run has without a search.{_paper(found)}"
     )

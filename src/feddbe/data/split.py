@@ -95,6 +95,13 @@ def load_split(path: Path, n: int) -> Split:
                 f"{path} has an array '{name}' that is no client's; allowed: train_K with test_K, K from 0 on"
             )
     rows = {name: _checked(found[name], f"'{name}' in {path}", n) for name in names}
+    tested = any(rows[f"test_{k}"].size for k in range(clients))
+    for name in names:
+        if not rows[name].size and not (tested and name.startswith("test_")):
+            raise BadInput(
+                f"'{name}' in {path} is empty; every client needs at least one sample to train, and some "
+                "client one to test"
+            )
     _check_once(rows, path, n)
     return Split.of(*([rows[f"{part}_{k}"] for k in range(clients)] for part in ("train", "test")))
 
@@ -104,8 +111,6 @@ def _checked(rows: npt.NDArray[Any], what: str, n: int) -> Indices:
         raise BadInput(
             f"{what} is {rows.dtype} of shape {rows.shape}; it must be a plain list of row numbers (int64)"
         )
-    if rows.size == 0:
-        raise BadInput(f"{what} is empty; every client needs at least one sample to train and one to test")
     outside = rows[(rows < 0) | (rows >= n)]
     if outside.size:
         raise BadInput(f"{what} has index {outside[0]}; the data set has {n} samples, allowed: 0..{n - 1}")

@@ -81,6 +81,8 @@ def take(
         entry = Entry(store, experiment, round)
         task, method = experiment.task, experiment.method
         number = _number(client, task.dataset.client_names, task.members)
+        if not len(task.split.test[number]):
+            raise BadInput(f"client {number} has no test rows to check its model by; choose another --client")
         local, state = entry.deployed(number)
         logits, y = local.predict(state, lambda p, x: method.logits(local, p, x), track=method.deployed_track)
         module = _module(local, state, method.deployed_track, method.base)

@@ -15,6 +15,7 @@ from feddbe.page.lines import BAND, Choice, curves, series, told
 from feddbe.page.sources import Source, Sources
 from feddbe.results.document import Accuracy, RunDocument, adapting
 from feddbe.results.fairness import BASELINES, Fairness, Paired, fairness
+from feddbe.results.groups import counted, experiments
 from feddbe.runs import per_client
 from feddbe.show.cells import percent
 
@@ -126,11 +127,18 @@ def _helped(pair: Paired | None) -> dict[str, object]:
     return cell(f"{pair['better']} / {pair['equal']} / {pair['worse']}", pair["helped"])
 
 
+def _drawn_together(experiment: Sequence[RunDocument]) -> list[list[RunDocument]]:
+    """Return the runs that are drawn as their mean, and each of the others alone."""
+    together = counted(experiment)
+    folders = {run["folder"] for run in together}
+    alone = [[run] for run in experiment if run["folder"] not in folders]
+    return [together, *alone] if together else alone
+
+
 def _ranks(sources: Sources, found: Sequence[Fairness], documents: Sequence[RunDocument]) -> Block:
     """Accuracy of the client at each rank, ranks as shares of all clients."""
     at = {d["folder"]: _at_ranks(run["accuracy"]) for d, run in zip(documents, found, strict=True)}
-    same = [[d for d in group if d["folder"] in at] for group in sources.experiments()]
-    drawn = [group for group in same if group]
+    drawn = [group for experiment in experiments(documents) for group in _drawn_together(experiment)]
     lines = [
         series(name, sources.colours[group[0]["folder"]], [at[d["folder"]] for d in group])
         for group, name in zip(drawn, sources.called(drawn), strict=True)

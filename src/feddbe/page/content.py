@@ -12,7 +12,7 @@ from feddbe.page.overview import learning, summary
 from feddbe.page.represented import over_rounds, representations
 from feddbe.page.setup import configuration, costs, versions
 from feddbe.page.sources import Sources
-from feddbe.results.document import finished
+from feddbe.results.extent import finished
 from feddbe.show.canvas import COLOURS, STYLES
 from feddbe.show.embedding import LABELS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,10 +10,12 @@ from feddbe.page.blocks import Block, cell, command, section, table
 from feddbe.page.commands import of_each, running
 from feddbe.page.lines import Choice, curves
 from feddbe.page.sources import Source, Sources
-from feddbe.results.document import Entry, RunDocument, finished, labels, moment, points
-from feddbe.results.fairness import HOLDINGS
-from feddbe.results.groups import Points
-from feddbe.results.statistics import Interval, interval, paired
+from feddbe.results.document import Entry, RunDocument, moment, points
+from feddbe.results.extent import finished
+from feddbe.results.groups import Points, experiments
+from feddbe.results.repeats import repeats
+from feddbe.results.statistics import Interval
+from feddbe.results.verdicts import RULE
 from feddbe.show.cells import in_bytes, in_seconds, percent
 from feddbe.show.tables import moments, results_words
 
@@ -84,57 +86,36 @@ def _percent(entry: Entry | None, reading: _Reading) -> dict[str, object]:
 
 def _seeds(sources: Sources) -> list[Block]:
     """Mean and interval of each experiment, and its paired difference to a baseline, if any has two seeds."""
-    found = [[d for d in group if d["best"]] for group in sources.experiments()]
-    found = [group for group in found if group]
-    if not any(len(group) > 1 for group in found):
+    documents = [document for document in sources.documents if document["best"] or document["diverged"]]
+    groups = experiments(documents)
+    if not any(len(group) > 1 for group in groups):
         return []
-    base = next((group for group in found if group[0]["method"] == "fedavg"), found[0])
-    names = labels([group[0] for group in found], seed=False)
-    against = names[found.index(base)]
+    first = next((index for index, group in enumerate(groups) if group[0]["method"] == "fedavg"), 0)
+    found = repeats(documents, first)
     rows = [
         [
-            name,
-            cell(str(len(group)), len(group)),
-            *(_over(group, r) for r in _READINGS),
-            *_against(group, base),
+            one.name,
+            cell(one.seeds, len(one.counted)),
+            *(_interval_cell(value) for value in (one.best, one.mean, one.worst_tenth)),
+            _interval_cell(one.difference, sign=True),
+            str(one.verdict),
         ]
-        for group, name in zip(found, names, strict=True)
+        for one in found
     ]
     words = (
-        "Each run's best round, in %: mean and 95 % interval over seeds (Student's t). The difference is "
-        "that of runs with the same split and seed, in points; a method improves or worsens only where the "
-        "interval excludes zero."
+        "Each run's best round, in %: mean and 95 % interval over seeds (Student's t). A run that diverged "
+        "or is shorter than others of its experiment is not counted. The difference is that of runs with "
+        f"the same split, seed and rounds, in points. {RULE}"
     )
     columns = ["experiment", "seeds", *(f"{words} %" for words in _READINGS.values())]
-    return [table("seeds", words, [*columns, f"difference to {against}", "verdict"], rows)]
+    columns += [f"difference to {found[first].name}", "verdict"]
+    return [table("seeds", words, columns, rows)]
 
 
-def _over(group: Sequence[RunDocument], reading: _Reading) -> dict[str, object]:
-    found = interval(list(_best(group, reading).values()))
-    return cell(found.shown(), found.mean)
-
-
-def _best(group: Sequence[RunDocument], reading: _Reading) -> Mapping[object, float]:
-    """By seed, in percent."""
-    entries = {d["config"].get("seed"): d["best"] for d in group}
-    return {seed: 100 * e["accuracy"][reading] for seed, e in entries.items() if e and e["accuracy"]}
-
-
-def _against(group: Sequence[RunDocument], base: Sequence[RunDocument]) -> list[object]:
-    if group is base:
-        return [cell("", None), "baseline"]
-    if any(group[0]["config"].get(key) != base[0]["config"].get(key) for key in HOLDINGS):
-        return [cell("", None), "other data"]
-    found = paired(_best(group, "weighted"), _best(base, "weighted"))
-    if found is None:
-        return [cell("", None), "no seed in common"]
-    return [cell(found.shown(sign=True), found.mean), _verdict(found)]
-
-
-def _verdict(found: Interval) -> str:
-    if found.n < 2:
-        return "one seed says nothing"
-    return "improves" if found.improves else "worsens" if found.worsens else "not told apart"
+def _interval_cell(value: Interval | None, *, sign: bool = False) -> dict[str, object]:
+    if value is None:
+        return cell("" if sign else "-", None)
+    return cell(value.shown(sign=sign), value.mean)
 
 
 # Curves

@@ -62,10 +62,6 @@ class Sources:
     def name(self, document: RunDocument) -> str:
         return self.names[[d["folder"] for d in self.documents].index(document["folder"])]
 
-    def experiments(self) -> list[list[RunDocument]]:
-        """Runs that differ in their seed only, however far each of them is."""
-        return groups(self.documents, lambda document: [(0, 0.0)])
-
     def called(self, found: Sequence[Sequence[RunDocument]]) -> list[str]:
         """A name for each group, told apart as those of runs are."""
         return _unique(names(found), [group[0] for group in found])

@@ -51,6 +51,8 @@ __all__ = ["FULL", "MDL", "QUICK", "Settings", "description_length", "mdl", "sam
 SHUFFLE = 0
 """The samples that are kept are the first of np.random.RandomState(SHUFFLE).permutation(all): the same for
 every method, round and place, which are to be compared, and whatever the seed of the probes."""
+STEP_COST = 16
+"""Samples whose work a step takes besides those of its batch (measured), to tell how much is done."""
 SMALLEST = 10
 """The first size of the curve."""
 
@@ -191,16 +193,24 @@ def mdl(points: Points, *, classes: int | None = None, settings: Settings = FULL
     hot = torch.nn.functional.one_hot(labels, count).to(x.dtype)
     widths = (x.shape[1], settings.hidden, settings.hidden, count)
 
+    steps_done = dict.fromkeys(sizes, 0)
+
     def work(size: int, stop: Event) -> list[float]:
         orders = [_stream(settings, "order", s).permutation(training)[:size] for s in range(settings.seeds)]
         probes = train(
             initial(widths, [_stream(settings, "weights", s) for s in range(settings.seeds)]),
             x, hot, torch.from_numpy(np.stack(orders)),
             steps=settings.steps, batch=settings.batch, lr=settings.lr, stop=stop,
+            on_step=lambda done: steps_done.update({size: done}),
         )  # fmt: skip
         return probes.nll(x[training:], labels[training:])
 
-    losses = side_by_side(work, sizes[::-1])[::-1]
+    def share() -> float:
+        costs = {size: min(size, settings.batch) + STEP_COST for size in sizes}
+        done = sum(costs[size] * steps for size, steps in steps_done.items())
+        return done / (settings.steps * sum(costs.values()))
+
+    losses = side_by_side(work, sizes[::-1], share)[::-1]
     if not np.isfinite(losses).all():
         raise BadInput(f"mdl lr = {settings.lr:g}: a probe's loss is not finite; try a smaller one")
     return MDL(tuple(sizes), tuple(map(tuple, losses)), held, count, settings)

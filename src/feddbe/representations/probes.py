@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import pairwise
 from threading import Event
@@ -25,10 +25,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from feddbe.representations.progress import report
+
 __all__ = ["Probes", "initial", "one_thread", "side_by_side", "train"]
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+TICK = 0.5
+"""Seconds between two reports."""
 
 
 def initial(
@@ -102,12 +106,14 @@ def train(
     batch: int,
     lr: float,
     stop: Event | None = None,
+    on_step: Callable[[int], None] = lambda done: None,
 ) -> Probes:
     """Probe s learns the samples orders[s] of x (n, K) and hot (n, C), which it goes round in that order.
 
     A batch goes on where the last one ended and begins again at the end of the order, so that each has
     exactly `batch` samples and all samples come equally often. No more samples than a batch: all of them at
-    each step. (`stop`: training ends early, because nobody wants the result any more.)
+    each step. (`stop`: training ends early, because nobody wants the result any more; `on_step` gets
+    the number of steps done.)
     """
     size = orders.shape[1]
     batch = min(batch, size)
@@ -123,6 +129,7 @@ def train(
             torch.index_select(x, 0, rows, out=xs.view(-1, x.shape[1]))
             torch.index_select(hot, 0, rows, out=hots.view(-1, hot.shape[1]))
         probes.step(xs, hots)
+        on_step(t + 1)
     return probes
 
 
@@ -137,18 +144,27 @@ def one_thread() -> Iterator[int]:
         torch.set_num_threads(threads)
 
 
-def side_by_side(work: Callable[[Item, Event], Answer], items: Sequence[Item]) -> list[Answer]:
+def side_by_side(
+    work: Callable[[Item, Event], Answer], items: Sequence[Item], share: Callable[[], float] | None = None
+) -> list[Answer]:
     """work(item, stop) of each item, on one torch thread each, as many at a time as torch has threads here.
 
     Work begins in the order of the items, so the longest should come first. `stop` is set when the answers
-    are no longer wanted: after Ctrl-C, or an error in one of them.
+    are no longer wanted: after Ctrl-C, or an error in one of them. `share` returns how much of all is done,
+    which is reported from this thread while others work.
     """
     stop = Event()
     with one_thread() as threads, ThreadPoolExecutor(threads, "probes", torch.set_num_threads, (1,)) as pool:
         futures = [pool.submit(work, item, stop) for item in items]
         try:
-            wait(futures, return_when=FIRST_EXCEPTION)
+            while wait(futures, TICK, FIRST_EXCEPTION).not_done and not any(map(_has_failed, futures)):
+                if share is not None:
+                    report(share())
         finally:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
         return [future.result() for future in futures]  # in order: an error is before what it cancelled
+
+
+def _has_failed(future: Future[Answer]) -> bool:
+    return future.done() and future.exception() is not None

@@ -14,6 +14,7 @@ from feddbe.representations import Points
 from feddbe.representations.discrepancy import Discrepancy, discrepancy
 from feddbe.representations.linear_probe import linear_probe
 from feddbe.representations.mdl import FULL, QUICK, Settings, mdl
+from feddbe.representations.progress import in_parts
 from feddbe.representations.tsne import tsne
 from feddbe.state import State
 
@@ -122,7 +123,7 @@ def take(
         return function(points, classes, settings)
     found: dict[int, Readings] = {}
     why: BadInput | None = None
-    for client in np.unique(points.client).tolist():
+    for client in in_parts(np.unique(points.client).tolist()):
         try:
             found[client] = function(points.of(points.client == client), classes, settings).overall
         except BadInput as error:

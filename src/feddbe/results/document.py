@@ -21,7 +21,6 @@ __all__ = [
     "at",
     "ending",
     "entry",
-    "finished",
     "labels",
     "moment",
     "newcomers",
@@ -48,7 +47,7 @@ class Entry(TypedDict):
     after: Accuracy | None
     """After local training, of those who took part."""
     validation: Accuracy | None
-    """On training data that was held out, at the moment that `when` names."""
+    """On training data that was held out, at the moment that counts in the run (its `when` as stored)."""
     auc: float | None
     train_loss: float | None
     seconds: float
@@ -207,10 +206,11 @@ def moment(when: str) -> str:
 
 
 def at(document: RunDocument, when: str) -> RunDocument:
-    """The same run, read at another moment: `before`, `adapted` or `after`."""
-    rounds: Any = [
-        {**e, "accuracy": e.get(when), "when": when, "validation": None} for e in document["rounds"]
-    ]
+    """Return the run read at another moment: `before`, `adapted` or `after`.
+
+    If data was held out, it still chooses the best round, by its accuracy at the run's own moment.
+    """
+    rounds: Any = [{**e, "accuracy": e.get(when), "when": when} for e in document["rounds"]]
     known = [entry for entry in rounds if entry["accuracy"]]
     best, last = max(known, key=score, default=None), known[-1] if known else None
     return {**document, "rounds": rounds, "best": best, "last": last}
@@ -225,15 +225,6 @@ def score(entry: Entry) -> float:
 def points(document: RunDocument) -> list[tuple[int, float]]:
     """The learning curve: (round, weighted accuracy in percent) of every evaluated entry."""
     return [(e["round"], 100 * e["accuracy"]["weighted"]) for e in document["rounds"] if e["accuracy"]]
-
-
-def finished(document: RunDocument) -> bool:
-    """Whether all rounds that were wanted are done and the last one is evaluated; a run with patience may
-    have ended before."""
-    last, settings = document["last"], document["config"]
-    done = document["rounds"][-1]["round"] if document["rounds"] else 0
-    ended = done >= settings["rounds"] or settings["patience"] is not None
-    return last is not None and last["round"] == done and ended
 
 
 def ending(document: RunDocument) -> str:

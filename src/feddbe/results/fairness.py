@@ -7,7 +7,6 @@ taking part?) and FedAvg (is it worth personalizing?).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
@@ -16,6 +15,7 @@ import numpy as np
 from feddbe.errors import BadInput
 from feddbe.measures.rows import over_clients
 from feddbe.results.document import RunDocument, labels
+from feddbe.results.groups import strip_options
 
 __all__ = ["BASELINES", "HOLDINGS", "Fairness", "Paired", "Spread", "fairness", "paired", "spread"]
 
@@ -147,7 +147,7 @@ def fairness(
 
 def _baseline(mine: RunDocument, documents: Sequence[RunDocument], method: str) -> int | None:
     """Which of the runs is the baseline of this one; it is none of its own, nor of other baselines' kind."""
-    base = re.sub(r"\(.*\)$", "", mine["method"])
+    base = strip_options(mine["method"])
 
     def holdings(document: RunDocument) -> list[object]:
         return [document["config"].get(key) for key in HOLDINGS]
@@ -155,7 +155,7 @@ def _baseline(mine: RunDocument, documents: Sequence[RunDocument], method: str) 
     fits = [
         index
         for index, other in enumerate(documents)
-        if re.sub(r"\(.*\)$", "", other["method"]) == method != base and holdings(other) == holdings(mine)
+        if strip_options(other["method"]) == method != base and holdings(other) == holdings(mine)
     ]
     seed = mine["config"].get("seed")
     return next((i for i in fits if documents[i]["config"].get("seed") == seed), fits[0] if fits else None)

@@ -21,14 +21,14 @@ class Interval(NamedTuple):
     n: int
 
     @property
-    def improves(self) -> bool:
-        """Of a difference: that it is positive is more than chance."""
-        return self.mean - self.half > 0
+    def p_value(self) -> float:
+        """Of a difference: two-sided, by Student's t, that it is 0; 1 if it has no spread to be judged by."""
+        from scipy.special import stdtr
 
-    @property
-    def worsens(self) -> bool:
-        """Of a difference: that it is negative is more than chance."""
-        return self.mean + self.half < 0
+        if self.n < 2 or not self.half:
+            return 1.0
+        t = self.mean / (self.half / _t(self.n - 1))
+        return float(2 * stdtr(self.n - 1, -abs(t)))
 
     def shown(self, digits: int = 2, *, sign: bool = False) -> str:
         """As it stands in tables: `97.59 ± 1.96`, and of one value only that."""

@@ -49,7 +49,7 @@ def bench(experiment: Experiment) -> Bench:
     used, batch = len(found.split.train[0]), min(options.batch, size)
     seconds = {phase: taken / CLIENTS for phase, taken in found.seconds[ROUND].items()}
     seconds["training"] *= (size // batch) / max(1, used // min(options.batch, used))
-    seconds["evaluation"] *= (1 + options.eval_after) * tests / len(found.split.test[0])
+    seconds["evaluation"] *= (1 + options.eval_after) * tests / max(1, len(found.split.test[0]))
     workers = min(engines.find(options.engine).processes(), task.split.clients)
     return {
         "method": experiment.name,

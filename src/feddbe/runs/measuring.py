@@ -24,6 +24,7 @@ from feddbe.errors import BadInput
 from feddbe.measures.rows import ALL, AT, Row
 from feddbe.models import ModelSource
 from feddbe.representations import Points, readings
+from feddbe.representations.progress import listening
 from feddbe.representations.readings import MEASURES, Taken
 from feddbe.results.document import Measurement, RunDocument
 from feddbe.runs import lock
@@ -84,8 +85,9 @@ def answer(
     store = Store.open(folder)
     try:
         if _missing(store, question):
-            with lock.alone(folder):
-                _take_missing(store, question, dataset, model, watch or Watch())
+            told = watch or Watch()
+            with lock.alone(folder), listening(told.part):
+                _take_missing(store, question, dataset, model, told)
     finally:
         store.close()
 

@@ -30,6 +30,9 @@ class Watch:
     def client(self, done: int, of: int) -> None:
         """So many clients of this call are through."""
 
+    def part(self, share: float) -> None:
+        """This share of the next measurement of representations is done, from 0 to 1."""
+
     def round(self, done: int, accuracy: float | None) -> None:
         """A round is written; `accuracy` is the latest that is known, which is that of the round before until
         the last one has been evaluated."""
@@ -61,6 +64,9 @@ class Several(Watch):
 
     def client(self, done: int, of: int) -> None:
         self._each(lambda watch: watch.client(done, of))
+
+    def part(self, share: float) -> None:
+        self._each(lambda watch: watch.part(share))
 
     def round(self, done: int, accuracy: float | None) -> None:
         self._each(lambda watch: watch.round(done, accuracy))

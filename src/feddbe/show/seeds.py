@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from feddbe.results.document import RunDocument, labels, moment, title
-from feddbe.results.repeats import Repeats, chosen, repeats
+from feddbe.results.extent import last_round
+from feddbe.results.repeats import Repeats, chosen, repeats, unequal
 from feddbe.results.statistics import Interval
+from feddbe.results.verdicts import RULE
 from feddbe.show.formats import Column, Grid
 
 __all__ = ["choice", "repeated", "seeds_grid", "sweep_grid"]
@@ -33,8 +35,8 @@ def seeds_grid(documents: Sequence[RunDocument]) -> Grid:
     rows = []
     for one in found:
         numbers = [one.best, one.last, one.worst_tenth, _difference(one)]
-        rows.append([one.name, _seeds(one), *numbers, *_plain(one)])
-    return Grid([*columns, *_PLAIN], rows, _note(documents, several=several))
+        rows.append([one.name, one.seeds, *numbers, *_plain(one)])
+    return Grid([*columns, *_PLAIN], rows, _note(documents, found))
 
 
 def sweep_grid(documents: Sequence[RunDocument]) -> Grid:
@@ -43,7 +45,7 @@ def sweep_grid(documents: Sequence[RunDocument]) -> Grid:
     found = repeats(documents)
     picked = chosen(found)
     if len(picked) > 1:  # methods are compared by the cells that were chosen of them
-        found = repeats(documents, picked[0])
+        found = repeats(documents, picked[0], picked)
     first, several = found[picked[0]].name if picked else "", len(picked) > 1
     columns = [
         Column("name", "method", text=True), Column("", "seeds"), Column("", "validation", _shown),
@@ -54,13 +56,17 @@ def sweep_grid(documents: Sequence[RunDocument]) -> Grid:
     for index, one in enumerate(found):
         mine = index in picked
         tested = [one.best, _difference(one)] if mine else [None, ""]
-        rows.append([one.name, _seeds(one), one.validation, mine, *tested, *_plain(one, tested=mine)])
+        rows.append([one.name, one.seeds, one.validation, mine, *tested, *_plain(one, tested=mine)])
     share = documents[0]["config"].get("validation")
     words = (
         f"{title(documents)}. Accuracy in %, mean ± 95 % interval over seeds, in the round that is best on "
         f"validation data: {share:g} of the training data, held out. Values are chosen by that alone; test "
         "data are looked at only for what was chosen."
+        + (_judged(found) if several else "")
+        + _left_out(documents, found)
     )
+    if methods := unequal(found):
+        words += f" Nothing is chosen among runs of unequal rounds: {', '.join(methods)}."
     return Grid([*columns, *_PLAIN], rows, words)
 
 
@@ -83,11 +89,7 @@ def _plain(one: Repeats, *, tested: bool = True) -> list[Any]:
         value: Interval | None = getattr(one, key) if tested or key == "validation" else None
         found += [None, None] if value is None else [value.mean / 100, value.half / 100]
     seeds = " ".join(str(run["config"].get("seed")) for run in one.runs)
-    return [*found, one.verdict if tested else "", len(one.runs) - one.diverged, one.diverged, seeds]
-
-
-def _seeds(one: Repeats) -> str:
-    return f"{len(one.runs) - one.diverged} of {len(one.runs)}" if one.diverged else str(len(one.runs))
+    return [*found, one.verdict.outcome if tested else "", len(one.counted), one.diverged, seeds]
 
 
 def _shown(value: Interval | None) -> str:
@@ -95,22 +97,42 @@ def _shown(value: Interval | None) -> str:
 
 
 def _difference(one: Repeats) -> str:
-    return "" if one.difference is None else f"{one.difference.shown(sign=True)} {one.verdict}".strip()
+    return (
+        "" if one.difference is None else f"{one.difference.shown(sign=True)} {one.verdict.outcome}".strip()
+    )
 
 
-def _note(documents: Sequence[RunDocument], *, several: bool) -> str:
+def _note(documents: Sequence[RunDocument], found: Sequence[Repeats]) -> str:
     whens = " or ".join(dict.fromkeys(moment(d["last"]["when"]) for d in documents if d["last"]))
-    ended = [name for d, name in zip(documents, labels(documents), strict=True) if d["diverged"]]
     shares = {d["config"].get("validation") or 0.0 for d in documents}
     on = {f"on {share:g} of the training data, held out" if share else "on test data" for share in shares}
     return (
         f"{title(documents)}. Test accuracy in % {whens}, weighted by samples: mean ± 95 % interval over "
         f"seeds (Student's t). The best round is chosen {' or '.join(sorted(on))}."
-        + (
-            " Differences are between runs with equal seed and split; better or worse is said only where "
-            "their interval excludes zero."
-            if several
-            else ""
-        )
-        + (f" Diverged, and counted in no mean: {'; '.join(ended)}." if ended else "")
+        + (_judged(found) if len(found) > 1 else "")
+        + _left_out(documents, found)
     )
+
+
+def _judged(found: Sequence[Repeats]) -> str:
+    """By which rule differences are judged, and why some are not."""
+    reasons: dict[str, list[str]] = {}
+    for one in found:
+        if one.verdict.reason not in ("", "baseline", "not compared", "not significant"):
+            reasons.setdefault(one.verdict.reason, []).append(one.name)
+    unjudged = [f" Not judged, {reason}: {', '.join(names)}." for reason, names in reasons.items()]
+    return f" Differences are between runs with equal seed, split and rounds. {RULE}{''.join(unjudged)}"
+
+
+def _left_out(documents: Sequence[RunDocument], found: Sequence[Repeats]) -> str:
+    """Which runs are in no mean, and why."""
+    means = {id(run) for one in found for run in one.counted}
+    named = [
+        (run, name) for run, name in zip(documents, labels(documents), strict=True) if id(run) not in means
+    ]
+    ended = [name for run, name in named if run["diverged"]]
+    short = [
+        f"{name} (round {last_round(run)})" for run, name in named if run["best"] and not run["diverged"]
+    ]
+    words = {"Diverged": ended, "Shorter": short}
+    return "".join(f" {why}, and counted in no mean: {'; '.join(who)}." for why, who in words.items() if who)

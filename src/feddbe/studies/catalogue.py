@@ -104,6 +104,8 @@ class Study:
     rounds: int
     """As published."""
     slots: tuple[Slot, ...]
+    is_small: bool = False
+    """Whether it is the small scale: digits, a small model, and the quick MDL."""
 
     def only(self, words: Sequence[str]) -> Study:
         """With those slots that one of the words names: a line, a column, or LINE/COLUMN; * stands for
@@ -171,7 +173,7 @@ def read(
     return Study(
         name, found["title"], found.get("table", ""), found.get("figure", ""), rows, tuple(used),
         found.get("left_out", {}), found.get("note_small", "") if small else "",
-        instead.get("rounds", published["rounds"]), tuple(slots),
+        instead.get("rounds", published["rounds"]), tuple(slots), small,
     )  # fmt: skip
 
 

@@ -8,7 +8,10 @@ from pathlib import Path
 from feddbe import api
 from feddbe.errors import BadInput
 from feddbe.results.document import RunDocument
+from feddbe.results.extent import Extent, extent, reached
+from feddbe.results.groups import counted
 from feddbe.results.statistics import interval, paired
+from feddbe.results.verdicts import RULE, Comparison, judge
 from feddbe.runs.watch import Watch
 from feddbe.show.compared import Compared, Place
 from feddbe.studies import runner, values
@@ -19,6 +22,8 @@ from feddbe.studies.runner import Planned
 __all__ = ["Plans", "cells_of", "compared", "measure", "plan"]
 
 Plans = dict[Cell, Planned]
+Trial = tuple[int, Extent]
+"""Seed and length of a run."""
 _DIGITS = {"mdl": 0, "iterations": 0, "prbm": 0}
 
 
@@ -77,7 +82,7 @@ def _place(study: Study, slot: Slot, plans: Plans) -> Place:
     )  # fmt: skip
 
 
-def _values(slot: Slot, plans: Plans) -> dict[int, float]:
+def _values(slot: Slot, plans: Plans) -> dict[Trial, float]:
     """By trial, what is read of its runs; of a difference, in trials that both have."""
     column = slot.column
     ours = _read(column.read, slot.cells, plans)
@@ -91,10 +96,20 @@ def _values(slot: Slot, plans: Plans) -> dict[int, float]:
     }
 
 
-def _read(read: str, cells: Iterable[Cell], plans: Plans) -> dict[int, float]:
-    documents = {cell.seed: plans[cell].found for cell in cells}
-    found = {seed: values.value(read, document) for seed, document in documents.items() if document}
-    return {seed: value for seed, value in found.items() if value is not None}
+def _read(read: str, cells: Iterable[Cell], plans: Plans) -> dict[Trial, float]:
+    """Return the values of the runs that are counted."""
+    documents = _counted(cells, plans)
+    read_values = {
+        (seed, extent(document)): values.value(read, document) for seed, document in documents.items()
+    }
+    return {trial: value for trial, value in read_values.items() if value is not None}
+
+
+def _counted(cells: Iterable[Cell], plans: Plans) -> dict[int, RunDocument]:
+    """Return the runs that a mean is over, by seed."""
+    documents = {cell.seed: document for cell in cells if (document := plans[cell].found)}
+    means = {id(document) for document in counted(list(documents.values()))}
+    return {seed: document for seed, document in documents.items() if id(document) in means}
 
 
 def _state(slot: Slot, plans: Plans) -> str:
@@ -104,20 +119,26 @@ def _state(slot: Slot, plans: Plans) -> str:
     planned = [plans[cell] for cell in (*slot.cells, *slot.base)]
     if any(one.experiment is None for one in planned):
         return "no data" if any("data get" in one.refused for one in planned) else "refused"
-    return "not measured" if any(one.found for one in planned) else "not run"
+    documents = [one.found for one in planned if one.found]
+    if any(document["diverged"] for document in documents):
+        return "diverged"
+    return "not measured" if documents else "not run"
 
 
-def _marks(study: Study, slot: Slot, plans: Plans, found: Mapping[int, float]) -> tuple[str, ...]:
+def _marks(study: Study, slot: Slot, plans: Plans, found: Mapping[Trial, float]) -> tuple[str, ...]:
     """In which way this number is not the published one's equal."""
-    used = [plans[cell] for cell in (*slot.cells, *slot.base) if cell.seed in found]
+    cells, seeds = (*slot.cells, *slot.base), {seed for seed, _ in found}
+    used = [plans[cell] for cell in cells if cell.seed in seeds]
     documents = [one.found for one in used if one.found]
+    diverged = [one for cell in cells if (one := plans[cell].found) and one["diverged"]]
     marks = [slot.column.replaced] if slot.column.replaced else []
     marks += [_rounds(study, used)] if not all(_ended(study, one) for one in used) else []
-    marks += [f"diverged after round {_far(one.found)}" for one in used if one.found and one.refused][:1]
+    marks += [f"a trial diverged after round {_far(one)}, and is not counted" for one in diverged][:1]
     if len(found) < len(slot.cells):
         marks.append(f"{len(found)} of {len(slot.cells)} trials")
     marks += sorted({document["note"] for document in documents} - {""})
-    if any((one := values.mdl_of(slot.column.read, document)) and one["quick"] for document in documents):
+    mdls = [values.mdl_of(slot.column.read, document) for document in documents]
+    if any(mdl and mdl["quick"] for mdl in mdls):
         marks.append("quick MDL")
     return tuple(marks)
 
@@ -125,9 +146,7 @@ def _marks(study: Study, slot: Slot, plans: Plans, found: Mapping[int, float]) -
 def _ended(study: Study, planned: Planned) -> bool:
     """Whether this run went as far as the published ones."""
     patience = planned.experiment.options.patience if planned.experiment else None
-    return bool(planned.refused) or bool(
-        planned.found and runner.finished(planned.found, study.rounds, patience)
-    )
+    return bool(planned.refused) or bool(planned.found and reached(planned.found, study.rounds, patience))
 
 
 def _rounds(study: Study, used: Sequence[Planned]) -> str:
@@ -141,20 +160,23 @@ def _far(found: RunDocument | None) -> int:
 
 
 def _gains(study: Study, plans: Plans) -> list[str]:
-    """Where an add-on improves a method: over trials with equal split and seed, where the 95 % interval of
-    the difference excludes zero, and nowhere else."""
-    kinds: dict[str, list[str]] = {"Improves": [], "Worsens": [], "No more than chance": []}
-    once = False
+    """Say where an add-on makes a method better or worse, judged over all such places of the table."""
+    names, comparisons = [], []
     for slot in study.slots:
         base = next((other for other in study.slots if _is_plain(other, slot)), None)
         difference = base and paired(_values(slot, plans), _values(base, plans))
-        if base and difference and difference.n > 1:
-            kind = 0 if difference.improves else 1 if difference.worsens else 2
-            words = f"{slot.row.name} against {base.row.name}, {slot.column.title}: "
-            list(kinds.values())[kind].append(words + difference.shown(sign=True))
-        once |= bool(difference and difference.n == 1)
-    found = [f"{kind}: {'; '.join(those)}." for kind, those in kinds.items() if those]
-    return found + (["One trial says nothing about chance."] if once else [])
+        if base and difference:
+            runs = [*_counted(slot.cells, plans).values(), *_counted(base.cells, plans).values()]
+            on_test = any(values.is_chosen_on_test(slot.column.read, run) for run in runs)
+            shown = difference.shown(sign=True)
+            names.append(f"{slot.row.name} against {base.row.name}, {slot.column.title}: {shown}")
+            comparisons.append(Comparison(difference, on_test))
+    by_verdict: dict[str, list[str]] = {}
+    for name, verdict in zip(names, judge(comparisons), strict=True):
+        words = verdict.outcome or f"no verdict ({verdict.reason})"
+        by_verdict.setdefault(words.capitalize(), []).append(name)
+    gains = [f"{verdict}: {'; '.join(those)}." for verdict, those in by_verdict.items()]
+    return [*gains, RULE] if gains else []
 
 
 def _is_plain(other: Slot, slot: Slot) -> bool:

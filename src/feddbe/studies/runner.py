@@ -18,7 +18,8 @@ from feddbe.errors import BadInput, FeddbeError, StoreError
 from feddbe.models import ModelSource
 from feddbe.options.config import Asked, Config
 from feddbe.paths import expand
-from feddbe.results.document import RunDocument, ending, score
+from feddbe.results.document import RunDocument, ending
+from feddbe.results.extent import cut, last_round, reached
 from feddbe.runs import folders
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.store import FILE, Store
@@ -27,7 +28,7 @@ from feddbe.runs.watch import Watch
 from feddbe.studies.cells import Cell
 from feddbe.studies.side_by_side import carry_on_all
 
-__all__ = ["Board", "Planned", "finished", "plan", "refresh", "run"]
+__all__ = ["Board", "Planned", "plan", "refresh", "run"]
 
 Remark = Callable[[str], None]
 
@@ -42,7 +43,7 @@ class Planned:
     place: Path
     """Where its run is, or will be."""
     found: RunDocument | None = None
-    """The run, as far as it has been carried on."""
+    """The run, as far as it has been carried on, and no further than the cell asks for."""
     refused: str = ""
     """Why there is nothing to carry on: the data is not here, the method does not take it, it diverged."""
 
@@ -50,7 +51,7 @@ class Planned:
     def done(self) -> bool:
         """Whether it needs no more rounds."""
         asked = self.experiment and self.experiment.options
-        return bool(asked and self.found and finished(self.found, asked.rounds or 0, asked.patience))
+        return bool(asked and self.found and reached(self.found, asked.rounds or 0, asked.patience))
 
     @property
     def missing(self) -> bool:
@@ -67,17 +68,6 @@ class Board:
 
     def ended(self, planned: Planned, error: Exception | None) -> None:
         """It is done, or this is why not."""
-
-
-def finished(found: RunDocument, rounds: int, patience: int | None) -> bool:
-    """Whether a run has been evaluated after so many rounds, or has been stopped by the published rule: more
-    than `patience` evaluations since the best, itself counted."""
-    seen = {entry["round"]: score(entry) for entry in found["rounds"] if entry["accuracy"]}
-    if not seen:
-        return False
-    scores = list(seen.values())
-    impatient = patience is not None and len(scores) - scores.index(max(scores)) > patience
-    return max(seen) >= rounds or impatient
 
 
 def plan(
@@ -211,5 +201,14 @@ def _planned(cell: Cell, experiment: Experiment | BadInput, folder: Path, there:
 def _look(cell: Cell, experiment: Experiment, place: Path) -> Planned:
     if not Store.is_run(place):
         return Planned(cell, experiment, place)
-    found = load(place, hashes=False)
+    stored = load(place, hashes=False)
+    rounds, patience = experiment.options.rounds or 0, experiment.options.patience
+    found = cut(stored, rounds, patience)
+    ends_with_more = experiment.method.adapts == "last" or experiment.options.newcomers > 0
+    if ends_with_more and len(found["rounds"]) < len(stored["rounds"]):
+        problem = (
+            f"'{place}' has {last_round(stored)} rounds, and was fine-tuned or joined by newcomers after the "
+            f"last, not after {last_round(found)}; ask for as many rounds, or choose another --out"
+        )
+        return Planned(cell, None, place, refused=problem)
     return Planned(cell, experiment, place, found, ending(found))

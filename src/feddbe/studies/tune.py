@@ -22,11 +22,12 @@ from feddbe.errors import BadInput, Diverged
 from feddbe.options.config import Asked, Config
 from feddbe.paths import expand
 from feddbe.runs import folders, lock
-from feddbe.runs.experiment import resolve
+from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.watch import Watch
 from feddbe.studies import runner
 from feddbe.studies.cells import Cell
 from feddbe.studies.space import Space, named, published, space_of
+from feddbe.studies.values import published_accuracy
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -41,7 +42,8 @@ _FILE, _SPLIT = "tune.sqlite", "split.npz"
 
 @dataclass(frozen=True)
 class Trial:
-    """One choice of values, and the best validation accuracy with it."""
+    """One choice of values, and the best validation accuracy with it: of a method that fine-tunes after the
+    last round, the one after that."""
 
     values: dict[str, Any]
     accuracy: float | None
@@ -60,6 +62,8 @@ class Tuned:
     """The values without a search: those of the paper where it gives any. They are the first trial."""
     folder: Path
     options: Mapping[str, Any] = field(default_factory=dict)
+    is_fine_tuned: bool = False
+    """Whether accuracies are those after the fine-tuning that follows the last round."""
 
     @property
     def best(self) -> Trial:
@@ -92,24 +96,25 @@ def tune(asked: Asked, *, trials: int = 20, space: Sequence[str] = (), watch: Wa
     first = {key: published(experiment, key) for key in chosen}
     lock.make_folder(folder)
     with lock.alone(folder):
+        found = _study(optuna, folder, _identify(experiment, chosen), first)
         base = _options(options, experiment.task.split, folder)
-        found = _study(optuna, folder, [method, base | {"split": share}, chosen], first)
-        search = _Search(optuna, found, method, base, chosen, folder, watch or Watch())
+        search = _Search(optuna, found, experiment, base, chosen, folder, watch or Watch())
         while len(search.finished()) < min(trials, math.prod(map(len, chosen.values()))):
             search.one()
         told = [search.trial(trial) for trial in search.finished()]
-    return Tuned(method, chosen, told, first, folder, base)
+    return Tuned(method, chosen, told, first, folder, base, search.is_fine_tuned)
 
 
 class _Search:
     """A search that goes on."""
 
     def __init__(
-        self, optuna: Any, study: Study, method: str, base: Mapping[str, Any], space: Space,
+        self, optuna: Any, study: Study, experiment: Experiment, base: Mapping[str, Any], space: Space,
         folder: Path, watch: Watch,
     ) -> None:  # fmt: skip
-        self.optuna, self.study, self.method, self.base = optuna, study, method, base
+        self.optuna, self.study, self.method, self.base = optuna, study, experiment.name, base
         self.space, self.folder, self.watch = space, folder, watch
+        self.is_fine_tuned = experiment.method.adapts == "last"
 
     def finished(self) -> list[Any]:
         """Trials that came to an end, in their order."""
@@ -117,8 +122,8 @@ class _Search:
 
     def one(self) -> None:
         """One trial. What is chosen depends on the seed and the trials so far, not on who did them when."""
-        trial, values = self._choose()
-        method, options = named(self.method, values)
+        trial, choice = self._choose()
+        method, options = named(self.method, choice)
         cell = Cell(method, {**self.base, **options})
         (planned,) = runner.plan([cell], self.folder)
         if planned.experiment is None:
@@ -134,9 +139,8 @@ class _Search:
         (planned,) = runner.refresh([planned])
         if planned.refused:  # it diverged, and is worth nothing
             trial.set_user_attr("note", "diverged")
-        best = planned.found and planned.found["best"]
-        value = best["accuracy"]["weighted"] if best and best["accuracy"] and not planned.refused else 0.0
-        self.study.tell(trial, value)
+        accuracy = planned.found and not planned.refused and published_accuracy(planned.found)
+        self.study.tell(trial, accuracy["weighted"] if accuracy else 0.0)
 
     def _choose(self) -> tuple[Asking, dict[str, Any]]:
         """What Optuna proposes; where that was tried already, something at random that was not."""
@@ -189,6 +193,8 @@ class _Pruning(Watch):
 
     def round(self, done: int, accuracy: float | None) -> None:
         self.search.watch.round(done, accuracy)
+        if self.search.is_fine_tuned:  # what it is worth is known after the last round only
+            return
         if accuracy is not None and done > self.told:
             self.told = done
             self.running.report(accuracy, done)
@@ -199,13 +205,20 @@ class _Pruning(Watch):
         self.search.watch.remark(text)
 
 
-def _study(optuna: Any, folder: Path, about: Any, first: Mapping[str, Any]) -> Study:
+def _identify(experiment: Experiment, space: Space) -> str:
+    """Return what names a search: all that a run is (its data and split by content), how long, the space."""
+    options = experiment.options
+    identity = [experiment.config_hash, options.rounds, options.patience, space]
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _study(optuna: Any, folder: Path, name: str, first: Mapping[str, Any]) -> Study:
     """The search in this folder, begun or continued; the published values come first."""
-    name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     storage = optuna.storages.RDBStorage(f"sqlite:///{folder / _FILE}")
     if any(one != name for one in optuna.get_all_study_names(storage)):
         raise BadInput(
-            f"'{folder}' holds another search (other method, options or space); choose another --out"
+            f"'{folder}' holds another search (other method, options, data, split or space); choose another "
+            "--out"
         )
     pruner = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=5)
     study: Study = optuna.create_study(

@@ -9,7 +9,7 @@ from feddbe.results.document import Accuracy, Measurement, RunDocument
 from feddbe.results.overhead import overhead
 from feddbe.runs.store import Store
 
-__all__ = ["READINGS", "is_accuracy", "mdl_of", "places", "value"]
+__all__ = ["READINGS", "is_accuracy", "is_chosen_on_test", "mdl_of", "places", "published_accuracy", "value"]
 
 Reading = Callable[[RunDocument], float | None]
 
@@ -32,13 +32,27 @@ def is_accuracy(read: str) -> bool:
     return read in ("accuracy", "best", "newcomers")
 
 
+def is_chosen_on_test(read: str, document: RunDocument) -> bool:
+    """Return whether the reading is of a round that was chosen by test accuracy."""
+    of_best_round = read == "best" or (read == "accuracy" and _tuned(document) is None)
+    return of_best_round and not (document["best"] and document["best"]["validation"])
+
+
+def published_accuracy(document: RunDocument) -> Accuracy | None:
+    """Return the accuracy as published: of the best round; of a method that fine-tunes after the last round
+    (FedBABU), after that."""
+    return _tuned(document) or (document["best"] and document["best"]["accuracy"])
+
+
 def _accuracy(document: RunDocument) -> float | None:
-    """In percent, as published: of the best round; of a method that fine-tunes after the last one
-    (FedBABU), of that."""
+    """In percent, as published."""
+    return _percent(published_accuracy(document))
+
+
+def _tuned(document: RunDocument) -> Accuracy | None:
+    """Return the accuracy after the fine-tuning that follows the last round, if the method has it."""
     last = document["last"]
-    if last and last["adapted"] and last["when"] != "adapted":
-        return _percent(last["adapted"])
-    return _best(document)
+    return last["adapted"] if last and last["when"] != "adapted" else None
 
 
 def _best(document: RunDocument) -> float | None:

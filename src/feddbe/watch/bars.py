@@ -80,6 +80,10 @@ class Bars(Watch):
         self._bars.update(self._rounds, completed=self._done + done / of)
         self._bars.refresh()
 
+    def part(self, share: float) -> None:
+        self._bars.update(self._rounds, completed=self._done + share)
+        self._bars.refresh()
+
     def round(self, done: int, accuracy: float | None) -> None:
         self._done = done
         shown = "" if accuracy is None else f"{100 * accuracy:.2f} %"

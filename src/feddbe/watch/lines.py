@@ -31,6 +31,10 @@ class Lines(Remarks):
     def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         self._pace = Pace(name, done, rounds)
 
+    def part(self, share: float) -> None:
+        if said := self._pace.part(share):
+            _say(said)
+
     def round(self, done: int, accuracy: float | None) -> None:
         if said := self._pace.round(done, accuracy):
             _say(said)

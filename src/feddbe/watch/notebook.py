@@ -25,6 +25,10 @@ class Notebook(Watch):
         self._pace = Pace(name, done, rounds)
         self._line = _show(f"{name}: begins", None)
 
+    def part(self, share: float) -> None:
+        if said := self._pace.part(share):
+            _show(said, self._line)
+
     def round(self, done: int, accuracy: float | None) -> None:
         if said := self._pace.round(done, accuracy):
             _show(said, self._line)
