@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -70,9 +70,9 @@ def float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def golden_data() -> Dataset:
-    """Return digits of five unequal clients, in float64."""
-    small = samples(SIZES)
+def golden_data(sizes: Sequence[int] = SIZES) -> Dataset:
+    """Return digits of clients with so many samples, in float64."""
+    small = samples(sizes)
     return replace(small, x=small.inputs(small.x).double())
 
 
@@ -151,7 +151,7 @@ def representations() -> dict[str, Any]:
     y, client = np.arange(240) % 4, np.arange(240) // 60
     some = points(rng.normal(size=(240, 6)) + y[:, None] + 0.5 * client[:, None], y, client)
     probes = mdl(some, settings=Settings(seeds=2, sizes=3, steps=60, hidden=16, lr=0.01))
-    between = discrepancy(some, seed=4).overall()
+    between = discrepancy(some, seed=4, most=20).overall()
     shown = tsne(some, seed=1, n=60)
     return {
         "probe": linear_probe(some, 2),
@@ -171,12 +171,20 @@ def proposals() -> list[Any]:
     return [trial.values for trial in search.trials]
 
 
+def pooled_samples() -> dict[str, Any]:
+    """Return a metric of representations where a client has more test samples than are pooled."""
+    options = {"rounds": 1, "model": "mlp", "measure": "accuracy,drift", "trainer": "autograd"}
+    with float64(), tempfile.TemporaryDirectory() as folder:
+        return summarize(outcome(experiment("fedavg", golden_data((600, 60)), **options), Path(folder)))
+
+
 COMPUTED: dict[str, Callable[[], Any]] = {
     "partitions": partitions,
     "choices": choices,
     "shifted images": shifted_images,
     "representations": representations,
     "proposals": proposals,
+    "pooled samples": pooled_samples,
 }
 
 
