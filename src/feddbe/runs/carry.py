@@ -59,10 +59,10 @@ def places(experiments: Sequence[Experiment], options: Config, watch: Watch, *, 
 def _check_same(experiment: Experiment, place: Path, *, resume: bool) -> None:
     """A folder holds one run: refuse another one, and refuse to begin the same one again."""
     store = Store.open(place)
-    there, same = store.meta("config"), store.meta("config_hash") == experiment.config_hash
+    same = store.meta("config_hash") == experiment.config_hash
+    shown = "" if same else differences(store, experiment)
     store.close()
     if not same:
-        shown = differences(there, experiment.config)
         raise BadInput(f"'{place}' holds a run with another configuration ({shown}); choose another --out")
     if not resume:
         raise BadInput(
@@ -109,7 +109,7 @@ def _alone(
 def _go_on(experiment: Experiment, store: Store, watch: Watch) -> None:
     """Say, and write, what is new about a run that is carried on."""
     recorded, known = store.meta("versions"), store.meta("remarks") or []
-    others = provenance.other_versions(recorded) if recorded else ""
+    others = provenance.other_versions(recorded, experiment) if recorded else ""
     news = [text for text in (store.meta("lost"), others, _other_trainer(experiment, store)) if text]
     for text in news:
         watch.remark(text)

@@ -10,11 +10,11 @@ from typing import Any
 from feddbe.data.dataset import Dataset
 from feddbe.engines import Engine
 from feddbe.engines.client import Job, Missing, Reply, deployed
-from feddbe.errors import BadInput, FeddbeError, StoreError, unknown
+from feddbe.errors import BadInput, FeddbeError, StoreError, short, unknown
 from feddbe.methods import METHODS
 from feddbe.models import ModelSource
 from feddbe.options.config import Config, pick_identity
-from feddbe.options.from_file import names_file
+from feddbe.options.from_file import Source, names_file
 from feddbe.runs.best import KEPT
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.messages import sent, steady
@@ -36,15 +36,31 @@ def stored_options(settings: Mapping[str, Any]) -> Config:
     return Config(**{key: settings[key] for key in names & settings.keys() if settings[key] is not None})
 
 
-def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What tells two configurations apart, in words; hyper-parameters only of parts that both have."""
-    before, after = pick_identity(there), pick_identity(now)
+def differences(store: Store, experiment: Experiment) -> str:
+    """What tells a stored run and an experiment apart, in words; hyper-parameters only of parts that both
+    have."""
+    now = experiment.config
+    before, after = pick_identity(store.meta("config")), pick_identity(now)
     found = [
         f"{key} {before.get(key)} there, {value} now"
         for key, value in after.items()
         if before.get(key) != value and (key in before or key in now)
     ]
-    return "; ".join(found) or "its data, its model or its method differ"
+    return "; ".join(found) or _edited(store, experiment) or "its data, its model or its method differ"
+
+
+def _edited(store: Store, experiment: Experiment) -> str:
+    """Name the first of the user's files that is not what the run began with."""
+    stored = store.meta("sources") or {}
+    for kind, source in experiment.sources.items():
+        before = Source.from_json(stored.get(kind))
+        if before and before.sha256 != source.sha256:
+            return f"the {kind}'s file was edited"
+        names = sorted({*source.modules, *(before.modules if before else ())})
+        for name in names if before else ():
+            if before and before.modules.get(name) != source.modules.get(name):
+                return f"{short(name)}, which the {kind}'s file imports, was edited"
+    return ""
 
 
 def reopened(store: Store, *, dataset: Dataset | None = None, model: ModelSource | None = None) -> Experiment:
@@ -62,7 +78,7 @@ def reopened(store: Store, *, dataset: Dataset | None = None, model: ModelSource
         raise BadInput(f"the run in '{store.folder}' cannot be made again: {error}{hint}") from error
     if found.config_hash != store.meta("config_hash"):
         raise BadInput(
-            f"the run in '{store.folder}' is another here ({differences(settings, found.config)}); "
+            f"the run in '{store.folder}' is another here ({differences(store, found)}); "
             "copy the files of data and model from where it began"
         )
     return found
