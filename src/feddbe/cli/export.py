@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from feddbe.cli.command import Argument, Command
-from feddbe.cli.output import AS_JSON, show_json
+from feddbe.cli.output import AS_JSON, CODE, TRUST, show_json
 
 __all__ = ["export"]
 
@@ -18,14 +18,25 @@ __all__ = ["export"]
 @click.option("--round", "which", default="best", metavar="NAME", help="round: best or last [best]")
 @click.option("--out", metavar="DIR", type=Path, help="folder to write; default: RUN-client-NAME here")
 @click.option("--onnx", is_flag=True, help="also as ONNX (pip install 'feddbe[onnx]')")
+@CODE
+@TRUST
 @AS_JSON
-def export(run: str, client: str, which: str, out: Path | None, onnx: bool, as_json: bool) -> int:
+def export(
+    run: str,
+    client: str,
+    which: str,
+    out: Path | None,
+    onnx: bool,
+    code: tuple[str, ...],
+    trust: bool,
+    as_json: bool,
+) -> int:
     """Take a client's model home: weights, program, preprocessing and a script that scores new rows."""
     import json
 
     from feddbe.export import export_model
 
-    folder = export_model(run, client, round=which, out=out, onnx=onnx)
+    folder = export_model(run, client, round=which, out=out, onnx=onnx, code=code, trust=trust)
     about = json.loads((folder / "preprocessing.json").read_text(encoding="utf-8"))
     files = sorted(path.name for path in folder.iterdir() if path.is_file())
     if as_json:

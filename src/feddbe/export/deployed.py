@@ -24,6 +24,7 @@ from feddbe.errors import BadInput, FeddbeError, short
 from feddbe.methods.base import PERSONAL
 from feddbe.models import ModelSource
 from feddbe.models.fasttext import MeanEmbedding
+from feddbe.options.permission import NOTHING, Permission
 from feddbe.runs import folders
 from feddbe.runs.revisit import Entry, reopened
 from feddbe.runs.store import Store
@@ -72,12 +73,13 @@ def take(
     round: str = "best",
     data: Any = None,
     model: ModelSource | None = None,
+    allowed: Permission = NOTHING,
 ) -> Taken:
     """The model that a client deploys at the `best` or the `last` round. `data` and `model`: those of the
-    run, if they were given as Python objects."""
+    run, if they were given as Python objects; code in files must be `allowed`."""
     store = Store.open(folders.find(str(run)))
     try:
-        experiment = reopened(store, dataset=in_memory(data), model=model)
+        experiment = reopened(store, dataset=in_memory(data), model=model, allowed=allowed)
         entry = Entry(store, experiment, round)
         task, method = experiment.task, experiment.method
         number = _number(client, task.dataset.client_names, task.members)

@@ -6,6 +6,7 @@ import json
 import logging
 import runpy
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from feddbe.errors import BadInput, FeddbeError, one_line
 from feddbe.export.deployed import Taken, close, take, weights_of
 from feddbe.export.source import source_of
 from feddbe.models import ModelSource
+from feddbe.options.permission import permit
 from feddbe.paths import expand
 
 __all__ = ["export_model"]
@@ -54,14 +56,18 @@ def export_model(
     onnx: bool = False,
     data: Any = None,
     model: ModelSource | None = None,
+    code: Sequence[str | Path] = (),
+    trust: bool = False,
 ) -> Path:
     """Write the model that a client deploys to a folder that needs no feddbe, and return the folder.
 
     `model.safetensors` and, where the layers are torch's own, `model.py`; `model.pt2`, a program of
     `torch.export`; `model.onnx` if asked for; `preprocessing.json`, `rows.py` and `score.py`. Each way is
-    tried, and must give the run's logits. `data` and `model`: the run's, if they were given as objects.
+    tried, and must give the run's logits. `data` and `model`: the run's, if they were given as objects. Code
+    in files is executed only if `code` names the files or `trust` says that the run is your own, and if its
+    content is the same.
     """
-    taken = take(run, client, round, data, model)
+    taken = take(run, client, round, data, model, permit(code, trust=trust))
     name = f"{Path(taken.about['run']).name}-client-{taken.about['client_name']}"
     folder = expand(out or "".join(c if c.isalnum() or c in "+-._" else "_" for c in name))
     try:

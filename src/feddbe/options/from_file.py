@@ -33,9 +33,9 @@ class Source(NamedTuple):
     """SHA-256 of each module that it imports from its folder, by the path relative to that folder."""
 
     @classmethod
-    def from_json(cls, stored: Any) -> Source | None:
-        """Return what a run stored; None if that is not a source."""
-        match stored:
+    def from_json(cls, stored: Any, kind: str) -> Source | None:
+        """Return what a run stored of its `model` or `method`; None if that is not a source."""
+        match stored.get(kind) if isinstance(stored, dict) else None:
             case {"sha256": str(sha256), "modules": dict(modules)}:
                 return cls(sha256, {str(path): str(digest) for path, digest in modules.items()})
         return None

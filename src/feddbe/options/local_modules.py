@@ -1,7 +1,7 @@
 """Modules that a user's file imports from its own folder.
 
-They are part of what the file does. They are found before anything is executed, hashed together with the file,
-and executed from the bytes that were hashed: neither a module of the same name that this process loaded
+They are part of what the file does. They are found before anything is executed, hashed together with the
+file, and executed from the bytes that were hashed: neither a module of the same name that this process loaded
 before nor cached bytecode takes their place.
 """
 

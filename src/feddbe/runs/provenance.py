@@ -11,6 +11,8 @@ from typing import Any
 
 from feddbe import methods
 from feddbe.runs.experiment import Experiment, label_counts
+from feddbe.runs.layout import layout_of
+from feddbe.state import State
 from feddbe.training.trainers import compiled
 
 __all__ = ["describe", "other_versions", "versions"]
@@ -19,13 +21,14 @@ _LABELS_AT_MOST = 100_000
 """Label counts of larger federations are not stored: nobody can look at them."""
 
 
-def describe(experiment: Experiment) -> dict[str, Any]:
-    """What is written about a run when it begins."""
+def describe(experiment: Experiment, start: State) -> dict[str, Any]:
+    """What is written about a run when it begins; `start` is the server's state then."""
     task = experiment.task
     small = task.split.clients * task.dataset.classes <= _LABELS_AT_MOST
     return {
         "config": experiment.config,
         "config_hash": experiment.config_hash,
+        "layout": layout_of(start),
         "floor": experiment.floor,
         "bn_buffers": experiment.options.bn_buffers if task.model.buffers else None,
         "note": task.dataset.note,

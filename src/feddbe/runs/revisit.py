@@ -3,7 +3,6 @@ function of what the run's file has. Nothing of the run changes."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,10 +12,12 @@ from feddbe.engines.client import Job, Missing, Reply, deployed
 from feddbe.errors import BadInput, FeddbeError, StoreError, short, unknown
 from feddbe.methods import METHODS
 from feddbe.models import ModelSource
-from feddbe.options.config import Config, pick_identity
+from feddbe.options.config import pick_identity
 from feddbe.options.from_file import Source, names_file
+from feddbe.options.permission import NOTHING, Permission
 from feddbe.runs.best import KEPT
 from feddbe.runs.experiment import Experiment, resolve
+from feddbe.runs.gate import admit
 from feddbe.runs.messages import sent, steady
 from feddbe.runs.store import Store
 from feddbe.runs.watch import Watch
@@ -24,16 +25,10 @@ from feddbe.state import State, decode
 from feddbe.training.local import Local
 from feddbe.training.task import Context
 
-__all__ = ["MOMENTS", "Entry", "differences", "entry_of", "reopened", "stored_options"]
+__all__ = ["MOMENTS", "Entry", "differences", "entry_of", "reopened"]
 
 MOMENTS = ("before", "adapted", "after")
 """When a client's model can be looked at: as received, adapted to the client, after local training."""
-
-
-def stored_options(settings: Mapping[str, Any]) -> Config:
-    """The options of a run, from its stored configuration."""
-    names = {field.name for field in dataclasses.fields(Config)} - {"method"}
-    return Config(**{key: settings[key] for key in names & settings.keys() if settings[key] is not None})
 
 
 def differences(store: Store, experiment: Experiment) -> str:
@@ -51,9 +46,8 @@ def differences(store: Store, experiment: Experiment) -> str:
 
 def _edited(store: Store, experiment: Experiment) -> str:
     """Name the first of the user's files that is not what the run began with."""
-    stored = store.meta("sources") or {}
     for kind, source in experiment.sources.items():
-        before = Source.from_json(stored.get(kind))
+        before = Source.from_json(store.meta("sources"), kind)
         if before and before.sha256 != source.sha256:
             return f"the {kind}'s file was edited"
         names = sorted({*source.modules, *(before.modules if before else ())})
@@ -63,17 +57,26 @@ def _edited(store: Store, experiment: Experiment) -> str:
     return ""
 
 
-def reopened(store: Store, *, dataset: Dataset | None = None, model: ModelSource | None = None) -> Experiment:
-    """The experiment of a run. What was given to it as a Python object must be given again."""
-    settings = store.meta("config")
-    if settings["model"] == "own" and model is None:
+def reopened(
+    store: Store,
+    *,
+    dataset: Dataset | None = None,
+    model: ModelSource | None = None,
+    allowed: Permission = NOTHING,
+) -> Experiment:
+    """The experiment of a run. What was given to it as a Python object must be given again, and code in files
+    must be `allowed`."""
+    given: dict[str, Any] = {"device": "cpu", "engine": "auto"}  # those of the run may be elsewhere
+    if model is not None:
+        given["model"] = model if isinstance(model, str) else "own"
+    method, options = admit(store, allowed, given)
+    if options.model == "own" and model is None:
         raise BadInput(f"the model of '{store.folder}' came from Python; give it again: model=... in Python")
     try:
-        options = dataclasses.replace(stored_options(settings), device="cpu")  # the run's may be elsewhere
-        found = resolve(settings["method"], options, dataset=dataset, model=model)
+        found = resolve(method, options, dataset=dataset, model=model)
     except BadInput as error:
-        name = next(iter(settings["method_options"]))
-        known = name in METHODS or names_file(settings["method"])
+        name = next(iter(store.meta("config")["method_options"]))
+        known = name in METHODS or names_file(method)
         hint = "" if known else f"; a class of yours is made known by feddbe.METHODS['{name}'] = CLASS"
         raise BadInput(f"the run in '{store.folder}' cannot be made again: {error}{hint}") from error
     if found.config_hash != store.meta("config_hash"):
