@@ -105,7 +105,7 @@ def test_a_trusted_run_executes_no_other_content(run: Path) -> None:
     configure(run, method="stranger/evil.py:M")
     with pytest.raises(BadInput, match="does not store the content of its method's file"):
         feddbe.run(out="run", resume=True, trust=True, quiet=True)
-    wrong: list[Any] = [{"sha256": "0" * 64, "modules": {}}, {"sha256": 3}, [], {"sha256": "0", "modules": []}]
+    wrong: list[Any] = [{"sha256": "0" * 64, "modules": {}}, {"sha256": 3}, [], {"sha256": "", "modules": 1}]
     for stored in wrong:
         change(run, sources={"method": stored})
         with pytest.raises(BadInput, match=r"is not the one that the run began|does not store the content"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from feddbe.cli.command import Argument, Command
-from feddbe.cli.output import AS_JSON, CODE, TRUST, show_json
+from feddbe.cli.output import AS_JSON, CODE, TRUST, complain, show_json
 
 __all__ = ["export"]
 
@@ -39,6 +39,8 @@ def export(
     folder = export_model(run, client, round=which, out=out, onnx=onnx, code=code, trust=trust)
     about = json.loads((folder / "preprocessing.json").read_text(encoding="utf-8"))
     files = sorted(path.name for path in folder.iterdir() if path.is_file())
+    if about["remark"]:
+        complain(about["remark"], 0)
     if as_json:
         told = ("run", "method", "client", "client_name", "round", "accuracy", "test_rows", "labels")
         show_json({"folder": str(folder), "files": files, **{key: about[key] for key in told}})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from feddbe.cli.command import Argument, Command
-from feddbe.cli.output import AS_JSON, CODE, TRUST, show_json
+from feddbe.cli.output import AS_JSON, CODE, TRUST, complain, show_json
 
 __all__ = ["predict"]
 
@@ -27,6 +27,8 @@ def predict(
     from feddbe import export
 
     found = export.predict(run, client, data, round=which, code=code, trust=trust)
+    if found["remark"]:
+        complain(found["remark"], 0)
     if as_json:
         show_json(found)
         return 0

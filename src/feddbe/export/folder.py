@@ -38,7 +38,7 @@ here = Path(__file__).parent
 about = json.loads((here / "preprocessing.json").read_text(encoding="utf-8"))
 try:
     x = torch.from_numpy(rows.read(about, Path(sys.argv[1])))
-except ValueError as error:
+except (OSError, ValueError) as error:
     sys.exit(str(error))
 with torch.inference_mode():
     p = {load}(x).softmax(dim=1)
@@ -81,7 +81,7 @@ def export_model(
 
 
 def _write(taken: Taken, folder: Path, *, onnx: bool) -> None:
-    about = taken.dataset.about.to_json()
+    about = taken.preprocessing.to_json()
     known = {**about, **taken.about}  # first: it marks the folder as one that may be written again
     (folder / "preprocessing.json").write_text(json.dumps(known, indent=1), encoding="utf-8")
     save_file(dict(weights_of(taken.module)), folder / "model.safetensors")

@@ -38,7 +38,7 @@ def predict(
     taken = take(run, client, round, trained_on, model, permit(code, trust=trust))
     path = expand(data)
     try:
-        x = torch.from_numpy(rows.read(taken.dataset.about.to_json(), path))
+        x = torch.from_numpy(rows.read(taken.preprocessing.to_json(), path))
     except OSError as error:
         raise BadInput(f"cannot read '{path}': {error.strerror or one_line(error)}") from None
     except ValueError as error:
