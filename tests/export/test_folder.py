@@ -147,7 +147,7 @@ def test_a_folder_is_not_written_over_something_else(tmp_path: Path) -> None:
     run = trained(tmp_path, "fedavg", images)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(BadInput, match=r"'.*mine' holds something else; choose another --out"):
+    with pytest.raises(BadInput, match=r"'.*mine' holds something else \('thesis.txt'\); choose an"):
         export_model(run, 0, out=tmp_path / "mine")
     export_model(run, 0, out=tmp_path / "home")
     assert export_model(run, 1, out=tmp_path / "home") == tmp_path / "home", "an older export goes"
