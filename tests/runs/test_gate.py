@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from feddbe import cli
 from feddbe.errors import BadInput, StoreError
 from feddbe.export.deployed import take
 from feddbe.options.permission import permit
-from feddbe.runs.store import Store
+from feddbe.runs.checksums import crc_of
+from feddbe.runs.store import FILE, Store
 
 SMALL: dict[str, Any] = {"clients": 3, "partition": "iid", "model": "mlp", "engine": "serial", "lr": 0.1}
 LINE = "--clients 3 --partition iid --engine serial --lr 0.1 --rounds 1 --quiet"
@@ -124,6 +126,27 @@ def test_a_configuration_that_is_none_is_one_line(settings: Any, run: Path) -> N
     ):
         with pytest.raises(StoreError, match=r"is damaged \(what is written about it: config\)"):
             use()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "", "nope"])
+def test_what_a_run_says_of_itself_is_json_or_damage(text: str, run: Path) -> None:
+    with sqlite3.connect(run / FILE) as database:
+        change = "UPDATE meta SET value = ?, crc = ? WHERE key = 'config'"
+        database.execute(change, (text, crc_of(("config", text))))
+    database.close()
+    for command in COMMANDS:
+        assert cli.main(command.split()) == (0 if command == "runs ." else 2)
+    with pytest.raises(StoreError, match="is damaged"):
+        feddbe.load(run)
+
+
+def test_a_state_of_another_model_is_one_line(run: Path) -> None:
+    store = Store.open(run)
+    server = store.server("best")
+    store.write_server("best", {name: tensor for name, tensor in server.items() if name != "fc.bias"}, 1)
+    store.close()
+    with pytest.raises(StoreError, match=r"is of another model: it should have 'fc.bias'"):
+        feddbe.measure(run, what="discrepancy", quiet=True)
 
 
 def test_a_run_does_not_choose_another_machine(run: Path) -> None:

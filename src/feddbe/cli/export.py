@@ -8,6 +8,7 @@ import click
 
 from feddbe.cli.command import Argument, Command
 from feddbe.cli.output import AS_JSON, CODE, TRUST, complain, show_json
+from feddbe.errors import short
 
 __all__ = ["export"]
 
@@ -46,7 +47,7 @@ def export(
         show_json({"folder": str(folder), "files": files, **{key: about[key] for key in told}})
         return 0
     print(
-        f"{about['method']}, client {about['client_name']}, round {about['round']}: accuracy "
+        f"{short(about['method'])}, client {short(about['client_name'])}, round {about['round']}: accuracy "
         f"{100 * about['accuracy']:.2f} % on its {about['test_rows']} test rows"
     )
     print(f"model   {folder}: {', '.join(files)}")

@@ -6,6 +6,7 @@ import click
 
 from feddbe.cli.command import Argument, Command
 from feddbe.cli.output import AS_JSON, CODE, TRUST, complain, show_json
+from feddbe.errors import short
 
 __all__ = ["predict"]
 
@@ -32,9 +33,9 @@ def predict(
     if as_json:
         show_json(found)
         return 0
-    names = [str(name) for name in found["labels"]]
+    names = [short(name) for name in found["labels"]]
     width = max(map(len, ("label", *names)))
     print("\t".join([f"{'label':<{width}}", *names]))
     for row in found["rows"]:
-        print("\t".join([f"{row['label']:<{width}}", *(f"{p:.4f}" for p in row["probabilities"])]))
+        print("\t".join([f"{short(row['label']):<{width}}", *(f"{p:.4f}" for p in row["probabilities"])]))
     return 0

@@ -143,6 +143,9 @@ class LocalModules(MetaPathFinder, Loader):
         level: int = 0,
     ) -> ModuleType:
         """`import` as the folder's modules see it."""
+        loaded = self.modules.get(name) if level == 0 else None
+        if loaded and all(hasattr(loaded, part) for part in fromlist or ()):  # an import in a loop is quick
+            return loaded if fromlist else self.modules[name.partition(".")[0]]
         if level == 0 and self._locate(name.partition(".")[0]) is None:
             return builtins.__import__(name, globals, locals, fromlist or (), level)
         with self._active():

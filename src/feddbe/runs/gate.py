@@ -82,7 +82,7 @@ def _admit_file(kind: str, text: str, store: Store, allowed: Permission) -> str:
     if path is None and not allowed.trust:
         raise BadInput(
             f"--code {short(', '.join(allowed.code))}: this is not the {kind}'s file that '{store.folder}' "
-            f"began with ('{shown}', sha256 {short(stored.sha256[:12])})"
+            f"began with ('{shown}', sha256 {short(stored.sha256[:12])}); name that one, too"
         )
     path = path or expand(file)
     from_file.check_content(kind, path, stored)

@@ -18,7 +18,9 @@ from feddbe.options.permission import NOTHING, Permission
 from feddbe.runs.best import KEPT
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.gate import admit
+from feddbe.runs.layout import check_stored, layout_of
 from feddbe.runs.messages import sent, steady
+from feddbe.runs.rounds import start
 from feddbe.runs.store import Store
 from feddbe.runs.watch import Watch
 from feddbe.state import State, decode
@@ -105,6 +107,7 @@ class Entry:
     def __init__(self, store: Store, experiment: Experiment, which: str) -> None:
         self.store, self.experiment, self.which = store, experiment, which
         self.round = entry_of(store, which)
+        check_stored(store.server(which), layout_of(start(experiment)), store.folder)
 
     def read(self, client: int) -> bytes | None:
         return self._state("private", client)
