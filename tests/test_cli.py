@@ -774,14 +774,15 @@ RUN = [
     "--newcomers", "--adapt-epochs", "--adapt", "--engine", "--device", "--trainer",
     "--min-replies", "--worker-timeout", "--keep-best",
     "--out", "--resume", "--json", "--quiet", "--seeds", "--set",
-    "--dry-run",
+    "--code", "--trust", "--dry-run",
 ]  # fmt: skip
+STORED = ["--code", "--trust", "--json"]
 COMMANDS = {
     "run": RUN,
     "compare": RUN,
     "bench": [
         flag
-        for flag in RUN[:-2]
+        for flag in RUN[:-4]
         if flag
         not in (
             "--out",
@@ -797,7 +798,7 @@ COMMANDS = {
     "runs": ["--json"],
     "show": ["--when", "--clients", "--format", "--plot", "--json"],
     "check": ["--json"],
-    "measure": ["--what", "--round", "--moment", "--at", "--n", "--quick", "--per-client", "--json"],
+    "measure": ["--what", "--round", "--moment", "--at", "--n", "--quick", "--per-client", *STORED],
     "fairness": ["--round", "-o", "--out", "--json"],
     "overhead": ["--json"],
     "report": ["-o", "--out", "--live", "--port"],
@@ -855,8 +856,8 @@ COMMANDS = {
         "--trials",
         "--space",
     ],
-    "export": ["--client", "--round", "--out", "--onnx", "--json"],
-    "predict": ["--client", "--data", "--round", "--json"],
+    "export": ["--client", "--round", "--out", "--onnx", *STORED],
+    "predict": ["--client", "--data", "--round", *STORED],
     "methods": ["--json"],
     "data list": ["--data-dir", "--json"],
     "data get": ["--again", "--data-dir"],

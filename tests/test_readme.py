@@ -106,6 +106,7 @@ def test_command(
     name, values = parsed(words)
     if name in ("run", "compare"):
         methods, settings, _ = values.pop("methods"), values.pop("settings"), values.pop("dry_run")
+        assert [values.pop("code"), values.pop("trust")] == [(), False]
         if any(method.endswith(".toml") for method in methods):
             return  # the file is the reader's own
         if values.pop("seeds") or "," in str(values["lr"] or ""):  # many runs, and a line for each

@@ -16,6 +16,7 @@ from feddbe.methods import Method, spelled
 from feddbe.models import ModelSource
 from feddbe.options import config, defaults
 from feddbe.options.config import Asked, Config, Given
+from feddbe.options.permission import NOTHING, Permission, permit
 from feddbe.representations import readings
 from feddbe.results.document import RunDocument, adapting, points
 from feddbe.results.extent import cut
@@ -51,6 +52,8 @@ def run(
     data: Any = None,
     model: ModelSource | None = None,
     watch: Watch | None = None,
+    code: Sequence[str | Path] = (),
+    trust: bool = False,
     **options: Any,
 ) -> Run:
     """Run one method and return the document that describes it (also in the run's folder, `out`).
@@ -58,12 +61,21 @@ def run(
     `options` are those of the command line, with underscores; `method` may be a name or an instance, as in
     `FedAvg()`; `model` a name, an `nn.Module`, a pair (features, classifier), or a function of (shape of one
     input, classes) that makes a module; `data` a name or path, (x, y), (x, y, client), a pandas frame, a
-    torch Dataset or a `Dataset`. Without a method, the run in `out` goes on (`resume=True`). `watch` is told
-    how it goes on (`feddbe.watch`), besides the bars that a terminal or a notebook shows unless it is
-    `quiet`. Training that diverges raises `Diverged`; `load` has what came before.
+    torch Dataset or a `Dataset`. Without a method, the run in `out` goes on (`resume=True`); its model's and
+    method's files are executed only if `code` names them or `trust` says that the run is your own, and if
+    they have the content that it began with. `watch` is told how it goes on (`feddbe.watch`), besides the
+    bars that a terminal or a notebook shows unless it is `quiet`. Training that diverges raises `Diverged`;
+    `load` has what came before.
     """
     (found,) = compare(
-        [method] if method else [], data=data, model=model, watch=watch, _single=True, **options
+        [method] if method else [],
+        data=data,
+        model=model,
+        watch=watch,
+        code=code,
+        trust=trust,
+        _single=True,
+        **options,
     )
     if mark := found.document["diverged"]:
         raise Diverged(mark["client"], mark["round"], mark["what"], float(mark["value"]))
@@ -76,6 +88,8 @@ def compare(
     data: Any = None,
     model: ModelSource | None = None,
     watch: Watch | None = None,
+    code: Sequence[str | Path] = (),
+    trust: bool = False,
     _single: bool = False,
     **options: Any,
 ) -> Runs:
@@ -89,7 +103,14 @@ def compare(
         options, model = options | {"model": model}, None
     given = config.given([one if isinstance(one, str) else spelled(one) for one in methods], options)
     with Several([*filter(None, [watch]), progress(quiet=given.values.get("quiet") is True)]) as told:
-        found = carry_out_all(given, single=_single, dataset=dataset, model=model, watch=told)
+        found = carry_out_all(
+            given,
+            single=_single,
+            dataset=dataset,
+            model=model,
+            watch=told,
+            allowed=permit(code, trust=trust),
+        )
     return Runs(Run(document) for document in found)
 
 
@@ -101,9 +122,10 @@ def carry_out_all(
     model: ModelSource | None = None,
     watch: Watch | None = None,
     hashes: bool = True,
+    allowed: Permission = NOTHING,
 ) -> list[RunDocument]:
     """What was given; without a method, the runs in a folder that are to go on."""
-    asked = wanted(given, single=single)
+    asked = wanted(given, single=single, allowed=allowed)
     if model is None and any(a.config.model == "own" for a in asked):
         raise BadInput(f"the model of '{asked[0].config.out}' came from Python; give it again as model=")
     one = single or not given.names
@@ -111,11 +133,11 @@ def carry_out_all(
     return [document for documents in each for document in documents]
 
 
-def wanted(given: Given, *, single: bool) -> list[Asked]:
+def wanted(given: Given, *, single: bool, allowed: Permission = NOTHING) -> list[Asked]:
     """What is to be run: what was given, or what the runs in `out` that go on were asked to be."""
     if given.names or not (given.values.get("resume") and given.values.get("out")):
         return [given.asked()]
-    found = again(given)
+    found = again(given, allowed)
     if single and len(found) > 1:
         out = given.values["out"]
         raise BadInput(f"'{out}' holds {len(found)} runs; compare --resume --out {out} continues them all")
@@ -208,20 +230,27 @@ def measure(
     per_client: bool = False,
     data: Any = None,
     model: ModelSource | None = None,
+    code: Sequence[str | Path] = (),
+    trust: bool = False,
     watch: Watch | None = None,
     quiet: bool = False,
 ) -> Runs:
     """Measure the representations in runs or comparisons that exist, and return their documents.
 
     Nothing is run again but what clients did in that one round. What is in a run's file already is not taken
-    twice. `data` and `model`: those of the runs, if they were given as Python objects.
+    twice. `data` and `model`: those of the runs, if they were given as Python objects. Code in files is
+    executed only if `code` names the files or `trust` says that the runs are your own, and if its content is
+    the same.
     """
     question = Question(tuple(readings.parse(what)), round, _names(moment), _names(at), n, quick, per_client)
     names = [runs] if isinstance(runs, str | Path) else runs
+    allowed = permit(code, trust=trust)
     found = folders.each(map(str, names))
     with Several([*filter(None, [watch]), progress(quiet=quiet)]) as told:
         for folder in found:
-            measuring.answer(folder, question, dataset=in_memory(data), model=model, watch=told)
+            measuring.answer(
+                folder, question, dataset=in_memory(data), model=model, allowed=allowed, watch=told
+            )
     return Runs(load(folder, hashes=False) for folder in found)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,7 +96,9 @@ def test_arrays(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cannot read .*a.npz"):
         rows.read(data.about.to_json(), path)
     np.savez(path, x=np.zeros((2, 3, 4), np.uint8))
-    with pytest.raises(ValueError, match=r"has samples of shape \(3, 4\); the model takes \(1, 5, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"has shape \(2, 3, 4\); the model takes samples of shape \(1, 5, 4\)"
+    ):
         rows.read(data.about.to_json(), path)
 
 
@@ -105,3 +109,100 @@ def test_it_needs_nothing_of_feddbe() -> None:
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     assert not {"feddbe", "torch", "PIL"} & {name.partition(".")[0] for name in done.stdout.split()}
+
+
+# --- new rows pass the checks of training rows
+
+
+def people(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "people.csv").write_text(PEOPLE)
+    return load_data(Config(data=str(tmp_path / "people.csv")))[0].about.to_json()
+
+
+def refuse(about: dict[str, Any], path: Path, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        rows.read(about, path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("age,job,age\n1,a,2\n", "two columns of one name, 'age'; name each column once"),
+        ("age,job\n1e300,a\n", "line 2 has a number that is too large to compute with"),
+        ("age,job\n1,a\n1e999,a\n", "'age' is '1e999' in line 3; it must be a number"),
+        ("age,job\nnan,a\n", "'age' has no value in line 2"),
+    ],
+)
+def test_new_rows_of_a_table_are_checked(tmp_path: Path, text: str, message: str) -> None:
+    about = people(tmp_path)
+    (tmp_path / "new.csv").write_text(text)
+    refuse(about, tmp_path / "new.csv", message)
+
+
+def test_a_model_of_a_table_refuses_arrays(tmp_path: Path) -> None:
+    np.savez(tmp_path / "new.npz", x=np.zeros((2, 4), np.float32))
+    refuse(people(tmp_path), tmp_path / "new.npz", r"new.npz is no .csv or .tsv file")
+
+
+@pytest.mark.parametrize("kind", ["table", "texts", "images", "arrays"])
+@pytest.mark.parametrize("suffix", [".csv", ".npz", ".png"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, kind: str, suffix: str) -> None:
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    about = people(tmp_path) | {"kind": kind, "shape": [1, 4, 4]}
+    refuse(about, tmp_path / f"pipe{suffix}", "is neither a file nor a folder")
+
+
+GREY: dict[str, Any] = {"kind": "images", "shape": [1, 6, 5], "scale": 2 / 255, "shift": -1.0, "words": 0}
+
+
+def test_images_with_more_than_8_bits_a_channel_are_refused(tmp_path: Path) -> None:
+    """A value of 285 became 255."""
+    Image.fromarray(np.full((6, 5), 285, np.uint16)).save(tmp_path / "deep.png")
+    refuse(GREY | {"resized": False}, tmp_path / "deep.png", "of mode 'I;16', at most .* of 8 bits a channel")
+
+
+def test_a_format_that_starts_another_program_is_refused(tmp_path: Path) -> None:
+    """Pillow hands EPS to Ghostscript, whatever the file is called."""
+    Image.new("L", (5, 6)).save(tmp_path / "a.eps")
+    (tmp_path / "a.eps").rename(tmp_path / "a.png")
+    refuse(GREY | {"resized": False}, tmp_path / "a.png", "cannot read the image .*a.png")
+
+
+def test_a_large_image_is_not_decoded(tmp_path: Path) -> None:
+    Image.new("1", (5000, 5000)).save(tmp_path / "large.png")
+    refuse(GREY | {"resized": True}, tmp_path / "large.png", "5000x5000 pixels of mode '1', at most 16777216")
+
+
+def test_a_pipe_in_a_folder_of_images_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    refuse(GREY | {"resized": True}, tmp_path, "it is not a plain file")
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.zeros((2, 6, 5), np.float32), "is float32; the model takes uint8"),
+        (np.zeros((2, 6, 5), np.int64), "is int64; the model takes uint8"),
+        (np.zeros((0, 6, 5), np.uint8), r"has shape \(0, 1, 6, 5\); the model takes"),
+        (np.array(3, np.uint8), r"has shape \(\); the model takes"),
+        (np.array([{}]), "cannot read .*: Object arrays cannot be loaded"),
+    ],
+)
+def test_new_arrays_are_checked(tmp_path: Path, x: Any, message: str) -> None:
+    np.savez(tmp_path / "new.npz", x=x)
+    refuse(GREY, tmp_path / "new.npz", message)
+
+
+def test_an_archive_that_unpacks_to_much_more_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "UNPACKED", 1000)  # 256 MB take long to write
+    np.savez_compressed(tmp_path / "new.npz", x=np.zeros((1, 1 << 20), np.uint8))
+    refuse(GREY, tmp_path / "new.npz", r"would unpack to \d+; write it without compression")
+
+
+def test_an_array_of_int_is_not_taken_for_numbers(tmp_path: Path) -> None:
+    np.savez(tmp_path / "new.npz", x=np.zeros((2, 4), np.int64))
+    about = {"kind": "arrays", "shape": [4], "scale": 1.0, "shift": 0.0, "words": 0}
+    refuse(about, tmp_path / "new.npz", "is int64; the model takes float32")

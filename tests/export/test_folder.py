@@ -20,7 +20,7 @@ from feddbe.errors import BadInput
 from feddbe.export import export_model, predict
 from feddbe.export.deployed import take, weights_of
 from feddbe.export.source import source_of
-from tests.export.test_deployed import MODELS, RNG, images, table, texts, trained
+from tests.export.test_deployed import MODELS, OWN_RUN, RNG, images, table, texts, trained
 
 FILES = {"model.pt2", "model.safetensors", "preprocessing.json", "rows.py", "score.py"}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sequences.py"
@@ -32,8 +32,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "sequences.py"
 )
 def test_equal_logits(tmp_path: Path, model: str, method: str) -> None:
     run = trained(tmp_path, method, MODELS[model])
-    folder = export_model(run, 1, out=tmp_path / "home")
-    taken = take(run, 1)
+    folder = export_model(run, 1, out=tmp_path / "home", trust=True)
+    taken = take(run, 1, allowed=OWN_RUN)
     files = {path.name for path in folder.iterdir()}
     assert files == FILES | {"model.py"}, "also of an own model whose layers are torch's"
     assert "feddbe." not in (folder / "model.py").read_text()
@@ -54,11 +54,11 @@ def test_sequences(tmp_path: Path, function: str) -> None:
         return {"data": str(folder / "a.npz"), "model": f"{EXAMPLE}:{function}"}
 
     run = trained(tmp_path, "fedavg+dbe", make)
-    folder = export_model(run, 0, out=tmp_path / "home")
+    folder = export_model(run, 0, out=tmp_path / "home", code=[EXAMPLE])
     assert (folder / "model.py").is_file() == (function == "gru"), (
         "an encoder layer does not print as it is made"
     )
-    assert len(predict(run, 0, tmp_path / "a.npz")["rows"]) == 60
+    assert len(predict(run, 0, tmp_path / "a.npz", trust=True)["rows"]) == 60
 
 
 def test_a_network_with_ways_around_and_statistics(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_folder_is_not_written_over_something_else(tmp_path: Path) -> None:
     run = trained(tmp_path, "fedavg", images)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(BadInput, match=r"'.*mine' holds something else; choose another --out"):
+    with pytest.raises(BadInput, match=r"'.*mine' holds something else \('thesis.txt'\); choose an"):
         export_model(run, 0, out=tmp_path / "mine")
     export_model(run, 0, out=tmp_path / "home")
     assert export_model(run, 1, out=tmp_path / "home") == tmp_path / "home", "an older export goes"
@@ -171,7 +171,7 @@ def test_a_layer_that_is_not_torchs_has_a_program_only(tmp_path: Path) -> None:
         (folder / "strange.py").write_text(STRANGE)
         return images(folder) | {"model": f"{folder / 'strange.py'}:build"}
 
-    folder = export_model(trained(tmp_path, "fedavg", make), 0, out=tmp_path / "home")
+    folder = export_model(trained(tmp_path, "fedavg", make), 0, out=tmp_path / "home", trust=True)
     assert {path.name for path in folder.iterdir()} == FILES
     assert 'torch.export.load(here / "model.pt2").module()(x)' in (folder / "score.py").read_text()
 

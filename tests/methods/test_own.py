@@ -191,6 +191,12 @@ def test_a_package(
     assert type(parse("myprox(mu=0.5)+dbe")) is Composed
     assert not in_memory(parse("myprox"))
     assert len(own.source_sha256(METHODS["myprox"])) == 64
+    options = {"data": samples(), "out": str(tmp_path / "run"), **SMALL}
+    feddbe.run("myprox", rounds=1, **options)
+    write(about, "Metadata-Version: 2.1\nName: package-of-mine\nVersion: 2\n", "METADATA")
+    own.packages.cache_clear()
+    remarks = feddbe.run("myprox", rounds=2, resume=True, **options)["remarks"]
+    assert "carried on with other versions: package-of-mine 1 then, 2 now" in remarks
     assert cli.main(["methods", "--json"]) == 0
     assert "myprox" in [one["name"] for one in json.loads(capsys.readouterr().out)["methods"]]
     write(

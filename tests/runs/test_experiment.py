@@ -20,7 +20,7 @@ from feddbe.measures.accuracy import majority_floor
 from feddbe.methods import MR, Composed
 from feddbe.options import defaults
 from feddbe.options.config import Config
-from feddbe.runs import provenance
+from feddbe.runs import provenance, rounds
 from feddbe.runs.experiment import Experiment, label_counts, load_data, resolve, resolve_all
 from feddbe.seeds import torch_seeded
 from tests.federation import samples
@@ -459,5 +459,6 @@ def test_label_counts_include_validation_rows() -> None:
     assert label_counts(held_out.dataset, held_out.split).tolist() == (
         label_counts(whole.dataset, whole.split).tolist()
     )
-    labels = provenance.describe(tiny(validation=0.2))["labels"]
+    described = provenance.describe(tiny(validation=0.2), rounds.start(tiny(validation=0.2)))
+    labels = described["labels"]
     assert np.sum(labels) == len(whole.dataset)

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from feddbe.cli.command import Argument, Command
-from feddbe.cli.output import AS_JSON, show_json
+from feddbe.cli.output import AS_JSON, CODE, TRUST, complain, show_json
+from feddbe.errors import short
 
 __all__ = ["export"]
 
@@ -18,22 +19,35 @@ __all__ = ["export"]
 @click.option("--round", "which", default="best", metavar="NAME", help="round: best or last [best]")
 @click.option("--out", metavar="DIR", type=Path, help="folder to write; default: RUN-client-NAME here")
 @click.option("--onnx", is_flag=True, help="also as ONNX (pip install 'feddbe[onnx]')")
+@CODE
+@TRUST
 @AS_JSON
-def export(run: str, client: str, which: str, out: Path | None, onnx: bool, as_json: bool) -> int:
+def export(
+    run: str,
+    client: str,
+    which: str,
+    out: Path | None,
+    onnx: bool,
+    code: tuple[str, ...],
+    trust: bool,
+    as_json: bool,
+) -> int:
     """Take a client's model home: weights, program, preprocessing and a script that scores new rows."""
     import json
 
     from feddbe.export import export_model
 
-    folder = export_model(run, client, round=which, out=out, onnx=onnx)
+    folder = export_model(run, client, round=which, out=out, onnx=onnx, code=code, trust=trust)
     about = json.loads((folder / "preprocessing.json").read_text(encoding="utf-8"))
     files = sorted(path.name for path in folder.iterdir() if path.is_file())
+    if about["remark"]:
+        complain(about["remark"], 0)
     if as_json:
         told = ("run", "method", "client", "client_name", "round", "accuracy", "test_rows", "labels")
         show_json({"folder": str(folder), "files": files, **{key: about[key] for key in told}})
         return 0
     print(
-        f"{about['method']}, client {about['client_name']}, round {about['round']}: accuracy "
+        f"{short(about['method'])}, client {short(about['client_name'])}, round {about['round']}: accuracy "
         f"{100 * about['accuracy']:.2f} % on its {about['test_rows']} test rows"
     )
     print(f"model   {folder}: {', '.join(files)}")

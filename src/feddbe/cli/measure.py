@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from feddbe.cli.command import Argument, Command
-from feddbe.cli.output import AS_JSON, complain, show, show_json
+from feddbe.cli.output import AS_JSON, CODE, TRUST, complain, show, show_json
 from feddbe.errors import BadInput
 
 __all__ = ["measure"]
@@ -35,6 +35,8 @@ __all__ = ["measure"]
 @click.option("--n", default="1000", metavar="N", help="test samples kept, of all clients; or all [1000]")
 @click.option("--quick", is_flag=True, help="less work where there is a way; marked wherever it is shown")
 @click.option("--per-client", is_flag=True, help="of each client alone: mdl, probe")
+@CODE
+@TRUST
 @AS_JSON
 def measure(
     names: tuple[str, ...],
@@ -45,6 +47,8 @@ def measure(
     n: str,
     quick: bool,
     per_client: bool,
+    code: tuple[str, ...],
+    trust: bool,
     as_json: bool,
 ) -> int:
     """Measure the representations in runs: layer by layer, before and after local training."""
@@ -59,7 +63,7 @@ def measure(
         with watch:
             documents = api.measure(
                 names, what=what, round=which, moment=moment, at=at, n=count, quick=quick,
-                per_client=per_client, watch=watch, quiet=True,
+                per_client=per_client, code=code, trust=trust, watch=watch, quiet=True,
             )  # fmt: skip
     except KeyboardInterrupt:
         return complain("stopped; what was finished is kept, the same command takes the rest", 130)

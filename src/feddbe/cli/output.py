@@ -12,9 +12,14 @@ import click
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["AS_JSON", "complain", "show", "show_json"]
+__all__ = ["AS_JSON", "CODE", "TRUST", "complain", "show", "show_json"]
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="print one JSON document")
+CODE = click.option(
+    "--code", multiple=True, metavar="FILE.py",
+    help="file of the run's own model or method, to execute if its content is the run's; may be repeated",
+)  # fmt: skip
+TRUST = click.option("--trust", is_flag=True, help="the run is your own: execute the files that it names")
 
 
 def complain(text: str, code: int) -> int:

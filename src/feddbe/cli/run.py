@@ -14,6 +14,7 @@ from feddbe.errors import Diverged
 from feddbe.options import config
 from feddbe.options.config import Given
 from feddbe.options.grammar import written
+from feddbe.options.permission import Permission
 from feddbe.options.several import several
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ __all__ = ["compare", "run"]
 _METHOD = "as in fedavg+dbe(kappa=5,mu=0.1), your own as FILE.py:CLASS, or a file with options"
 _SET = "any option, over that of a file; may be repeated"
 _SEEDS = "several seeds: how many, as in 5, or which, as in 0,1,2; what is there is not run again"
+_CODE = "with --resume: file of the run's own model or method, to execute if its content is the run's"
+_TRUST = "with --resume: the run is your own, execute the files that it names"
 _DRY_RUN = "only tell what would be run, where each value comes from, and about what it costs"
 
 
@@ -42,16 +45,26 @@ def _command(name: str, words: str, *, single: bool) -> click.Command:
     @click.option(
         "--set", "settings", cls=Option, section="Run", multiple=True, metavar="KEY=VALUE", help=_SET
     )
+    @click.option("--code", cls=Option, section="Run", multiple=True, metavar="FILE.py", help=_CODE)
+    @click.option("--trust", cls=Option, section="Run", is_flag=True, help=_TRUST)
     @click.option("--dry-run", cls=Option, section="Run", is_flag=True, help=_DRY_RUN)
-    def command(methods: list[str], settings: list[str], dry_run: bool, **options: Any) -> int:
+    def command(
+        methods: list[str],
+        settings: list[str],
+        code: tuple[str, ...],
+        trust: bool,
+        dry_run: bool,
+        **options: Any,
+    ) -> int:
         given = config.given(methods, options, settings)
         if wanted := several(given):
             from feddbe.cli.several import carry_out
 
             return carry_out(wanted, single=single, dry_run=dry_run)
+        allowed = Permission(code, trust)
         if dry_run:
-            return _preview(given, single=single)
-        return _carry_out(given, click.get_current_context().obj, single=single)
+            return _preview(given, allowed, single=single)
+        return _carry_out(given, allowed, click.get_current_context().obj, single=single)
 
     return command
 
@@ -62,7 +75,7 @@ compare = _command(
 )
 
 
-def _carry_out(given: Given, typed: list[str], *, single: bool) -> int:
+def _carry_out(given: Given, allowed: Permission, typed: list[str], *, single: bool) -> int:
     from feddbe import api
     from feddbe.cli.board import stoppable
     from feddbe.cli.progress import Following
@@ -71,7 +84,7 @@ def _carry_out(given: Given, typed: list[str], *, single: bool) -> int:
     watch = Following(quiet=given.values.get("quiet") is True)
     try:
         with stoppable(), watch:
-            documents = api.carry_out_all(given, single=single, watch=watch, hashes=as_json)
+            documents = api.carry_out_all(given, single=single, watch=watch, hashes=as_json, allowed=allowed)
     except KeyboardInterrupt:
         return complain(watch.stopped(typed, single=single), 130)
     folder = watch.root(single=single)
@@ -100,12 +113,12 @@ def _show(documents: list[RunDocument], folder: Path, *, as_json: bool, single: 
         print(f"run     {folder}")
 
 
-def _preview(given: Given, *, single: bool) -> int:
+def _preview(given: Given, allowed: Permission, *, single: bool) -> int:
     """What all methods share once, then each with what it has of its own."""
     from feddbe import api
     from feddbe.runs.preview import preview
 
-    wanted, alone = api.wanted(given, single=single), single or not given.names
+    wanted, alone = api.wanted(given, single=single, allowed=allowed), single or not given.names
     previews = [preview(experiment) for asked in wanted for experiment in api.resolve(asked, single=alone)]
     if given.values.get("json"):
         show_json(previews[0] if single else {"experiments": previews})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -85,3 +86,34 @@ class Preprocessing:
 
         columns = tuple(Column(**tuples(column)) for column in about["columns"])
         return cls(**tuples(about) | {"columns": columns})
+
+    def restored(self, stored: Any) -> Preprocessing:
+        """Return what a run stored, which may be anything, if it makes inputs of the same form as this one.
+
+        Names, means, deviations, categories and words are those of the run: the training data may have been
+        edited since.
+
+        Raises:
+            ValueError: It is not the preprocessing of such inputs.
+        """
+        if not _has_form(stored, self.to_json()):
+            raise ValueError("not a preprocessing of these inputs")
+        found = Preprocessing.from_json(stored)
+        fixed = ("kind", "shape", "words", "scale", "shift", "resized")
+        is_same = all(getattr(found, key) == getattr(self, key) for key in fixed)
+        if not is_same or any(column.deviation <= 0 for column in found.columns):
+            raise ValueError("not a preprocessing of these inputs")
+        return found
+
+
+def _has_form(value: Any, like: Any) -> bool:
+    """Whether a JSON value has the keys, lengths and types of another one, and finite numbers."""
+    if isinstance(like, dict):
+        is_dict = isinstance(value, dict) and value.keys() == like.keys()
+        return is_dict and all(_has_form(value[key], like[key]) for key in like)
+    if isinstance(like, tuple | list):
+        is_list = isinstance(value, tuple | list) and len(value) == len(like)
+        return is_list and all(map(_has_form, value, like))
+    if isinstance(like, int | float) and not isinstance(like, bool):
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return type(value) is type(like)

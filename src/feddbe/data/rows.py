@@ -8,6 +8,7 @@ of it beside a model, so that new rows go the way that the training rows went. W
 from __future__ import annotations
 
 import csv
+import io
 import math
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -19,17 +20,21 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Columns = Mapping[str, Sequence[Any]]
+Place = Callable[[int], str]
 
 DELIMITERS = ",;\t|"
 MISSING = {"", "na", "n/a", "nan", "null", "?"}
 """What stands for a number that is not there, in small letters."""
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+"""Image formats that are read, by content: Pillow hands some others (EPS) to another program."""
+DEEP = ("I", "F")
+"""First letters of the modes with more than eight bits a channel, whose values would be cut off."""
+PIXELS, UNPACKED, RATIO = 1 << 24, 1 << 28, 100
+"""At most: pixels of an image, bytes that a zip file unpacks to, or times what it holds."""
 _LOOKED_AT = 20
 _APART = {mark: f" {mark} " for mark in "'.,()!?"}
 _RULES = str.maketrans(_APART | {";": " ", ":": " "})
-
-
-# --- reading
 
 
 def delimiter(lines: Sequence[str]) -> str:
@@ -56,6 +61,9 @@ def read_csv(path: Path) -> tuple[list[str], list[list[str]], list[int], str]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=mark)
         names = next(reader, [])
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"{path} has two columns of one name, '{twice[:100]}'; name each column once")
         for row in filter(None, reader):
             if len(row) != len(names):
                 raise ValueError(
@@ -112,13 +120,12 @@ def scaled(columns: Sequence[Mapping[str, Any]], raw: npt.NDArray[np.float64]) -
     )
     deviation = np.concatenate([np.full(len(column["mean"]), column["deviation"]) for column in columns])
     filled: npt.NDArray[np.float64] = np.where(np.isnan(raw), mean, raw)
-    found: npt.NDArray[np.float32] = ((filled - shift) / deviation).astype(np.float32)
+    with np.errstate(over="ignore"):  # the caller says what does not fit float32
+        found: npt.NDArray[np.float32] = ((filled - shift) / deviation).astype(np.float32)
     return found
 
 
-def of_table(
-    about: Mapping[str, Any], table: Columns, place: Callable[[int], str]
-) -> npt.NDArray[np.float32]:
+def of_table(about: Mapping[str, Any], table: Columns, place: Place) -> npt.NDArray[np.float32]:
     """New rows of a table as inputs; `place` is where a row is, in words."""
     parts = []
     for column in about["columns"]:
@@ -126,20 +133,23 @@ def of_table(
         values = _column(table, name, [c["name"] for c in about["columns"]])
         if column["categories"]:
             part, unknown = one_hot(values, column["categories"])
-            if len(unknown):
+            for row in unknown[:1]:
                 raise ValueError(
-                    f"'{name}' is '{values[unknown[0]]}' in {place(int(unknown[0]))}, which no training row "
-                    f"had; known: {', '.join(column['categories'])}"
+                    f"'{name}' is '{values[row]}' in {place(int(row))}, which no training row had; known: "
+                    + ", ".join(column["categories"])
                 )
         else:
-            part = _numbers(values, name, place, comma=about["comma"])[:, np.newaxis]
+            part = _numbers(values, name, place, about["comma"])[:, np.newaxis]
         gaps = np.flatnonzero(np.isnan(part).any(axis=1))
         if len(gaps) and about["missing"] != "mean":
             raise ValueError(
                 f"'{name}' has no value in {place(int(gaps[0]))}; fill it in (a run with ?missing=mean does)"
             )
         parts.append(part)
-    return scaled(about["columns"], np.concatenate(parts, axis=1))
+    found = scaled(about["columns"], np.concatenate(parts, axis=1))
+    for row in np.flatnonzero(~np.isfinite(found).all(axis=1))[:1]:
+        raise ValueError(f"{place(int(row))} has a number that is too large to compute with")
+    return found
 
 
 def _column(table: Columns, name: str, needed: Sequence[str]) -> Sequence[Any]:
@@ -148,11 +158,7 @@ def _column(table: Columns, name: str, needed: Sequence[str]) -> Sequence[Any]:
     return table[name]
 
 
-def _numbers(
-    values: Sequence[Any], name: str, place: Callable[[int], str], *, comma: bool
-) -> npt.NDArray[np.float64]:
-    if isinstance(values, np.ndarray) and values.dtype != object:
-        return values.astype(np.float64)
+def _numbers(values: Sequence[Any], name: str, place: Place, comma: bool) -> npt.NDArray[np.float64]:
     found = [number(value, comma) for value in values]
     for row, value in enumerate(found):
         if value is None or math.isinf(value):
@@ -190,32 +196,47 @@ def of_images(about: Mapping[str, Any], files: Sequence[Path]) -> npt.NDArray[np
     channels, height, width = about["shape"]
     x = np.empty((len(files), channels, height, width), np.float32)
     for row, path in enumerate(files):
-        with Image.open(path) as opened:
-            image = opened.convert("L" if channels == 1 else "RGB")
+        try:
+            with open_image(path) as opened:
+                image = opened.convert("L" if channels == 1 else "RGB")
+        except Exception as error:  # damaged bytes make Pillow's many readers raise anything
+            raise ValueError(f"cannot read the image {path}: {error}; replace or remove it") from None
         if image.size != (width, height):
             if not about["resized"]:
-                raise ValueError(
-                    f"{path} is {image.width}x{image.height}; the model takes {width}x{height} pixels"
-                )
+                size = f"{image.width}x{image.height}"
+                raise ValueError(f"{path} is {size}; the model takes {width}x{height} pixels")
             image = image.resize((width, height), Image.Resampling.BILINEAR)
         values = np.asarray(image)
         x[row] = values[np.newaxis] if values.ndim == 2 else values.transpose(2, 0, 1)
     return x * np.float32(about["scale"]) + np.float32(about["shift"])
 
 
-# --- any of them
+def open_image(file: Path | bytes) -> Any:
+    """Open an image of a known format, size and depth; only its head is read yet."""
+    from PIL import Image
+
+    if isinstance(file, Path) and file.exists() and not file.is_file():
+        raise OSError("it is not a plain file")
+    image = Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS)
+    width, height, mode = image.width, image.height, image.mode
+    if width * height > PIXELS or mode.startswith(DEEP):
+        image.close()
+        most = f"at most {PIXELS} of 8 bits a channel are read"
+        raise OSError(f"it has {width}x{height} pixels of mode '{mode}', {most}")
+    return image
 
 
 def read(about: Mapping[str, Any], path: Path) -> Array:
     """The inputs in a file or a folder of images, ready for the model."""
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe waits for ever, a device has no end
+        raise ValueError(f"{path} is neither a file nor a folder; data is read from these only")
     if about["kind"] == "images" and path.suffix != ".npz":
-        files = (
-            sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
-        )
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        files = [file for file in files if file == path or file.suffix.lower() in SUFFIXES]
         if not files:
             raise ValueError(f"{path} has no images ({' '.join(SUFFIXES)})")
         return of_images(about, files)
-    if path.suffix == ".npz":
+    if path.suffix == ".npz" and about["kind"] != "table":
         return _arrays(about, path)
     if about["kind"] not in ("table", "texts"):
         raise ValueError(f"the model takes arrays of shape {tuple(about['shape'])}; give an .npz with x")
@@ -241,10 +262,12 @@ def read(about: Mapping[str, Any], path: Path) -> Array:
 def _arrays(about: Mapping[str, Any], path: Path) -> Array:
     """`x` of an .npz, in the form in which the training data was given."""
     try:
+        with zipfile.ZipFile(path) as archive:
+            check_unpacked(archive, path)
         with np.load(path, allow_pickle=False) as arrays:
             x = np.asarray(arrays["x"]) if "x" in arrays else None
-    except (zipfile.BadZipFile, EOFError, ValueError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
+    except Exception as error:  # damaged bytes make zipfile, zlib and numpy's header parser raise anything
+        raise ValueError(f"cannot read {path}: {error}; write it with numpy.savez") from None
     if x is None:
         raise ValueError(f"{path} has no array 'x'")
     shape = tuple(about["shape"])
@@ -252,12 +275,26 @@ def _arrays(about: Mapping[str, Any], path: Path) -> Array:
         x = x.transpose(0, 3, 1, 2)
     if (1, *x.shape[1:]) == shape:
         x = x[:, np.newaxis]
-    if x.shape[1:] != shape:
-        raise ValueError(f"x in {path} has samples of shape {x.shape[1:]}; the model takes {shape}")
+    if x.shape[1:] != shape or not x.size:
+        raise ValueError(f"x in {path} has shape {x.shape}; the model takes samples of shape {shape}")
     if about["words"]:
         if x.dtype.kind not in "iu" or x.min() < 0 or x.max() >= about["words"]:
             raise ValueError(f"x in {path} must hold word numbers 0..{about['words'] - 1}")
         return x.astype(np.int64)
     if x.dtype == np.uint8:
         return x.astype(np.float32) * np.float32(about["scale"]) + np.float32(about["shift"])
-    return x.astype(np.float32)
+    pixels = about["kind"] == "images" or (about["scale"], about["shift"]) != (1.0, 0.0)
+    if pixels or x.dtype.kind != "f":
+        raise ValueError(f"x in {path} is {x.dtype}; the model takes {'uint8' if pixels else 'float32'}")
+    with np.errstate(over="ignore"):
+        x = x.astype(np.float32)
+    for row in np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))[:1]:
+        raise ValueError(f"x in {path} has NaN or infinite values (as float32) in row {row}; replace them")
+    return x
+
+
+def check_unpacked(archive: zipfile.ZipFile, path: Path) -> None:
+    """Refuse a zip file that would unpack to much more than it holds."""
+    size, held = sum(info.file_size for info in archive.infolist()), path.stat().st_size
+    if size > max(UNPACKED, RATIO * held):
+        raise ValueError(f"{path} has {held} bytes and would unpack to {size}; write it without compression")

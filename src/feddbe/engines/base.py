@@ -98,6 +98,10 @@ class Choice(Parameters):
         """Worker processes on this machine; 0: clients work in this one."""
         return 0
 
+    def is_local(self) -> bool:
+        """Whether it works on this machine only."""
+        return True
+
     def make(self, task: Task, method: Method, waiting: Waiting = WAITING) -> Engine:
         """The engine, ready to work."""
         raise NotImplementedError

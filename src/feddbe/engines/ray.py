@@ -223,6 +223,9 @@ class RayChoice(Choice):
     def processes(self) -> int:
         return 0 if self.address else self.cpus or cores()  # of a cluster nobody knows before it is joined
 
+    def is_local(self) -> bool:
+        return self.address is None
+
     def make(self, task: Task, method: Method, waiting: Waiting = WAITING) -> RayTasks:
         connect(self.address, self.processes())
         return RayTasks(task, method, waiting)

@@ -4,8 +4,9 @@
     logits = h(z) + h_p(z) with z = f(x)        of FedRoD
 
 The parameters are those with which the entry was evaluated, global and private parts together, recomputed
-from the run's file (`runs/revisit.py`). Whatever a method does to predict, the module must give the same
-logits on the client's own test rows, or it is not handed out.
+from the run's file (`runs/revisit.py`). Preprocessing, labels and clients' names are those that the run
+stored. Whatever a method does to predict, the module must give the same logits on the client's own test rows,
+and the accuracy that the run has, or it is not handed out.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from torch import Tensor, nn
 
 from feddbe.data import in_memory
 from feddbe.data.dataset import Dataset
+from feddbe.data.preprocessing import Preprocessing
 from feddbe.errors import BadInput, FeddbeError, short
 from feddbe.methods.base import PERSONAL
 from feddbe.models import ModelSource
 from feddbe.models.fasttext import MeanEmbedding
+from feddbe.options.permission import NOTHING, Permission
 from feddbe.runs import folders
 from feddbe.runs.revisit import Entry, reopened
+from feddbe.runs.sqlite_file import damaged
 from feddbe.runs.store import Store
 from feddbe.state import State, strip_prefix
 from feddbe.training.local import Local
@@ -34,6 +38,10 @@ __all__ = ["Deployed", "Taken", "close", "take", "weights_of"]
 
 _CLOSE = 1e-4
 """Logits may differ so much, relative to the largest: sums in another order."""
+
+_EDITED = (
+    "columns, categories or labels of the training data are not those that the run began with, which are used"
+)
 
 
 class Deployed(nn.Module):
@@ -57,7 +65,8 @@ class Taken:
     """A client's model, and what must be known to use it."""
 
     module: Deployed
-    dataset: Dataset
+    preprocessing: Preprocessing
+    """What new rows go through, as the run stored it."""
     about: dict[str, Any]
     """Run, method, client, round, accuracy: plain values."""
     sample: Tensor
@@ -72,15 +81,18 @@ def take(
     round: str = "best",
     data: Any = None,
     model: ModelSource | None = None,
+    allowed: Permission = NOTHING,
 ) -> Taken:
     """The model that a client deploys at the `best` or the `last` round. `data` and `model`: those of the
-    run, if they were given as Python objects."""
+    run, if they were given as Python objects; code in files must be `allowed`."""
     store = Store.open(folders.find(str(run)))
     try:
-        experiment = reopened(store, dataset=in_memory(data), model=model)
+        experiment = reopened(store, dataset=in_memory(data), model=model, allowed=allowed)
         entry = Entry(store, experiment, round)
         task, method = experiment.task, experiment.method
-        number = _number(client, task.dataset.client_names, task.members)
+        preprocessing, labels, names = _stored_data(store, task.dataset)
+        now = task.dataset.about, list(task.dataset.labels)
+        number = _number(client, names, task.members)
         if not len(task.split.test[number]):
             raise BadInput(f"client {number} has no test rows to check its model by; choose another --client")
         local, state = entry.deployed(number)
@@ -89,14 +101,16 @@ def take(
         rows = torch.from_numpy(task.split.test[number])[:64]
         sample, expected = task.dataset.inputs(task.dataset.x[rows]), logits[:64].clone()
         _compare(module, sample, expected, method.base)
+        accuracy = float((logits.argmax(1) == y).double().mean())
+        _compare_accuracy(accuracy, len(y), entry, number)
         about = {
             "run": str(store.folder), "method": experiment.name, "data": experiment.config["data"],
             "model": experiment.config["model"], "client": number,
-            "client_name": _name(task.dataset.client_names, number), "round": entry.round,
-            "labels": list(task.dataset.labels), "test_rows": len(y),
-            "accuracy": float((logits.argmax(1) == y).double().mean()),
+            "client_name": names[number] if names else str(number), "round": entry.round,
+            "labels": labels, "test_rows": len(y), "accuracy": accuracy,
+            "remark": _EDITED if (preprocessing, labels) != now else "",
         }  # fmt: skip
-        return Taken(module, task.dataset, about, sample, expected)
+        return Taken(module, preprocessing, about, sample, expected)
     finally:
         store.close()
 
@@ -116,8 +130,29 @@ def _number(client: int | str, names: Sequence[str], members: int) -> int:
     return found
 
 
-def _name(names: Sequence[str], client: int) -> str:
-    return names[client] if names else str(client)
+def _stored_data(store: Store, dataset: Dataset) -> tuple[Preprocessing, list[str], list[str]]:
+    """Return preprocessing, names of the classes and of the clients as they were when the run began.
+
+    The training data may have been edited since in ways that its numbers do not show.
+    """
+    stored = {key: store.meta(key) for key in ("preprocessing", "label_names", "client_names", "labels")}
+    if stored["preprocessing"] is None:  # begun by a feddbe that did not store it
+        return dataset.about, list(dataset.labels), list(dataset.client_names)
+    try:
+        preprocessing = dataset.about.restored(stored["preprocessing"])
+    except ValueError:
+        raise damaged(store.folder, "what is written about it: preprocessing") from None
+    labels, names = stored["label_names"], stored["client_names"]
+    if not _are_names(labels) or len(labels) != dataset.classes:
+        raise damaged(store.folder, "what is written about it: label_names")
+    if not _are_names(names) or (names and len(names) != len(dataset.client_names)):
+        raise damaged(store.folder, "what is written about it: client_names")
+    is_large = stored["labels"] is None  # then names of clients are not stored
+    return preprocessing, labels, list(dataset.client_names) if is_large else names
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def _module(local: Local, state: State, track: str, base: str) -> Deployed:
@@ -156,6 +191,23 @@ def _compare(module: nn.Module, sample: Tensor, expected: Tensor, base: str) -> 
             f"{base} predicts in a way of its own, which a plain module does not reproduce (its logits "
             f"differ by {float((found - expected).abs().max()):.2g}): its model cannot be taken home"
         )
+
+
+def _compare_accuracy(accuracy: float, test_rows: int, entry: Entry, client: int) -> None:
+    """Refuse a model that does not score on the client's test rows as it did in the run, if that is known.
+
+    Other versions or another machine can move the last bits, and with them a sample in a hundred.
+    """
+    moment = "adapted" if entry.experiment.method.adapts else "before"
+    where = "AND client = ? AND moment = ? AND name = 'accuracy'"
+    for row in entry.store.rows(entry.round, where, client, moment):
+        then = row.value
+        if then is not None and abs(accuracy - then) > max(1.5 / test_rows, 0.01):
+            raise FeddbeError(
+                f"the model of client {client} scores {100 * accuracy:.2f} % on its test rows here, and "
+                f"{100 * then:.2f} % in the run: its code, a package or the data is another one; nothing is "
+                "handed out"
+            )
 
 
 def close(found: Tensor, expected: Tensor) -> bool:

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import runpy
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 
 from feddbe.data import rows
 from feddbe.errors import BadInput, FeddbeError, one_line
 from feddbe.export.deployed import Taken, close, take, weights_of
+from feddbe.export.replace import replaced_folder
 from feddbe.export.source import source_of
 from feddbe.models import ModelSource
+from feddbe.options.permission import permit
 from feddbe.paths import expand
 
-__all__ = ["export_model"]
+__all__ = ["FILES", "export_model"]
+
+FILES = {
+    "model.safetensors", "model.py", "model.pt2", "model.onnx", "preprocessing.json", "rows.py", "score.py",
+}  # fmt: skip
+"""All that an export may have."""
 
 _SCORE = '''"""Scores new rows: python score.py new{suffix}; it needs {needs}, and nothing of feddbe."""
 
@@ -36,7 +45,7 @@ here = Path(__file__).parent
 about = json.loads((here / "preprocessing.json").read_text(encoding="utf-8"))
 try:
     x = torch.from_numpy(rows.read(about, Path(sys.argv[1])))
-except ValueError as error:
+except (OSError, ValueError) as error:
     sys.exit(str(error))
 with torch.inference_mode():
     p = {load}(x).softmax(dim=1)
@@ -54,40 +63,40 @@ def export_model(
     onnx: bool = False,
     data: Any = None,
     model: ModelSource | None = None,
+    code: Sequence[str | Path] = (),
+    trust: bool = False,
 ) -> Path:
     """Write the model that a client deploys to a folder that needs no feddbe, and return the folder.
 
     `model.safetensors` and, where the layers are torch's own, `model.py`; `model.pt2`, a program of
     `torch.export`; `model.onnx` if asked for; `preprocessing.json`, `rows.py` and `score.py`. Each way is
-    tried, and must give the run's logits. `data` and `model`: the run's, if they were given as objects.
+    tried, and must give the run's logits. The folder appears when it is whole, in place of an older export.
+    `data` and `model`: the run's, if they were given as objects. Code in files is executed only if `code`
+    names the files or `trust` says that the run is your own, and if its content is the same.
     """
-    taken = take(run, client, round, data, model)
+    taken = take(run, client, round, data, model, permit(code, trust=trust))
     name = f"{Path(taken.about['run']).name}-client-{taken.about['client_name']}"
     folder = expand(out or "".join(c if c.isalnum() or c in "+-._" else "_" for c in name))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()) and not (folder / "preprocessing.json").is_file():
-            raise BadInput(f"'{folder}' holds something else; choose another --out")
-        _write(taken, folder, onnx=onnx)
+        with replaced_folder(folder, FILES, "preprocessing.json") as new:
+            _write(taken, new, onnx=onnx)
     except OSError as error:
-        raise BadInput(f"cannot write to '{folder}': {error.strerror or one_line(error)}") from None
+        reason = error.strerror or one_line(error)
+        raise BadInput(f"cannot write to '{folder}': {reason}; what was there is as it was") from None
     return folder
 
 
 def _write(taken: Taken, folder: Path, *, onnx: bool) -> None:
-    about = taken.dataset.about.to_json()
-    known = {**about, **taken.about}  # first: it marks the folder as one that may be written again
-    (folder / "preprocessing.json").write_text(json.dumps(known, indent=1), encoding="utf-8")
-    save_file(dict(weights_of(taken.module)), folder / "model.safetensors")
+    about = taken.preprocessing.to_json()
+    (folder / "preprocessing.json").write_text(json.dumps(about | taken.about, indent=1), encoding="utf-8")
+    (folder / "model.safetensors").write_bytes(save(dict(weights_of(taken.module))))
     title = "{method} on {data}: the model of client {client_name}, round {round}.".format(**taken.about)
     plain = source_of(taken.module, title)
-    (folder / "model.py").unlink(missing_ok=True)
     if plain is not None:
         (folder / "model.py").write_text(plain, encoding="utf-8")
         loaded: nn.Module = runpy.run_path(str(folder / "model.py"))["load"]()
         _check(loaded, taken, "model.py")
     _program(taken, folder / "model.pt2")
-    (folder / "model.onnx").unlink(missing_ok=True)
     if onnx:
         _onnx(taken, folder / "model.onnx")
     (folder / "rows.py").write_bytes(Path(rows.__file__).read_bytes())
@@ -129,7 +138,9 @@ def _program(taken: Taken, path: Path) -> None:
             program = torch.export.export(taken.module, example, dynamic_shapes=dynamic)
         except Exception as error:  # it refuses what it cannot trace in many ways
             raise BadInput(f"torch.export cannot take this model: {one_line(error)}") from error
-        torch.export.save(program, path)
+        content = io.BytesIO()  # torch's own writer aborts the process when a disk is full
+        torch.export.save(program, content)
+        path.write_bytes(content.getbuffer())
         _check(torch.export.load(path).module(), taken, "model.pt2")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from feddbe.data import rows
 from feddbe.errors import BadInput, one_line
 from feddbe.export.deployed import take
 from feddbe.models import ModelSource
+from feddbe.options.permission import permit
 from feddbe.paths import expand
 
 __all__ = ["predict"]
@@ -26,13 +28,17 @@ def predict(
     round: str = "best",
     trained_on: Any = None,
     model: ModelSource | None = None,
+    code: Sequence[str | Path] = (),
+    trust: bool = False,
 ) -> dict[str, Any]:
     """What this client's model says of the rows in a file: `labels`, their names, and for each row `label`
-    and `probabilities`. `trained_on` and `model`: the run's, if they were given as Python objects."""
-    taken = take(run, client, round, trained_on, model)
+    and `probabilities`. `trained_on` and `model`: the run's, if they were given as Python objects. Code in
+    files is executed only if `code` names the files or `trust` says that the run is your own, and if its
+    content is the same."""
+    taken = take(run, client, round, trained_on, model, permit(code, trust=trust))
     path = expand(data)
     try:
-        x = torch.from_numpy(rows.read(taken.dataset.about.to_json(), path))
+        x = torch.from_numpy(rows.read(taken.preprocessing.to_json(), path))
     except OSError as error:
         raise BadInput(f"cannot read '{path}': {error.strerror or one_line(error)}") from None
     except ValueError as error:

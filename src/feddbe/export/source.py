@@ -10,6 +10,7 @@ import re
 
 from torch import fx, nn
 
+from feddbe.errors import short
 from feddbe.export.deployed import Deployed
 
 __all__ = ["source_of"]
@@ -80,7 +81,7 @@ def source_of(module: Deployed, title: str) -> str | None:
     words += ", and a head of the client's own beside it." if module.own is not None else "."
     model = _MODEL.format(words=words, own="Head()" if module.own is not None else "None", prbm=empty)
     text = "".join(map(str, halves)) + model
-    head = _HEAD.format(title=title.replace('"', "'").replace("\\", "/"))
+    head = _HEAD.format(title=short(title).replace('"', "'").replace("\\", "/"))
     return head + (_PUT if "put(self" in text else "") + text
 
 

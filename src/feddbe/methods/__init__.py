@@ -11,9 +11,10 @@ from feddbe.errors import BadInput, unknown
 from feddbe.methods.addons import FT, MR, PRBM
 from feddbe.methods.base import AddOn, Method, Upload, parameter
 from feddbe.methods.composed import Composed
-from feddbe.methods.own import file_of, source_sha256
+from feddbe.methods.own import file_of, package_version, source_sha256
 from feddbe.methods.registry import Registry
 from feddbe.options import allowed, defaults, grammar
+from feddbe.options.from_file import Source
 from feddbe.options.grammar import Defaults
 
 __all__ = [
@@ -27,12 +28,15 @@ __all__ = [
     "Method",
     "Upload",
     "describe",
+    "file_in",
     "hyper_parameters",
     "identity",
     "in_brackets",
     "in_memory",
+    "package_versions",
     "parameter",
     "parse",
+    "source_of",
     "spelled",
     "takes",
 ]
@@ -100,6 +104,17 @@ def identity(method: Method) -> dict[str, Any]:
     found: dict[str, Any] = {"method_options": hyper_parameters(method)}
     source = source_sha256(type(_inner(method)))
     return found | ({"method_source": source} if source else {})
+
+
+def source_of(method: Method) -> Source | None:
+    """Return the content of the file that a method is from; None if it is not from a file."""
+    found = file_of(type(_inner(method)))
+    return found.source if found else None
+
+
+def package_versions(method: Method) -> dict[str, str]:
+    """Return name and version of the installed package that a method is from, if it is from one."""
+    return package_version(type(_inner(method)))
 
 
 def in_memory(method: Method) -> bool:
@@ -182,11 +197,17 @@ def in_brackets(text: str) -> set[str]:
     }
 
 
+def file_in(text: str) -> str:
+    """Return the `FILE.py:CLASS` that a method's name begins with; nothing if it does not."""
+    file = re.match(r"(.+?\.py(?::\w*)?)(?=\s*(?:[(+]|$))", text.lstrip())
+    return file[1] if file else ""
+
+
 def _read(text: str) -> list[tuple[str, dict[str, Any]]]:
     """`a(x=1)+b(y=2)` -> [(a, {x: 1}), (b, {y: 2})]: a method, then add-ons. Of what is feddbe's, letters may
     be small or large."""
-    file = re.match(r"\s*(.+?\.py(?::\w*)?)(?=\s*(?:[(+]|$))", text)
-    name, rest = (file[1], text[file.end() :]) if file else ("", text)
+    name = file_in(text)
+    rest = text.lstrip()[len(name) :]
     found: list[tuple[str, dict[str, Any]]] = []
     for piece in re.split(r"\+(?![^(]*\))", rest):  # a plus outside of brackets
         ours = not name and piece.partition("(")[0].strip().lower() in METHODS.ours

@@ -1,8 +1,9 @@
 """Methods that are not feddbe's: from a user's file (`my_method.py:MyProx`), from an installed package (entry
 point `feddbe.methods`), or a class given from Python.
 
-What they do is part of a run's identity, so their source is hashed: of a file all of it, of other classes
-theirs and that of what they inherit from outside of feddbe.
+What they do is part of a run's identity, so their source is hashed: of a file all of it and the modules that
+it imports from its folder, of other classes theirs and that of what they inherit from outside of feddbe. The
+version of a package that brings a method is written down with the run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from feddbe.methods.base import Method
 from feddbe.options import allowed, from_file
 from feddbe.options.from_file import Found
 
-__all__ = ["checked", "file_of", "from_package", "in_file", "owner", "packages", "source_sha256"]
+__all__ = [
+    "checked", "file_of", "from_package", "in_file", "owner", "package_version", "packages", "source_sha256",
+]  # fmt: skip
 
 _GROUP = "feddbe.methods"
 _FILES: dict[type[Method], Found] = {}
@@ -60,6 +63,14 @@ def owner(name: str) -> str:
     """An installed method in words."""
     point = packages()[name]
     return f"method '{name}' of the package {point.dist.name if point.dist else '?'} ({point.value})"
+
+
+def package_version(cls: type[Method]) -> dict[str, str]:
+    """Return name and version of the installed package that has this method; nothing for other methods."""
+    point = packages().get(cls.name)
+    if point is None or point.dist is None or cls.__module__.split(".")[0] != point.module.split(".")[0]:
+        return {}
+    return {point.dist.name: point.dist.version}
 
 
 def from_package(name: str, taken: Collection[str]) -> type[Method]:
@@ -112,7 +123,7 @@ def source_sha256(cls: type[Method]) -> str:
     for one in cls.__mro__:
         if one is object or one.__module__.split(".")[0] == "feddbe":
             continue
-        if not found or one.__module__ != cls.__module__:
+        if not found or one.__module__ not in found.modules:
             parts.append(_source(one))
     for part in parts:
         digest.update(part.encode() + b"\0")

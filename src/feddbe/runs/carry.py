@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 from feddbe import engines
 from feddbe.errors import BadInput, Diverged
 from feddbe.options.config import Asked, Config, Given
+from feddbe.options.permission import Permission
 from feddbe.paths import expand
 from feddbe.results.document import RunDocument
 from feddbe.runs import folders, lock, provenance, rounds, summary
 from feddbe.runs.experiment import Experiment
-from feddbe.runs.revisit import differences, stored_options
+from feddbe.runs.gate import admit
+from feddbe.runs.revisit import differences
 from feddbe.runs.store import Store
 from feddbe.runs.watch import Watch
 
 __all__ = ["again", "carry_on", "places"]
 
 
-def again(given: Given) -> list[Asked]:
-    """What the runs in the folder `out` were asked to be, one by one, with what is given now over it."""
+def again(given: Given, allowed: Permission) -> list[Asked]:
+    """What the runs in the folder `out` were asked to be, one by one, with what is given now over it; code in
+    files must be `allowed`."""
     found = []
     for folder in folders.find_all(str(given.values["out"])):
         store = Store.open(folder)
-        settings = store.meta("config")
-        store.close()
-        now = {"json": False, "quiet": False, **given.values, "out": str(folder)}
-        options = dataclasses.replace(stored_options(settings), **now)
-        origins = dict.fromkeys(settings, f"the run in '{folder}'") | given.origins
-        found.append(Asked([settings["method"]], options, origins))
+        try:
+            now = {"json": False, "quiet": False, **given.values, "out": str(folder)}
+            method, options = admit(store, allowed, now)
+            origins = dict.fromkeys(store.meta("config"), f"the run in '{folder}'") | given.origins
+        finally:
+            store.close()
+        found.append(Asked([method], options, origins))
     return found
 
 
@@ -59,10 +62,10 @@ def places(experiments: Sequence[Experiment], options: Config, watch: Watch, *, 
 def _check_same(experiment: Experiment, place: Path, *, resume: bool) -> None:
     """A folder holds one run: refuse another one, and refuse to begin the same one again."""
     store = Store.open(place)
-    there, same = store.meta("config"), store.meta("config_hash") == experiment.config_hash
+    same = store.meta("config_hash") == experiment.config_hash
+    shown = "" if same else differences(store, experiment)
     store.close()
     if not same:
-        shown = differences(there, experiment.config)
         raise BadInput(f"'{place}' holds a run with another configuration ({shown}); choose another --out")
     if not resume:
         raise BadInput(
@@ -92,7 +95,8 @@ def _alone(
         _check_same(experiment, place, resume=experiment.options.resume)
         store = Store.open(place)
     else:
-        store = Store.create(place, provenance.describe(experiment), rounds.start(experiment))
+        start = rounds.start(experiment)
+        store = Store.create(place, provenance.describe(experiment, start), start)
     try:
         if begun:
             _go_on(experiment, store, watch)
@@ -109,7 +113,7 @@ def _alone(
 def _go_on(experiment: Experiment, store: Store, watch: Watch) -> None:
     """Say, and write, what is new about a run that is carried on."""
     recorded, known = store.meta("versions"), store.meta("remarks") or []
-    others = provenance.other_versions(recorded) if recorded else ""
+    others = provenance.other_versions(recorded, experiment) if recorded else ""
     news = [text for text in (others, _other_trainer(experiment, store)) if text]
     for text in news:
         watch.remark(text)

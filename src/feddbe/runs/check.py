@@ -6,11 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
 
-from feddbe import data, models
-from feddbe.errors import FeddbeError, StoreError
-from feddbe.runs import rounds
-from feddbe.runs.experiment import resolve
-from feddbe.runs.revisit import stored_options
+from feddbe.errors import StoreError
+from feddbe.runs.layout import check_stored
 from feddbe.runs.store import Store
 
 __all__ = ["Checked", "check"]
@@ -42,7 +39,7 @@ def check(folder: Path) -> Checked:
             "rows": store.check_rows,
             "states": store.check_states,
             "rounds": store.entries,
-            "model": lambda: _check_model(store),
+            "model": lambda: _check_layout(store),
         }
         parts["meta"] = "whole"  # or it could not have been opened
         wrong = False
@@ -59,19 +56,13 @@ def check(folder: Path) -> Checked:
         store.close()
 
 
-def _check_model(store: Store) -> str:
-    """Whether the server's state is that of the model; else why that was not looked at. Only what feddbe has
-    itself is built: a run may come from elsewhere, and a model's file is a program."""
-    settings = store.meta("config") or {}
-    options = stored_options(settings)
-    try:
-        if not (options.data and data.find(options.data) and options.model and models.find(options.model)):
-            return "not compared: data or model are the user's own"
-        experiment = resolve(settings["method"], options)
-        if experiment.config_hash != store.meta("config_hash"):
-            return "not compared: data or model are something else on this machine"
-        start = rounds.start(experiment)
-    except FeddbeError as error:
-        return f"not compared: {error}"
-    rounds.check_fits(store.server(), start, store.folder)
+def _check_layout(store: Store) -> str:
+    """Compare the server's states with what the run began with, which its file says: nothing that a run names
+    is built, read or executed here. Return why they were not compared, if so."""
+    layout = store.meta("layout")
+    if not isinstance(layout, dict):
+        return "not compared: the run does not say what its model is like"
+    for which in ("last", "best"):
+        if store.round_of(which) is not None:
+            check_stored(store.server(which), layout, store.folder)
     return ""

@@ -19,7 +19,7 @@ from feddbe.models.from_file import FromFile, builder
 from feddbe.options import Parameters
 from feddbe.options.config import Config, identity
 from feddbe.options.defaults import Layers, Setting
-from feddbe.options.from_file import names_file
+from feddbe.options.from_file import Source, names_file
 from feddbe.options.grammar import Named
 from feddbe.runs import checks
 from feddbe.runs.held import Held, label_counts, load_data
@@ -47,6 +47,8 @@ class Experiment:
     """What a reader of its results must know."""
     settings: dict[str, Setting]
     """Every value and where it came from: of options, and of names' own options, as in `mr kappa`."""
+    sources: dict[str, Source] = dataclasses.field(default_factory=dict)
+    """Content of the user's files that `model` and `method` are from."""
     in_memory: str = ""
     """What of it was given as a Python object, so that no other process can make it from its options."""
 
@@ -94,6 +96,8 @@ class _Common:
     content: dict[str, Any]
     """What is hashed of data, split and model."""
     floor: float
+    source: Source | None
+    """Content of the file that the model is from."""
     in_memory: str
 
     @property
@@ -133,13 +137,16 @@ def _prepare(
     content["model"] = str(named or "own")
     if named is None:
         content |= {"module": str(built.module), "theta0": sha256(built.parameters)}
-    if isinstance(source, FromFile):
-        content["file"] = source.found.sha256
+    file = source.found if isinstance(source, FromFile) else None
+    if file:
+        content["file"] = file.sha256
     task = Task(
         built, dataset, split, _training(options), options.seed, options.rounds or 0, options.newcomers
     )
     floor = majority_floor(dataset, split, task.members)
-    return _Common(asked, given, task, options, named, content, floor, in_memory)
+    return _Common(
+        asked, given, task, options, named, content, floor, file.source if file else None, in_memory
+    )
 
 
 def _resolve_one(name: str, common: _Common) -> Experiment:
@@ -171,6 +178,7 @@ def _resolve_one(name: str, common: _Common) -> Experiment:
     told = [key for key in dataclasses.asdict(options) if identity(key) in ("yes", "seed")]
     hashed = {key: config[key] for key in told} | methods.identity(method)
     digest = hashlib.sha256(json.dumps(hashed | common.content, sort_keys=True).encode()).hexdigest()
+    sources = {"model": common.source, "method": methods.source_of(method)}
     return Experiment(
         name=name,
         options=options,
@@ -181,6 +189,7 @@ def _resolve_one(name: str, common: _Common) -> Experiment:
         floor=common.floor,
         remarks=remarks,
         settings=_settings(name, common, config, chosen),
+        sources={kind: source for kind, source in sources.items() if source},
         in_memory=" and ".join(filter(None, [common.in_memory, "method" * methods.in_memory(method)])),
     )
 

@@ -23,11 +23,13 @@ from feddbe.engines.client import Reply
 from feddbe.errors import BadInput
 from feddbe.measures.rows import ALL, AT, Row
 from feddbe.models import ModelSource
+from feddbe.options.permission import NOTHING, Permission
 from feddbe.representations import Points, readings
 from feddbe.representations.progress import listening
 from feddbe.representations.readings import MEASURES, Taken
 from feddbe.results.document import Measurement, RunDocument
 from feddbe.runs import lock
+from feddbe.runs.experiment import Experiment
 from feddbe.runs.pooling import pooled
 from feddbe.runs.revisit import Entry, entry_of, reopened
 from feddbe.runs.shared_models import compare_under_each_model
@@ -76,6 +78,7 @@ def answer(
     *,
     dataset: Dataset | None = None,
     model: ModelSource | None = None,
+    allowed: Permission = NOTHING,
     watch: Watch | None = None,
 ) -> None:
     """Take what is not in the run's file yet. What is finished stays there, also if the rest fails."""
@@ -87,7 +90,8 @@ def answer(
         if _missing(store, question):
             told = watch or Watch()
             with lock.alone(folder), listening(told.part):
-                _take_missing(store, question, dataset, model, told)
+                experiment = reopened(store, dataset=dataset, model=model, allowed=allowed)
+                _take_missing(store, question, experiment, told)
     finally:
         store.close()
 
@@ -124,11 +128,8 @@ def _missing(store: Store, question: Question) -> list[_One]:
     return found
 
 
-def _take_missing(
-    store: Store, question: Question, dataset: Dataset | None, model: ModelSource | None, watch: Watch
-) -> None:
+def _take_missing(store: Store, question: Question, experiment: Experiment, watch: Watch) -> None:
     wanted = _missing(store, question)
-    experiment = reopened(store, dataset=dataset, model=model)
     task = experiment.task
     task.model.check_places(question.places)
     entry = Entry(store, experiment, question.round)

@@ -9,7 +9,10 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
+from feddbe import methods
 from feddbe.runs.experiment import Experiment, label_counts
+from feddbe.runs.layout import layout_of
+from feddbe.state import State
 from feddbe.training.trainers import compiled
 
 __all__ = ["describe", "other_versions", "versions"]
@@ -18,13 +21,14 @@ _LABELS_AT_MOST = 100_000
 """Label counts of larger federations are not stored: nobody can look at them."""
 
 
-def describe(experiment: Experiment) -> dict[str, Any]:
-    """What is written about a run when it begins."""
+def describe(experiment: Experiment, start: State) -> dict[str, Any]:
+    """What is written about a run when it begins; `start` is the server's state then."""
     task = experiment.task
     small = task.split.clients * task.dataset.classes <= _LABELS_AT_MOST
     return {
         "config": experiment.config,
         "config_hash": experiment.config_hash,
+        "layout": layout_of(start),
         "floor": experiment.floor,
         "bn_buffers": experiment.options.bn_buffers if task.model.buffers else None,
         "note": task.dataset.note,
@@ -36,22 +40,24 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         "labels": label_counts(task.dataset, task.split).tolist() if small else None,
         "keeps_best": experiment.options.keep_best,
         "begun": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "versions": versions(),
+        "sources": {kind: source._asdict() for kind, source in experiment.sources.items()},
+        "versions": versions(experiment),
         "machine": platform.platform(),
         "git_commit": _git_commit(),
         "seeds": {"run": task.seed, "partition": experiment.options.partition_seed},
     }
 
 
-def versions() -> dict[str, str]:
-    """Of what numbers depend on."""
+def versions(experiment: Experiment) -> dict[str, str]:
+    """Of what numbers depend on, the package that brings the method among it."""
     packages = ("feddbe", "torch", "numpy", "scikit-learn", "safetensors", *["numba"] * compiled.available())
-    return {name: version(name) for name in packages} | {"python": platform.python_version()}
+    found = {name: version(name) for name in packages} | {"python": platform.python_version()}
+    return found | methods.package_versions(experiment.method)
 
 
-def other_versions(recorded: Mapping[str, str]) -> str:
+def other_versions(recorded: Mapping[str, str], experiment: Experiment) -> str:
     """What to say if a run goes on with others than it began with; its bits may then be others, too."""
-    now = versions()
+    now = versions(experiment)
     others = [
         f"{name} {recorded.get(name, 'none')} then, {now.get(name, 'none')} now"
         for name in sorted({*recorded, *now})

@@ -3,66 +3,87 @@ function of what the run's file has. Nothing of the run changes."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from feddbe.data.dataset import Dataset
 from feddbe.engines import Engine
 from feddbe.engines.client import Job, Missing, Reply, deployed
-from feddbe.errors import BadInput, FeddbeError, StoreError, unknown
+from feddbe.errors import BadInput, FeddbeError, StoreError, short, unknown
 from feddbe.methods import METHODS
 from feddbe.models import ModelSource
-from feddbe.options.config import Config, pick_identity
-from feddbe.options.from_file import names_file
+from feddbe.options.config import pick_identity
+from feddbe.options.from_file import Source, names_file
+from feddbe.options.permission import NOTHING, Permission
 from feddbe.runs.best import KEPT
 from feddbe.runs.experiment import Experiment, resolve
+from feddbe.runs.gate import admit
+from feddbe.runs.layout import check_stored, layout_of
 from feddbe.runs.messages import sent, steady
+from feddbe.runs.rounds import start
 from feddbe.runs.store import Store
 from feddbe.runs.watch import Watch
 from feddbe.state import State, decode
 from feddbe.training.local import Local
 from feddbe.training.task import Context
 
-__all__ = ["MOMENTS", "Entry", "differences", "entry_of", "reopened", "stored_options"]
+__all__ = ["MOMENTS", "Entry", "differences", "entry_of", "reopened"]
 
 MOMENTS = ("before", "adapted", "after")
 """When a client's model can be looked at: as received, adapted to the client, after local training."""
 
 
-def stored_options(settings: Mapping[str, Any]) -> Config:
-    """The options of a run, from its stored configuration."""
-    names = {field.name for field in dataclasses.fields(Config)} - {"method"}
-    return Config(**{key: settings[key] for key in names & settings.keys() if settings[key] is not None})
-
-
-def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What tells two configurations apart, in words; hyper-parameters only of parts that both have."""
-    before, after = pick_identity(there), pick_identity(now)
+def differences(store: Store, experiment: Experiment) -> str:
+    """What tells a stored run and an experiment apart, in words; hyper-parameters only of parts that both
+    have."""
+    now = experiment.config
+    before, after = pick_identity(store.meta("config")), pick_identity(now)
     found = [
         f"{key} {before.get(key)} there, {value} now"
         for key, value in after.items()
         if before.get(key) != value and (key in before or key in now)
     ]
-    return "; ".join(found) or "its data, its model or its method differ"
+    return "; ".join(found) or _edited(store, experiment) or "its data, its model or its method differ"
 
 
-def reopened(store: Store, *, dataset: Dataset | None = None, model: ModelSource | None = None) -> Experiment:
-    """The experiment of a run. What was given to it as a Python object must be given again."""
-    settings = store.meta("config")
-    if settings["model"] == "own" and model is None:
+def _edited(store: Store, experiment: Experiment) -> str:
+    """Name the first of the user's files that is not what the run began with."""
+    for kind, source in experiment.sources.items():
+        before = Source.from_json(store.meta("sources"), kind)
+        if before and before.sha256 != source.sha256:
+            return f"the {kind}'s file was edited"
+        names = sorted({*source.modules, *(before.modules if before else ())})
+        for name in names if before else ():
+            if before and before.modules.get(name) != source.modules.get(name):
+                return f"{short(name)}, which the {kind}'s file imports, was edited"
+    return ""
+
+
+def reopened(
+    store: Store,
+    *,
+    dataset: Dataset | None = None,
+    model: ModelSource | None = None,
+    allowed: Permission = NOTHING,
+) -> Experiment:
+    """The experiment of a run. What was given to it as a Python object must be given again, and code in files
+    must be `allowed`."""
+    given: dict[str, Any] = {"device": "cpu", "engine": "auto"}  # those of the run may be elsewhere
+    if model is not None:
+        given["model"] = model if isinstance(model, str) else "own"
+    method, options = admit(store, allowed, given)
+    if options.model == "own" and model is None:
         raise BadInput(f"the model of '{store.folder}' came from Python; give it again: model=... in Python")
     try:
-        options = dataclasses.replace(stored_options(settings), device="cpu")  # the run's may be elsewhere
-        found = resolve(settings["method"], options, dataset=dataset, model=model)
+        found = resolve(method, options, dataset=dataset, model=model)
     except BadInput as error:
-        name = next(iter(settings["method_options"]))
-        known = name in METHODS or names_file(settings["method"])
+        name = next(iter(store.meta("config")["method_options"]))
+        known = name in METHODS or names_file(method)
         hint = "" if known else f"; a class of yours is made known by feddbe.METHODS['{name}'] = CLASS"
         raise BadInput(f"the run in '{store.folder}' cannot be made again: {error}{hint}") from error
     if found.config_hash != store.meta("config_hash"):
         raise BadInput(
-            f"the run in '{store.folder}' is another here ({differences(settings, found.config)}); "
+            f"the run in '{store.folder}' is another here ({differences(store, found)}); "
             "copy the files of data and model from where it began"
         )
     return found
@@ -86,6 +107,7 @@ class Entry:
     def __init__(self, store: Store, experiment: Experiment, which: str) -> None:
         self.store, self.experiment, self.which = store, experiment, which
         self.round = entry_of(store, which)
+        check_stored(store.server(which), layout_of(start(experiment)), store.folder)
 
     def read(self, client: int) -> bytes | None:
         return self._state("private", client)

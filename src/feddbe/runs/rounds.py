@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Literal
 
 from feddbe import seeds
 from feddbe.engines import Engine
 from feddbe.engines.client import BUFFER, Job, Missing, Reply
-from feddbe.errors import FeddbeError, StoreError
+from feddbe.errors import FeddbeError
 from feddbe.measures import parse
 from feddbe.measures.memory import used_mb
 from feddbe.measures.rows import ALL, Numbers, Row, rows
 from feddbe.methods import Upload
 from feddbe.results.document import entry, score
 from feddbe.runs.experiment import Experiment
+from feddbe.runs.layout import check_combined, check_stored, layout_of
 from feddbe.runs.messages import apart, constants, sent, steady
 from feddbe.runs.pooling import asks, chosen_rows, rows_of
 from feddbe.runs.schedule import who_evaluates, who_prepares
@@ -30,7 +30,7 @@ from feddbe.runs.watch import Watch
 from feddbe.state import State, add_prefix, nbytes, weighted_mean
 from feddbe.training.task import Context
 
-__all__ = ["Loop", "Watch", "check_fits", "run", "start"]
+__all__ = ["Loop", "Watch", "run", "start"]
 
 MOMENTS = ("before", "adapted", "after", "validation")
 """When an entry is measured; the last two are on other than test data."""
@@ -65,7 +65,9 @@ class Loop:
         self.members = self.task.members
         store.verify()
         self.server = store.server()
-        check_fits(self.server, start(experiment), store.folder)
+        self.layout = layout_of(start(experiment))
+        """What the server's state has in every round."""
+        check_stored(self.server, self.layout, store.folder)
         self.contacted = store.contacted()
         self.accuracy = {e["round"]: score(e) for e in store.entries() if e["accuracy"]}
         """What the best round is chosen by."""
@@ -205,7 +207,9 @@ class Loop:
         uploads = [Upload(r.client, samples[r.client], up) for r, (up, _) in zip(replies, split, strict=True)]
         combine = self.method.combine if ctx.round else self.method.prepared
         weights = [samples[reply.client] for reply in replies]
-        return combine(ctx, server, uploads) | weighted_mean([buffers for _, buffers in split], weights)
+        new = combine(ctx, server, uploads) | weighted_mean([buffers for _, buffers in split], weights)
+        check_combined(new, self.layout, self.method.base, ctx.round)
+        return new
 
     def _net(self, replies: Sequence[Reply]) -> dict[int, Numbers]:
         """What each client's training came to; what is constant is sent to a client once."""
@@ -276,15 +280,3 @@ class Loop:
         if began >= self._look_again:
             self.store.set_meta("peak_rss_mb", max(used_mb(), self.store.meta("peak_rss_mb") or 0.0))
             self._look_again = began + 100 * (time.monotonic() - began)
-
-
-def check_fits(found: State, start: State, folder: Path) -> None:
-    """Whether a stored server state has all that this experiment's begins with; a method may add to it."""
-    for name, tensor in start.items():
-        there = found.get(name)
-        if there is None or (there.shape, there.dtype) != (tensor.shape, tensor.dtype):
-            has = "none" if there is None else f"{tuple(there.shape)} {there.dtype}"
-            raise StoreError(
-                f"the server's state in '{folder}' is of another model: it should have '{name}' of "
-                f"{tuple(tensor.shape)} {tensor.dtype}, and has {has}; restore it from a copy or start again"
-            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -9,9 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from feddbe.errors import Damaged, StoreError
+from feddbe.runs.checksums import crc_of
 from feddbe.runs.lock import LOCK
 
-__all__ = ["FILE", "FORMAT", "SCHEMA", "check_there", "clear", "connect", "damaged", "format_of", "replacing"]
+__all__ = [
+    "FILE", "FORMAT", "SCHEMA", "check_meta", "check_there", "clear", "connect", "damaged", "format_of",
+    "replacing",
+]  # fmt: skip
 
 FILE = "run.sqlite"
 FORMAT = 3
@@ -99,6 +104,17 @@ def damaged(folder: Path, what: str) -> Damaged:
     """The error that names the file and the part of it, which may quote damaged text."""
     shown = " ".join(what.split())[:200]
     return Damaged(f"'{folder / FILE}' is damaged ({shown}); restore it from a copy or start again")
+
+
+def check_meta(key: str, value: str, crc: int, folder: Path) -> None:
+    """Refuse a value of `meta` that has another checksum or is not JSON, which a stranger can write."""
+    try:
+        is_whole = crc_of((key, value)) == crc
+        json.loads(value)
+    except (ValueError, TypeError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        raise damaged(folder, f"what is written about it: {key}")
 
 
 @contextmanager

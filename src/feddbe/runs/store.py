@@ -126,8 +126,7 @@ class Store:
     def _verify_meta(self) -> None:
         """All of it when the run is opened: of a damaged key nobody would ask for the value."""
         for key, value, crc in self._read("SELECT key, value, crc FROM meta"):
-            if crc_of((key, value)) != crc:
-                raise damaged(self.folder, f"what is written about it: {key}")
+            sqlite_file.check_meta(key, value, crc, self.folder)
 
     def last_round(self) -> int:
         """The last finished round; -1 before the preparation."""

@@ -38,6 +38,8 @@ def compare(
     data: Any = None,
     model: ModelSource | None = None,
     watch: Watch | None = None,
+    code: Sequence[str | Path] = (),
+    trust: bool = False,
     **options: Any,
 ) -> Runs:
     """Run several methods on the same data, split, model and seed, one folder each in a common one.
@@ -45,7 +47,7 @@ def compare(
     `seeds` (how many, or a list) runs each with these seeds; a list of values (`lr=[0.01, 0.1]`, or in a
     method's brackets) with each of them, and a `Sweep` is returned, which has the ones that were chosen on
     validation data. Then what is in the folder `out` already is not run again, and runs go side by side. The
-    document of one that diverged says so in `diverged`.
+    document of one that diverged says so in `diverged`. `code` and `trust`: as in `run`.
     """
     dataset = in_memory(data)
     source = data if dataset is None else dataset
@@ -56,7 +58,7 @@ def compare(
     }
     wanted = several(config.given(names, options | told))
     if wanted is None:
-        return api.compare(names, data=source, model=model, watch=watch, **options)
+        return api.compare(names, data=source, model=model, watch=watch, code=code, trust=trust, **options)
     if watch is not None:
         raise BadInput("watch: several seeds or values run side by side, which nobody can watch as one run")
     plans = plan(validated(wanted), dataset=dataset, model=None if told["model"] else model)

@@ -14,6 +14,7 @@ from lzma import LZMAError
 from pathlib import Path
 from typing import IO, Any, Self
 
+from feddbe.data import rows
 from feddbe.errors import BadInput
 
 __all__ = ["DAMAGE", "check_zip", "damaged", "members"]
@@ -21,7 +22,6 @@ __all__ = ["DAMAGE", "check_zip", "damaged", "members"]
 _MEMBERS = 10_000
 _NAME = 1 << 16
 """Bytes of a long name in a tar archive, which is read before its size could be counted."""
-_UNPACKED, _RATIO = 1 << 28, 100
 
 DAMAGE = (
     tarfile.TarError,
@@ -59,9 +59,10 @@ def members(archive: Path, limit: int) -> Iterator[tuple[str, IO[bytes]]]:
 
 def check_zip(archive: zipfile.ZipFile, path: Path) -> None:
     """Refuse a user's zip that would unpack to more than 256 MB and than a hundred times what it holds."""
-    size, held = sum(info.file_size for info in archive.infolist()), path.stat().st_size
-    if size > max(_UNPACKED, _RATIO * held):
-        raise BadInput(f"{path} has {held} bytes and would unpack to {size}; write it without compression")
+    try:
+        rows.check_unpacked(archive, path)
+    except ValueError as error:
+        raise BadInput(str(error)) from None
 
 
 def _zipped(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:

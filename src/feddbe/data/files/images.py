@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,21 +11,15 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
+from feddbe.data import rows
 from feddbe.data.dataset import Dataset
 from feddbe.data.files.cache import Cached
 from feddbe.data.preprocessing import Preprocessing
 from feddbe.errors import BadInput, one_line
 
-__all__ = ["FORMATS", "decode", "images_of", "preprocessed"]
-
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
-"""What is read, by content: of its many other formats Pillow hands some (EPS) to another program."""
-_PIXELS = 1 << 24
-"""Of one image, 4096 x 4096: a few kilobytes can claim a thousand times as much."""
+__all__ = ["decode", "images_of", "preprocessed"]
 
 _GREY = {"1", "L"}
-_DEEP = ("I", "F")
-"""First letters of the modes with more than eight bits, whose values would be cut off."""
 
 
 def decode(
@@ -40,14 +33,12 @@ def decode(
     with ThreadPoolExecutor() as threads:  # Pillow lets other threads run while it decodes
         heads = [*threads.map(_head, files, names)]
         size = resize or heads[0][0]
-        for (other, mode), name in zip(heads, names, strict=True):
+        for (other, _), name in zip(heads, names, strict=True):
             if other != size and not resize:
                 raise BadInput(
                     f"{name} is {other[0]}x{other[1]}, but {names[0]} is {size[0]}x{size[1]}; "
                     f"all images must have the same size: ?resize={min(*size, *other)} brings them to one"
                 )
-            if mode.startswith(_DEEP):
-                raise BadInput(f"{name} has pixels of mode '{mode}'; accepted are 8 bits a channel")
         mode = "L" if all(mode in _GREY for _, mode in heads) else "RGB"
         pixels = np.empty((len(files), len(mode), size[1], size[0]), np.uint8)
 
@@ -59,20 +50,9 @@ def decode(
     return pixels
 
 
-def _open(file: Path | bytes) -> Image.Image:
-    """Only the head is read yet."""
-    if isinstance(file, Path) and not file.is_file():
-        raise OSError("it is not a plain file")
-    image = Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS)
-    if image.width * image.height > _PIXELS:
-        image.close()
-        raise OSError(f"it has {image.width}x{image.height} pixels, at most {_PIXELS} are read")
-    return image
-
-
 def _head(file: Path | bytes, name: str) -> tuple[tuple[int, int], str]:
     try:
-        with _open(file) as image:
+        with rows.open_image(file) as image:
             return image.size, image.mode
     except Exception as error:  # damaged bytes make Pillow's many readers raise anything
         raise _damaged(name, error) from None
@@ -80,7 +60,7 @@ def _head(file: Path | bytes, name: str) -> tuple[tuple[int, int], str]:
 
 def _pixels(file: Path | bytes, name: str, mode: str, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
     try:
-        with _open(file) as opened:
+        with rows.open_image(file) as opened:
             image = opened.convert(mode)
         if image.size != size:
             image = image.resize(size, Image.Resampling.BILINEAR)

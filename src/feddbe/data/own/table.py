@@ -148,8 +148,6 @@ def load_csv(path: Path, choice: Choice) -> Dataset:
         raise BadInput(f"cannot read {path} as CSV in UTF-8: {one_line(error)}") from None
     except ValueError as error:
         raise BadInput(str(error)) from None
-    if len(set(names)) < len(names):
-        raise BadInput(f"{path} has two columns of one name; it has: {short(', '.join(names))}")
     if not cells:
         raise BadInput(f"{path} has no rows; expected are a line of names, then one line a sample")
     places = {name: at for at, name in enumerate(names)}

@@ -1,0 +1,221 @@
+"""Modules that a user's file imports from its own folder.
+
+They are part of what the file does. They are found before anything is executed, hashed together with the
+file, and executed from the bytes that were hashed: neither a module of the same name that this process loaded
+before nor cached bytecode takes their place.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import hashlib
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import machinery
+from importlib.abc import Loader, MetaPathFinder
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+__all__ = ["LocalModules"]
+
+_LOCK = threading.RLock()
+"""Held while `sys.modules` has a folder's modules under their plain names."""
+_INSTALLED = {
+    Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+}
+"""Folders whose modules are packages of their own, not parts of a file that is there, too."""
+_NEVER_LOCAL = {"feddbe", *sys.stdlib_module_names}
+
+
+class LocalModules(MetaPathFinder, Loader):
+    """The modules of one folder, each as it was when it was first read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self.contents: dict[str, bytes] = {}
+        """Path relative to the folder -> content, of each module that was found in the source or imported."""
+        self.modules: dict[str, ModuleType] = {}
+        """Modules that were executed, by name."""
+        self._is_active = False
+
+    def scan(self, content: bytes, package: str = "") -> None:
+        """Read all modules of the folder that this source imports, and those that they import in turn.
+
+        Args:
+            content: Python source.
+            package: Name of the package that its relative imports start from.
+        """
+        for name in _imported_names(content, package):
+            file = self._locate(name)
+            if file is None or file.is_dir() or self._relative(file) in self.contents:
+                continue
+            found = self._read(file)
+            if file.suffix == ".py":
+                is_package = file.name == "__init__.py"
+                self.scan(found, name if is_package else name.rpartition(".")[0])
+
+    def hashes(self, paths: Iterable[str]) -> dict[str, str]:
+        """Return the SHA-256 of these files in the folder, by their relative paths; others are left out."""
+        found = {}
+        for relative in paths:
+            content = self.contents.get(relative)
+            file = self.folder / relative
+            if content is None and ".." not in file.parts and file.is_file() and self.folder in file.parents:
+                content = file.read_bytes()
+            if content is not None:
+                found[relative] = hashlib.sha256(content).hexdigest()
+        return found
+
+    def is_current(self) -> bool:
+        """Whether all modules that were read are still the same in the folder."""
+        files = {self.folder / relative: content for relative, content in self.contents.items()}
+        return all(file.is_file() and file.read_bytes() == content for file, content in files.items())
+
+    def execute(self, content: bytes, path: Path, namespace: dict[str, Any]) -> None:
+        """Execute source in this namespace; its imports, also later ones, see the folder's modules."""
+        namespace["__builtins__"] = vars(builtins) | {"__import__": self._import}
+        with self._active():
+            # not by importlib, whose cache of bytecode may be older than the content that was hashed
+            exec(compile(content, path, "exec"), namespace)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> machinery.ModuleSpec | None:
+        file = self._locate(fullname)
+        if file is None:
+            return None
+        if file.is_dir():
+            spec = machinery.ModuleSpec(fullname, None, is_package=True)
+            spec.submodule_search_locations = [str(file)]
+            return spec
+        self._read(file)
+        if file.suffix != ".py":  # compiled
+            return spec_from_file_location(fullname, file)
+        is_package = file.name == "__init__.py"
+        spec = machinery.ModuleSpec(fullname, self, origin=str(file), is_package=is_package)
+        spec.has_location = True
+        if is_package:
+            spec.submodule_search_locations = [str(file.parent)]
+        return spec
+
+    def exec_module(self, module: ModuleType) -> None:
+        file = Path(str(module.__file__))
+        self.execute(self._read(file), file, vars(module))
+
+    def _locate(self, name: str) -> Path | None:
+        """Return the module's file in the folder, the folder of a namespace package, or None."""
+        top, *_ = parts = name.split(".")
+        if top in _NEVER_LOCAL or self.folder in _INSTALLED or not all(part.isidentifier() for part in parts):
+            return None
+        base = self.folder.joinpath(*parts)
+        suffixes = (".py", *machinery.EXTENSION_SUFFIXES)
+        for file in (base / "__init__.py", *(base.with_name(base.name + suffix) for suffix in suffixes)):
+            if file.is_file():
+                return file
+        if not base.is_dir():
+            return None
+        elsewhere = machinery.PathFinder.find_spec(top)
+        is_namespace = elsewhere is None or elsewhere.origin is None
+        return base if is_namespace else None
+
+    def _relative(self, file: Path) -> str:
+        return file.relative_to(self.folder).as_posix()
+
+    def _read(self, file: Path) -> bytes:
+        relative = self._relative(file)
+        if relative not in self.contents:
+            self.contents[relative] = file.read_bytes()
+        return self.contents[relative]
+
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None = None,
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        """`import` as the folder's modules see it."""
+        loaded = self.modules.get(name) if level == 0 else None
+        if loaded and all(hasattr(loaded, part) for part in fromlist or ()):  # an import in a loop is quick
+            return loaded if fromlist else self.modules[name.partition(".")[0]]
+        if level == 0 and self._locate(name.partition(".")[0]) is None:
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
+        with self._active():
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
+
+    @contextmanager
+    def _active(self) -> Iterator[None]:
+        """Let `sys.modules` have this folder's modules under their names, and no others of these names.
+
+        Afterwards what was there before is back, unless it is an older version of the same folder's.
+        """
+        with _LOCK:
+            if self._is_active:
+                yield
+                return
+            displaced = self._own_modules()
+            for name in displaced:
+                del sys.modules[name]
+            sys.modules.update(self.modules)
+            sys.meta_path.insert(0, self)
+            self._is_active = True
+            try:
+                yield
+            finally:
+                self._is_active = False
+                sys.meta_path.remove(self)
+                self.modules = self._own_modules()
+                for name, module in displaced.items():
+                    if not self._is_older(module):
+                        sys.modules[name] = module
+
+    def _own_modules(self) -> dict[str, ModuleType]:
+        """Return what `sys.modules` has under names that are modules of this folder."""
+        entries = {entry.name.partition(".")[0] for entry in self.folder.iterdir()}
+        tops = {top for top in entries if self._locate(top) is not None}
+        return {name: module for name, module in sys.modules.items() if name.partition(".")[0] in tops}
+
+    def _is_older(self, module: ModuleType) -> bool:
+        loader = getattr(module, "__loader__", None)
+        return isinstance(loader, LocalModules) and loader.folder == self.folder and not loader._is_active
+
+
+@lru_cache(maxsize=256)
+def _imported_names(content: bytes, package: str) -> frozenset[str]:
+    """Return the dotted names of all modules that this source may import, also inside functions."""
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError):  # executing it says what is wrong
+        return frozenset()
+    names = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            origin = _absolute_name(node.module or "", node.level, package)
+            names.add(origin)
+            names.update(f"{origin}.{alias.name}".lstrip(".") for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            function = (
+                node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            )
+            if function in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+                names.add(node.args[0].value)
+    parents = {name.rsplit(".", depth)[0] for name in names for depth in range(1, name.count(".") + 1)}
+    return frozenset(name for name in names | parents if name and "*" not in name)
+
+
+def _absolute_name(module: str, level: int, package: str) -> str:
+    """Return the name that `from ..module import` means inside of this package."""
+    if level == 0:
+        return module
+    base = package.split(".")[: len(package.split(".")) - level + 1]
+    return ".".join(filter(None, [*base, module]))
