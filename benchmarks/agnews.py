@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from benchmarks.round import Ours
 from feddbe import seeds
+from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
-from feddbe.options.config import Config
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.state import State
 

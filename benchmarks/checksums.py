@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 import feddbe
-from feddbe.runs import checksums, store
+from feddbe.runs import store
+from feddbe.runs import store as checksums
 
 CASES: dict[str, dict[str, Any]] = {
     "digits CNN, fedavg+dbe": {"data": "digits", "rounds": 10},

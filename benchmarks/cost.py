@@ -24,14 +24,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddbe import engines, methods
+from feddbe import methods
+from feddbe.callbacks import base
+from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
-from feddbe.engines.client import Job, perform
-from feddbe.options.config import Config
-from feddbe.runs import rounds
 from feddbe.runs.experiment import resolve
-from feddbe.runs.messages import sent
 from feddbe.runs.store import Store
+from feddbe.simulation import engines
+from feddbe.simulation.client import Job, perform
+from feddbe.simulation.loop import Loop, sent, start
 from feddbe.state import decode
 from feddbe.training.task import Context
 
@@ -54,17 +55,17 @@ def images(samples: int) -> Dataset:
     return Dataset("random", x, y, CLASSES, 2 / 255, -1.0, np.arange(n) % CLIENTS)
 
 
-def loop_of(name: str, dataset: Dataset, folder: Path, trainer: str = "auto") -> rounds.Loop:
+def loop_of(name: str, dataset: Dataset, folder: Path, trainer: str = "auto") -> Loop:
     """A run after its preparation."""
     options = Config(partition="natural", model="cnn", rounds=10_000, eval_after=False, trainer=trainer)
     e = resolve(name, options, dataset=dataset)
-    store = Store.create(folder, {}, rounds.start(e))
-    loop = rounds.Loop(e, store, engines.make("serial", e.task, e.method), rounds.Watch())
+    store = Store.create(folder, {}, start(e))
+    loop = Loop(e, store, engines.make("serial", e.task, e.method), base.Watch())
     loop.exchange(0)
     return loop
 
 
-def training(loop: rounds.Loop) -> float:
+def training(loop: Loop) -> float:
     """CPU milliseconds of one client's training in a round, per batch."""
     task, kept = loop.task, loop.store.read(0)
     message = sent(loop.method, Context(task, 1), loop.server).to(0)

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from feddbe import api, methods
+from feddbe.config.options import read
 from feddbe.errors import Diverged
-from feddbe.options import config
 from feddbe.results.document import Accuracy, RunDocument
 from feddbe.results.statistics import interval
 
@@ -33,7 +33,7 @@ def once(method: str, seed: int, lr: float | None, out: Path) -> RunDocument:
     """The run of this seed, new or from the folder."""
     folder = out / f"{method}-{seed}{f'-{lr:g}' if lr else ''}"
     options = {"data": "digits", "seed": seed, "lr": lr, "out": str(folder)}
-    asked = config.read([method], options | {"resume": (folder / "run.sqlite").exists()})
+    asked = read([method], options | {"resume": (folder / "run.sqlite").exists()})
     return api.carry_out(asked, single=True)[0]
 
 

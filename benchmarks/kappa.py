@@ -15,14 +15,15 @@ from pathlib import Path
 import torch.nn.functional as F
 from torch import Tensor
 
-from feddbe import engines
-from feddbe.options.config import Config
+from feddbe.callbacks.base import Watch
+from feddbe.config.options import Config
 from feddbe.runs.experiment import resolve
-from feddbe.runs.rounds import Loop, Watch, start
 from feddbe.runs.store import Store
+from feddbe.simulation import engines
+from feddbe.simulation.loop import Loop, start
 from feddbe.state import State, without
-from feddbe.training.local import Local
 from feddbe.training.terms import At, MeanPull, Term
+from feddbe.training.trainer import Local
 
 
 def losses(loop: Loop, kappa: float, t: int) -> tuple[float, float]:

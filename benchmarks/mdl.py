@@ -26,9 +26,17 @@ from threading import Event
 import numpy as np
 import torch
 
-from feddbe.representations import Points, points
-from feddbe.representations.mdl import FULL, Settings, mdl, sizes_of
-from feddbe.representations.probes import initial, one_thread, side_by_side, train
+from feddbe.metrics.representations.mdl import (
+    FULL,
+    Settings,
+    initial,
+    mdl,
+    one_thread,
+    side_by_side,
+    sizes_of,
+    train,
+)
+from feddbe.metrics.representations.points import Points, points
 
 SGEMM = 2048
 

@@ -23,17 +23,17 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from feddbe import engines
+from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
-from feddbe.engines import Engine, Messages
-from feddbe.engines.client import Job
 from feddbe.methods.base import Names
 from feddbe.methods.fedavg import FedAvg
-from feddbe.options.config import Config
 from feddbe.runs.experiment import resolve
+from feddbe.simulation import engines
+from feddbe.simulation.client import Job
+from feddbe.simulation.engines.base import Engine, Messages
 from feddbe.state import State, encode
-from feddbe.training.local import Local
 from feddbe.training.task import Context, Task
+from feddbe.training.trainer import Local
 
 LARGE = {"large": torch.zeros(2 * 2**20 // 4)}
 NOTHING, MODEL = "nothing to do", "a model of 2 MB, which each sends back"

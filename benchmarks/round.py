@@ -40,16 +40,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from feddbe import data, engines
+from feddbe.callbacks.base import Watch
+from feddbe.config.options import Config
+from feddbe.data import SOURCES
+from feddbe.data import load as data_load
 from feddbe.data.dataset import Dataset as Data
-from feddbe.engines import Messages, Pool
-from feddbe.engines.client import Job
-from feddbe.measures.memory import used_mb
-from feddbe.models import MODELS, find, fitting
-from feddbe.options.config import Config
+from feddbe.metrics.memory import used_mb
+from feddbe.models.registry import MODELS, find, fitting
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.runs.rounds import Loop, Watch, start
 from feddbe.runs.store import Store
+from feddbe.simulation import engines
+from feddbe.simulation.client import Job
+from feddbe.simulation.engines.base import Messages
+from feddbe.simulation.engines.pool import Pool
+from feddbe.simulation.loop import Loop, start
 from feddbe.state import State
 
 Samples = list[tuple[Tensor, Tensor]]
@@ -67,8 +71,8 @@ Times = dict[str, float]
 def load(name: str, rows: int | None) -> Data:
     """The data, or random numbers of its shape if it is not here."""
     count, shape, classes = SHAPES[name]
-    if data.SOURCES[name].found(None):
-        found = data.load(name, None)
+    if SOURCES[name].found(None):
+        found = data_load(name, None)
     else:
         random = torch.Generator().manual_seed(0)
         x = torch.randint(256, (count, *shape), generator=random, dtype=torch.uint8)

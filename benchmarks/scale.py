@@ -33,14 +33,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddbe import api, engines
+from feddbe import api
+from feddbe.callbacks.base import Watch
+from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
-from feddbe.measures.memory import used_mb
-from feddbe.options.config import Config
+from feddbe.metrics.memory import used_mb
 from feddbe.runs import provenance
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.runs.rounds import Loop, Watch, start
 from feddbe.runs.store import FILE, Store
+from feddbe.simulation import engines
+from feddbe.simulation.loop import Loop, start
 
 METHODS = ("fedavg+dbe(init_clients=1000)", "ditto", "scaffold")
 COHORT, INPUTS, CLASSES = 50, 32, 10

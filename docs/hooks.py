@@ -150,7 +150,7 @@ def _cell(text: str) -> str:
 
 def commands() -> str:
     """A page with the help of every command."""
-    from feddbe.cli import app
+    from feddbe.cli.main import app
 
     pages = ["# Commands", f"{app.help} This page is made of what `--help` prints."]
     pages += [_help(command, name) for name, command in _every(app, "feddbe")]
@@ -172,7 +172,7 @@ def _help(command: click.Command, name: str) -> str:
 def methods() -> str:
     """A page with every method, add-on and hyper-parameter."""
     from feddbe.cli.methods import default_of
-    from feddbe.methods import describe
+    from feddbe.methods.registry import describe
 
     pages = ["# Methods and their parameters", "This page is made of what `feddbe methods` prints."]
     return "\n\n".join([*pages, *(_method(one, default_of) for one in describe())]) + "\n"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "feddbe"
 ROOMS = [
-    "base", "options", "data", "models", "training", "methods", "representations", "measures", "results",
-    "engines", "runs", "show", "watch", "api", "studies", "page", "export", "testing", "cli",
+    "base", "config", "data", "models", "training", "methods", "metrics", "results", "callbacks",
+    "simulation", "runs", "reporting", "api", "studies", "export", "testing", "cli",
 ]  # fmt: skip
 """From the bottom to the top: a room may use those before it."""
 _BASE = ("errors", "paths", "seeds", "state")

@@ -16,10 +16,11 @@ from typing import ClassVar
 import torch
 
 import feddbe.testing
-from feddbe.methods import Method, Upload, parameter
+from feddbe.config.parameters import parameter
+from feddbe.methods.base import Method, Upload
 from feddbe.state import State
-from feddbe.training.local import Local
 from feddbe.training.task import Context
+from feddbe.training.trainer import Local
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from feddbe.methods import METHODS
+from feddbe.methods.registry import METHODS
 
 # No deadline: the first call imports torch. The same examples every time: a red run must be red again.
 settings.register_profile("feddbe", deadline=None, derandomize=True)

@@ -8,11 +8,12 @@ from typing import Any
 
 from feddbe import seeds
 from feddbe.data.dataset import Dataset
-from feddbe.engines import ClientStates, Messages, Missing, Receipt, Serial
-from feddbe.engines.client import Job, Reply
-from feddbe.methods import METHODS, takes
+from feddbe.methods.registry import METHODS, takes
 from feddbe.runs.experiment import Experiment
-from feddbe.state import decode, sha256
+from feddbe.simulation.client import Job, Missing, Reply
+from feddbe.simulation.engines.base import ClientStates, Messages
+from feddbe.simulation.engines.serial import Serial
+from feddbe.state import Receipt, decode, sha256
 from feddbe.testing import federation
 from feddbe.testing.federation import (
     Outcome,

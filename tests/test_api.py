@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import feddbe
-from feddbe.models import ModelSource
-from feddbe.runs.rounds import Watch
+from feddbe.callbacks.base import Watch
+from feddbe.models.registry import ModelSource
 from feddbe.runs.store import Store
 from feddbe.state import State
 from feddbe.training.task import Context
@@ -317,7 +317,7 @@ def test_a_place_that_cannot_be_written(folder: Path) -> None:
 
 
 def test_every_public_name_is_there() -> None:
-    assert feddbe.watch.Lines.__module__ == "feddbe.watch.lines"
+    assert feddbe.callbacks.Lines.__module__ == "feddbe.callbacks.progress"
     assert set(feddbe.__all__) <= set(dir(feddbe))
     for name in set(feddbe.__all__) - {"METHODS"}:
         assert getattr(feddbe, name).__module__.startswith("feddbe.")

@@ -15,12 +15,12 @@ import pytest
 
 import feddbe
 from feddbe import cli, data, models
-from feddbe.methods import METHODS
+from feddbe.callbacks.base import Watch
+from feddbe.config import defaults
+from feddbe.config.spec import signature
 from feddbe.methods.fedavg import FedAvg
-from feddbe.options import defaults
-from feddbe.options.grammar import signature
+from feddbe.methods.registry import METHODS
 from feddbe.results.document import Entry
-from feddbe.runs.rounds import Watch
 from feddbe.runs.store import FILE, Store
 from tests.progress import LINE, without_progress
 

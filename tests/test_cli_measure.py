@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 import feddbe
-from feddbe.engines.client import Job, perform
-from feddbe.measures.rows import ALL
-from feddbe.representations import Points, points
-from feddbe.representations.discrepancy import Discrepancy, discrepancy
-from feddbe.representations.linear_probe import linear_probe
-from feddbe.representations.mdl import QUICK, mdl
-from feddbe.representations.tsne import tsne
-from feddbe.runs import measuring
-from feddbe.runs.check import check
-from feddbe.runs.revisit import reopened
+from feddbe.metrics.records import ALL
+from feddbe.metrics.representations.discrepancy import Discrepancy, discrepancy
+from feddbe.metrics.representations.linear_probe import linear_probe
+from feddbe.metrics.representations.mdl import QUICK, mdl
+from feddbe.metrics.representations.points import Points, points
+from feddbe.metrics.representations.tsne import tsne
+from feddbe.runs import analysis
+from feddbe.runs.replay import reopened
 from feddbe.runs.store import Store
+from feddbe.runs.verify import check
+from feddbe.simulation.client import Job, perform
 from feddbe.state import State
 from tests.test_cli import Shell, shell
 
@@ -92,7 +92,7 @@ def test_each_measure_is_that_of_the_points(compared: Shell) -> None:
         assert found["discrepancy"]["overall"]["mmd2"] == pytest.approx(there.overall()["mmd2"], rel=1e-4)
         each = [read["mean_distance"] for read in found["discrepancy"]["clients"].values()]
         assert each == pytest.approx(there.mean_distance.tolist(), rel=1e-5)
-        laid = measuring.layout(document.document, found["tsne"])
+        laid = analysis.layout(document.document, found["tsne"])
         assert laid.client.tolist() == tsne(wanted).client.tolist()
         assert laid.x.shape == (len(wanted.y), 2)
     table = [line.split() for line in out.splitlines()]
@@ -152,8 +152,8 @@ def test_nothing_is_taken_twice_and_other_settings_anew(
     first = compared(asked)
     assert first.code == 0
     taken = list[str]()
-    again = measuring._take_missing
-    monkeypatch.setattr(measuring, "_take_missing", lambda *a: taken.append("again") or again(*a))  # type: ignore[func-returns-value]
+    again = analysis._take_missing
+    monkeypatch.setattr(analysis, "_take_missing", lambda *a: taken.append("again") or again(*a))  # type: ignore[func-returns-value]
     assert compared(asked) == first
     assert taken == []
     found = compared.json("measure c/fedavg --what probe --n 50")["runs"][0]["measured"]
@@ -165,9 +165,9 @@ def test_nothing_is_taken_twice_and_other_settings_anew(
 
 def test_quick_is_marked_wherever_it_is_shown(compared: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """And while it is taken, standard error tells how far it is and how long the rest takes."""
-    monkeypatch.setattr("feddbe.representations.probes.TICK", 0.01)
+    monkeypatch.setattr("feddbe.metrics.representations.mdl.TICK", 0.01)
     for seconds in ("_FIRST", "_EVERY"):
-        monkeypatch.setattr(f"feddbe.watch.pace.{seconds}", 0.0)
+        monkeypatch.setattr(f"feddbe.callbacks.progress.{seconds}", 0.0)
     code, out, err = compared("measure c/fedavg --quick --n 60 --moment before")
     assert re.search(
         r"fedavg: representations: \d+% of step 2 of 2, 0:\d\d:\d\d, about 0:\d\d:\d\d left\n", err
@@ -241,13 +241,13 @@ def test_mistakes_are_one_line(compared: Shell, words: str, said: str) -> None:
 
 
 def test_ctrl_c_keeps_what_is_finished(compared: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = measuring._write
+    write = analysis._write
 
     def one_only(*arguments: Any) -> None:
         write(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measuring, "_write", one_only)
+    monkeypatch.setattr(analysis, "_write", one_only)
     code, _, err = compared("measure c/fedavg --what probe --n 40")
     assert (code, err) == (
         130,

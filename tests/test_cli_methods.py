@@ -7,9 +7,9 @@ import re
 import pytest
 
 from feddbe.cli.methods import default_of
-from feddbe.methods import describe
-from feddbe.options.defaults import PER_MODEL, Layers
-from feddbe.options.grammar import written
+from feddbe.config.defaults import PER_MODEL, Layers
+from feddbe.config.spec import written
+from feddbe.methods.registry import describe
 
 PARAMETERS = {f"{p['part']} {p['name']}": p for one in describe() for p in one["parameters"]}
 

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddbe.cli import main
-from feddbe.data import load
-from feddbe.data.files import safe_pickle
-from feddbe.data.files.idx import read_idx
+from feddbe.cli.main import main
+from feddbe.data.io import safe_pickle
+from feddbe.data.io.formats import read_idx
+from feddbe.data.registry import load
 from feddbe.errors import FeddbeError
-from tests.data.own import test_pfllib, test_table
-from tests.data.published.test_fmnist import idx as as_idx
+from tests.data.builtin.test_fmnist import idx as as_idx
+from tests.data.user import test_pfllib, test_table
 
 CASES = int(os.environ.get("FEDDBE_CASES", "12"))
 PIXELS = np.arange(6 * 8 * 8, dtype=np.uint8).reshape(6, 8, 8)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from feddbe.config.options import read
 from feddbe.errors import BadInput
-from feddbe.methods import parse
-from feddbe.options.config import read
+from feddbe.methods.registry import parse
 from feddbe.paths import expand
 
 

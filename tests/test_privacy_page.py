@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from feddbe import measures
-from feddbe.engines.client import BUFFER
-from feddbe.methods import ADDONS, METHODS
+from feddbe import metrics
 from feddbe.methods.base import BODY, HEAD, MODEL, AddOn, Method
+from feddbe.methods.registry import ADDONS, METHODS
+from feddbe.simulation.client import BUFFER
 from tests.test_pages import DOCS
 
 WORDS = {MODEL: "model", BODY: "f", HEAD: "h"}
@@ -59,7 +59,7 @@ def test_privacy_page_explains_every_message() -> None:
 
 def test_privacy_page_lists_every_measure() -> None:
     listed = table("number")
-    known = {name: asks for name, (_, asks) in measures.known().items()}
+    known = {name: asks for name, (_, asks) in metrics.known().items()}
     assert {*known} <= {*listed}
     for name, asks in known.items():
-        assert ("representations" in listed[name][0]) == (asks == measures.POOLED), name
+        assert ("representations" in listed[name][0]) == (asks == metrics.POOLED), name

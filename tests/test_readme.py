@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from feddbe import cli
-from feddbe.methods import parse
-from feddbe.options import config
+from feddbe.config import options
+from feddbe.methods.registry import parse
 from feddbe.runs.experiment import resolve
 from tests.progress import without_progress
 
@@ -112,7 +112,7 @@ def test_command(
         if values.pop("seeds") or "," in str(values["lr"] or ""):  # many runs, and a line for each
             assert cli.main(small(words)) == 0
             return
-        names, chosen, _ = config.read(methods, values, settings)
+        names, chosen, _ = options.read(methods, values, settings)
         for method in names:
             parse(method)
         if chosen.data != "digits" or chosen.resume:

@@ -15,7 +15,7 @@ import pytest
 import feddbe
 from docs import hooks
 from feddbe import cli
-from feddbe.methods import describe
+from feddbe.methods.registry import describe
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed")
 ROOT = Path(__file__).parents[1]

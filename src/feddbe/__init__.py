@@ -4,18 +4,22 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # not from typing, which takes half of the time until Ctrl-C is one line
 if TYPE_CHECKING:
+    from feddbe import callbacks as callbacks
+    from feddbe import testing as testing
     from feddbe.api import draw, load, measure, run
+    from feddbe.callbacks.base import Watch
     from feddbe.data.dataset import Dataset
     from feddbe.data.partition import partition
     from feddbe.data.split import Split, load_split
     from feddbe.errors import BadInput, Diverged, FeddbeError, StoreError
     from feddbe.export import export_model, predict
-    from feddbe.methods import METHODS, MR, PRBM, Method
+    from feddbe.methods.addons import MR, PRBM
+    from feddbe.methods.base import Method
     from feddbe.methods.fedavg import FedAvg
-    from feddbe.models import SplitModel
-    from feddbe.page import report
-    from feddbe.runs.watch import Watch
-    from feddbe.show.run import Run, Runs, Sweep
+    from feddbe.methods.registry import METHODS
+    from feddbe.models.split_model import SplitModel
+    from feddbe.reporting.html.page import report
+    from feddbe.reporting.run import Run, Runs, Sweep
     from feddbe.studies.sweep import compare
 
 __all__ = [
@@ -47,36 +51,47 @@ __all__ = [
     "run",
 ]
 
-_HOMES = (
-    "errors",
-    "studies.sweep",
-    "api",
-    "methods",
-    "methods.fedavg",
-    "models",
-    "data.dataset",
-    "data.partition",
-    "data.split",
-    "show.run",
-    "runs.watch",
-    "page",
-    "export",
-)
+_MODULES = {
+    "METHODS": "methods.registry",
+    "MR": "methods.addons",
+    "PRBM": "methods.addons",
+    "BadInput": "errors",
+    "Dataset": "data.dataset",
+    "Diverged": "errors",
+    "FedAvg": "methods.fedavg",
+    "FeddbeError": "errors",
+    "Method": "methods.base",
+    "Run": "reporting.run",
+    "Runs": "reporting.run",
+    "Split": "data.split",
+    "SplitModel": "models.split_model",
+    "StoreError": "errors",
+    "Sweep": "reporting.run",
+    "Watch": "callbacks.base",
+    "compare": "studies.sweep",
+    "draw": "api",
+    "export_model": "export",
+    "load": "api",
+    "load_split": "data.split",
+    "measure": "api",
+    "partition": "data.partition",
+    "predict": "export",
+    "report": "reporting.html.page",
+    "run": "api",
+}
+"""Where each public name is defined."""
 
 
 def __getattr__(name: str) -> object:
-    """The names above when they are first used: `feddbe --help` need not wait for torch."""
+    """Import a public name when it is first used: `feddbe --help` need not wait for torch."""
     from importlib import import_module
 
-    if name in ("testing", "watch"):
+    if name in ("callbacks", "testing"):
         return import_module(f"feddbe.{name}")
-    if name in __all__:
-        for home in _HOMES:
-            module = import_module(f"feddbe.{home}")
-            if name in module.__all__:
-                globals()[name] = getattr(module, name)
-                return globals()[name]
-    raise AttributeError(f"module 'feddbe' has no attribute '{name}'")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'feddbe' has no attribute '{name}'")
+    globals()[name] = getattr(import_module(f"feddbe.{_MODULES[name]}"), name)
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

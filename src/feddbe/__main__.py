@@ -11,7 +11,7 @@ def main() -> int:
     try:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is not ignored, as by nohup
             signal.signal(signal.SIGINT, _interrupt)
-        from feddbe.cli import main
+        from feddbe.cli.main import main
 
         return main()
     except KeyboardInterrupt:

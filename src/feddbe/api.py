@@ -8,27 +8,30 @@ from typing import Any, cast
 
 import numpy as np
 
-from feddbe import engines, measures
-from feddbe.data import SOURCES, in_memory
+from feddbe import metrics
+from feddbe.callbacks.base import Several, Watch
+from feddbe.callbacks.progress import progress
+from feddbe.config import defaults
+from feddbe.config.options import Asked, Config, Given
+from feddbe.config.options import given as options_given
+from feddbe.config.user_code import NOTHING, Permission, permit
 from feddbe.data.dataset import Dataset
+from feddbe.data.federated import label_counts, load_data
+from feddbe.data.registry import SOURCES, in_memory
 from feddbe.errors import BadInput, Diverged
-from feddbe.methods import Method, spelled
-from feddbe.models import ModelSource
-from feddbe.options import config, defaults
-from feddbe.options.config import Asked, Config, Given
-from feddbe.options.permission import NOTHING, Permission, permit
-from feddbe.representations import readings
-from feddbe.results.document import RunDocument, adapting, points
-from feddbe.results.extent import cut
-from feddbe.runs import folders, measuring, schedule, summary
-from feddbe.runs.carry import again, carry_on, places
-from feddbe.runs.experiment import Experiment, label_counts, load_data, resolve_all
-from feddbe.runs.measuring import Question
+from feddbe.methods.base import Method
+from feddbe.methods.registry import spelled
+from feddbe.metrics.representations import registry
+from feddbe.models.registry import ModelSource
+from feddbe.reporting import figures, representations
+from feddbe.reporting.run import Run, Runs
+from feddbe.results.document import RunDocument, adapting, cut, points
+from feddbe.runs import analysis, folders, summary
+from feddbe.runs.analysis import Question
+from feddbe.runs.execution import again, carry_on, places
+from feddbe.runs.experiment import Experiment, resolve_all
 from feddbe.runs.store import Store
-from feddbe.runs.watch import Several, Watch
-from feddbe.show import pictures, represented
-from feddbe.show.run import Run, Runs
-from feddbe.watch import progress
+from feddbe.simulation import engines, participation
 
 __all__ = [
     "carry_on",
@@ -101,7 +104,7 @@ def compare(
     options |= {} if data is None else {"data": dataset.name if dataset else str(data)}
     if isinstance(model, str):
         options, model = options | {"model": model}, None
-    given = config.given([one if isinstance(one, str) else spelled(one) for one in methods], options)
+    given = options_given([one if isinstance(one, str) else spelled(one) for one in methods], options)
     with Several([*filter(None, [watch]), progress(quiet=given.values.get("quiet") is True)]) as told:
         found = carry_out_all(
             given,
@@ -182,8 +185,8 @@ def resolve(
     if single and len(names) > 1:
         raise BadInput(f"run takes one method, not {len(names)} ({', '.join(names)}); compare takes several")
     engines.find(options.engine)
-    schedule.who_evaluates(options.eval, 0, 0, 1, [])
-    measures.parse(options.measure)
+    participation.who_evaluates(options.eval, 0, 0, 1, [])
+    metrics.parse(options.measure)
     found = resolve_all(names, options, dataset=dataset, model=model, origins=origins)
     if len({folders.slug(name) for name in names}) < len(names):
         raise BadInput(f"the same method twice: {', '.join(names)}")
@@ -202,10 +205,10 @@ def draw(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -
     paths = []
     if any(map(points, runs)):  # one may have diverged at once
         paths.append(place / "curves.png")
-        pictures.curves(paths[-1], runs)
+        figures.curves(paths[-1], runs)
     if any(map(adapting, runs)):
         paths.append(place / "newcomers.png")
-        pictures.adaptation(paths[-1], runs)
+        figures.adaptation(paths[-1], runs)
     store = Store.open(Path(runs[0]["folder"]))
     labels = store.meta("labels")
     names = store.meta("label_names") or (), store.meta("client_names") or ()
@@ -214,8 +217,8 @@ def draw(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -
         paths.append(place / "data.png")
         about = runs[0]["config"]
         title = f"{about['data']}, {about['partition'] or 'split from a file'}, {about['clients']} clients"
-        pictures.bubbles(paths[-1], np.array(labels), title, *names)
-    return [*paths, *represented.draw_rounds(place, runs)]
+        figures.bubbles(paths[-1], np.array(labels), title, *names)
+    return [*paths, *representations.draw_rounds(place, runs)]
 
 
 def measure(
@@ -242,13 +245,13 @@ def measure(
     executed only if `code` names the files or `trust` says that the runs are your own, and if its content is
     the same.
     """
-    question = Question(tuple(readings.parse(what)), round, _names(moment), _names(at), n, quick, per_client)
+    question = Question(tuple(registry.parse(what)), round, _names(moment), _names(at), n, quick, per_client)
     names = [runs] if isinstance(runs, str | Path) else runs
     allowed = permit(code, trust=trust)
     found = folders.each(map(str, names))
     with Several([*filter(None, [watch]), progress(quiet=quiet)]) as told:
         for folder in found:
-            measuring.answer(
+            analysis.answer(
                 folder, question, dataset=in_memory(data), model=model, allowed=allowed, watch=told
             )
     return Runs(load(folder, hashes=False) for folder in found)
@@ -256,7 +259,7 @@ def measure(
 
 def draw_measured(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -> list[Path]:
     """What was measured of representations as pictures in `folder`."""
-    return represented.draw(Path(folder), cast(Sequence[RunDocument], documents), measuring.layout)
+    return representations.draw(Path(folder), cast(Sequence[RunDocument], documents), analysis.layout)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -274,5 +277,5 @@ def draw_paper_splits(folder: Path, data_dir: Path | None = None) -> Iterator[tu
             dataset, split, _ = load_data(options)
             path = folder / f"{source.name}-{spec.replace(':', '-')}.png"
             title = ", ".join(filter(None, [source.name, spec, f"{split.clients} clients", dataset.note]))
-            pictures.bubbles(path, label_counts(dataset, split), title)
+            figures.bubbles(path, label_counts(dataset, split), title)
             yield source.name, path

@@ -6,7 +6,10 @@ from pathlib import Path
 
 from feddbe.errors import BadInput, one_line, short
 
-__all__ = ["expand"]
+__all__ = ["RUNS", "expand"]
+
+RUNS = Path("runs")
+"""Default parent folder of runs."""
 
 
 def expand(text: str | Path) -> Path:

@@ -14,17 +14,17 @@ from torch import nn
 from torch.func import functional_call
 
 import feddbe
-from feddbe.engines.client import BUFFER
+from feddbe.config.options import Config
 from feddbe.errors import BadInput
-from feddbe.methods import METHODS
 from feddbe.methods.moon import Moon
-from feddbe.models.resnet import BasicBlock
-from feddbe.options.config import Config
+from feddbe.methods.registry import METHODS
+from feddbe.models.architectures import BasicBlock
 from feddbe.runs.experiment import Experiment, resolve
+from feddbe.simulation.client import BUFFER
 from feddbe.state import State, sha256, strip_prefix, weighted_mean
-from feddbe.training.local import Local
 from feddbe.training.task import Context
 from feddbe.training.terms import At
+from feddbe.training.trainer import Local
 from tests.federation import Recorder, carry_out, outcome, same_bits, samples
 
 SHARED = f"{BUFFER}shared/"

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from feddbe.engines import ClientStates, Engine, Messages, Missing, Receipt
-from feddbe.engines.client import Job, Reply
 from feddbe.errors import FeddbeError, StoreError
-from feddbe.measures.rows import ALL
-from feddbe.methods import parse
-from feddbe.runs.best import KEPT
+from feddbe.methods.registry import parse
+from feddbe.metrics.records import ALL
 from feddbe.runs.experiment import Experiment
-from feddbe.runs.rounds import Loop
-from feddbe.runs.store import Store
-from feddbe.state import decode, sha256
+from feddbe.runs.store import KEPT, Store
+from feddbe.simulation.client import Job, Missing, Reply
+from feddbe.simulation.engines.base import ClientStates, Engine, Messages
+from feddbe.simulation.loop import Loop
+from feddbe.state import Receipt, decode, sha256
 from feddbe.training.task import Context
 from tests.federation import (
     COMBINATIONS,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from feddbe.engines import worker
-from feddbe.methods import ADDONS, METHODS, hyper_parameters, parse
-from feddbe.testing import contract
+from feddbe import testing
+from feddbe.methods.registry import ADDONS, METHODS, hyper_parameters, parse
+from feddbe.simulation.engines import pool
 from tests.federation import COMBINATIONS, ENGINES, Outcome, experiment, outcome, quick
 
 every = pytest.mark.parametrize("name", [quick(name) for name in COMBINATIONS])
@@ -23,29 +23,29 @@ def test_engines_give_the_same_bits(
     name: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers of the pool hold what they made, as they do with large states."""
-    monkeypatch.setattr(worker, "LARGE", 1)
-    contract.engines_agree(name, tmp_path, engine)
+    monkeypatch.setattr(pool, "LARGE", 1)
+    testing.engines_agree(name, tmp_path, engine)
 
 
 @every
 def test_a_run_continued_after_each_round_is_the_same_run(name: str, tmp_path: Path) -> None:
-    contract.continues(name, tmp_path)
+    testing.continues(name, tmp_path)
 
 
 @every
 def test_secrets_stay_secret(name: str, tmp_path: Path) -> None:
-    contract.keeps_secrets(name, tmp_path)
+    testing.keeps_secrets(name, tmp_path)
 
 
 @every
 def test_part_of_the_clients(name: str, tmp_path: Path) -> None:
-    contract.part_of_the_clients(name, tmp_path)
+    testing.part_of_the_clients(name, tmp_path)
 
 
 @every
 @pytest.mark.parametrize("sizes", [(60, 4), (40,)], ids=["less than a batch", "one client"])
 def test_few_samples_and_few_clients(name: str, sizes: tuple[int, ...], tmp_path: Path) -> None:
-    contract.few(name, tmp_path, sizes)
+    testing.few(name, tmp_path, sizes)
 
 
 NEEDS = {"contrast": "prbm", "mr_target": "mr", "level": "prbm"}
@@ -89,7 +89,7 @@ def test_every_hyper_parameter_changes_the_result(name: str, tmp_path: Path) -> 
             if text not in bases:
                 bases[text] = outcome(experiment(text, rounds=rounds), tmp_path / field.name)
             now = hyper_parameters(parse(written(method, {}, addon, fixed)))[part.name][field.name]
-            for value in (OTHERS.get(field.name) if inner else None) or contract.others(field, now):
+            for value in (OTHERS.get(field.name) if inner else None) or testing.others(field, now):
                 given, place = {field.name: value}, tmp_path / f"{part.name}-{field.name}-{value}"
                 other = written(
                     method,
@@ -98,7 +98,7 @@ def test_every_hyper_parameter_changes_the_result(name: str, tmp_path: Path) -> 
                     fixed if inner else {**among, **given},
                 )
                 changed = outcome(experiment(other, rounds=rounds), place)
-                assert contract.moved(bases[text], changed), f"{other}: {field.name} changes nothing"
+                assert testing.moved(bases[text], changed), f"{other}: {field.name} changes nothing"
 
 
 def is_checked_elsewhere(name: str, part: str, field: str) -> bool:

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from feddbe.methods import MR, PRBM, Composed, Method
-from feddbe.methods.base import BODY, HEAD, MODEL, PERSONAL, refused
+from feddbe.methods.addons import MR, PRBM
+from feddbe.methods.base import BODY, HEAD, MODEL, PERSONAL, Method, refused
+from feddbe.methods.composed import Composed
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.fedper import FedPer
 from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.testing.contract import leaks
-from feddbe.training.local import Local
 from feddbe.training.task import Context
+from feddbe.training.trainer import Local
 from tests.federation import Recorder, carry_out, experiment
 
 HIDDEN = "mean"

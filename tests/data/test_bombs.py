@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feddbe.data import load
-from feddbe.data.files.archives import DAMAGE, members
-from feddbe.data.files.idx import read_idx
-from feddbe.data.published import ag_news, har
+from feddbe.data.builtin import ag_news, har
+from feddbe.data.io.archives import DAMAGE, members
+from feddbe.data.io.formats import read_idx
+from feddbe.data.registry import load
 from feddbe.errors import BadInput
 
 MB = 1 << 20

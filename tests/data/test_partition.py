@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feddbe.data.builtin import digits, fmnist
 from feddbe.data.partition import partition
-from feddbe.data.published import digits, fmnist
 from feddbe.data.split import Split, load_split
 from feddbe.errors import BadInput
 

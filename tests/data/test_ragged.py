@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddbe.data.ragged import Ragged
+from feddbe.data.split import Ragged
 
 LISTS = st.lists(st.lists(st.integers(0, 99), max_size=5), max_size=8)
 

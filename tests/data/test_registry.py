@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddbe.data import SOURCES, load
-from feddbe.data.published import fmnist
+from feddbe.data.builtin import fmnist
+from feddbe.data.registry import SOURCES, load
 from feddbe.errors import BadInput
 
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddbe.data import load, rows
-from feddbe.options.config import Config
-from feddbe.runs.experiment import load_data
+from feddbe.config.options import Config
+from feddbe.data import rows
+from feddbe.data.federated import load_data
+from feddbe.data.registry import load
 
 PEOPLE = "age;job;y;client\n" + "".join(
     f"{k % 9},5;{'abc'[k % 3]};{'no' if k % 2 else 'yes'};{k % 2}\n" for k in range(24)

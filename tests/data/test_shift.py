@@ -8,12 +8,13 @@ import torch
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
+from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
+from feddbe.data.federated import load_data
 from feddbe.data.shift import apply, parse, shifted, strengths
 from feddbe.data.split import Split
 from feddbe.errors import BadInput
-from feddbe.options.config import Config
-from feddbe.runs.experiment import load_data, resolve
+from feddbe.runs.experiment import resolve
 
 BYTES = (0.0, 255.0)
 RNG = np.random.RandomState(0)

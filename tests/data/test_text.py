@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddbe.data.text import tokenize, words
+from feddbe.data.preprocessing import tokenize
+from feddbe.data.rows import words
 
 # torchtext.data.utils: each pattern in turn, then split at white space
 PATTERNS = [

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 import feddbe
+from feddbe.config.user_code import permit
 from feddbe.errors import BadInput, StoreError
-from feddbe.export.deployed import take
-from feddbe.options.permission import permit
+from feddbe.export.client_model import take
 from feddbe.runs.store import Store
 from feddbe.state import State, decode, strip_prefix
 

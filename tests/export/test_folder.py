@@ -18,7 +18,7 @@ import feddbe
 from feddbe import cli
 from feddbe.errors import BadInput
 from feddbe.export import export_model, predict
-from feddbe.export.deployed import take, weights_of
+from feddbe.export.client_model import take, weights_of
 from feddbe.export.source import source_of
 from tests.export.test_deployed import MODELS, OWN_RUN, RNG, images, table, texts, trained
 

@@ -17,7 +17,7 @@ import pytest
 
 from feddbe.errors import BadInput
 from feddbe.export import export_model
-from feddbe.export.replace import replaced_folder
+from feddbe.export.folder import replaced_folder
 from tests.export.test_deployed import trained
 
 NAMES = {"a", "b", "mark"}

@@ -11,10 +11,10 @@ import pytest
 
 import feddbe
 from feddbe import cli
+from feddbe.config.user_code import permit
 from feddbe.errors import BadInput, FeddbeError, StoreError
 from feddbe.export import predict
-from feddbe.export.deployed import take
-from feddbe.options.permission import permit
+from feddbe.export.client_model import take
 from tests.export.test_deployed import trained
 from tests.runs.test_gate import change
 

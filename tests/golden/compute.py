@@ -20,16 +20,16 @@ import numpy as np
 import torch
 
 from feddbe import seeds
+from feddbe.config.options import read
 from feddbe.data import shift
+from feddbe.data.builtin import digits
 from feddbe.data.dataset import Dataset
 from feddbe.data.partition import partition
-from feddbe.data.published import digits
-from feddbe.options import config
-from feddbe.representations import points
-from feddbe.representations.discrepancy import discrepancy
-from feddbe.representations.linear_probe import linear_probe
-from feddbe.representations.mdl import Settings, mdl
-from feddbe.representations.tsne import tsne
+from feddbe.metrics.representations.discrepancy import discrepancy
+from feddbe.metrics.representations.linear_probe import linear_probe
+from feddbe.metrics.representations.mdl import Settings, mdl
+from feddbe.metrics.representations.points import points
+from feddbe.metrics.representations.tsne import tsne
 from feddbe.state import State
 from feddbe.studies.tune import tune
 from feddbe.training.plan import Batches
@@ -166,7 +166,7 @@ def proposals() -> list[Any]:
     """Return what `tune` tries."""
     options = {"data": "digits", "partition": "iid", "clients": 3, "rounds": 1, "model": "mlp"}
     with tempfile.TemporaryDirectory() as folder:
-        asked = config.read(["fedavg+dbe"], {**options, "out": folder})
+        asked = read(["fedavg+dbe"], {**options, "out": folder})
         search = tune(asked, trials=5, space=["kappa=0.5,2,8", "lr=0.05,0.1,0.2"])
     return [trial.values for trial in search.trials]
 

@@ -9,12 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddbe.methods import MR, PRBM, Upload
-from feddbe.runs.schedule import who_prepares
+from feddbe.methods.addons import MR, PRBM
+from feddbe.methods.base import Upload
+from feddbe.simulation.participation import who_prepares
 from feddbe.state import State
-from feddbe.training.local import Local
 from feddbe.training.task import Context, Task
 from feddbe.training.terms import At, Batch, MeanPull
+from feddbe.training.trainer import Local
 from tests.federation import experiment, outcome, same_bits
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from feddbe.methods import MR, PRBM, Composed, Upload
-from feddbe.methods.base import MODEL
+from feddbe.methods.addons import MR, PRBM
+from feddbe.methods.base import MODEL, Upload
+from feddbe.methods.composed import Composed
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.scaffold import Scaffold
-from feddbe.training.local import Local
 from feddbe.training.task import Context
+from feddbe.training.trainer import Local
 from tests.federation import experiment
 
 

@@ -11,20 +11,20 @@ import pytest
 import torch
 from torch import nn
 
-from feddbe.data.ragged import Ragged
+from feddbe.config.options import Config
+from feddbe.data.split import Ragged
 from feddbe.errors import BadInput
-from feddbe.methods import parse
 from feddbe.methods.fedrep import FedRep
 from feddbe.methods.fedrod import _balanced
+from feddbe.methods.registry import parse
 from feddbe.methods.scaffold import CONTROL, Scaffold
-from feddbe.models.split import SplitModel
-from feddbe.options.config import Config
+from feddbe.models.split_model import SplitModel
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.state import State, add_prefix, strip_prefix
-from feddbe.training.local import Fit, Local
 from feddbe.training.plan import Samples
 from feddbe.training.task import Context
 from feddbe.training.terms import At, Batch, by_autograd
+from feddbe.training.trainer import Fit, Local
 from tests.federation import experiment, outcome, same_bits, samples
 
 

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
-from feddbe.data.ragged import Ragged
-from feddbe.engines.client import BUFFER
-from feddbe.methods import parse
-from feddbe.options.config import Config
+from feddbe.data.split import Ragged
+from feddbe.methods.registry import parse
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.store import Store
+from feddbe.simulation.client import BUFFER
 from feddbe.state import State, add_prefix, strip_prefix, without
-from feddbe.training.local import Local
 from feddbe.training.task import Context
+from feddbe.training.trainer import Local
 from tests.federation import experiment, outcome, same_bits
 from tests.methods.test_oracles import EXCHANGING, SETTINGS, Compared, close, combinations, compared, joined
 from tests.oracles import exchanging as oracle

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from feddbe.methods import METHODS, describe
+from feddbe.methods.registry import METHODS, describe
 from feddbe.runs.store import Store
 from feddbe.state import nbytes
 from tests.federation import experiment, measured, outcome, samples

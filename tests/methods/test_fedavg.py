@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from feddbe import seeds
-from feddbe.methods import Upload, hyper_parameters, parse
-from feddbe.options.config import Config
+from feddbe.config.options import Config
+from feddbe.methods.base import Upload
+from feddbe.methods.registry import hyper_parameters, parse
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.training.local import Local
 from feddbe.training.task import Context
+from feddbe.training.trainer import Local
 from tests.federation import experiment, outcome, samples
 from tests.oracles import fedavg as oracle
 

@@ -15,16 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddbe import seeds
-from feddbe.engines.client import Job, perform
+from feddbe.config.options import Config
 from feddbe.errors import BadInput
-from feddbe.methods import METHODS, newcomers
-from feddbe.options.config import Config
+from feddbe.methods import new_clients
+from feddbe.methods.registry import METHODS
 from feddbe.runs import summary
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.store import Store
+from feddbe.simulation.client import Job, perform
 from feddbe.state import State
-from feddbe.training.local import Local
 from feddbe.training.task import Context
+from feddbe.training.trainer import Local
 from tests.federation import experiment, outcome, same_bits, samples
 
 FOUR = [40, 44, 28, 36]
@@ -67,7 +68,7 @@ def came_in(e: Experiment, received: State, way: str = "full", epochs: int = 3) 
     task = e.task.adapting(epochs)
     local, ctx = Local(task, 9, 3), Context(task, 9)
     private = e.method.newcomer(ctx, received)
-    return local, newcomers.adapt(way, e.method, ctx, local, received, private)
+    return local, new_clients.adapt(way, e.method, ctx, local, received, private)
 
 
 @pytest.mark.parametrize("name", [*(n for n in METHODS if n != "apple"), "fedavg+dbe", "ditto+mr"])
@@ -126,7 +127,7 @@ def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("way", newcomers.WAYS)
+@pytest.mark.parametrize("way", new_clients.WAYS)
 @pytest.mark.parametrize("name", ["fedavg+dbe", "scaffold+dbe", "moon+dbe", "fedgen(steps=2)+dbe"])
 def test_p_alone_leaves_all_else_as_it_was_to_the_bit(name: str, way: str, tmp_path: Path) -> None:
     e = with_model(name, normed, newcomers=1)
@@ -192,7 +193,7 @@ def test_newton_with_a_head_that_bends_has_the_gauss_newton_matrix(tmp_path: Pat
     torch.testing.assert_close(p, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", ["full", *newcomers.WAYS])
+@pytest.mark.parametrize("way", ["full", *new_clients.WAYS])
 def test_accuracy_after_each_epoch_is_that_of_so_many(way: str, tmp_path: Path) -> None:
     e = experiment("fedavg+dbe", samples(FOUR), newcomers=1, adapt_epochs=4, adapt=way)
     server = outcome(e, tmp_path).server
@@ -211,7 +212,7 @@ def test_accuracy_after_each_epoch_is_that_of_so_many(way: str, tmp_path: Path) 
 
 def test_ways_are_those_of_the_option() -> None:
     field = next(f for f in dataclasses.fields(Config) if f.name == "adapt")
-    assert field.metadata["choices"] == ("full", *newcomers.WAYS)
+    assert field.metadata["choices"] == ("full", *new_clients.WAYS)
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

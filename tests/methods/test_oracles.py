@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from feddbe import seeds
-from feddbe.engines import ClientStates, Messages, Serial
-from feddbe.engines.client import BUFFER, Job, Reply
-from feddbe.methods import METHODS
-from feddbe.options.config import Config
+from feddbe.config.options import Config
+from feddbe.methods.registry import METHODS
 from feddbe.runs.experiment import Experiment, resolve
+from feddbe.simulation.client import BUFFER, Job, Reply
+from feddbe.simulation.engines.base import ClientStates, Messages
+from feddbe.simulation.engines.serial import Serial
 from feddbe.state import State, without
 from tests.federation import COMBINATIONS, Outcome, carry_out, experiment, samples
 from tests.oracles import methods as oracle

@@ -16,17 +16,19 @@ from typing import Any, ClassVar
 import pytest
 
 import feddbe
-from feddbe import cli
+from feddbe import cli, methods
+from feddbe.config.parameters import parameter
 from feddbe.errors import BadInput
-from feddbe.methods import METHODS, MR, PRBM, Composed, hyper_parameters, in_memory, own, parse, spelled
-from feddbe.methods.base import parameter
+from feddbe.methods.addons import MR, PRBM
+from feddbe.methods.composed import Composed
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.fedprox import FedProx
-from feddbe.runs.recipe import Recipe
+from feddbe.methods.registry import METHODS, hyper_parameters, in_memory, parse, spelled
+from feddbe.runs.experiment import Recipe
 from feddbe.state import State
-from feddbe.training.local import Local
 from feddbe.training.task import Context
 from feddbe.training.terms import prox
+from feddbe.training.trainer import Local
 from tests.federation import experiment, outcome, same_bits, samples
 
 FILE = """
@@ -55,7 +57,7 @@ def registry() -> Iterator[None]:
     """What a test makes known is forgotten again."""
     before = set(METHODS)
     yield
-    own.packages.cache_clear()
+    methods.packages.cache_clear()
     for name in set(METHODS) - before:
         del METHODS[name]
 
@@ -186,15 +188,15 @@ def test_a_package(
     write(about, "Metadata-Version: 2.1\nName: package-of-mine\nVersion: 1\n", "METADATA")
     write(about, "[feddbe.methods]\nmyprox = package_of_mine:MyProx\n", "entry_points.txt")
     monkeypatch.syspath_prepend(tmp_path)
-    own.packages.cache_clear()
+    methods.packages.cache_clear()
     assert "myprox" in set(METHODS)
     assert type(parse("myprox(mu=0.5)+dbe")) is Composed
     assert not in_memory(parse("myprox"))
-    assert len(own.source_sha256(METHODS["myprox"])) == 64
+    assert len(methods.source_sha256(METHODS["myprox"])) == 64
     options = {"data": samples(), "out": str(tmp_path / "run"), **SMALL}
     feddbe.run("myprox", rounds=1, **options)
     write(about, "Metadata-Version: 2.1\nName: package-of-mine\nVersion: 2\n", "METADATA")
-    own.packages.cache_clear()
+    methods.packages.cache_clear()
     remarks = feddbe.run("myprox", rounds=2, resume=True, **options)["remarks"]
     assert "carried on with other versions: package-of-mine 1 then, 2 now" in remarks
     assert cli.main(["methods", "--json"]) == 0
@@ -204,7 +206,7 @@ def test_a_package(
         "[feddbe.methods]\nother = package_of_mine:MyProx\nnone = package_of_mine:No\n",
         "entry_points.txt",
     )
-    own.packages.cache_clear()
+    methods.packages.cache_clear()
     with pytest.raises(
         BadInput, match=r"^method 'other' of the package package-of-mine .* has name = 'myprox'"
     ):
@@ -212,13 +214,13 @@ def test_a_package(
     with pytest.raises(BadInput, match=r"^method 'none' of .* cannot be imported: AttributeError: "):
         parse("none")
     write(about, "[feddbe.methods]\nfedavg = package_of_mine:MyProx\n", "entry_points.txt")
-    own.packages.cache_clear()
+    methods.packages.cache_clear()
     assert parse("fedavg") == FedAvg()
     with pytest.raises(
         BadInput, match=r"^method 'fedavg' of the package package-of-mine .* one of feddbe's own"
     ):
         set(METHODS)
-    own.packages.cache_clear()
+    methods.packages.cache_clear()
     shutil.rmtree(about)
 
 

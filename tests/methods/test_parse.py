@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from feddbe.errors import BadInput
-from feddbe.methods import ADDONS, METHODS, MR, PRBM, Composed, describe, hyper_parameters, parse
+from feddbe.methods.addons import MR, PRBM
+from feddbe.methods.composed import Composed
 from feddbe.methods.fedavg import FedAvg
+from feddbe.methods.registry import ADDONS, METHODS, describe, hyper_parameters, parse
 
 
 def test_names_and_options() -> None:

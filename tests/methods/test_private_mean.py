@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from mpmath import mp
 
 from feddbe.errors import BadInput
-from feddbe.methods import parse
-from feddbe.methods.private_mean import Guarantee, log_delta, noise_scale
-from feddbe.training.local import Local
+from feddbe.methods.dp_mean import Guarantee, log_delta, noise_scale
+from feddbe.methods.registry import parse
 from feddbe.training.task import Context
+from feddbe.training.trainer import Local
 from tests.federation import experiment, outcome, samples
 
 ASKED = "init_mean=start,epsilon=1,delta=1e-5,clip=2"

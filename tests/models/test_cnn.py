@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddbe.errors import BadInput
-from feddbe.models import MODELS, build, fitting
-from feddbe.models.cnn import cnn, cnn_small, mlp
-from feddbe.models.split import SplitModel
+from feddbe.models.architectures import cnn, cnn_small, mlp
+from feddbe.models.registry import MODELS, build, fitting
+from feddbe.models.split_model import SplitModel
 from feddbe.seeds import torch_seeded
 from feddbe.state import sha256
 

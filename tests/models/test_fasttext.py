@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput
-from feddbe.models import build, fitting
-from feddbe.models.fasttext import MeanEmbedding, fasttext
-from feddbe.options.config import Config
+from feddbe.models.architectures import MeanEmbedding, fasttext
+from feddbe.models.registry import build, fitting
 from feddbe.runs.experiment import Experiment, resolve
 
 X = torch.tensor([[1, 2, 2, 0], [3, 0, 0, 0], [0, 0, 0, 0], [2, 1, 4, 3]])

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import feddbe
-from feddbe.data.own.objects import from_object
+from feddbe.config.options import Config
+from feddbe.data.user.sources import from_object
 from feddbe.errors import BadInput
-from feddbe.options.config import Config
 from feddbe.runs.experiment import Experiment, resolve
 from tests.federation import outcome, same_bits, samples
 

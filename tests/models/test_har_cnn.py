@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from feddbe.errors import BadInput
-from feddbe.models import build
-from feddbe.models.har_cnn import har_cnn
-from feddbe.models.split import SplitModel
+from feddbe.models.architectures import har_cnn
+from feddbe.models.registry import build
+from feddbe.models.split_model import SplitModel
 from feddbe.seeds import torch_seeded
 
 SAMPLE = torch.zeros(1, 9, 1, 128)

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput
-from feddbe.models import build
-from feddbe.models.resnet import CUTS, ResNet18, resnet18
-from feddbe.models.split import SplitModel
-from feddbe.options.config import Config
+from feddbe.models.architectures import CUTS, ResNet18, resnet18
+from feddbe.models.registry import build
+from feddbe.models.split_model import SplitModel
 from feddbe.runs.experiment import resolve
 from feddbe.seeds import torch_seeded
 from feddbe.state import State

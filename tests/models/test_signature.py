@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from feddbe.errors import BadInput
-from feddbe.models.signature import call
+from feddbe.models.split_model import call
 
 SHAPE = (3, 8)
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
-from feddbe.engines.client import Job, perform
-from feddbe.models import MODELS
-from feddbe.options.config import Config
+from feddbe.models.registry import MODELS
 from feddbe.runs.experiment import Experiment, resolve
+from feddbe.simulation.client import Job, perform
 from feddbe.state import sha256
 from feddbe.training.task import Context
 

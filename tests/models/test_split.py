@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from feddbe.errors import BadInput
-from feddbe.models import SplitModel, build
-from feddbe.models.cnn import cnn_small
+from feddbe.models.architectures import cnn_small
+from feddbe.models.registry import build
+from feddbe.models.split_model import SplitModel
 from feddbe.seeds import torch_seeded
 from feddbe.state import State
 

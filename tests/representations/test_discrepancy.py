@@ -13,8 +13,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
 from feddbe.errors import BadInput
-from feddbe.representations import Points, points
-from feddbe.representations.discrepancy import Discrepancy, _a_distance, _in_their_span, discrepancy
+from feddbe.metrics.representations.discrepancy import Discrepancy, _a_distance, _in_their_span, discrepancy
+from feddbe.metrics.representations.points import Points, points
 from feddbe.seeds import stream
 
 ARRAYS = ("a_distance", "a_distance_std", *Discrepancy.MEASURES[1:], "variance", "variance_others", "spread")

@@ -8,8 +8,8 @@ import torch
 from sklearn.linear_model import RidgeClassifier
 
 from feddbe.errors import BadInput
-from feddbe.representations import Points, points
-from feddbe.representations.linear_probe import RIDGE, linear_probe
+from feddbe.metrics.representations.linear_probe import RIDGE, linear_probe
+from feddbe.metrics.representations.points import Points, points
 from feddbe.seeds import stream
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from feddbe.errors import BadInput
-from feddbe.representations import Points, points
-from feddbe.representations.mdl import FULL, MDL, QUICK, Settings, description_length, mdl, sizes_of
+from feddbe.metrics.representations.mdl import FULL, MDL, QUICK, Settings, description_length, mdl, sizes_of
+from feddbe.metrics.representations.points import Points, points
 from feddbe.seeds import stream
 
 TINY = Settings(n=None, sizes=3, seeds=2, steps=60, batch=32, lr=0.01, hidden=16)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from feddbe.errors import BadInput
-from feddbe.representations import points
+from feddbe.metrics.representations.points import points
 
 
 def test_images_become_rows() -> None:

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from feddbe.representations import probes
-from feddbe.representations.probes import Probes, initial, one_thread, side_by_side, train
-from feddbe.representations.progress import listening
+from feddbe.metrics.representations import mdl
+from feddbe.metrics.representations.mdl import Probes, initial, listening, one_thread, side_by_side, train
 from feddbe.seeds import stream
 
 WIDTHS = (7, 16, 16, 3)
@@ -122,7 +121,7 @@ def test_programs_have_one_thread_each_and_leave_the_number_as_it_was(threads: i
 
 
 def test_the_share_is_reported_while_programs_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "TICK", 0.001)
+    monkeypatch.setattr(mdl, "TICK", 0.001)
     heard: list[float] = []
     enough = Event()
 

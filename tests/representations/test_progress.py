@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feddbe.representations.progress import in_parts, listening, report
+from feddbe.metrics.representations.mdl import in_parts, listening, report
 
 
 def test_what_is_reported_in_a_part_is_a_part_of_the_whole() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from feddbe.errors import BadInput
-from feddbe.representations import Points, points
-from feddbe.representations.tsne import tsne
+from feddbe.metrics.representations.points import Points, points
+from feddbe.metrics.representations.tsne import tsne
 
 
 def blobs(n: int, width: int) -> Points:

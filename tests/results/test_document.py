@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from feddbe.results.document import Accuracy, RunDocument, at
-from feddbe.results.repeats import repeats
+from feddbe.results.seeds import repeats
 from tests.documents import document
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feddbe.results.extent import cut, extent, finished, reached
+from feddbe.results.document import cut, extent, finished, reached
 from tests.documents import document
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feddbe.results.groups import strip_options
+from feddbe.results.seeds import strip_options
 
 
 def test_options_of_every_part_are_stripped() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feddbe.results.lines import lines
+from feddbe.results.curves import lines
 from tests.documents import document
 
 

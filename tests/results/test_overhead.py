@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feddbe.results.overhead import overhead
+from feddbe.results.fairness import overhead
 from tests.documents import document
 
 

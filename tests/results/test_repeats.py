@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from feddbe.results.document import RunDocument
-from feddbe.results.repeats import chosen, repeats, unequal
+from feddbe.results.seeds import chosen, repeats, unequal
 from tests.documents import document
 
 T2 = 4.302652729911275

@@ -7,8 +7,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from feddbe.results.statistics import Interval, interval, paired
-from feddbe.results.verdicts import LEVEL, Comparison, judge
+from feddbe.results.statistics import LEVEL, Comparison, Interval, interval, judge, paired
 
 
 def outcome(*differences: float, chosen_on_test: bool = False) -> str:

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from feddbe import api
-from feddbe.engines.client import Job, perform
+from feddbe.config.options import Config
 from feddbe.errors import BadInput
-from feddbe.methods import parse
-from feddbe.options.config import Config
+from feddbe.methods.registry import parse
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.store import Store
 from feddbe.runs.summary import newcomers
+from feddbe.simulation.client import Job, perform
 from feddbe.state import State, matches, strip_prefix
-from feddbe.training.local import Local
 from feddbe.training.task import Context
+from feddbe.training.trainer import Local
 from tests.federation import experiment, outcome, same_bits, samples
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feddbe.runs.bench import bench
+from feddbe.runs.timing import bench
 from feddbe.state import nbytes
 from tests.federation import experiment
 

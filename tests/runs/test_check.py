@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from feddbe.errors import StoreError
-from feddbe.runs.check import check
 from feddbe.runs.store import FILE, Store
+from feddbe.runs.verify import check
 from tests.federation import experiment, outcome
 
 

@@ -13,16 +13,19 @@ from PIL import Image
 from torch import nn
 
 from feddbe import data
+from feddbe.config import defaults
+from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
+from feddbe.data.federated import label_counts, load_data
 from feddbe.data.split import Split
 from feddbe.errors import BadInput
-from feddbe.measures.accuracy import majority_floor
-from feddbe.methods import MR, Composed
-from feddbe.options import defaults
-from feddbe.options.config import Config
-from feddbe.runs import provenance, rounds
-from feddbe.runs.experiment import Experiment, label_counts, load_data, resolve, resolve_all
+from feddbe.methods.addons import MR
+from feddbe.methods.composed import Composed
+from feddbe.metrics.builtin import majority_floor
+from feddbe.runs import provenance
+from feddbe.runs.experiment import Experiment, resolve, resolve_all
 from feddbe.seeds import torch_seeded
+from feddbe.simulation import loop
 from tests.federation import samples
 
 
@@ -459,6 +462,6 @@ def test_label_counts_include_validation_rows() -> None:
     assert label_counts(held_out.dataset, held_out.split).tolist() == (
         label_counts(whole.dataset, whole.split).tolist()
     )
-    described = provenance.describe(tiny(validation=0.2), rounds.start(tiny(validation=0.2)))
+    described = provenance.describe(tiny(validation=0.2), loop.start(tiny(validation=0.2)))
     labels = described["labels"]
     assert np.sum(labels) == len(whole.dataset)

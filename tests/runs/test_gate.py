@@ -13,11 +13,10 @@ import pytest
 
 import feddbe
 from feddbe import cli
+from feddbe.config.user_code import permit
 from feddbe.errors import BadInput, StoreError
-from feddbe.export.deployed import take
-from feddbe.options.permission import permit
-from feddbe.runs.checksums import crc_of
-from feddbe.runs.store import FILE, Store
+from feddbe.export.client_model import take
+from feddbe.runs.store import FILE, Store, crc_of
 
 SMALL: dict[str, Any] = {"clients": 3, "partition": "iid", "model": "mlp", "engine": "serial", "lr": 0.1}
 LINE = "--clients 3 --partition iid --engine serial --lr 0.1 --rounds 1 --quiet"

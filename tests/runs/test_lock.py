@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import feddbe
+from feddbe.callbacks.base import Watch
 from feddbe.errors import StoreError
-from feddbe.runs.lock import alone
-from feddbe.runs.rounds import Watch
+from feddbe.runs.store import alone
 
 OPTIONS: dict[str, Any] = {"clients": 3, "partition": "iid", "engine": "serial"}
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import feddbe
-from feddbe.measures.rows import over_clients
-from feddbe.runs.per_client import accuracies, history, kept
+from feddbe.metrics.records import over_clients
 from feddbe.runs.store import Store
+from feddbe.runs.summary import accuracies, history, kept
 from feddbe.state import Receipt
 
 SMALL: dict[str, Any] = {"clients": 4, "partition": "iid", "model": "mlp", "engine": "serial", "rounds": 2}

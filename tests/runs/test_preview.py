@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from feddbe.runs.preview import preview
+from feddbe.runs.timing import preview
 from tests.federation import COMBINATIONS, experiment
 
 OPTIONS: list[dict[str, Any]] = [

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from torch import nn
 
+from feddbe.config.options import Config
 from feddbe.errors import BadInput
-from feddbe.models import ModelSource
-from feddbe.options.config import Config
-from feddbe.runs.experiment import Experiment, resolve
-from feddbe.runs.recipe import Recipe
+from feddbe.models.registry import ModelSource
+from feddbe.runs.experiment import Experiment, Recipe, resolve
 from tests.federation import same_bits, samples
 
 MODEL = """

@@ -13,15 +13,15 @@ import torch
 from torch import nn
 
 import feddbe
-from feddbe import engines
-from feddbe.engines import Serial
-from feddbe.engines.client import Reply
 from feddbe.errors import BadInput, StoreError
-from feddbe.methods import METHODS
+from feddbe.methods.registry import METHODS
 from feddbe.runs.experiment import Experiment
-from feddbe.runs.revisit import Entry, reopened
-from feddbe.runs.rounds import start
+from feddbe.runs.replay import Entry, reopened
 from feddbe.runs.store import FILE, Store
+from feddbe.simulation import engines
+from feddbe.simulation.client import Reply
+from feddbe.simulation.engines.serial import Serial
+from feddbe.simulation.loop import start
 from feddbe.state import decode
 from tests.federation import COMBINATIONS, experiment, measured, outcome, same_bits, samples
 from tests.oracles import fedavg as oracle

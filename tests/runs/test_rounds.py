@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from feddbe import seeds
-from feddbe.engines.client import BUFFER
+from feddbe.config.options import Config
 from feddbe.errors import BadInput, Diverged, StoreError
-from feddbe.options.config import Config
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.runs.schedule import who_evaluates
 from feddbe.runs.store import Store
-from feddbe.training.local import Local
+from feddbe.simulation.client import BUFFER
+from feddbe.simulation.participation import who_evaluates
+from feddbe.training.trainer import Local
 from tests.federation import Outcome, experiment, measured, outcome, same_bits, samples
 
 

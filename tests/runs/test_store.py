@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from feddbe.errors import StoreError
-from feddbe.measures.rows import ALL, Row
-from feddbe.runs.checksums import crc_of
-from feddbe.runs.store import FILE, Store
+from feddbe.metrics.records import ALL, Row
+from feddbe.runs.store import FILE, Store, crc_of
 from feddbe.state import encode
 from tests.federation import experiment, outcome
 

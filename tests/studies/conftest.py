@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from feddbe.cli import main
+from feddbe.cli.main import main
 
 
 class Result(NamedTuple):

@@ -7,12 +7,12 @@ from importlib.resources import files
 
 import pytest
 
+from feddbe.config.options import Config
 from feddbe.errors import BadInput
-from feddbe.methods import parse
-from feddbe.options.config import Config
-from feddbe.studies import catalogue, values
-from feddbe.studies.catalogue import NAMES, Study, printed, read
-from feddbe.studies.cells import Cell
+from feddbe.methods.registry import parse
+from feddbe.studies import paper
+from feddbe.studies.paper import NAMES, Study, printed, read
+from feddbe.studies.spec import Cell
 
 CELLS = 488
 TABLES = [name for name in NAMES if not read(name).figure]
@@ -85,7 +85,7 @@ def test_every_cell_is_a_configuration_with_the_published_settings(name: str, sm
     study = read(name, trials=2, small=small)
     assert study.slots
     for slot in study.slots:
-        assert slot.column.read.startswith("mdl@") or slot.column.read in values.READINGS
+        assert slot.column.read.startswith("mdl@") or slot.column.read in paper.READINGS
         for cell in (*slot.cells, *slot.base):
             names, config, _ = cell.asked()
             parse(names[0])
@@ -181,7 +181,7 @@ def test_methods_have_their_hyper_parameters_and_rates_where_the_settings_say_so
     assert first("practical", "fedavg/cifar100") == ("fedavg", 0.1)
     assert first("practical", "pfedme/tiny") == ("pfedme", 0.005)
     assert first("practical", "fedavg+dbe/ag news") == ("fedavg+dbe", 0.5)
-    common = catalogue.settings()
+    common = paper.settings()
     rates = [one for rate in common["lr"].values() for one in (rate, *rate.get("on", {}).values())]
     assert all(rate["how"] for rate in rates)
     assert all(one["how"] for method in common["methods"].values() for one in method.values())

@@ -15,13 +15,14 @@ import pytest
 from rich.console import Console
 
 import feddbe
+from feddbe.reporting.paper_table import Compared, compared_table, written_out
 from feddbe.results.document import RunDocument
 from feddbe.runs.experiment import Experiment
-from feddbe.show.compared import Compared, compared_table, written_out
-from feddbe.studies import figures, reproduce, runner, values
-from feddbe.studies.catalogue import Study, read
-from feddbe.studies.cells import Cell
+from feddbe.studies import paper, reproduce, runner
+from feddbe.studies.paper import Study, read
+from feddbe.studies.reproduce import draw
 from feddbe.studies.runner import Planned
+from feddbe.studies.spec import Cell
 from tests.documents import document
 from tests.studies.conftest import Shell
 
@@ -249,9 +250,9 @@ def test_mdl_is_that_of_the_best_round_before_local_training() -> None:
         measured(2, 1.0), measured(1, 2.0, place="z"), measured(1, 3.0, moment="after"),
         measured(1, 4.0, per_client=True), measured(1, 5.0, quick=True), measured(1, 6.0),
     ]  # fmt: skip
-    assert values.value("mdl@z_g", found) == 6.0
-    assert values.value("mdl@z", found) == 2.0
-    assert values.value("mdl@conv1", found) is None
+    assert paper.value("mdl@z_g", found) == 6.0
+    assert paper.value("mdl@z", found) == 2.0
+    assert paper.value("mdl@conv1", found) is None
     study = read("ablation", trials=1).only(["FedAvg/MDL CNN"])
     found["measured"] = found["measured"][:-1]
     place = reproduce.compared(study, by_hand(study, lambda cell: found)).at("FedAvg", "MDL CNN")
@@ -344,5 +345,5 @@ def test_bad_input_is_one_line(shell: Shell, words: str, told: str) -> None:
 
 def test_figures_say_why_they_are_not_there(tmp_path: Path) -> None:
     study = read("convergence", trials=1).only(["TINY"])
-    found = figures.draw(study, by_hand(study, lambda cell: None), tmp_path)
+    found = draw(study, by_hand(study, lambda cell: None), tmp_path)
     assert found == {"TINY": "not run"}

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 import feddbe
+from feddbe.callbacks.base import Watch
 from feddbe.errors import Diverged, FeddbeError
-from feddbe.measures.rows import Row
-from feddbe.runs import lock, rounds
-from feddbe.runs.store import Store
-from feddbe.runs.watch import Watch
+from feddbe.metrics.records import Row
+from feddbe.runs.store import Store, make_folder
+from feddbe.runs.store import alone as store_alone
+from feddbe.simulation import loop
 from feddbe.studies import runner
-from feddbe.studies.cells import Cell, grid
 from feddbe.studies.runner import Board, Planned, plan, run
+from feddbe.studies.spec import Cell, grid
 
 SMALL: dict[str, Any] = {
     "data": "digits",
@@ -157,8 +158,8 @@ def test_a_cell_that_diverges_leaves_its_mark_and_the_others_go_on(
 def test_a_run_in_use_is_left_alone(tmp_path: Path) -> None:
     cells = grid(["fedavg"], SMALL)
     (planned,) = plan(cells, tmp_path)
-    lock.make_folder(planned.place)
-    with lock.alone(planned.place):
+    make_folder(planned.place)
+    with store_alone(planned.place):
         failed = run([planned])
     assert "is in use" in str(failed[planned.place])
 
@@ -168,7 +169,7 @@ def test_an_error_that_is_nobodys_input_is_not_swallowed(
 ) -> None:
     monkeypatch.setattr(runner, "cores", lambda: 2)
     plans = plan(grid(["fedavg", "ditto"], SMALL), tmp_path)
-    monkeypatch.setattr(rounds, "run", lambda *a, **k: 1 // 0)
+    monkeypatch.setattr(loop, "run", lambda *a, **k: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         run(plans)
 
@@ -176,7 +177,7 @@ def test_an_error_that_is_nobodys_input_is_not_swallowed(
 def test_a_child_that_is_killed_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "cores", lambda: 2)
     plans = plan(grid(["fedavg", "ditto"], SMALL), tmp_path)
-    monkeypatch.setattr(rounds, "run", lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(loop, "run", lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL))
     failed = run(plans)
     assert {str(error) for error in failed.values()} == {"its process ended without a word (exit code -9)"}
     assert all(isinstance(error, FeddbeError) for error in failed.values())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import feddbe
-from feddbe.runs import rounds
+from feddbe.simulation import loop
 from tests.studies.conftest import Shell
 
 SMALL = "--clients 3 --partition iid --model mlp --rounds 1 --measure accuracy"
@@ -39,7 +39,7 @@ def test_seeds_are_run_once_and_shown_together(shell: Shell, monkeypatch: pytest
         raise AssertionError("it was run again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rounds, "run", refuse)
+        patch.setattr(loop, "run", refuse)
         again = shell(f"compare fedavg fedavg+dbe --seeds 0,1 {SMALL} --out study")
         assert again == (0, out, "")
     code, _, err = shell(f"compare fedavg fedavg+dbe --seeds 3 {SMALL} --out study")

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from feddbe.callbacks.base import Watch
+from feddbe.config.options import Config, read
+from feddbe.data.federated import load_data
 from feddbe.data.split import load_split
 from feddbe.errors import BadInput
-from feddbe.options import config
-from feddbe.options.config import Config
 from feddbe.runs import summary
-from feddbe.runs.experiment import load_data, resolve
-from feddbe.runs.watch import Watch
-from feddbe.studies.space import named, space_of
-from feddbe.studies.tune import Tuned, tune
+from feddbe.runs.experiment import resolve
+from feddbe.studies.tune import Tuned, named, space_of, tune
 from tests.studies.conftest import Shell
 
 pytest.importorskip("optuna", reason="the extra tune is not installed")
@@ -27,7 +26,7 @@ KAPPA, LR = "kappa=0.5,2", "lr=0.05,0.2"
 
 
 def search(folder: Path, trials: int, watch: Watch | None = None, **more: Any) -> Tuned:
-    asked = config.read(["fedavg+dbe"], {**SMALL, "out": str(folder), **more})
+    asked = read(["fedavg+dbe"], {**SMALL, "out": str(folder), **more})
     return tune(asked, trials=trials, space=[KAPPA, LR], watch=watch)
 
 
@@ -72,13 +71,13 @@ def test_the_default_comes_first_and_the_best_is_the_best(tmp_path: Path) -> Non
 
 
 def test_nothing_is_tried_twice_and_a_small_space_ends_the_search(tmp_path: Path) -> None:
-    asked = config.read(["fedavg"], {**SMALL, "rounds": 1, "out": str(tmp_path)})
+    asked = read(["fedavg"], {**SMALL, "rounds": 1, "out": str(tmp_path)})
     found = tune(asked, trials=20, space=["lr=0.01,0.02,0.03,0.05"])
     assert sorted(trial.values["lr"] for trial in found.trials) == [0.01, 0.02, 0.03, 0.05, 0.1]
 
 
 def test_a_trial_that_diverges_is_worth_nothing(tmp_path: Path) -> None:
-    asked = config.read(["fedavg"], {**SMALL, "out": str(tmp_path)})
+    asked = read(["fedavg"], {**SMALL, "out": str(tmp_path)})
     found = tune(asked, trials=3, space=["lr=1e30"])
     diverged = [trial for trial in found.trials if trial.values["lr"] == 1e30]
     assert diverged
@@ -108,7 +107,7 @@ def test_a_search_on_changed_data_is_refused(tmp_path: Path) -> None:
     def search_file() -> Tuned:
         np.savez(tmp_path / "own.npz", x=random.normal(size=(60, 4)).astype(np.float32), y=np.arange(60) % 3)
         options = {"data": str(tmp_path / "own.npz"), "clients": 3, "partition": "iid", "rounds": 1}
-        asked = config.read(["fedavg"], {**options, "lr": 0.1, "out": str(tmp_path / "search")})
+        asked = read(["fedavg"], {**options, "lr": 0.1, "out": str(tmp_path / "search")})
         return tune(asked, trials=1, space=["lr=0.05"])
 
     search_file()
@@ -121,7 +120,7 @@ def test_a_client_with_one_training_sample_trains_and_is_not_judged(tmp_path: Pa
         tmp_path / "lonely.npz",
         train_0=np.arange(100), test_0=np.arange(100, 130), train_1=np.array([130]), test_1=np.array([131]),
     )  # fmt: skip
-    asked = config.read(
+    asked = read(
         ["fedavg"],
         {"split": str(tmp_path / "lonely.npz"), "model": "mlp", "rounds": 1, "out": str(tmp_path / "t")},
     )
@@ -134,7 +133,7 @@ def test_a_client_with_one_training_sample_trains_and_is_not_judged(tmp_path: Pa
 @pytest.mark.parametrize("method", ["fedbabu", "fedavg+ft"])
 def test_a_method_that_fine_tunes_is_judged_after_it(tmp_path: Path, method: str) -> None:
     """A run below the others before fine-tuning may be above them after it, so none is stopped early."""
-    asked = config.read([method], {**SMALL, "rounds": 8, "adapt_epochs": 2, "out": str(tmp_path)})
+    asked = read([method], {**SMALL, "rounds": 8, "adapt_epochs": 2, "out": str(tmp_path)})
     found = tune(asked, trials=6, space=["lr=0.0001,0.001,0.01,0.05,0.2"])
     runs = [summary.load(folder.parent) for folder in tmp_path.glob("*/run.sqlite")]
     tuned = {run["config"]["lr"]: run["last"]["adapted"] for run in runs if run["last"]}

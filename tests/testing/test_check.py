@@ -11,14 +11,16 @@ from typing import ClassVar
 import pytest
 import torch
 
+from feddbe import testing
+from feddbe.config.parameters import parameter
 from feddbe.errors import BadInput
-from feddbe.methods import METHODS, Method, Upload, parameter
-from feddbe.methods.base import Names
+from feddbe.methods.base import Method, Names, Upload
 from feddbe.methods.fedavg import FedAvg
+from feddbe.methods.registry import METHODS
 from feddbe.state import State
-from feddbe.testing import check, contract
-from feddbe.training.local import Local
+from feddbe.testing.contract import check
 from feddbe.training.task import Context
+from feddbe.training.trainer import Local
 
 _memory: dict[int, int] = {}
 
@@ -123,11 +125,11 @@ def test_a_mistake_is_one_line(method: type[Method], words: str) -> None:
         check(method, addons=[], **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(not contract.CAN_KILL, reason="forks")
+@pytest.mark.skipif(not testing.CAN_KILL, reason="forks")
 def test_what_is_kept_in_memory_does_not_survive_a_kill(tmp_path: Path) -> None:
     METHODS["remembers"] = Remembers
     with pytest.raises(AssertionError, match=r"^remembers: killed and continued, the server's state "):
-        contract.survives_a_kill("remembers", tmp_path)
+        testing.survives_a_kill("remembers", tmp_path)
 
 
 def test_what_is_right_is_told() -> None:

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from feddbe import engines
-from feddbe.engines import Serial
 from feddbe.errors import BadInput
-from feddbe.training import device
+from feddbe.simulation import engines
+from feddbe.simulation.engines.serial import Serial
+from feddbe.training.task import find
 from tests.federation import COMBINATIONS, carry_out, experiment, outcome, same_bits
 
 META = torch.device("meta")
@@ -100,7 +100,7 @@ def test_other_cores_of_apple_are_the_same_on_every_device(tmp_path: Path) -> No
 
 def test_what_there_is_not_is_one_line() -> None:
     with pytest.raises(BadInput, match=r"device = 'cuda:7'; torch can use here: .*cpu"):
-        device.find("cuda:7")
+        find("cuda:7")
     with pytest.raises(BadInput, match="device = 'gpu'"):
         engines.make("auto", experiment("fedavg", device="gpu").task, experiment("fedavg").method)
 
@@ -108,7 +108,7 @@ def test_what_there_is_not_is_one_line() -> None:
 def test_auto_is_what_there_is(tmp_path: Path) -> None:
     if torch.cuda.is_available() or torch.backends.mps.is_available():
         pytest.skip("there is a GPU")
-    assert device.find("auto") == torch.device("cpu")
+    assert find("auto") == torch.device("cpu")
     plain, auto = experiment("fedavg+dbe"), experiment("fedavg+dbe", device="auto")
     assert plain.config_hash == auto.config_hash
     assert same_bits(outcome(plain, tmp_path / "a").server, outcome(auto, tmp_path / "b").server)

@@ -19,12 +19,12 @@ from feddbe import seeds
 from feddbe.data.dataset import Dataset
 from feddbe.data.split import Split
 from feddbe.errors import Diverged
-from feddbe.models.split import SplitModel
+from feddbe.models.split_model import SplitModel
 from feddbe.state import State, sha256
-from feddbe.training.local import Extra, Local
 from feddbe.training.plan import Samples
 from feddbe.training.task import Task, Training
 from feddbe.training.terms import At, Batch, Term
+from feddbe.training.trainer import Extra, Local
 
 SIZES = (25, 7, 12)
 TEST = 300

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
-from feddbe.models.fasttext import fasttext
-from feddbe.options.config import Config
+from feddbe.models.architectures import fasttext
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.training.local import Local
-from feddbe.training.passes import gradient
+from feddbe.training.gradients import gradient
 from feddbe.training.plan import Samples
+from feddbe.training.trainer import Local
 from tests.federation import COMBINATIONS, outcome, same_bits
 
 WORDS, LENGTH = 60, 12

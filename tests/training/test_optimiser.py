@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from feddbe.errors import BadInput
-from feddbe.methods import METHODS
+from feddbe.methods.registry import METHODS
 from feddbe.methods.scaffold import CONTROL
 from feddbe.runs.experiment import Experiment
 from feddbe.state import strip_prefix
-from feddbe.training.local import Local
-from feddbe.training.optimiser import Decay
+from feddbe.training.optimizer import Decay
 from feddbe.training.task import Context
+from feddbe.training.trainer import Local
 from tests.federation import experiment, outcome, same_bits
 
 Make = Callable[[Iterable[Tensor]], torch.optim.Optimizer]

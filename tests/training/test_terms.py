@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from feddbe.training.local import Local
 from feddbe.training.terms import CROSS_ENTROPY, At, Batch, prox
+from feddbe.training.trainer import Local
 from tests.federation import experiment
 
 

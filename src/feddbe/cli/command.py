@@ -4,16 +4,36 @@ user got wrong."""
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
+import sys
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from feddbe.config import defaults
+from feddbe.config.options import SECTIONS, Config
+from feddbe.config.parameters import number_or_text
 from feddbe.errors import BadInput, unknown
-from feddbe.options import defaults, number_or_text
-from feddbe.options.config import SECTIONS, Config
 
-__all__ = ["Argument", "Command", "Group", "Option", "config_options", "explain"]
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = [
+    "AS_JSON",
+    "CODE",
+    "TRUST",
+    "Argument",
+    "Command",
+    "Group",
+    "Option",
+    "complain",
+    "config_options",
+    "explain",
+    "show",
+    "show_json",
+]
 
 _NAMED, _NAMES = ("data", "model"), "<names>"
 """Options that take names besides files, and what stands for these until somebody asks for help."""
@@ -120,8 +140,11 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 
 def _names(option: str) -> str:
-    from feddbe import data, models  # seconds
-    from feddbe.options.grammar import signature
+    from feddbe import (
+        data,
+        models,  # seconds
+    )
+    from feddbe.config.spec import signature
 
     known = data.SOURCES if option == "data" else models.MODELS
     return ", ".join(signature(name, one.options) for name, one in known.items())
@@ -135,3 +158,40 @@ def explain(error: click.ClickException) -> str:
         return str(unknown("option", error.option_name, [name for name in options if name.startswith("--")]))
     text = error.format_message().rstrip(".")
     return f"{text[:1].lower()}{text[1:]}" + (f"; see {context.command_path} --help" if context else "")
+
+
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="print one JSON document")
+CODE = click.option(
+    "--code", multiple=True, metavar="FILE.py",
+    help="file of the run's own model or method, to execute if its content is the run's; may be repeated",
+)  # fmt: skip
+TRUST = click.option("--trust", is_flag=True, help="the run is your own: execute the files that it names")
+
+
+def complain(text: str, code: int) -> int:
+    """One line on standard error; what would move the cursor or colour the terminal is shown as ?."""
+    line = re.sub(r"\s*[\r\n]+\s*", " ", text)
+    print("feddbe:", "".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
+    return code
+
+
+def show(*shown: RenderableType) -> None:
+    """On standard output, without the blanks that rich leaves at the ends of lines."""
+    from rich.console import Console
+
+    console = Console()
+    with console.capture() as captured:
+        console.print(*shown, sep="\n")
+    print("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
+
+
+def show_json(document: Any) -> None:
+    """One key to a line, and one item to a line where the value is a list of objects: it can be grepped."""
+
+    def lines(value: Any) -> str:
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return "[\n  " + ",\n  ".join(map(json.dumps, value)) + "]"
+        return json.dumps(value)
+
+    rows = [f"{json.dumps(key)}: {lines(value)}" for key, value in document.items()]
+    print("{" + ",\n ".join(rows) + "}")

@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 
-from feddbe.cli.command import Argument, Group, config_options
-from feddbe.cli.output import AS_JSON, show, show_json
+from feddbe.cli.command import AS_JSON, Argument, Group, config_options, show, show_json
+from feddbe.config.options import read
 from feddbe.errors import unknown
-from feddbe.options import config
 
 __all__ = ["group"]
 
@@ -76,15 +75,15 @@ def _get(name: str, again: bool, data_dir: Path | None) -> int:
 @click.option("--plot", metavar="FILE", type=Path, help="draw it: .png, .svg or .pdf")
 def _show(name: str, save: Path | None, plot: Path | None, **options: Any) -> int:
     """Show how a data set is divided among clients."""
-    from feddbe.runs.experiment import label_counts, load_data
-    from feddbe.show import pictures, tables
+    from feddbe.data.federated import label_counts, load_data
+    from feddbe.reporting import figures, tables
 
-    asked = config.read(["data show"], {**options, "data": name})
+    asked = read(["data show"], {**options, "data": name})
     dataset, split, chosen = load_data(asked.config)
     labels = label_counts(dataset, split)
     title = f"{Path(name).name}, {chosen.partition or chosen.split or 'as given'}, {split.clients} clients"
     if plot is not None:
-        pictures.bubbles(plot, labels, title, dataset.label_names, dataset.client_names)
+        figures.bubbles(plot, labels, title, dataset.label_names, dataset.client_names)
     if save is not None:
         split.save(save)
     if chosen.json:

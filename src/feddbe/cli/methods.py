@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from feddbe.cli.command import Argument, Command
-from feddbe.cli.output import AS_JSON, show, show_json
-from feddbe.options import defaults
-from feddbe.options.grammar import written
+from feddbe.cli.command import AS_JSON, Argument, Command, show, show_json
+from feddbe.config import defaults
+from feddbe.config.spec import written
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from feddbe.methods import Description
+    from feddbe.methods.registry import Description
 
 __all__ = ["default_of", "methods"]
 
@@ -27,7 +26,7 @@ __all__ = ["default_of", "methods"]
 @AS_JSON
 def methods(names: list[str], as_json: bool) -> int:
     """List methods, add-ons and their hyper-parameters."""
-    from feddbe.methods import describe
+    from feddbe.methods.registry import describe
 
     if as_json:
         show_json({"methods": describe(names)})

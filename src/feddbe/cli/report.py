@@ -30,7 +30,7 @@ def report(names: tuple[str, ...], out: Path | None, live: bool, port: int | Non
         return _serve(names, port or 0)
     if port is not None:
         raise BadInput(f"--port {port}: nothing is served without --live; add it")
-    from feddbe.page import write_report
+    from feddbe.reporting.html.page import write_report
     from feddbe.runs import folders
 
     found = [folders.find_all(name) for name in names]
@@ -41,8 +41,8 @@ def report(names: tuple[str, ...], out: Path | None, live: bool, port: int | Non
 
 
 def _serve(names: Sequence[str], port: int) -> int:
-    from feddbe.page.live import serve
     from feddbe.paths import expand
+    from feddbe.reporting.html.live import serve
     from feddbe.runs import folders
 
     def now() -> list[Path]:

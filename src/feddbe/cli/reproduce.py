@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from feddbe.cli.command import Argument, Command
-from feddbe.cli.output import complain, show
+from feddbe import paths
+from feddbe.cli.command import Argument, Command, complain, show
 from feddbe.errors import BadInput, unknown
 
 if TYPE_CHECKING:
-    from feddbe.studies.catalogue import Study
+    from feddbe.studies.paper import Study
     from feddbe.studies.reproduce import Plans
 
 __all__ = ["reproduce"]
@@ -56,28 +56,26 @@ def reproduce(
     form: str,
 ) -> int:
     """Run what a table or figure of the paper is made of, and show it beside the paper's."""
-    from feddbe.runs import folders
-    from feddbe.show.formats import FORMATS
-    from feddbe.studies import catalogue
+    from feddbe.reporting.formatting import FORMATS
+    from feddbe.studies import paper
 
     if scale not in _SCALES:
         raise unknown("scale", scale, _SCALES)
     if form not in ("text", *FORMATS):
         raise unknown("format", form, ("text", *FORMATS))
     if not names and not every and not listing:
-        raise BadInput(f"no experiment given; name one or more of {', '.join(catalogue.NAMES)}, or --all")
+        raise BadInput(f"no experiment given; name one or more of {', '.join(paper.NAMES)}, or --all")
     if rounds is not None and rounds < 1:
         raise BadInput(f"rounds = {rounds}; allowed: a whole number >= 1")
     small = scale == "small"
     if small and data:
         raise BadInput(f"--data {data}: --scale small has its own data, digits")
     count = trials if trials is not None else 1 if small else 3
-    chosen = list(dict.fromkeys(names or catalogue.NAMES))
+    chosen = list(dict.fromkeys(names or paper.NAMES))
     studies = [
-        catalogue.read(name, trials=count, rounds=rounds, data=data, small=small).only(only)
-        for name in chosen
+        paper.read(name, trials=count, rounds=rounds, data=data, small=small).only(only) for name in chosen
     ]
-    folder = out or folders.RUNS / ("reproduce-small" if small else "reproduce")
+    folder = out or paths.RUNS / ("reproduce-small" if small else "reproduce")
     if listing:
         return _list(studies, folder)
     instead = _instead(studies, small=small, data=data)
@@ -90,7 +88,7 @@ def reproduce(
 def _instead(studies: Sequence[Study], *, small: bool, data: str | None) -> str:
     """On what they are run, if not on what was published."""
     if small:
-        from feddbe.studies.catalogue import settings
+        from feddbe.studies.paper import settings
 
         about = settings()["small"]
         return f"on {about['data']} with model {about['model']}, {about['rounds']} rounds"
@@ -98,14 +96,14 @@ def _instead(studies: Sequence[Study], *, small: bool, data: str | None) -> str:
 
 
 def _list(studies: Sequence[Study], folder: Path) -> int:
-    from feddbe.show.cells import caption, plain_table
-    from feddbe.studies import reproduce
-    from feddbe.studies.estimates import Clock
+    from feddbe.reporting.formatting import caption, plain_table
+    from feddbe.studies.reproduce import cells_of, plan
+    from feddbe.studies.runner import Clock
 
-    plans, clock = reproduce.plan(studies, folder), Clock()
+    plans, clock = plan(studies, folder), Clock()
     rows, rest = dict[str, list[int]](), dict[str, str]()
     for study in studies:
-        mine = [plans[cell] for cell in reproduce.cells_of([study])]
+        mine = [plans[cell] for cell in cells_of([study])]
         missing = [one for one in mine if one.missing]
         begun, absent = sum(bool(one.found) for one in missing), sum(one.experiment is None for one in mine)
         rows[study.name] = [len(mine), sum(one.done for one in mine), begun, absent]
@@ -137,12 +135,13 @@ def _carry_out(
     dry_run: bool,
     report: Sequence[str] | None,
 ) -> int:
-    from feddbe.cli.board import Bars, stoppable
-    from feddbe.studies import figures, reproduce, runner
+    from feddbe.cli.progress import Bars, stoppable
+    from feddbe.studies import runner
+    from feddbe.studies.reproduce import compared, measure, measure_embeddings, plan
 
     try:
         with stoppable():
-            plans = reproduce.plan(studies, folder, _tell)
+            plans = plan(studies, folder, _tell)
             missing = {one.place: one for one in plans.values() if one.missing}
             if not dry_run:
                 board = Bars(len(missing))
@@ -151,9 +150,9 @@ def _carry_out(
                     plans, aside = _refreshed(plans), board.aside()
                     for study in studies:
                         quick = study.is_small
-                        for problem in reproduce.measure(study, plans, quick=quick, watch=aside):
+                        for problem in measure(study, plans, quick=quick, watch=aside):
                             board.say(f"feddbe: not measured: {problem}")
-                        figures.measure(study, plans, aside)
+                        measure_embeddings(study, plans, aside)
                     aside.remove()
                 plans = _refreshed(plans)
     except KeyboardInterrupt:
@@ -164,10 +163,10 @@ def _carry_out(
     if dry_run:
         _would_run(list(missing))
     elif report is not None and runs:
-        from feddbe.page import write_report
+        from feddbe.reporting.html.page import write_report
 
         found = {
-            _line(study, folder, report): reproduce.compared(study, plans, instead=instead)
+            _line(study, folder, report): compared(study, plans, instead=instead)
             for study in studies
             if not study.figure
         }
@@ -187,17 +186,17 @@ def _refreshed(plans: Plans) -> Plans:
 
 
 def _show(study: Study, plans: Plans, folder: Path, instead: str, form: str, *, dry_run: bool) -> None:
-    from feddbe.show.compared import compared_table, written_out
-    from feddbe.studies import figures, reproduce
+    from feddbe.reporting.paper_table import compared_table, written_out
+    from feddbe.studies.reproduce import compared, draw
 
     if study.figure:
         if form == "text" and not dry_run:
             print(f"{study.name}: {study.title}")
-            for title, drawn in figures.draw(study, plans, folder / "figures").items():
+            for title, drawn in draw(study, plans, folder / "figures").items():
                 print(f"  {title}: {drawn}")
             print()
         return
-    found = reproduce.compared(study, plans, instead=instead)
+    found = compared(study, plans, instead=instead)
     if form == "text":
         show(compared_table(found))
         print()

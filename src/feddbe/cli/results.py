@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from feddbe.cli.command import Argument, Command
-from feddbe.cli.output import AS_JSON, complain, show_json
-from feddbe.cli.output import show as show_tables
-from feddbe.errors import Damaged, StoreError, unknown
+from feddbe import paths
+from feddbe.cli.command import AS_JSON, CODE, TRUST, Argument, Command, complain, show_json
+from feddbe.cli.command import show as command_show
+from feddbe.cli.command import show as show_tables
+from feddbe.errors import BadInput, Damaged, StoreError, unknown
 
 if TYPE_CHECKING:
+    from feddbe.reporting.formatting import Grid
+    from feddbe.reporting.tables import RunRow
     from feddbe.results.document import RunDocument
-    from feddbe.show.formats import Grid
-    from feddbe.show.tables import RunRow
 
-__all__ = ["check", "runs", "show"]
+__all__ = ["check", "fairness", "measure", "overhead", "runs", "show"]
 
 _RUNS = click.argument(
     "names", cls=Argument, nargs=-1, required=True, metavar="RUN...",
@@ -36,10 +37,10 @@ _TIDY = ("csv", "json")
 @AS_JSON
 def runs(where: Path | None, as_json: bool) -> int:
     """List the runs below a folder."""
+    from feddbe.reporting import tables
     from feddbe.runs import folders
-    from feddbe.show import tables
 
-    folder = where or folders.RUNS
+    folder = where or paths.RUNS
     rows = [_row(path, folder) for path in folders.listing(folder)]
     if as_json:
         show_json({"runs": rows})
@@ -51,8 +52,7 @@ def runs(where: Path | None, as_json: bool) -> int:
 
 
 def _row(path: Path, root: Path) -> RunRow:
-    from feddbe.results.document import ending
-    from feddbe.results.extent import finished
+    from feddbe.results.document import ending, finished
     from feddbe.runs import summary
 
     name = str(path.relative_to(root)) if path != root else path.name
@@ -90,25 +90,25 @@ def show(
     names: tuple[str, ...], when: str, clients: bool, form: str | None, plot: Path | None, as_json: bool
 ) -> int:
     """Show runs and comparisons: table and learning curves."""
+    from feddbe.reporting import figures, formatting
     from feddbe.results.document import at
     from feddbe.runs import folders, summary
-    from feddbe.show import formats, pictures
 
     if when not in (moments := ("published", "before", "adapted", "after")):
         raise unknown("moment", when, moments)
-    if form is not None and form not in formats.FORMATS:
-        raise unknown("format", form, formats.FORMATS)
+    if form is not None and form not in formatting.FORMATS:
+        raise unknown("format", form, formatting.FORMATS)
     documents = [summary.load(folder, hashes=as_json) for folder in folders.each(names)]
     if when != "published":
         documents = [at(document, when) for document in documents]
     if plot is not None:
-        pictures.curves(plot, documents)
+        figures.curves(plot, documents)
     if clients:
         _show_clients(documents, form, as_json=as_json)
     elif as_json:
         show_json(documents[0] if len(documents) == 1 else {"runs": documents})
     elif form is not None:
-        print(formats.render(_grid(documents, form), form), end="")
+        print(formatting.render(_grid(documents, form), form), end="")
     else:
         _show_results(documents)
         if plot is not None:
@@ -118,38 +118,40 @@ def show(
 
 def _grid(documents: list[RunDocument], form: str) -> Grid:
     """A row per run; for readers per experiment, where there are several seeds."""
-    from feddbe.show import grids, seeds
+    from feddbe.reporting.tables import repeated, results_grid, seeds_grid
 
-    together = form not in _TIDY and seeds.repeated(documents)
-    return seeds.seeds_grid(documents) if together else grids.results_grid(documents)
+    together = form not in _TIDY and repeated(documents)
+    return seeds_grid(documents) if together else results_grid(documents)
 
 
 def _show_results(documents: list[RunDocument]) -> None:
     """Tables of all that there is, and the curves."""
-    from feddbe.show import chart, newcomers, represented, seeds, tables
-    from feddbe.show.formats import as_rich
+    from feddbe.reporting import representations, tables, terminal
+    from feddbe.reporting.formatting import as_rich
+    from feddbe.reporting.tables import newcomers_table, repeated, seeds_grid
 
-    joined = newcomers.newcomers_table(documents)
-    several = seeds.repeated(documents)
-    table = as_rich(seeds.seeds_grid(documents)) if several else tables.results_table(documents)
-    show_tables(table, *joined, "", chart.curves(documents))
-    for table in represented.measured_tables(documents):
+    joined = newcomers_table(documents)
+    several = repeated(documents)
+    table = as_rich(seeds_grid(documents)) if several else tables.results_table(documents)
+    show_tables(table, *joined, "", terminal.curves(documents))
+    for table in representations.measured_tables(documents):
         print()
         show_tables(table)
 
 
 def _show_clients(documents: list[RunDocument], form: str | None, *, as_json: bool) -> None:
-    from feddbe.runs import per_client
-    from feddbe.show import formats, grids
+    from feddbe.reporting import formatting
+    from feddbe.reporting.tables import clients_grid, clients_side_by_side
+    from feddbe.runs.summary import each
 
-    found = [per_client.each(document) for document in documents]
+    found = [each(document) for document in documents]
     if as_json:
-        show_json({"clients": grids.clients_grid(documents, found).records()})
+        show_json({"clients": clients_grid(documents, found).records()})
     elif form is None:
-        show_tables(formats.as_rich(grids.clients_side_by_side(documents, found)))
+        show_tables(formatting.as_rich(clients_side_by_side(documents, found)))
     else:
-        grid = (grids.clients_grid if form in _TIDY else grids.clients_side_by_side)(documents, found)
-        print(formats.render(grid, form), end="")
+        grid = (clients_grid if form in _TIDY else clients_side_by_side)(documents, found)
+        print(formatting.render(grid, form), end="")
 
 
 @click.command("check", cls=Command)
@@ -160,7 +162,7 @@ def _show_clients(documents: list[RunDocument], form: str | None, *, as_json: bo
 def check(names: tuple[str, ...], as_json: bool) -> int:
     """Read all of a run: what is whole, and from which round it can go on."""
     from feddbe.runs import folders
-    from feddbe.runs.check import check as look
+    from feddbe.runs.verify import check as look
 
     found = [look(folder) for name in names for folder in folders.find_all(name)]
     if as_json:
@@ -178,3 +180,153 @@ def check(names: tuple[str, ...], as_json: bool) -> int:
         else:
             code = complain(wrong[0], 2)
     return code
+
+
+_QUALITY_RUNS = click.argument(
+    "names", cls=Argument, nargs=-1, required=True, metavar="RUN...",
+    help="folders of runs or comparisons, or names in runs/",
+)  # fmt: skip
+
+
+@click.command("fairness", cls=Command)
+@_QUALITY_RUNS
+@click.option("--round", "which", default="best", metavar="NAME", help="round: best or last [best]")
+@click.option(
+    "-o",
+    "--out",
+    metavar="FILE",
+    type=Path,
+    help="picture: .png, .svg or .pdf [fairness.png in the first RUN]",
+)
+@AS_JSON
+def fairness(names: tuple[str, ...], which: str, out: Path | None, as_json: bool) -> int:
+    """Accuracy of each client: its spread, and who is helped and hurt against local and fedavg."""
+    from feddbe.reporting import figures, tables
+    from feddbe.results.fairness import fairness as fairness_fairness
+    from feddbe.runs import folders
+    from feddbe.runs.summary import accuracies as summary_accuracies
+
+    if which not in (rounds := ("best", "last")):
+        raise unknown("round", which, rounds)
+    documents = _documents(names)
+    entries = [document["best" if which == "best" else "last"] for document in documents]
+    accuracies = [
+        summary_accuracies(Path(document["folder"]), entry)
+        for document, entry in zip(documents, entries, strict=True)
+    ]
+    found = fairness_fairness(documents, accuracies, which)
+    first = folders.find_all(names[0])
+    path = out or (first[0] if len(first) == 1 else first[0].parent) / "fairness.png"
+    figures.fairness(path, found)
+    if as_json:
+        show_json({"runs": found, "picture": str(path)})
+        return 0
+    show_tables(tables.fairness_table(found))
+    if missing := tables.missing_baselines(found):
+        print(missing)
+    print(f"\nfairness  {path}")
+    return 0
+
+
+@click.command("overhead", cls=Command)
+@_QUALITY_RUNS
+@AS_JSON
+def overhead(names: tuple[str, ...], as_json: bool) -> int:
+    """What methods cost: seconds, bytes, what clients keep, memory."""
+    from feddbe.reporting import tables
+    from feddbe.results.document import labels
+    from feddbe.results.fairness import overhead as cost
+    from feddbe.runs.summary import kept
+
+    documents = _documents(names)
+    costs = [cost(document, kept(Path(document["folder"]))) for document in documents]
+    if as_json:
+        show_json({"runs": costs})
+    else:
+        show_tables(tables.overhead_table(costs, labels(documents)))
+    return 0
+
+
+def _documents(names: tuple[str, ...]) -> list[RunDocument]:
+    """Of all runs that are meant, each once."""
+    from feddbe.runs import folders, summary
+
+    return [summary.load(folder, hashes=False) for folder in folders.each(names)]
+
+
+@click.command("measure", cls=Command)
+@click.argument(
+    "names", cls=Argument, nargs=-1, required=True, metavar="RUN...",
+    help="folders of runs or comparisons, or names in runs/",
+)  # fmt: skip
+@click.option(
+    "--what",
+    default="mdl",
+    metavar="NAMES",
+    help="mdl, probe, discrepancy, discrepancy-shared, tsne [mdl]",
+)
+@click.option("--round", "which", default="best", metavar="NAME", help="round: best or last [best]")
+@click.option(
+    "--moment",
+    default="before,after",
+    metavar="NAMES",
+    help="before and after local training, or adapted, where the method does that [before,after]",
+)
+@click.option(
+    "--at", default="z_g", metavar="NAMES", help="places: cuts of the model as in conv1, z_g, z, logits [z_g]"
+)
+@click.option("--n", default="1000", metavar="N", help="test samples kept, of all clients; or all [1000]")
+@click.option("--quick", is_flag=True, help="less work where there is a way; marked wherever it is shown")
+@click.option("--per-client", is_flag=True, help="of each client alone: mdl, probe")
+@CODE
+@TRUST
+@AS_JSON
+def measure(
+    names: tuple[str, ...],
+    what: str,
+    which: str,
+    moment: str,
+    at: str,
+    n: str,
+    quick: bool,
+    per_client: bool,
+    code: tuple[str, ...],
+    trust: bool,
+    as_json: bool,
+) -> int:
+    """Measure the representations in runs: layer by layer, before and after local training."""
+    from feddbe import api
+    from feddbe.cli.progress import Following
+    from feddbe.metrics.representations import registry
+    from feddbe.reporting import representations
+    from feddbe.runs import folders
+
+    watch, count = Following(), _count(n)
+    try:
+        with watch:
+            documents = api.measure(
+                names, what=what, round=which, moment=moment, at=at, n=count, quick=quick,
+                per_client=per_client, code=code, trust=trust, watch=watch, quiet=True,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        return complain("stopped; what was finished is kept, the same command takes the rest", 130)
+    first = folders.find_all(names[0])
+    paths = api.draw_measured(first[0] if len(first) == 1 else first[0].parent, documents)
+    if as_json:
+        show_json({"runs": documents, "pictures": [str(path) for path in paths]})
+        return 0
+    for table in representations.measured_tables(documents.documents, registry.parse(what)):
+        command_show(table)
+        print()
+    for path in paths:
+        print(f"picture  {path}")
+    return 0
+
+
+def _count(text: str) -> int | None:
+    """--n: a number, or None for all."""
+    if text == "all":
+        return None
+    if not text.isdecimal() or not int(text):
+        raise BadInput(f"n = '{text}'; allowed: a number from 1 on, or all")
+    return int(text)

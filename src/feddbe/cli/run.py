@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from feddbe.cli.command import Argument, Command, Option, config_options
-from feddbe.cli.output import complain, show, show_json
-from feddbe.errors import Diverged
-from feddbe.options import config
-from feddbe.options.config import Given
-from feddbe.options.grammar import written
-from feddbe.options.permission import Permission
-from feddbe.options.several import several
+from feddbe.cli.command import Argument, Command, Option, complain, config_options, show, show_json
+from feddbe.config.options import Given, read, several
+from feddbe.config.options import given as options_given
+from feddbe.config.spec import written
+from feddbe.config.user_code import Permission
+from feddbe.errors import Diverged, FeddbeError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
+    from feddbe.config.options import Several
     from feddbe.results.document import RunDocument
+    from feddbe.studies.runner import Planned
 
-__all__ = ["compare", "run"]
+__all__ = ["bench", "carry_out", "compare", "run"]
 
 _METHOD = "as in fedavg+dbe(kappa=5,mu=0.1), your own as FILE.py:CLASS, or a file with options"
 _SET = "any option, over that of a file; may be repeated"
@@ -56,10 +58,8 @@ def _command(name: str, words: str, *, single: bool) -> click.Command:
         dry_run: bool,
         **options: Any,
     ) -> int:
-        given = config.given(methods, options, settings)
+        given = options_given(methods, options, settings)
         if wanted := several(given):
-            from feddbe.cli.several import carry_out
-
             return carry_out(wanted, single=single, dry_run=dry_run)
         allowed = Permission(code, trust)
         if dry_run:
@@ -77,8 +77,7 @@ compare = _command(
 
 def _carry_out(given: Given, allowed: Permission, typed: list[str], *, single: bool) -> int:
     from feddbe import api
-    from feddbe.cli.board import stoppable
-    from feddbe.cli.progress import Following
+    from feddbe.cli.progress import Following, stoppable
 
     as_json = given.values.get("json") is True
     watch = Following(quiet=given.values.get("quiet") is True)
@@ -99,12 +98,13 @@ def _carry_out(given: Given, allowed: Permission, typed: list[str], *, single: b
 def _show(documents: list[RunDocument], folder: Path, *, as_json: bool, single: bool) -> None:
     """The table or the document, and pictures."""
     from feddbe import api
-    from feddbe.show import newcomers, tables
+    from feddbe.reporting import tables
+    from feddbe.reporting.tables import newcomers_table
 
     if as_json:
         show_json(documents[0] if single else {"runs": documents})
     else:
-        show(tables.results_table(documents), *newcomers.newcomers_table(documents))
+        show(tables.results_table(documents), *newcomers_table(documents))
     drawn = api.draw(folder, documents)
     if not as_json:
         print()
@@ -116,7 +116,7 @@ def _show(documents: list[RunDocument], folder: Path, *, as_json: bool, single: 
 def _preview(given: Given, allowed: Permission, *, single: bool) -> int:
     """What all methods share once, then each with what it has of its own."""
     from feddbe import api
-    from feddbe.runs.preview import preview
+    from feddbe.runs.timing import preview
 
     wanted, alone = api.wanted(given, single=single, allowed=allowed), single or not given.names
     previews = [preview(experiment) for asked in wanted for experiment in api.resolve(asked, single=alone)]
@@ -159,3 +159,122 @@ def _settings(title: str, settings: dict[str, dict[str, Any]]) -> RenderableType
         if setting["value"] is not None:
             table.add_row(key, escape(written(setting["value"])), setting["from"])
     return table
+
+
+def carry_out(wanted: Several, *, single: bool, dry_run: bool) -> int:
+    """All cells; with `dry_run` only which there are."""
+    from feddbe.cli.progress import Bars, stoppable
+    from feddbe.errors import BadInput
+    from feddbe.studies import sweep
+    from feddbe.studies.runner import Board
+
+    if single and len(wanted.methods) > 1:
+        raise BadInput(f"run takes one method, not {len(wanted.methods)}; compare takes several")
+    wanted = sweep.validated(wanted, _tell)
+    plans = sweep.plan(wanted, _tell)
+    missing = {planned.place for planned in plans if planned.missing}
+    if dry_run:
+        return _would_run(plans, as_json=wanted.options.get("json") is True)
+    board = Bars(len(missing))
+    try:
+        with stoppable(), board.bars:
+            plans, failed = sweep.carry_out(plans, Board() if wanted.options.get("quiet") else board)
+    except KeyboardInterrupt:
+        return complain("stopped; what is done is kept, and the same command goes on from there", 130)
+    documents = [planned.found for planned in plans if planned.found]
+    if documents:
+        _several_show(documents, sweep.place(wanted), wanted)
+    for place, error in failed.items():
+        complain(f"{place.name}: {error}", 2)
+    for planned in plans:
+        if planned.found and planned.found["diverged"]:
+            complain(f"{planned.cell}: {planned.refused}; see feddbe show {planned.place}", 3)
+    codes = [error.exit_code for error in failed.values() if isinstance(error, FeddbeError)]
+    diverged = any(document["diverged"] for document in documents)
+    return max([*codes, Diverged.exit_code * diverged], default=0)
+
+
+def _several_show(documents: Sequence[RunDocument], folder: Path, wanted: Several) -> None:
+    """The table over seeds or over the grid, and the curves: of a grid, of what was chosen."""
+    from feddbe.reporting import figures, tables
+    from feddbe.reporting.formatting import as_rich
+    from feddbe.results.document import points
+
+    drawn = tables.choice(documents) if wanted.grid else documents
+    grid = (tables.sweep_grid if wanted.grid else tables.seeds_grid)(documents)
+    path = folder / "curves.png"
+    if any(map(points, drawn)):
+        figures.curves(path, drawn)
+    if wanted.options.get("json"):
+        show_json({"table": grid.records(), "runs": list(documents)})
+        return
+    show(as_rich(grid))
+    print()
+    if any(map(points, drawn)):
+        print(f"curves  {path}")
+    print(f"runs    {folder}")
+
+
+def _would_run(plans: Sequence[Planned], *, as_json: bool) -> int:
+    told = [{"run": str(p.cell), "folder": str(p.place), "there": not p.missing} for p in plans]
+    if as_json:
+        show_json({"runs": told})
+        return 0
+    for one in told:
+        print(f"{'there ' if one['there'] else 'to run'}  {one['run']}  {one['folder']}")
+    return 0
+
+
+def _tell(text: str) -> None:
+    complain(text, 0)
+
+
+_BENCH_METHOD = "as in fedavg+dbe(kappa=5,mu=0.1), or a file with options [fedavg+dbe]"
+_PHASES = {
+    "training": "{steps} steps",
+    "evaluation": "{tested} predictions",
+    "states": "made into bytes and back: {up} bytes sent, {kept} kept",
+    "store": "what it keeps is read and written",
+}
+
+
+_OTHERS = {"out", "resume", "quiet", "patience", "min_replies", "worker_timeout", "keep_best"}
+"""Options of a run that have no part in it."""
+
+
+@click.command(
+    "bench", cls=Command, params=[option for option in config_options() if option.name not in _OTHERS]
+)
+@click.argument("method", cls=Argument, required=False, metavar="[METHOD|FILE.toml]", help=_BENCH_METHOD)
+def bench(method: str | None, **options: Any) -> int:
+    """Measure a model and data: who trains it, and where the time goes."""
+    from rich.table import Table
+
+    from feddbe import api
+    from feddbe.runs.timing import bench as measure
+
+    asked = read([method or "fedavg+dbe"], options)
+    (experiment,) = api.resolve(asked, single=True)
+    found = measure(experiment)
+    if asked.config.json:
+        show_json(found)
+        return 0
+    print(f"{found['method']}, model {found['model']} of {found['parameters']} parameters")
+    print(f"trained by {', '.join(found['trainers']) or 'nobody'}; engine {found['engine']}")
+    table = Table(
+        box=None, pad_edge=False, title="a client of middling size in a round", title_justify="left"
+    )
+    for name in ("", "ms", "%"):
+        table.add_column(name, justify="right" if name else "left")
+    table.add_column("")
+    whole = sum(found["milliseconds"].values())
+    for phase, words in _PHASES.items():
+        taken = found["milliseconds"].get(phase, 0.0)
+        about = words.format(steps=found["steps"], tested=found["tested"], **found["bytes"])
+        table.add_row(phase, f"{taken:.3f}", f"{100 * taken / whole:.1f}", about)
+    show(table)
+    print(f"the server in a round: {found['server']:.3f} ms (with two clients)")
+    print(f"all of a round: about {found['estimate']['seconds_per_round']:.2g} s")
+    for remark in found["remarks"]:
+        print(remark)
+    return 0

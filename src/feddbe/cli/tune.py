@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from feddbe.cli.command import Argument, Command, Option, config_options
-from feddbe.cli.output import complain, show, show_json
-from feddbe.options import config
-from feddbe.options.defaults import PER_MODEL
-from feddbe.options.grammar import written
+from feddbe.cli.command import Argument, Command, Option, complain, config_options, show, show_json
+from feddbe.config.defaults import PER_MODEL
+from feddbe.config.options import Config, read
+from feddbe.config.spec import written
 
 if TYPE_CHECKING:
     from feddbe.studies.tune import Trial, Tuned
@@ -39,16 +38,15 @@ _OTHERS = {"split", "resume", "newcomers", "adapt", "keep_best"}
 )  # fmt: skip
 def tune(method: str, trials: int, space: tuple[str, ...], **options: Any) -> int:
     """Search hyper-parameters on a share of the training data: feddbe tune fedavg+dbe"""
-    from feddbe.cli.board import stoppable
-    from feddbe.cli.progress import Following
-    from feddbe.show.surface import surface
-    from feddbe.studies import tune as study
+    from feddbe.cli.progress import Following, stoppable
+    from feddbe.reporting.figures import surface
+    from feddbe.studies.tune import tune as tune_tune
 
-    asked = config.read([method], options)
+    asked = read([method], options)
     watch = Following(quiet=asked.config.quiet)
     try:
         with stoppable(), watch:
-            found = study.tune(asked, trials=trials, space=space, watch=watch)
+            found = tune_tune(asked, trials=trials, space=space, watch=watch)
     except KeyboardInterrupt:
         return complain("stopped; what is done is kept, and the same command goes on from there", 130)
     picture = found.folder / "surface.png"
@@ -70,9 +68,9 @@ def tune(method: str, trials: int, space: tuple[str, ...], **options: Any) -> in
     return 0
 
 
-def _show(found: Tuned, options: config.Config) -> None:
-    from feddbe.page import commands
-    from feddbe.show.cells import caption, percent, plain_table
+def _show(found: Tuned, options: Config) -> None:
+    from feddbe.reporting.formatting import caption, percent, plain_table
+    from feddbe.reporting.html import overview
     from feddbe.studies.tune import VALIDATION
 
     table = plain_table(gap=2)
@@ -98,7 +96,7 @@ def _show(found: Tuned, options: config.Config) -> None:
     )
     show(table, caption(words))
     name, more = found.named(found.best.values)
-    print(f"use it   {commands.line(name, vars(options) | more | {'validation': 0.0})}")
+    print(f"use it   {overview.line(name, vars(options) | more | {'validation': 0.0})}")
 
 
 def _paper(found: Tuned) -> str:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from feddbe.config.parameters import Parameters
 from feddbe.data.preprocessing import Preprocessing
-from feddbe.options import Parameters
 
 if TYPE_CHECKING:
     from feddbe.data.split import Split

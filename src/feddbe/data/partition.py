@@ -11,8 +11,7 @@ from math import ceil, isfinite
 
 import numpy as np
 
-from feddbe.data.ragged import Indices, Ragged
-from feddbe.data.split import Split
+from feddbe.data.split import Indices, Ragged, Split
 from feddbe.errors import BadInput, unknown
 
 __all__ = ["partition"]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Column", "Preprocessing"]
+from feddbe.data.rows import words
+
+__all__ = ["LENGTH", "UNKNOWN", "Column", "Preprocessing", "tokenize", "words"]
 
 
 @dataclass(frozen=True)
@@ -117,3 +120,34 @@ def _has_form(value: Any, like: Any) -> bool:
     if isinstance(like, int | float) and not isinstance(like, bool):
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return type(value) is type(like)
+
+
+LENGTH = 200
+"""Words kept of each text: the published experiments'."""
+UNKNOWN = "<unk>"
+
+
+def tokenize(texts: Iterable[str], length: int = LENGTH) -> tuple[npt.NDArray[np.int32], list[str]]:
+    """The texts as rows of word numbers, cut or padded with 0 to `length`, and the vocabulary.
+
+    Words are numbered from 1 by falling frequency in all the texts, equally frequent ones in alphabetical
+    order; number 0 is `<unk>`, also where a text has that word itself.
+    """
+    first_seen = {UNKNOWN: 0}
+    numbers, lengths = array("i"), array("q")
+    for text in texts:
+        row = [first_seen.setdefault(word, len(first_seen)) for word in words(text)]
+        numbers.extend(row)
+        lengths.append(len(row))
+    flat, sizes = np.asarray(numbers), np.asarray(lengths)
+    counts = np.bincount(flat, minlength=len(first_seen))
+    vocabulary = sorted(first_seen, key=lambda w: (w != UNKNOWN, -counts[first_seen[w]], w))
+    number = np.empty(len(vocabulary), np.int32)
+    number[[first_seen[word] for word in vocabulary]] = np.arange(len(vocabulary), dtype=np.int32)
+
+    x = np.zeros((len(sizes), length), np.int32)
+    row_of = np.repeat(np.arange(len(sizes)), sizes)
+    place = np.arange(len(flat)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    kept = place < length
+    x[row_of[kept], place[kept]] = number[flat[kept]]
+    return x, vocabulary

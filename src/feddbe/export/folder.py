@@ -5,9 +5,15 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import platform
+import re
 import runpy
+import secrets
+import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +21,15 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
+from feddbe.config.user_code import permit
 from feddbe.data import rows
-from feddbe.errors import BadInput, FeddbeError, one_line
-from feddbe.export.deployed import Taken, close, take, weights_of
-from feddbe.export.replace import replaced_folder
+from feddbe.errors import BadInput, FeddbeError, one_line, short
+from feddbe.export.client_model import Taken, close, take, weights_of
 from feddbe.export.source import source_of
-from feddbe.models import ModelSource
-from feddbe.options.permission import permit
+from feddbe.models.registry import ModelSource
 from feddbe.paths import expand
 
-__all__ = ["FILES", "export_model"]
+__all__ = ["FILES", "export_model", "replaced_folder"]
 
 FILES = {
     "model.safetensors", "model.py", "model.pt2", "model.onnx", "preprocessing.json", "rows.py", "score.py",
@@ -167,3 +172,83 @@ def _onnx(taken: Taken, path: Path) -> None:
     found = torch.from_numpy(session.run(None, {"x": taken.sample.numpy()})[0])
     if not close(found, taken.logits):
         raise FeddbeError("model.onnx does not give the run's logits: leave --onnx out, and please report it")
+
+
+_CACHE = "__pycache__"
+"""Python adds it when a script in the folder is executed."""
+
+
+@contextmanager
+def replaced_folder(folder: Path, names: Collection[str], mark: str) -> Iterator[Path]:
+    """Give a new folder to write into, which takes the place of `folder` when the block ends.
+
+    If the block fails or the process is killed, what was there stays as it was. Nothing is written through a
+    link, neither `folder` itself nor one in it.
+
+    Args:
+        folder: Where the result is to be. It may not exist, be empty, or hold an older result.
+        names: Files that a result may have; a folder with others is not replaced.
+        mark: The one of them that every result has.
+
+    Raises:
+        BadInput: `folder` is a link or holds something else.
+        OSError: It cannot be written.
+    """
+    _check_replaceable(folder, names, mark)
+    place = folder.parent.resolve() / folder.name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(place)
+    new = place.with_name(f"{_prefix(place)}{os.getpid()}-{secrets.token_hex(4)}.new")
+    old = new.with_suffix(".old")
+    new.mkdir()
+    try:
+        yield new
+        if place.exists():
+            place.rename(old)
+        try:
+            new.rename(place)
+        except OSError:
+            if old.exists():
+                old.rename(place)
+            raise
+    finally:
+        for leftover in (new, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _check_replaceable(folder: Path, names: Collection[str], mark: str) -> None:
+    """Refuse a folder that is a link, the working directory, or holds other files than a result's."""
+    if folder.is_symlink():
+        raise BadInput(f"'{folder}' is a link, through which nothing is written; choose another --out")
+    if folder.name in ("", "..") or (folder.exists() and Path.cwd().is_relative_to(folder.resolve())):
+        raise BadInput(f"'{folder}' is the working directory or above it; choose a folder in it for --out")
+    there = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    others = there - {*names, _CACHE}
+    if others or (there and mark not in there):
+        shown = short(min(others or there))
+        raise BadInput(f"'{folder}' holds something else ('{shown}'); choose another --out")
+
+
+def _prefix(place: Path) -> str:
+    """Return how names of unfinished folders begin that a process on this machine makes for this place."""
+    machine = "".join(letter for letter in platform.node() if letter.isalnum())
+    return f".{place.name}.{machine}-"
+
+
+def _remove_leftovers(place: Path) -> None:
+    """Remove what processes of this machine left here that were killed."""
+    pattern = re.compile(rf"{re.escape(_prefix(place))}(\d+)-[0-9a-f]+\.(new|old)")
+    for path in place.parent.iterdir():
+        match = pattern.fullmatch(path.name)
+        if match and not _is_alive(int(match[1])):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # somebody else's process
+        return True
+    return True

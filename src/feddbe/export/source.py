@@ -11,7 +11,7 @@ import re
 from torch import fx, nn
 
 from feddbe.errors import short
-from feddbe.export.deployed import Deployed
+from feddbe.export.client_model import Deployed
 
 __all__ = ["source_of"]
 

@@ -30,13 +30,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from feddbe.config.parameters import parameter
 from feddbe.errors import BadInput
-from feddbe.methods.base import AddOn, Method, Names, Upload, parameter
-from feddbe.methods.private_mean import Guarantee
+from feddbe.methods.base import AddOn, Method, Names, Upload
+from feddbe.methods.dp_mean import Guarantee
 from feddbe.state import State, weighted_mean
-from feddbe.training.local import Extra, Local
 from feddbe.training.task import Context, Task
 from feddbe.training.terms import MeanPull, Term
+from feddbe.training.trainer import Extra, Local
 
 __all__ = ["FT", "MR", "PRBM"]
 

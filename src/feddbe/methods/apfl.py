@@ -9,14 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from feddbe.methods.base import PERSONAL, Facts, Names, parameter
+from feddbe.config.parameters import parameter
+from feddbe.methods.base import NO_PRBM, OWN_STEPS, PERSONAL, TWO_MODELS, Facts, Names
 from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.refusals import NO_PRBM, OWN_STEPS, TWO_MODELS
 from feddbe.seeds import torch_seeded
 from feddbe.state import State, add_prefix, strip_prefix, sum_by_name, without
-from feddbe.training.local import Local
 from feddbe.training.task import Context
 from feddbe.training.terms import At, Term
+from feddbe.training.trainer import Local
 
 __all__ = ["APFL"]
 

@@ -10,14 +10,14 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from feddbe.methods.base import Facts, Method, Names, Upload, parameter
-from feddbe.methods.refusals import NO_MR, NO_PRBM, OWN_STEPS
+from feddbe.config.parameters import parameter
+from feddbe.methods.base import NO_MR, NO_PRBM, OWN_STEPS, Facts, Method, Names, Upload
 from feddbe.seeds import torch_seed
 from feddbe.state import State, add_prefix, strip_prefix, sum_by_name
-from feddbe.training.local import Local
-from feddbe.training.passes import gradient
+from feddbe.training.gradients import gradient
 from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
+from feddbe.training.trainer import Local
 
 __all__ = ["APPLE"]
 

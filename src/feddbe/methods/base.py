@@ -8,17 +8,23 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from feddbe.models.split import SplitModel
-from feddbe.options import Parameters, parameter
+from feddbe.config.parameters import Parameters, parameter
+from feddbe.models.split_model import SplitModel
 from feddbe.state import State, weighted_mean
-from feddbe.training.local import Local
 from feddbe.training.task import Context, Task
+from feddbe.training.trainer import Local
 
 __all__ = [
     "BODY",
     "HEAD",
     "MODEL",
+    "NO_MR",
+    "NO_PRBM",
+    "OWN_STEPS",
     "PERSONAL",
+    "SUM_OF_GRADIENTS",
+    "TUNES",
+    "TWO_MODELS",
     "AddOn",
     "Facts",
     "Method",
@@ -238,3 +244,29 @@ class AddOn(Parameters):
     def remarks(self, task: Task) -> list[str]:
         """What a reader of a run's results must know of it."""
         return []
+
+
+_OWN_WAY = "it personalises in its own way, a second one goes against it (--force allows it)"
+NO_PRBM = {"prbm": _OWN_WAY, "ft": _OWN_WAY}
+"""What a personalized method refuses."""
+
+TWO_MODELS = {"prbm": "it trains two models, and PRBM is defined for one"}
+"""What one with a global and a personal model cannot take."""
+
+TUNES = {"ft": "it adapts its model to each client already"}
+"""What one that tunes by itself cannot take."""
+
+_NOT_SGD = "its local scheme is not plain SGD, so it would need another definition"
+NO_MR = {"mr": _NOT_SGD, "prbm": _NOT_SGD}
+"""What one with steps of its own cannot take."""
+
+OWN_STEPS = dict.fromkeys(
+    ("optimiser", "momentum", "weight_decay", "clip_norm"), "it takes steps of its own, not an optimiser's"
+)
+"""What one with steps of its own keeps to."""
+
+SUM_OF_GRADIENTS = dict.fromkeys(
+    ("optimiser", "momentum", "clip_norm"),
+    "its control variates are mean gradients, which (x - y) / (T eta) is after plain SGD only",
+)
+"""What SCAFFOLD keeps to (its option II)."""

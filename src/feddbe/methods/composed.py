@@ -12,8 +12,8 @@ from torch import Tensor
 from feddbe.errors import BadInput
 from feddbe.methods.base import AddOn, Method, Upload, refused
 from feddbe.state import State, matches, without
-from feddbe.training.local import Local
 from feddbe.training.task import Context, Task
+from feddbe.training.trainer import Local
 
 __all__ = ["Composed"]
 

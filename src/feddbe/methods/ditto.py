@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.methods.base import PERSONAL, Facts, Names, parameter
+from feddbe.config.parameters import parameter
+from feddbe.methods.base import NO_PRBM, PERSONAL, TWO_MODELS, Facts, Names
 from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.refusals import NO_PRBM, TWO_MODELS
 from feddbe.state import State, add_prefix, strip_prefix
-from feddbe.training.local import Local
 from feddbe.training.task import Context
 from feddbe.training.terms import prox
+from feddbe.training.trainer import Local
 
 __all__ = ["Ditto"]
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from feddbe.methods.base import Method, Upload, average, averaging
 from feddbe.state import State
-from feddbe.training.local import Local
 from feddbe.training.task import Context
+from feddbe.training.trainer import Local
 
 __all__ = ["FedAvg"]
 

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from feddbe import seeds
-from feddbe.methods.base import MODEL, Facts, Method, Names, Upload, parameter
-from feddbe.methods.refusals import NO_PRBM
+from feddbe.config.parameters import parameter
+from feddbe.methods.base import MODEL, NO_PRBM, Facts, Method, Names, Upload
 from feddbe.state import State, add_prefix, strip_prefix, sum_by_name, weighted_mean
-from feddbe.training.local import Local
 from feddbe.training.task import Context
+from feddbe.training.trainer import Local
 
 __all__ = ["FedFomo"]
 

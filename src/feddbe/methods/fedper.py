@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.methods.base import BODY, PERSONAL, Facts, Names
+from feddbe.methods.base import BODY, NO_PRBM, PERSONAL, Facts, Names
 from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.refusals import NO_PRBM
 from feddbe.state import State, add_prefix, strip_prefix
-from feddbe.training.local import Local
 from feddbe.training.task import Context
+from feddbe.training.trainer import Local
 
 __all__ = ["FedPer"]
 

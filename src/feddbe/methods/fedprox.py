@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.methods.base import parameter
+from feddbe.config.parameters import parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State
-from feddbe.training.local import Local
 from feddbe.training.task import Context
 from feddbe.training.terms import prox
+from feddbe.training.trainer import Local
 
 __all__ = ["FedProx"]
 

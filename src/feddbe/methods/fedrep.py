@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.methods.base import parameter
+from feddbe.config.parameters import parameter
 from feddbe.methods.fedper import FedPer
 from feddbe.state import State
-from feddbe.training.local import Local
+from feddbe.training.trainer import Local
 
 __all__ = ["FedRep"]
 

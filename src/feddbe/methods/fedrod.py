@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from feddbe.methods.base import PERSONAL, Facts, Names
+from feddbe.methods.base import NO_PRBM, PERSONAL, Facts, Names
 from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.refusals import NO_PRBM
 from feddbe.state import State, add_prefix, strip_prefix, without
-from feddbe.training.local import Local
 from feddbe.training.task import Context
 from feddbe.training.terms import At, Term
+from feddbe.training.trainer import Local
 
 __all__ = ["FedRoD"]
 

@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from feddbe.methods.base import MODEL, Facts, Names, parameter
+from feddbe.config.parameters import parameter
+from feddbe.methods.base import MODEL, Facts, Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.seeds import torch_seed, torch_seeded
 from feddbe.state import State, add_prefix, strip_prefix
-from feddbe.training.local import Local
 from feddbe.training.task import Context
 from feddbe.training.terms import At, Term
+from feddbe.training.trainer import Local
 
 __all__ = ["Moon"]
 

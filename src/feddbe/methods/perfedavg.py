@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from feddbe.methods.base import Facts, parameter
+from feddbe.config.parameters import parameter
+from feddbe.methods.base import NO_MR, NO_PRBM, OWN_STEPS, TUNES, Facts
 from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.refusals import NO_MR, NO_PRBM, OWN_STEPS, TUNES
 from feddbe.state import State
-from feddbe.training.local import Local
-from feddbe.training.passes import gradient
+from feddbe.training.gradients import gradient
 from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
+from feddbe.training.trainer import Local
 
 __all__ = ["PerFedAvg"]
 

@@ -8,14 +8,25 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from feddbe.methods.base import PERSONAL, Facts, Method, Names, Upload, average, averaging, parameter
-from feddbe.methods.refusals import NO_MR, NO_PRBM, OWN_STEPS
+from feddbe.config.parameters import parameter
+from feddbe.methods.base import (
+    NO_MR,
+    NO_PRBM,
+    OWN_STEPS,
+    PERSONAL,
+    Facts,
+    Method,
+    Names,
+    Upload,
+    average,
+    averaging,
+)
 from feddbe.state import State, add_prefix, strip_prefix
-from feddbe.training.local import Local
-from feddbe.training.passes import descend
+from feddbe.training.gradients import descend
 from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
 from feddbe.training.terms import Steps
+from feddbe.training.trainer import Local
 
 __all__ = ["PFedMe"]
 

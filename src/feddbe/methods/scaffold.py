@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import torch
 
-from feddbe.methods.base import MODEL, Facts, Method, Names, Upload, average, averaging, parameter
-from feddbe.methods.refusals import SUM_OF_GRADIENTS
+from feddbe.config.parameters import parameter
+from feddbe.methods.base import MODEL, SUM_OF_GRADIENTS, Facts, Method, Names, Upload, average, averaging
 from feddbe.state import State, add_prefix, strip_prefix, without
-from feddbe.training.local import Local
 from feddbe.training.task import Context
+from feddbe.training.trainer import Local
 
 __all__ = ["Scaffold"]
 

@@ -9,25 +9,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from feddbe import data, methods, models
+from feddbe.config.defaults import Layers, Setting
+from feddbe.config.options import Config, identity
+from feddbe.config.parameters import Parameters
+from feddbe.config.spec import Named
+from feddbe.config.user_code import Source, names_file
 from feddbe.data.dataset import Dataset
+from feddbe.data.federated import Held, label_counts, load_data
+from feddbe.data.split import Split
 from feddbe.errors import BadInput
-from feddbe.measures.accuracy import majority_floor
-from feddbe.methods import Method, hyper_parameters, in_brackets, parse
-from feddbe.models import ModelSource
-from feddbe.models.from_file import FromFile, builder
-from feddbe.options import Parameters
-from feddbe.options.config import Config, identity
-from feddbe.options.defaults import Layers, Setting
-from feddbe.options.from_file import Source, names_file
-from feddbe.options.grammar import Named
-from feddbe.runs import checks
-from feddbe.runs.held import Held, label_counts, load_data
+from feddbe.methods import new_clients
+from feddbe.methods.base import Method
+from feddbe.methods.registry import hyper_parameters, in_brackets, parse
+from feddbe.metrics.builtin import majority_floor
+from feddbe.models.registry import FromFile, ModelSource, builder
 from feddbe.state import sha256
-from feddbe.training.optimiser import Decay, Optimiser
+from feddbe.training.optimizer import Decay, Optimiser
 from feddbe.training.task import Task, Training
 
-__all__ = ["Experiment", "Held", "label_counts", "load_data", "resolve", "resolve_all"]
+__all__ = [
+    "Experiment",
+    "Held",
+    "Recipe",
+    "check_members",
+    "check_optimiser",
+    "check_short",
+    "label_counts",
+    "load_data",
+    "resolve",
+    "resolve_all",
+]
 
 
 @dataclass(frozen=True)
@@ -131,7 +145,7 @@ def _prepare(
         model=options.model if isinstance(source, FromFile) else str(named or "own"),
         cut=built.cut,
     )
-    checks.check_short(options, split)
+    check_short(options, split)
     content: dict[str, Any] = {"data": dataset.sha256(), "split": split.index_sha256() | {"parts": None}}
     content["sizes"] = [part.sizes.tolist() for part in (split.train, split.test)]
     content["model"] = str(named or "own")
@@ -158,8 +172,8 @@ def _resolve_one(name: str, common: _Common) -> Experiment:
     if parts.get("mr", {}).get("init_epochs") == "epochs":
         parts["mr"]["init_epochs"] = options.epochs
     method = parse(name, parts, force=options.force)
-    checks.check_members(name, method, options, task.split)
-    checks.check_optimiser(name, method, options, task)
+    check_members(name, method, options, task.split)
+    check_optimiser(name, method, options, task)
     remarks = []
     if common.asked.lr is None and chosen["lr"] != options.lr:
         remarks.append(f"lr {chosen['lr']:g} by default, where other methods have {options.lr:g}")
@@ -236,3 +250,67 @@ def _training(options: Config) -> Training:
 def _decay(text: str | None, rounds: int) -> str | None:
     """With its length: a run that is carried on further is not another run than the one that was begun."""
     return str(Decay.parse(text, rounds)) if text else None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A small value that can be pickled, from which any process on any machine with the same files builds the
+    same task and method."""
+
+    method: str
+    """As the user named it."""
+    options: Config
+    """With every default filled in."""
+    config_hash: str
+    """Of what is to be built: data and a model's file are in it by content."""
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Recipe | None:
+        """None for what was made from Python objects (`Experiment.in_memory` says which): there is no name by
+        which another process could find them."""
+        if experiment.in_memory:
+            return None
+        return cls(experiment.name, experiment.options, experiment.config_hash)
+
+    def build(self) -> tuple[Task, Method]:
+        """The task and the method, if this machine has what they were made from."""
+        built = resolve(self.method, self.options)
+        if built.config_hash != self.config_hash:
+            raise BadInput(
+                f"'{self.options.data}' with model '{self.options.model}' is something else on this machine "
+                f"(configuration {built.config_hash[:12]}, not {self.config_hash[:12]}); copy the files of "
+                "data and model from where the run began"
+            )
+        return built.task, built.method
+
+
+def check_members(name: str, method: Method, config: Config, split: Split) -> None:
+    """Whether enough clients take part."""
+    if config.newcomers >= split.clients:
+        raise BadInput(f"newcomers = {config.newcomers}; of {split.clients} clients at least one must train")
+    if config.adapt != "full" and not config.newcomers:
+        raise BadInput(
+            f"adapt = {config.adapt}; it is about newcomers, of which there are none (--newcomers)"
+        )
+    if reason := new_clients.refuse(config.adapt, method):
+        raise BadInput(f"adapt = {config.adapt}; not for {name}: {reason}")
+    if method.needs_all and (config.join < 1 or config.newcomers):
+        raise BadInput(f"{name} needs join = 1 and no newcomers: {method.needs_all}")
+
+
+def check_optimiser(name: str, method: Method, config: Config, task: Task) -> None:
+    """Whether the method's mathematics allow this way of training."""
+    for key, reason in method.keeps_to.items():
+        if getattr(config, key) != getattr(Config, key):
+            raise BadInput(f"{key} = {getattr(config, key)}; not for {name}: {reason}")
+    if config.lr_decay and "lr" in (unused := method.unused(task)):
+        raise BadInput(f"lr_decay = {config.lr_decay}; not for {name}: {unused['lr']}")
+
+
+def check_short(config: Config, split: Split) -> None:
+    if config.short_batch == "refuse":
+        for client in np.flatnonzero(split.train.sizes < config.batch)[:1]:
+            raise BadInput(
+                f"client {client} has {len(split.train[client])} training samples, a batch has "
+                f"{config.batch}; short_batch=keep trains it on one short batch"
+            )

@@ -8,12 +8,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from feddbe.errors import BadInput, Damaged, StoreError
-from feddbe.paths import expand
+from feddbe.paths import RUNS, expand
 from feddbe.runs.store import FILE, Store
 
-__all__ = ["RUNS", "each", "find", "find_all", "listing", "newest", "none_left_empty", "numbered", "slug"]
-
-RUNS = Path("runs")
+__all__ = ["each", "find", "find_all", "listing", "newest", "none_left_empty", "numbered", "slug"]
 
 
 def slug(name: str) -> str:

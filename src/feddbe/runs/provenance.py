@@ -10,10 +10,11 @@ from importlib.metadata import version
 from typing import Any
 
 from feddbe import methods
-from feddbe.runs.experiment import Experiment, label_counts
-from feddbe.runs.layout import layout_of
+from feddbe.data.federated import label_counts
+from feddbe.runs.experiment import Experiment
+from feddbe.simulation.layout import layout_of
 from feddbe.state import State
-from feddbe.training.trainers import compiled
+from feddbe.training.compiled import backend
 
 __all__ = ["describe", "other_versions", "versions"]
 
@@ -50,7 +51,7 @@ def describe(experiment: Experiment, start: State) -> dict[str, Any]:
 
 def versions(experiment: Experiment) -> dict[str, str]:
     """Of what numbers depend on, the package that brings the method among it."""
-    packages = ("feddbe", "torch", "numpy", "scikit-learn", "safetensors", *["numba"] * compiled.available())
+    packages = ("feddbe", "torch", "numpy", "scikit-learn", "safetensors", *["numba"] * backend.available())
     found = {name: version(name) for name in packages} | {"python": platform.python_version()}
     return found | methods.package_versions(experiment.method)
 

@@ -1,29 +1,252 @@
-"""One run on disk: a folder with one SQLite file. A round is one transaction, so a kill at any moment loses
-at most the round in flight. States are safetensors blobs; nothing pickled is ever read. Every value has a
-checksum, which is verified when it is read."""
+"""One process at a time works on a run; reading needs no lock."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
-from feddbe.errors import StoreError
-from feddbe.measures.rows import ALL, AT, Row
+from filelock import FileLock, Timeout
+
+from feddbe.errors import Damaged, StoreError
+from feddbe.metrics.records import ALL, AT, Row
 from feddbe.results.document import Entry, entry
-from feddbe.runs import best, sqlite_file
-from feddbe.runs.checksums import crc_of, sealed
-from feddbe.runs.lock import make_folder
-from feddbe.runs.sqlite_file import FILE, FORMAT, SCHEMA, clear, connect, damaged, format_of, replacing
 from feddbe.state import Receipt, State, decode, encode, nbytes, sha256
 
-__all__ = ["FILE", "Store"]
+__all__ = [
+    "FILE",
+    "FORMAT",
+    "KEPT",
+    "LOCK",
+    "SCHEMA",
+    "Store",
+    "alone",
+    "check_meta",
+    "check_there",
+    "clear",
+    "connect",
+    "crc_of",
+    "damaged",
+    "forget",
+    "format_of",
+    "make_folder",
+    "replacing",
+    "sealed",
+    "seals",
+    "set_aside",
+    "settle",
+]
+
+LOCK = ".lock"
+"""Its name; only a kill leaves it, and the next run there takes it."""
+
+
+def make_folder(folder: Path) -> None:
+    """The folder of a run, unless it is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make the folder '{folder}': {error.strerror}") from error
+
+
+@contextmanager
+def alone(folder: Path, wait: float = 1.0) -> Iterator[None]:
+    """No other process, and nobody else in this one, works on the run in this folder meanwhile.
+
+    It waits a moment: a run that was killed is let go when its last worker has ended.
+    """
+    path = folder / LOCK
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=wait)
+    except Timeout as error:
+        raise StoreError(
+            f"'{folder}' is in use: another process works on this run; wait for it, or choose another --out"
+        ) from error
+    except OSError as error:
+        raise StoreError(f"cannot lock the run in '{folder}': {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        with suppress(
+            OSError
+        ):  # before it is let go: who gets it then sees that the file is gone, and asks again
+            path.unlink()
+        lock.release()
+
+
+def crc_of(values: tuple[Any, ...]) -> int:
+    """Of numbers and text as SQLite gives them back."""
+    return crc32(repr(values).encode())
+
+
+def sealed(row: Row) -> tuple[Any, ...]:
+    """A row as SQLite gives it back, and its checksum."""
+    round, client, moment, name, value, weight = row
+    number = None if value is None or math.isnan(value) else float(value) + 0.0  # SQLite has no nan and no -0
+    values = (int(round), int(client), moment, name, number, float(weight))
+    return (*values, crc_of(values))
+
+
+FILE = "run.sqlite"
+FORMAT = 3
+"""SQLite's `user_version`."""
+SCHEMA = f"""
+PRAGMA user_version = {FORMAT};
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE rows (
+    round INTEGER, client INTEGER, moment TEXT, name TEXT, value REAL, weight REAL, crc INTEGER NOT NULL,
+    PRIMARY KEY (round, client, moment, name)) WITHOUT ROWID;
+CREATE TABLE states (
+    kind TEXT, client INTEGER, round INTEGER NOT NULL, crc INTEGER NOT NULL, state BLOB NOT NULL,
+    PRIMARY KEY (kind, client));
+"""
+_OUTSIDE = {
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR,
+}  # fmt: skip
+"""Errors that come from around the file. All others come from within: what we ask does not change."""
+
+
+def format_of(folder: Path) -> int:
+    """The format of the run in this folder, from its first bytes: nothing is opened that may be replaced."""
+    try:
+        with (folder / FILE).open("rb") as file:
+            head = file.read(100)
+    except OSError as error:
+        raise StoreError(f"cannot read '{folder / FILE}': {error.strerror}") from error
+    if not head:
+        others = {path.name for path in folder.iterdir() if path.stat().st_size} - {LOCK}
+        if others:  # pictures, or a WAL: it was more once
+            raise damaged(folder, "file is empty")
+        raise StoreError(f"'{folder}' holds a run that never began; remove the folder")
+    if not head.startswith(b"SQLite format 3\0"):
+        raise damaged(folder, "file is not a database")
+    return int.from_bytes(head[60:64], "big")
+
+
+def _remove(path: Path, *suffixes: str) -> None:
+    for suffix in suffixes:
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Where to make the run's file. It gets its name when it is whole: a kill or a full disk leaves no half
+    run, and what had that name stays until then.
+
+    What SQLite keeps beside a file is removed first: of no use without it, and taken for the new one's own.
+    """
+    path, new, beside = folder / FILE, folder / f".{FILE}", ("-wal", "-shm", "-journal")
+    try:
+        _remove(new, "", *beside)
+        yield new
+        _remove(path, *beside)
+        new.rename(path)
+    except BaseException as error:
+        _remove(new, "", *beside)
+        if isinstance(error, OSError):
+            raise StoreError(f"cannot make '{path}': {error.strerror}") from error
+        raise
+
+
+def connect(path: Path, page: int = 0) -> sqlite3.Connection:
+    if not os.access(path.parent, os.W_OK):  # another's run, or a read-only medium: it can still be read
+        how = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
+        address = f"{path.resolve().as_uri()}?{how}"
+        return sqlite3.connect(address, uri=True, isolation_level=None)
+    connection = sqlite3.connect(path, timeout=5, isolation_level=None)
+    if page:
+        connection.execute(f"PRAGMA page_size = {page}")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    return connection
+
+
+def check_there(folder: Path, opened: os.stat_result | None) -> None:
+    """Whether the file is still the one that was opened: SQLite writes on into one that has no name."""
+    path = folder / FILE
+    if opened and not (path.exists() and os.path.samestat(path.stat(), opened)):
+        raise StoreError(f"'{path}' was removed or replaced while the run went on; nothing more is written")
+
+
+def damaged(folder: Path, what: str) -> Damaged:
+    """The error that names the file and the part of it, which may quote damaged text."""
+    shown = " ".join(what.split())[:200]
+    return Damaged(f"'{folder / FILE}' is damaged ({shown}); restore it from a copy or start again")
+
+
+def check_meta(key: str, value: str, crc: int, folder: Path) -> None:
+    """Refuse a value of `meta` that has another checksum or is not JSON, which a stranger can write."""
+    try:
+        is_whole = crc_of((key, value)) == crc
+        json.loads(value)
+    except (ValueError, TypeError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        raise damaged(folder, f"what is written about it: {key}")
+
+
+@contextmanager
+def clear(folder: Path) -> Iterator[None]:
+    """Turn what SQLite says into one line."""
+    try:
+        yield
+    except UnicodeDecodeError as error:  # from Python's sqlite3, which quotes a damaged schema
+        raise damaged(folder, "its tables") from error
+    except sqlite3.Error as error:
+        # Python's own complaint, about text that is no text, has no code
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+        if code & 0xFF not in _OUTSIDE or code == sqlite3.SQLITE_IOERR_SHORT_READ:
+            raise damaged(folder, str(error)) from error
+        reason = "another process is writing this run" if "locked" in str(error) else str(error)
+        intact = "" if code & 0xFF == sqlite3.SQLITE_IOERR else "; what was there is intact"
+        raise StoreError(f"cannot use the run in '{folder}': {reason}{intact}") from error
+
+
+KEPT = {"private": "PRIVATE", "upload": "UPLOAD"}
+"""The kind of a state that is kept for the best entry."""
+_WRITTEN = {"best": "last", **{kept: kind for kind, kept in KEPT.items()}}
+"""And back: as what it was written, the server's best state too."""
+_ASIDE = {kind: kind.title() for kind in KEPT}
+
+
+def seals(kind: str, client: int, round: int, state: bytes) -> Iterator[int]:
+    """Checksums that a state may have: as what it was written; once, the server's best as itself."""
+    return (crc32(state, crc_of((name, client, round))) for name in (_WRITTEN.get(kind, kind), kind))
+
+
+def set_aside(db: sqlite3.Connection, kind: str, client: int) -> None:
+    """A client's state is about to be replaced, perhaps once more in the same round."""
+    move = "UPDATE OR IGNORE states SET kind = ? WHERE kind = ? AND client = ?"
+    db.execute(move, (_ASIDE[kind], kind, client))
+
+
+def forget(db: sqlite3.Connection) -> None:
+    """Another entry is the best from now on."""
+    db.executemany("DELETE FROM states WHERE kind = ?", [(kept,) for kept in KEPT.values()])
+
+
+def settle(db: sqlite3.Connection) -> None:
+    """Of the states that were replaced keep those of the best entry: made before it or in it. Where one is
+    younger, the best entry's is kept already, or there was none yet. A run begun with --no-keep-best keeps
+    none."""
+    entry = db.execute("SELECT round FROM states WHERE kind = 'best'").fetchone()
+    if db.execute("SELECT 1 FROM meta WHERE key = 'keeps_best' AND value = 'false'").fetchone():
+        entry = None
+    for kind, aside in _ASIDE.items():
+        if entry:
+            move = "UPDATE states SET kind = ? WHERE kind = ? AND round <= ?"
+            db.execute(move, (KEPT[kind], aside, entry[0]))
+        db.execute("DELETE FROM states WHERE kind = ?", (aside,))
 
 
 class Store:
@@ -87,10 +310,10 @@ class Store:
         with clear(self.folder):
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                sqlite_file.check_there(self.folder, self._file)
+                check_there(self.folder, self._file)
                 yield
-                best.settle(self._db)
-                sqlite_file.check_there(self.folder, self._file)
+                settle(self._db)
+                check_there(self.folder, self._file)
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
@@ -126,7 +349,7 @@ class Store:
     def _verify_meta(self) -> None:
         """All of it when the run is opened: of a damaged key nobody would ask for the value."""
         for key, value, crc in self._read("SELECT key, value, crc FROM meta"):
-            sqlite_file.check_meta(key, value, crc, self.folder)
+            check_meta(key, value, crc, self.folder)
 
     def last_round(self) -> int:
         """The last finished round; -1 before the preparation."""
@@ -188,7 +411,7 @@ class Store:
 
     def last_is_best(self, *, moves: bool) -> None:
         """The `last` server state becomes the `best`, as a copy; it `moves` if another takes its place."""
-        best.forget(self._db)
+        forget(self._db)
         if moves:
             self._db.execute("DELETE FROM states WHERE kind = 'best'")
             self._db.execute("UPDATE states SET kind = 'best' WHERE kind = 'last'")
@@ -202,7 +425,7 @@ class Store:
         return self.state("private", client)
 
     def stage(self, client: int, state: bytes) -> None:
-        best.set_aside(self._db, "private", client)
+        set_aside(self._db, "private", client)
         self.write_state("private", client, state)
 
     def stamp(self, client: int) -> tuple[int, int] | None:
@@ -216,7 +439,7 @@ class Store:
         return decode(found)
 
     def keep_upload(self, client: int, state: State) -> None:
-        best.set_aside(self._db, "upload", client)
+        set_aside(self._db, "upload", client)
         self.write_state("upload", client, encode(state))
 
     def clients(self) -> Iterator[tuple[int, State]]:
@@ -240,14 +463,14 @@ class Store:
         query = "SELECT round, crc, state FROM states WHERE kind = ? AND client = ?"
         for round, crc, state in self._read(query, kind, client):
             whose = kind if client == ALL else f"{kind} of client {client}"
-            if isinstance(state, bytes) and crc in best.seals(kind, client, round, state):
+            if isinstance(state, bytes) and crc in seals(kind, client, round, state):
                 return state
             raise damaged(self.folder, f"the state '{whose}', round {round}")
         return None
 
     def write_state(self, kind: str, client: int, state: bytes, round: int | None = None) -> None:
         of = self._round if round is None else round
-        values = (kind, client, of, next(best.seals(kind, client, of, state)), state)
+        values = (kind, client, of, next(seals(kind, client, of, state)), state)
         self._db.execute("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?)", values)
 
     def _read(self, query: str, *values: Any) -> Iterator[Any]:

@@ -1,25 +1,78 @@
-"""The paper's tables from runs: ours beside the paper's numbers, with a mark where they are not alike."""
+"""The paper's figures: learning curves, t-SNE, who holds what."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from feddbe import api
+from feddbe.callbacks.base import Watch
+from feddbe.config.options import Config
+from feddbe.data.federated import label_counts, load_data
 from feddbe.errors import BadInput
-from feddbe.results.document import RunDocument
-from feddbe.results.extent import Extent, extent, reached
-from feddbe.results.groups import counted
-from feddbe.results.statistics import interval, paired
-from feddbe.results.verdicts import RULE, Comparison, judge
-from feddbe.runs.watch import Watch
-from feddbe.show.compared import Compared, Place
-from feddbe.studies import runner, values
-from feddbe.studies.catalogue import Slot, Study
-from feddbe.studies.cells import Cell
+from feddbe.reporting import figures
+from feddbe.reporting.paper_table import Compared, Place
+from feddbe.results.document import Extent, RunDocument, extent, reached
+from feddbe.results.seeds import counted
+from feddbe.results.statistics import RULE, Comparison, interval, judge, paired
+from feddbe.runs import folders
+from feddbe.studies import paper, runner
+from feddbe.studies.paper import Column, Slot, Study
 from feddbe.studies.runner import Planned
+from feddbe.studies.spec import Cell
 
-__all__ = ["Plans", "cells_of", "compared", "measure", "plan"]
+__all__ = ["Plans", "cells_of", "compared", "draw", "measure", "measure_embeddings", "plan"]
+
+
+def measure_embeddings(study: Study, plans: Plans, watch: Watch | None = None) -> None:
+    """What a picture of representations needs."""
+    if study.figure == "tsne":
+        for column in study.columns:
+            for document in _documents(study, column, plans):
+                api.measure(document["folder"], what="tsne", at="z_g,z", watch=watch, quiet=True)
+
+
+def draw(study: Study, plans: Plans, folder: Path) -> dict[str, Path | str]:
+    """A picture for each column: its path in `folder`, or why there is none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Path | str] = {}
+    for column in study.columns:
+        path = folder / f"{study.name}-{folders.slug(column.title.replace(' ', '-'))}.png"
+        if study.figure == "distributions":
+            found[column.title] = _bubbles(path, column.options)
+        elif not (documents := _documents(study, column, plans)):
+            cells = [cell for slot in study.slots if slot.column is column for cell in slot.cells]
+            found[column.title] = next((plans[c].refused for c in cells if plans[c].refused), "not run")
+        elif study.figure == "curves":
+            figures.curves(path, documents)
+            found[column.title] = path
+        else:
+            tsne: list[Any] = [
+                {**d, "measured": [one for one in d["measured"] if one["what"] == "tsne"]} for d in documents
+            ]
+            drawn = api.draw_measured(folder, tsne)
+            found[column.title] = drawn[0].replace(path) if drawn else "not measured"
+    return found
+
+
+def _documents(study: Study, column: Column, plans: Plans) -> list[RunDocument]:
+    """Runs of one column that have something to show; of t-SNE those of the first trial."""
+    slots = [slot for slot in study.slots if slot.column is column]
+    cells = [cell for slot in slots for cell in (slot.cells[:1] if study.figure == "tsne" else slot.cells)]
+    return [found for cell in cells if (found := plans[cell].found) and found["best"]]
+
+
+def _bubbles(path: Path, options: Mapping[str, Any]) -> Path | str:
+    wanted = ("data", "partition", "partition_seed", "clients", "variant")
+    try:
+        held = load_data(Config(**{key: options[key] for key in wanted if key in options}))
+    except BadInput as error:
+        return str(error)
+    title = f"{options['data']}, {held.options.partition}, {held.split.clients} clients"
+    figures.bubbles(path, label_counts(held.dataset, held.split), title)
+    return path
+
 
 Plans = dict[Cell, Planned]
 Trial = tuple[int, Extent]
@@ -44,7 +97,7 @@ def measure(study: Study, plans: Plans, *, quick: bool, watch: Watch | None = No
     taken twice. Why something could not be taken, a line each."""
     wanted: dict[Path, list[str]] = {}
     for slot in study.slots:
-        for place in values.places([slot.column.read]):
+        for place in paper.places([slot.column.read]):
             for cell in (*slot.cells, *slot.base):
                 if (found := plans[cell].found) and found["best"]:
                     wanted.setdefault(plans[cell].place, []).append(place)
@@ -100,7 +153,7 @@ def _read(read: str, cells: Iterable[Cell], plans: Plans) -> dict[Trial, float]:
     """Return the values of the runs that are counted."""
     documents = _counted(cells, plans)
     read_values = {
-        (seed, extent(document)): values.value(read, document) for seed, document in documents.items()
+        (seed, extent(document)): paper.value(read, document) for seed, document in documents.items()
     }
     return {trial: value for trial, value in read_values.items() if value is not None}
 
@@ -137,7 +190,7 @@ def _marks(study: Study, slot: Slot, plans: Plans, found: Mapping[Trial, float])
     if len(found) < len(slot.cells):
         marks.append(f"{len(found)} of {len(slot.cells)} trials")
     marks += sorted({document["note"] for document in documents} - {""})
-    mdls = [values.mdl_of(slot.column.read, document) for document in documents]
+    mdls = [paper.mdl_of(slot.column.read, document) for document in documents]
     if any(mdl and mdl["quick"] for mdl in mdls):
         marks.append("quick MDL")
     return tuple(marks)
@@ -167,7 +220,7 @@ def _gains(study: Study, plans: Plans) -> list[str]:
         difference = base and paired(_values(slot, plans), _values(base, plans))
         if base and difference:
             runs = [*_counted(slot.cells, plans).values(), *_counted(base.cells, plans).values()]
-            on_test = any(values.is_chosen_on_test(slot.column.read, run) for run in runs)
+            on_test = any(paper.is_chosen_on_test(slot.column.read, run) for run in runs)
             shown = difference.shown(sign=True)
             names.append(f"{slot.row.name} against {base.row.name}, {slot.column.title}: {shown}")
             comparisons.append(Comparison(difference, on_test))
@@ -183,6 +236,6 @@ def _is_plain(other: Slot, slot: Slot) -> bool:
     """Whether it is the same place of the method without its add-ons."""
     method, _, addon = slot.row.method.partition("+")
     column = slot.column
-    counts = values.is_accuracy(column.read) and not column.against and not column.method
+    counts = paper.is_accuracy(column.read) and not column.against and not column.method
     alike = other.column is column and other.row.method == method and not other.row.options
     return bool(addon) and counts and alike

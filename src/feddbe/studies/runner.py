@@ -6,29 +6,42 @@ A run is written after every round and can be continued, so a study can be stopp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+import dataclasses
+import multiprocessing
+import signal
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
 
 from feddbe import api, data
+from feddbe.callbacks.base import Watch
+from feddbe.config.options import Asked, Config
 from feddbe.data.dataset import Dataset
-from feddbe.engines.pool import cores
-from feddbe.errors import BadInput, FeddbeError, StoreError
-from feddbe.models import ModelSource
-from feddbe.options.config import Asked, Config
+from feddbe.errors import BadInput, Diverged, FeddbeError, StoreError
+from feddbe.models.registry import ModelSource
 from feddbe.paths import expand
-from feddbe.results.document import RunDocument, ending
-from feddbe.results.extent import cut, last_round, reached
+from feddbe.results.document import RunDocument, cut, ending, last_round, reached
 from feddbe.runs import folders
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.store import FILE, Store
 from feddbe.runs.summary import load
-from feddbe.runs.watch import Watch
-from feddbe.studies.cells import Cell
-from feddbe.studies.side_by_side import carry_on_all
+from feddbe.runs.timing import BATCHES, TESTED, estimate, probe
+from feddbe.simulation.engines.base import portable
+from feddbe.simulation.engines.pool import cores, end_with_parent
+from feddbe.studies.spec import Cell
+from feddbe.training import gradients
 
-__all__ = ["Board", "Planned", "plan", "refresh", "run"]
+__all__ = ["Board", "Clock", "Planned", "carry_on_all", "plan", "refresh", "run"]
 
 Remark = Callable[[str], None]
 
@@ -212,3 +225,165 @@ def _look(cell: Cell, experiment: Experiment, place: Path) -> Planned:
         )
         return Planned(cell, None, place, refused=problem)
     return Planned(cell, experiment, place, found, ending(found))
+
+
+PATIENCE = 20.0
+"""Seconds that a child has to give up its round."""
+# As in the pool: a forked child shares the data without a copy; elsewhere than on Linux forking is not safe.
+_START: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+_Child = tuple[BaseProcess, int]
+
+
+def carry_on_all(
+    work: Sequence[tuple[Experiment, Path]], jobs: int, watch: Callable[[int], Watch]
+) -> Generator[tuple[int, FeddbeError | None], None, None]:
+    """Carry these runs on, at most `jobs` at a time, in their order: each one's number when it has ended, and
+    what kept it from its end. `watch` gives who is told of a run that begins."""
+    models = {experiment.options.model: experiment.task for experiment, _ in work}
+    for task in models.values():  # compile before there are processes that all would
+        gradients.get_ready(task, lambda text: None)
+    waiting, running = deque(range(len(work))), dict[Connection, _Child]()
+    watches: dict[int, Watch] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                index = waiting.popleft()
+                watches[index] = watch(index)
+                pipe, process = _start(*work[index], list(running))
+                running[pipe] = process, index
+            for ready in wait(list(running)):
+                assert isinstance(ready, Connection)
+                process, index = running[ready]
+                ended, error = _hear(ready, process, watches[index])
+                if ended:
+                    del running[ready]
+                    ready.close()
+                    process.join()
+                    if error is not None and not isinstance(error, FeddbeError):
+                        raise error
+                    yield index, error
+    finally:
+        _end(running)
+
+
+def _start(
+    experiment: Experiment, place: Path, others: Sequence[Connection]
+) -> tuple[Connection, BaseProcess]:
+    ours, theirs = _START.Pipe(duplex=False)
+    # a forked child also has our ends of all pipes: one that it keeps would not close when we end
+    inherited = [ours, *others] if _START.get_start_method() == "fork" else []
+    process = _START.Process(
+        target=_work, args=(experiment, place, theirs, inherited), name="feddbe-run", daemon=True
+    )
+    process.start()
+    theirs.close()
+    return ours, process
+
+
+def _hear(pipe: Connection, process: BaseProcess, watch: Watch) -> tuple[bool, Exception | None]:
+    """One message of a child: whether it was its last, and the error that it ended with."""
+    try:
+        what, values = pipe.recv()
+    except (EOFError, OSError):
+        process.join()
+        return True, FeddbeError(f"its process ended without a word (exit code {process.exitcode})")
+    if what == "end":
+        return True, values
+    getattr(watch, what)(*values)
+    return False, None
+
+
+def _end(running: dict[Connection, _Child]) -> None:
+    """Ask all to give up, and wait for them."""
+    for process, _ in running.values():
+        process.terminate()
+    for pipe, (process, _) in running.items():
+        pipe.close()
+        process.join(PATIENCE)
+        if process.is_alive():  # it hangs; a kill does no more harm to its run
+            process.kill()
+            process.join()
+
+
+class _Teller(Watch):
+    """Sends what it is told to the parent; what each client does is not worth a message."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+
+    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+        self._send("begin", name, folder, done, rounds)
+
+    def round(self, done: int, accuracy: float | None) -> None:
+        self._send("round", done, accuracy)
+
+    def remark(self, text: str) -> None:
+        self._send("remark", text)
+
+    def _send(self, what: str, *values: object) -> None:
+        self.pipe.send((what, values))
+
+
+def _work(experiment: Experiment, place: Path, pipe: Connection, inherited: Sequence[Connection]) -> None:
+    """A child: one run."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    failure: Exception | None = None
+    try:
+        signal.signal(signal.SIGTERM, _give_up)
+        end_with_parent()
+        for other in inherited:
+            other.close()
+        torch.set_num_threads(1)
+        options = dataclasses.replace(experiment.options, engine="serial")
+        api.carry_on(dataclasses.replace(experiment, options=options), place, _Teller(pipe))
+    except KeyboardInterrupt:
+        return
+    except FeddbeError as error:
+        failure = error
+    except Exception as error:
+        error.add_note(f"in {experiment.name}, '{place}':\n{traceback.format_exc()}")
+        failure = portable(error)
+    with suppress(OSError):  # nobody listens any more
+        pipe.send(("end", failure))
+
+
+def _give_up(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+_SAME = ("data", "model", "epochs", "join", "clients", "newcomers")
+"""What, with the method, decides how long a round takes, nearly."""
+
+
+class Clock:
+    """Times a round of each kind of run once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], float] = {}
+
+    def left(self, plans: Iterable[Planned]) -> float:
+        """Seconds until the last of these runs would end here, side by side; none may stop early."""
+        missing = {planned.place: planned for planned in plans if planned.missing}
+        each = [self._left(planned) for planned in missing.values()]
+        return sum(each) / max(1, min(cores(), len(each)))
+
+    def _left(self, planned: Planned) -> float:
+        assert planned.experiment
+        rounds, found = planned.experiment.options.rounds or 0, planned.found
+        if found and len(found["rounds"]) > 1:
+            return max(0, rounds - found["rounds"][-1]["round"]) * found["cost"]["seconds"]
+        return rounds * self._round(planned)
+
+    def _round(self, planned: Planned) -> float:
+        experiment = planned.experiment
+        assert experiment
+        options = dataclasses.replace(experiment.options, engine="serial")
+        kind = (planned.cell.method.partition("(")[0], *(getattr(options, key) for key in _SAME))
+        if kind not in self._known:
+            alone = dataclasses.replace(experiment, options=options)
+            try:
+                timed = estimate(alone, probe(alone, BATCHES, TESTED))
+                self._known[kind] = timed["seconds_per_round"]
+            except Diverged:  # then the run will, as soon
+                self._known[kind] = 0.0
+        return self._known[kind]

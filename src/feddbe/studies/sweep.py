@@ -7,25 +7,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from feddbe import api
-from feddbe.data import in_memory
+from feddbe import api, paths
+from feddbe.callbacks.base import Watch
+from feddbe.callbacks.progress import progress
+from feddbe.config.options import Several, given, several
 from feddbe.data.dataset import Dataset
+from feddbe.data.registry import in_memory
 from feddbe.errors import BadInput, Diverged
-from feddbe.methods import Method, spelled
-from feddbe.models import ModelSource
-from feddbe.options import config
-from feddbe.options.several import Several, several
+from feddbe.methods.base import Method
+from feddbe.methods.registry import spelled
+from feddbe.models.registry import ModelSource
 from feddbe.paths import expand
+from feddbe.reporting.run import Run, Runs, Sweep
 from feddbe.results.document import RunDocument
 from feddbe.runs import folders
 from feddbe.runs.store import Store
-from feddbe.runs.watch import Watch
-from feddbe.show.run import Run, Runs, Sweep
 from feddbe.studies import runner
-from feddbe.studies.cells import Cell, grid
 from feddbe.studies.runner import Board, Planned
+from feddbe.studies.spec import Cell, grid
 from feddbe.studies.tune import VALIDATION
-from feddbe.watch import progress
 
 __all__ = ["carry_out", "cells", "compare", "found", "place", "plan", "validated"]
 
@@ -56,7 +56,7 @@ def compare(
         "data": dataset.name if dataset else data if isinstance(data, list) else data and str(data),
         "model": model if isinstance(model, str | list) else None,
     }
-    wanted = several(config.given(names, options | told))
+    wanted = several(given(names, options | told))
     if wanted is None:
         return api.compare(names, data=source, model=model, watch=watch, code=code, trust=trust, **options)
     if watch is not None:
@@ -129,7 +129,7 @@ def place(wanted: Several) -> Path:
     """The folder of a study: `out`, or one for all studies of the data, where their runs are found again."""
     data = wanted.options.get("data") or "digits"
     stem = "several" if isinstance(data, list) else Path(str(data)).stem.split("(")[0]
-    return expand(wanted.options.get("out") or str(folders.RUNS / f"study-{stem}"))
+    return expand(wanted.options.get("out") or str(paths.RUNS / f"study-{stem}"))
 
 
 def carry_out(

@@ -16,24 +16,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddbe import seeds
+from feddbe import methods, paths, seeds
+from feddbe.callbacks.base import Watch
+from feddbe.config.options import Asked, Config
+from feddbe.config.parameters import number_or_text
+from feddbe.config.spec import written
 from feddbe.data.split import Split
-from feddbe.errors import BadInput, Diverged
-from feddbe.options.config import Asked, Config
+from feddbe.errors import BadInput, Diverged, unknown
 from feddbe.paths import expand
-from feddbe.runs import folders, lock
+from feddbe.runs import folders, store
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.runs.watch import Watch
 from feddbe.studies import runner
-from feddbe.studies.cells import Cell
-from feddbe.studies.space import Space, named, published, space_of
-from feddbe.studies.values import published_accuracy
+from feddbe.studies.paper import published_accuracy
+from feddbe.studies.spec import Cell
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna import Trial as Asking
 
-__all__ = ["VALIDATION", "Trial", "Tuned", "tune"]
+__all__ = ["LR", "VALIDATION", "Space", "Trial", "Tuned", "named", "published", "space_of", "tune"]
 
 VALIDATION = 0.2
 """Share of the training data, unless another is asked for."""
@@ -90,12 +91,12 @@ def tune(asked: Asked, *, trials: int = 20, space: Sequence[str] = (), watch: Wa
     share = options.validation if "validation" in asked.origins else VALIDATION
     if not share:
         raise BadInput("validation = 0; a search needs validation data: it must not look at test data")
-    folder = expand(options.out) if options.out else folders.RUNS / _name(options, method)
+    folder = expand(options.out) if options.out else paths.RUNS / _name(options, method)
     experiment = resolve(method, dataclasses.replace(options, validation=share))
     chosen = space_of(experiment, space)
     first = {key: published(experiment, key) for key in chosen}
-    lock.make_folder(folder)
-    with lock.alone(folder):
+    store.make_folder(folder)
+    with store.alone(folder):
         found = _study(optuna, folder, _identify(experiment, chosen), first)
         base = _options(options, experiment.task.split, folder)
         search = _Search(optuna, found, experiment, base, chosen, folder, watch or Watch())
@@ -257,3 +258,75 @@ def _optuna() -> Any:
         raise BadInput("tune needs Optuna; install it with: pip install 'feddbe[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
+
+
+Space = dict[str, list[Any]]
+"""Name of an option (`kappa`, `lr`) -> values to choose from."""
+LR = (0.005, 0.01, 0.05, 0.1)
+"""Learning rates worth trying; the paper gives none."""
+
+
+def space_of(experiment: Experiment, given: Sequence[str] = ()) -> Space:
+    """What is searched: `given` as in `kappa=1,5,50`; without, all that the method's parts name values worth
+    trying for, and the learning rate where the method has a use for it; the published values are among
+    them."""
+    parameters = {
+        parameter["name"]: parameter for part in _parts(experiment) for parameter in part["parameters"]
+    }
+    found: Space = {}
+    if given:
+        found = dict(_given(item, [*parameters, "lr"]) for item in given)
+        parameters = {}
+    for name, parameter in parameters.items():
+        words = parameter["search"].split()
+        if words and "%" not in words:  # a rule, no list
+            found[name] = [number_or_text(word) for word in words]
+    if experiment.config["lr"] is not None and not given:
+        found["lr"] = list(LR)
+    return {key: _with(values, published(experiment, key)) for key, values in found.items()}
+
+
+def _with(values: Sequence[Any], published: Any) -> list[Any]:
+    """The values and the published one, numbers by size."""
+    every = list(dict.fromkeys([*values, published]))
+    numbers = sorted(value for value in every if isinstance(value, int | float))
+    return [*numbers, *(value for value in every if not isinstance(value, int | float))]
+
+
+def _parts(experiment: Experiment) -> list[methods.Description]:
+    name = experiment.name.lower()
+    used = [part.partition("(")[0].strip() for part in name.split("+")]
+    return [part for part in methods.describe() if part["name"] in used]
+
+
+def _given(item: str, known: Sequence[str]) -> tuple[str, list[Any]]:
+    key, equals, text = (word.strip() for word in item.partition("="))
+    values = [number_or_text(word.strip()) for word in text.split(",") if word.strip()]
+    if not equals or not values:
+        raise BadInput(f"--space {item}: write it as --space kappa=1,5,50")
+    if key not in known:
+        raise unknown("hyper-parameter", key, known)
+    return key, values
+
+
+def named(method: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The method with these values in its brackets, and those that are options of a run."""
+    own = {key: value for key, value in values.items() if key != "lr"}
+    name, _, addons = method.partition("+")
+    parts = [name, *addons.split("+")] if addons else [name]
+    known = {part["name"]: {p["name"] for p in part["parameters"]} for part in methods.describe()}
+    for index, part in reversed(list(enumerate(parts))):  # of two that have it, the add-on
+        mine = {key: own.pop(key) for key in list(own) if key in known[part.lower()]}
+        if mine:
+            parts[index] = f"{part}({','.join(f'{key}={written(value)}' for key, value in mine.items())})"
+    return "+".join(parts), {"lr": values["lr"]} if "lr" in values else {}
+
+
+def published(experiment: Experiment, key: str) -> Any:
+    """The value that a run has without a search."""
+    if key == "lr":
+        return experiment.config["lr"]
+    for options in reversed(experiment.config["method_options"].values()):
+        if key in options:
+            return options[key]
+    raise unknown("hyper-parameter", key, ())

@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from feddbe import engines
+from feddbe.config.options import Config
+from feddbe.data.builtin import digits
 from feddbe.data.dataset import Dataset
-from feddbe.data.published import digits
-from feddbe.engines import ClientStates, Engine, Messages, Serial
-from feddbe.engines.client import Job, Reply
-from feddbe.measures.rows import ALL
-from feddbe.options.config import Config
+from feddbe.metrics.records import ALL
 from feddbe.results.document import Entry
-from feddbe.runs import rounds
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.store import FILE, Store
+from feddbe.simulation import engines, loop
+from feddbe.simulation.client import Job, Reply
+from feddbe.simulation.engines.base import ClientStates, Engine, Messages
+from feddbe.simulation.engines.serial import Serial
 from feddbe.state import State, decode
 
 __all__ = [
@@ -63,9 +63,9 @@ def carry_out(experiment: Experiment, folder: Path, engine: Engine) -> Outcome:
     if Store.is_run(folder):
         store = Store.open(folder)
     else:
-        store = Store.create(folder, {"config_hash": experiment.config_hash}, rounds.start(experiment))
+        store = Store.create(folder, {"config_hash": experiment.config_hash}, loop.start(experiment))
     try:
-        rounds.run(experiment, store, engine)
+        loop.run(experiment, store, engine)
         return Outcome(store.server(), dict(store.clients()), store.entries())
     finally:
         store.close()

@@ -20,9 +20,9 @@ from torch import Tensor
 from feddbe import seeds
 from feddbe.data.dataset import Dataset
 from feddbe.errors import Diverged
-from feddbe.models.split import SplitModel
+from feddbe.models.split_model import SplitModel
 from feddbe.state import State
-from feddbe.training.optimiser import PLAIN, Optimiser
+from feddbe.training.optimizer import PLAIN, Optimiser
 from feddbe.training.terms import Term
 
 __all__ = [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,11 +14,12 @@ import torch
 from feddbe import seeds
 from feddbe.data.dataset import Dataset
 from feddbe.data.split import Split
-from feddbe.models.split import SplitModel
+from feddbe.errors import BadInput
+from feddbe.models.split_model import SplitModel
 from feddbe.state import State
-from feddbe.training.optimiser import PLAIN, Decay, Optimiser
+from feddbe.training.optimizer import PLAIN, Decay, Optimiser
 
-__all__ = ["Context", "Task", "Training"]
+__all__ = ["Context", "Task", "Training", "at_work", "find"]
 
 
 @dataclass(frozen=True)
@@ -98,3 +101,29 @@ class Context:
     def stream(self, purpose: str) -> np.random.RandomState:
         """The server's own randomness in this round."""
         return seeds.stream(self.task.seed, purpose, self.round)
+
+
+def find(name: str) -> torch.device:
+    """`auto` is the first GPU that torch can use, or the CPU."""
+    gpus = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
+    there = [*gpus, *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]
+    wanted = there[0] if name == "auto" else "cuda:0" if name == "cuda" else name
+    if wanted not in there:
+        raise BadInput(f"device = '{name}'; torch can use here: {', '.join(there)}")
+    return torch.device(wanted)
+
+
+@contextmanager
+def at_work(device: torch.device) -> Iterator[None]:
+    """What is made in the block lies on this device, and the same work gives the same bits there."""
+    if device.type == "cpu":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with device:
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)

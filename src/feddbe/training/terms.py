@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from feddbe.models.split import SplitModel
+from feddbe.models.split_model import SplitModel
 from feddbe.state import State, sum_by_name
 
 __all__ = [

@@ -21,21 +21,22 @@ FEATURES = {4: {}, 8: {"avx": True}, 16: {"avx512f": True}}
 if len(sys.argv) > 2:  # LANES is chosen when `tiles` is imported
     real_features = binding.get_host_cpu_features
     binding.get_host_cpu_features = lambda: FEATURES[int(sys.argv[2])]
-    import feddbe.training.trainers._compiled.tiles  # noqa: F401
+    import feddbe.training.compiled.tiles  # noqa: F401
 
     binding.get_host_cpu_features = real_features
 
 from feddbe.state import sha256  # noqa: E402
+from feddbe.training.compiled import backend  # noqa: E402
+from feddbe.training.compiled import network as layout  # noqa: E402
+from feddbe.training.compiled.network import GAP, Layout, _up, allocate  # noqa: E402
+from feddbe.training.compiled.records import Array  # noqa: E402
 from feddbe.training.plan import FitPlan  # noqa: E402
-from feddbe.training.trainers import compiled  # noqa: E402
-from feddbe.training.trainers._compiled import layout  # noqa: E402
-from feddbe.training.trainers._compiled.records import Array  # noqa: E402
 from tests.training.trainers.test_compiled import NETWORKS, mr, plan_of  # noqa: E402
 
 PAGE = mmap.PAGESIZE
 _kept = list[mmap.mmap]()
 _libc = ctypes.CDLL(None, use_errno=True)
-_ordinary, _piece = layout.allocate, layout.Layout._room
+_ordinary, _piece = allocate, Layout._room
 
 
 def guarded(n: int, number: np.dtype[Any], *, last: bool) -> Array:
@@ -52,14 +53,14 @@ def guarded(n: int, number: np.dtype[Any], *, last: bool) -> Array:
     return np.frombuffer(memory, number, n, offset)
 
 
-def poison(network: layout.Layout, gaps: list[tuple[int, int]]) -> None:
+def poison(network: Layout, gaps: list[tuple[int, int]]) -> None:
     """Write NaN into the gaps of the numbers and behind the end of work arrays."""
     for start, end in gaps:
         network.room.numbers[start:end] = np.nan
-    network.room.block[-layout.GAP :] = np.nan
-    network.room.values[-layout.GAP :] = np.nan
-    network.room.lines[-layout.GAP :] = np.iinfo(np.int32).max
-    network.room.counts[-layout.GAP :] = np.iinfo(np.int64).max
+    network.room.block[-GAP:] = np.nan
+    network.room.values[-GAP:] = np.nan
+    network.room.lines[-GAP:] = np.iinfo(np.int32).max
+    network.room.counts[-GAP:] = np.iinfo(np.int64).max
 
 
 class Guards:
@@ -69,35 +70,35 @@ class Guards:
         self.last = last
 
     def __enter__(self) -> None:
-        gaps, make = list[tuple[int, int]](), layout.Layout.__init__
+        gaps, make = list[tuple[int, int]](), Layout.__init__
 
-        def piece(network: layout.Layout, n: int) -> int:
+        def piece(network: Layout, n: int) -> int:
             start = _piece(network, n)
-            gaps.append((start + layout._up(n, 16), network._top))
+            gaps.append((start + _up(n, 16), network._top))
             return start
 
-        def init(network: layout.Layout, *arguments: Any, **options: Any) -> None:
+        def init(network: Layout, *arguments: Any, **options: Any) -> None:
             gaps.clear()
             make(network, *arguments, **options)
             poison(network, gaps)
 
         self.make = make
         layout.allocate = lambda n, number: guarded(n, number, last=self.last)
-        layout.Layout._room = piece  # type: ignore[method-assign, assignment]
-        layout.Layout.__init__ = init  # type: ignore[method-assign, assignment]
+        Layout._room = piece  # type: ignore[method-assign, assignment]
+        Layout.__init__ = init  # type: ignore[method-assign, assignment]
 
     def __exit__(self, *_: object) -> None:
-        layout.allocate, layout.Layout._room = _ordinary, _piece  # type: ignore[method-assign]
-        layout.Layout.__init__ = self.make  # type: ignore[method-assign]
+        layout.allocate, Layout._room = _ordinary, _piece  # type: ignore[method-assign]
+        Layout.__init__ = self.make  # type: ignore[method-assign]
 
 
 def results(name: str) -> list[str]:
     """Return hashes of a gradient, of trained parameters and of predictions."""
     plan: FitPlan = plan_of(name, prbm=True, terms=[mr()])
     x, y = plan.batches.dataset.x, plan.batches.dataset.y
-    gradient = compiled.gradient(plan.model, plan.params, {}, x[:10], y[:10]).of
-    fitted = compiled.train(plan)
-    predicted = compiled.Predictor(plan.model, plan.params, plan.extras["prbm"])(x[:7])
+    gradient = backend.gradient(plan.model, plan.params, {}, x[:10], y[:10]).of
+    fitted = backend.train(plan)
+    predicted = backend.Predictor(plan.model, plan.params, plan.extras["prbm"])(x[:7])
     hidden = {"logits": predicted.logits, "z": predicted.z, "z_g": predicted.z_g}
     return [sha256(dict(gradient)), sha256(fitted.params | fitted.extras), sha256(hidden)]
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from feddbe.models.split import SplitModel
+from feddbe.models.split_model import SplitModel
+from feddbe.training import autograd
 from feddbe.training.plan import FitPlan
-from feddbe.training.trainers import autograd
 from tests.training.trainers.test_compiled import doubles, mr, near, plan_of
 
 __all__ = ["doubles"]

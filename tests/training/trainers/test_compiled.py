@@ -22,18 +22,17 @@ from torch import Tensor, nn
 from feddbe.data.dataset import Dataset
 from feddbe.data.split import Split
 from feddbe.errors import BadInput, Diverged
-from feddbe.models.cnn import cnn, cnn_small, mlp
-from feddbe.models.har_cnn import har_cnn
-from feddbe.models.split import SplitModel
-from feddbe.training import passes
-from feddbe.training.local import Extra, Local
-from feddbe.training.optimiser import Optimiser
+from feddbe.models.architectures import cnn, cnn_small, har_cnn, mlp
+from feddbe.models.split_model import SplitModel
+from feddbe.training import autograd, gradients
+from feddbe.training.backends import trainer_of
+from feddbe.training.compiled import backend, fits
+from feddbe.training.compiled.network import find
+from feddbe.training.optimizer import Optimiser
 from feddbe.training.plan import Batches, FitPlan, Fitted, Samples
 from feddbe.training.task import Task, Training
 from feddbe.training.terms import CROSS_ENTROPY, At, MeanPull, Steps, Term, by_autograd, prox
-from feddbe.training.trainers import autograd, compiled, trainer_of
-from feddbe.training.trainers._compiled import fits
-from feddbe.training.trainers._compiled.networks import find
+from feddbe.training.trainer import Extra, Local
 from tests.federation import experiment
 
 Shape = tuple[int, ...]
@@ -133,8 +132,8 @@ def near(weight: float) -> Any:
 
 def agree(plan: FitPlan, exact: float = 1e-10) -> Fitted:
     """Parameters, by how far they moved; all other numbers of the fit."""
-    assert not compiled.refuses(plan)
-    found, wanted = compiled.train(plan), autograd.train(plan)
+    assert not backend.refuses(plan)
+    found, wanted = backend.train(plan), autograd.train(plan)
     for name, start in plan.params.items():
         moved = float((wanted.params[name] - start).abs().max())
         assert torch.equal(found.params[name], start) == (name not in plan.rates)
@@ -221,13 +220,13 @@ def test_a_body_that_stays_passes_once(
     whole = plan_of(name, cut, epochs=3, **parts)
     rates = {n: rate for n, rate in whole.rates.items() if n in whole.model.head or n in whole.extras}
     plan, passes = dataclasses.replace(whole, rates=rates), list[Dataset]()
-    features = compiled._features
+    features = backend._features
 
     def counted(plan: FitPlan) -> Dataset:
         passes.append(features(plan))
         return passes[-1]
 
-    monkeypatch.setattr(compiled, "_features", counted)
+    monkeypatch.setattr(backend, "_features", counted)
     agree(plan)
     assert len(passes) == 1
     assert len(passes[0]) == len(plan.batches.rows)
@@ -282,7 +281,7 @@ def test_steps_on_one_batch(name: str) -> None:
     plan = plan_of(name, rows=7)
     x, y = plan.batches.dataset.x, plan.batches.dataset.y
     anchor = {n: torch.randn_like(p) for n, p in plan.params.items()}
-    found = compiled.descend(plan.model, plan.params, {}, x, y, Steps(3, 0.05, 2.0, anchor))
+    found = backend.descend(plan.model, plan.params, {}, x, y, Steps(3, 0.05, 2.0, anchor))
     params, losses = plan.params, []
     for _ in range(3):
         g = by_autograd(plan.model, params, {}, x, y)
@@ -304,7 +303,7 @@ def test_the_first_of_equal_maxima_gets_the_gradient() -> None:
     x = torch.ones_like(plan.batches.dataset.x)
     x[:, :, 5:, 5:] = torch.randn_like(x[:, :, 5:, 5:])
     samples = Samples(x, plan.batches.dataset.y)
-    found = compiled.gradient(plan.model, plan.params, {}, *samples).of
+    found = backend.gradient(plan.model, plan.params, {}, *samples).of
     wanted = by_autograd(plan.model, plan.params, {}, *samples).of
     for name, grad in wanted.items():
         torch.testing.assert_close(found[name], grad, atol=1e-6, rtol=1e-5)
@@ -315,7 +314,7 @@ def test_frozen_parameters_have_no_gradient() -> None:
     module = make()
     next(module.parameters()).requires_grad_(False)
     model = SplitModel(module, torch.zeros(1, *shape), onednn=False)
-    found = compiled.gradient(model, model.parameters, {}, torch.randn(4, *shape), torch.arange(4)).of
+    found = backend.gradient(model, model.parameters, {}, torch.randn(4, *shape), torch.arange(4)).of
     assert not found["conv1.0.weight"].any()
     assert found["conv1.0.bias"].any()
 
@@ -329,17 +328,17 @@ def test_frozen_parameters_have_no_gradient() -> None:
 def test_predictions(name: str, cut: str | None) -> None:
     """More samples than are predicted at once, and no whole number of them."""
     plan = plan_of(name, cut, prbm=True)
-    x = torch.randn(compiled.PREDICT + 7, *plan.model.input_shape)
-    found = compiled.Predictor(plan.model, plan.params, plan.extras["prbm"])(x)
+    x = torch.randn(backend.PREDICT + 7, *plan.model.input_shape)
+    found = backend.Predictor(plan.model, plan.params, plan.extras["prbm"])(x)
     wanted = plan.model.forward(plan.params, x, plan.extras["prbm"])
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other.detach(), atol=2e-5, rtol=1e-4)
-    alone = compiled.Predictor(plan.model, plan.params, plan.extras["prbm"])(x[-3:])
+    alone = backend.Predictor(plan.model, plan.params, plan.extras["prbm"])(x[-3:])
     assert torch.equal(alone.logits, found.logits[-3:]), "whoever is predicted beside"
-    plain = compiled.Predictor(plan.model, plan.params, None)(x)
+    plain = backend.Predictor(plan.model, plan.params, None)(x)
     torch.testing.assert_close(plain.logits, plan.model.forward(plan.params, x).logits.detach())
     assert torch.equal(plain.z, plain.z_g)
-    nobody = compiled.Predictor(plan.model, plan.params, None)(x[:0])
+    nobody = backend.Predictor(plan.model, plan.params, None)(x[:0])
     assert nobody.logits.shape == (0, 5)
 
 
@@ -349,14 +348,14 @@ def test_predictions_follow_the_parameters() -> None:
     x, params = torch.randn(4, 1, 8, 8), {name: p.clone() for name, p in model.parameters.items()}
 
     def found(params: dict[str, Tensor]) -> Tensor:
-        return compiled.Predictor(model, params, None).logits(x)
+        return backend.Predictor(model, params, None).logits(x)
 
     first = found(params)
     assert torch.equal(found(params), first)
     assert torch.equal(found({name: p.clone() for name, p in params.items()}), first)
     params["fc.bias"].add_(1)
     assert torch.allclose(found(params), first + 1)
-    network = find(model, compiled._layers(model), 4, torch.float32, translated=False, momentum=False)
+    network = find(model, backend._layers(model), 4, torch.float32, translated=False, momentum=False)
     for _ in range(2):  # training leaves other parameters there
         network.write(model.parameters)
         assert all(torch.equal(p, model.parameters[n]) for n, p in network.read(model.parameters).items())
@@ -441,10 +440,10 @@ def test_models_that_it_does_not_take_with_the_reason(model: Callable[[], nn.Mod
     x = torch.randn(2, 1, 2, 2)
     module.train()(x)  # gives lazy layers their shape
     split = SplitModel(module, x[:1], onednn=False)
-    assert re.search(reason, compiled.refuses_model(split))
+    assert re.search(reason, backend.refuses_model(split))
     with pytest.raises(BadInput, match=f"trainer = compiled does not take this: .*{reason}"):
-        passes.trainer(task(split, x, "compiled"))
-    assert list(passes.trainer(task(split, x, "auto"))) == ["autograd"]
+        gradients.trainer(task(split, x, "compiled"))
+    assert list(gradients.trainer(task(split, x, "auto"))) == ["autograd"]
 
 
 def task(model: SplitModel, x: Tensor, trainer: str) -> Task:
@@ -483,9 +482,9 @@ def test_plans_that_it_does_not_take_with_the_reason(
     plan = plan_of("perceptron")
     assert trainer_of(plan)[::2] == ("compiled", "")
     other = dataclasses.replace(plan, **change(plan))
-    assert reason in compiled.refuses(other)
+    assert reason in backend.refuses(other)
     name, _, why = trainer_of(other)
-    assert (name, why) == ("autograd", f"not compiled: {compiled.refuses(other)}")
+    assert (name, why) == ("autograd", f"not compiled: {backend.refuses(other)}")
     with pytest.raises(BadInput, match=f"trainer = compiled .*{reason}"):
         trainer_of(other, "compiled")
     assert trainer_of(plan, "autograd")[::2] == ("autograd", "")
@@ -496,21 +495,21 @@ def test_a_loss_that_is_no_number_is_told() -> None:
     plan = plan_of("small")
     bad = {n: torch.full_like(p, math.nan) if n == "conv1.0.weight" else p for n, p in plan.params.items()}
     with pytest.raises(Diverged, match="loss"):
-        compiled.train(dataclasses.replace(plan, params=bad))
+        backend.train(dataclasses.replace(plan, params=bad))
 
 
 def test_a_broken_tool_chain_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other numbers than autograd's, or any error, and it is left alone; and somebody is told."""
-    right = compiled.gradient
+    right = backend.gradient
     wrong = [
         lambda *some: right(*some)._replace(of={n: 1.01 * g for n, g in right(*some).of.items()}),
         lambda *some: 1 / 0,
     ]
     for broken, reason in zip(wrong, ("not autograd's", "division by zero"), strict=True):
-        monkeypatch.setattr(compiled, "gradient", broken)
+        monkeypatch.setattr(backend, "gradient", broken)
         plan, told = plan_of("perceptron"), list[str]()
-        passes.get_ready(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
-        assert reason in compiled.refuses(plan)
+        gradients.get_ready(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
+        assert reason in backend.refuses(plan)
         assert len(told) == 1
         assert "autograd trains" in told[0]
         assert reason in told[0]
@@ -521,14 +520,14 @@ def test_somebody_who_waits_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None
         time.sleep(0.3)
         return ""
 
-    monkeypatch.setattr(passes, "PATIENCE", 0.01)
-    monkeypatch.setattr(compiled, "refuses_machine", slow)
+    monkeypatch.setattr(gradients, "PATIENCE", 0.01)
+    monkeypatch.setattr(backend, "refuses_machine", slow)
     plan, told = plan_of("perceptron"), list[str]()
-    passes.get_ready(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
+    gradients.get_ready(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
     assert told == [], "nobody is at a terminal"
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    passes.get_ready(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
-    passes.get_ready(task(plan.model, plan.batches.dataset.x, "autograd"), told.append)
+    gradients.get_ready(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
+    gradients.get_ready(task(plan.model, plan.batches.dataset.x, "autograd"), told.append)
     assert told == ["compiling the trainer, once on this machine: some 20 seconds"]
 
 

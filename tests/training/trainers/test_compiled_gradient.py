@@ -19,10 +19,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from feddbe.models.split import SplitModel
+from feddbe.models.split_model import SplitModel
 from feddbe.state import State
+from feddbe.training.compiled import backend
 from feddbe.training.terms import by_autograd
-from feddbe.training.trainers import compiled
 from tests.training.trainers.test_compiled import NETWORKS
 
 SEEDS = int(os.environ.get("FEDDBE_CASES", 8))
@@ -64,7 +64,7 @@ class Case(NamedTuple):
         return max(float((gradient[name] - g).norm() / g.norm()) for name, g in exact.items())
 
     def compiled(self) -> State:
-        return dict(compiled.gradient(self.model, self.model.parameters, {}, self.x, self.y).of)
+        return dict(backend.gradient(self.model, self.model.parameters, {}, self.x, self.y).of)
 
     def torch(self) -> State:
         return dict(by_autograd(self.model, self.model.parameters, {}, self.x, self.y).of)

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput, Diverged
 from feddbe.methods.addons import MR
-from feddbe.models.fasttext import MeanEmbedding, fasttext
-from feddbe.models.split import SplitModel
-from feddbe.options.config import Config
+from feddbe.models.architectures import MeanEmbedding, fasttext
+from feddbe.models.split_model import SplitModel
 from feddbe.runs.experiment import resolve
-from feddbe.training.local import Extra, Fit, Local
+from feddbe.training.compiled import backend
 from feddbe.training.terms import MeanPull, Term
-from feddbe.training.trainers import compiled as trainer
+from feddbe.training.trainer import Extra, Fit, Local
 
 WORDS, LENGTH, CLASSES = 70, 15, 3
 Prepare = Callable[[Local], None]
@@ -66,7 +66,7 @@ def both(
     """The fit by machine code, which is used, and by autograd."""
     first = make()
     found = fit(first)
-    monkeypatch.setattr(trainer, "refuses", lambda plan: "no")
+    monkeypatch.setattr(backend, "refuses", lambda plan: "no")
     second = make()
     wanted = fit(second)
     assert (set(first.trainers), set(second.trainers)) == ({"compiled"}, {"autograd"})

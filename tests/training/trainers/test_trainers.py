@@ -17,36 +17,37 @@ from feddbe.methods import apple, perfedavg, pfedme
 from feddbe.methods.base import Method
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State
-from feddbe.training import trainers
-from feddbe.training.local import Local
+from feddbe.training import backends
 from feddbe.training.task import Context
 from feddbe.training.terms import At, Term
+from feddbe.training.trainer import Local
 from tests.federation import experiment, outcome, same_bits, samples
 
 
 def test_autograd_takes_every_plan_and_is_asked_last() -> None:
-    assert list(trainers.every()) == ["compiled", "autograd"]
-    ranks = [trainer.RANK for trainer in trainers.every().values()]
+    assert list(backends.every()) == ["compiled", "autograd"]
+    ranks = [trainer.RANK for trainer in backends.every().values()]
     assert ranks == sorted(ranks)
 
 
 def test_a_new_trainer_is_one_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It is found, asked by its rank, takes what it does not refuse, and the run records it."""
     (tmp_path / "doubtful.py").write_text(
-        "from feddbe.training.trainers import autograd\n"
+        "from feddbe.training import autograd\n"
         "RANK = 5\n"
         "def refuses(plan): return 'too long' if plan.batches.epochs > 1 else ''\n"
         "def train(plan): return autograd.train(plan)\n"
     )
-    monkeypatch.setattr(trainers, "__path__", [*trainers.__path__, str(tmp_path)])
-    trainers.every.cache_clear()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(backends.MODULES, "doubtful", "doubtful")
+    backends.every.cache_clear()
     try:
         options = {"data": samples(), "partition": "natural", "model": "mlp", "rounds": 1, "engine": "serial"}
         one = feddbe.run("fedavg", out=str(tmp_path / "one"), **options)  # type: ignore[arg-type]
         two = feddbe.run("fedavg", out=str(tmp_path / "two"), epochs=2, **options)  # type: ignore[arg-type]
     finally:
-        trainers.every.cache_clear()
-        sys.modules.pop("feddbe.training.trainers.doubtful", None)
+        backends.every.cache_clear()
+        sys.modules.pop("doubtful", None)
     assert (one["trainers"], two["trainers"]) == (["doubtful"], ["compiled"])
 
 

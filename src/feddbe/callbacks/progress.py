@@ -1,0 +1,238 @@
+"""Ready ones to give as `watch=`, and what shows progress by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+
+from feddbe.callbacks.base import Several, Watch
+from feddbe.callbacks.tensorboard import TensorBoard
+
+__all__ = [
+    "Bars",
+    "Lines",
+    "Notebook",
+    "Pace",
+    "Remarks",
+    "Several",
+    "TensorBoard",
+    "Watch",
+    "columns",
+    "in_notebook",
+    "progress",
+]
+
+
+def progress(*, quiet: bool = False) -> Watch:
+    """What a person can look at while Python works: bars on a terminal, a cell's output in a notebook, and
+    nothing elsewhere."""
+    if quiet:
+        return Watch()
+    if in_notebook():
+        return Notebook()
+    return Bars() if sys.stderr is not None and sys.stderr.isatty() else Watch()
+
+
+class _Lines(Progress):
+    """Bars that leave room for the ^C which a terminal writes: it must not begin a new line."""
+
+    def get_renderable(self) -> RenderableType:
+        return _Narrow(super().get_renderable())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Narrow:
+    inner: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from console.render(self.inner, options.update_width(options.max_width - 3))
+
+
+def columns() -> list[ProgressColumn]:
+    """What a run that goes on shows: its name, how far it is, its accuracy, the time, and what is left."""
+    return [
+        TextColumn("{task.description}", table_column=Column(ratio=3, no_wrap=True, overflow="ellipsis")),
+        BarColumn(bar_width=None, table_column=Column(ratio=2)),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[accuracy]}", table_column=Column(width=8, justify="right")),
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+    ]
+
+
+class Bars(Watch):
+    """A bar for each run; they go when all are over."""
+
+    def __enter__(self) -> Self:
+        self._bars = _Lines(
+            *columns(),
+            TextColumn("left"),
+            console=Console(stderr=True),
+            auto_refresh=False,  # no thread of its own: workers are forked from this process
+            transient=True,
+            expand=True,
+        )
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+        self._done = done
+        self._rounds = self._bars.add_task(name, total=rounds, completed=done, accuracy="")
+        self._bars.refresh()
+
+    def client(self, done: int, of: int) -> None:
+        self._bars.update(self._rounds, completed=self._done + done / of)
+        self._bars.refresh()
+
+    def part(self, share: float) -> None:
+        self._bars.update(self._rounds, completed=self._done + share)
+        self._bars.refresh()
+
+    def round(self, done: int, accuracy: float | None) -> None:
+        self._done = done
+        shown = "" if accuracy is None else f"{100 * accuracy:.2f} %"
+        self._bars.update(self._rounds, completed=done, accuracy=shown)
+        self._bars.refresh()
+
+    def remark(self, text: str) -> None:
+        self._bars.console.print(f"feddbe: {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _say(text: str) -> None:
+    """On standard error; that nobody reads it any more is no reason to stop."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+class Remarks(Watch):
+    """Only what a person should know, on standard error."""
+
+    def remark(self, text: str) -> None:
+        _say(f"feddbe: {text}")
+
+
+class Lines(Remarks):
+    """A line per round on standard error: how far it is, accuracy, time passed and time left."""
+
+    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+        self._pace = Pace(name, done, rounds)
+
+    def part(self, share: float) -> None:
+        if said := self._pace.part(share):
+            _say(said)
+
+    def round(self, done: int, accuracy: float | None) -> None:
+        if said := self._pace.round(done, accuracy):
+            _say(said)
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook; IPython in a terminal is a terminal."""
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and hasattr(shell, "kernel")
+
+
+class Notebook(Watch):
+    """A line for each run that says how far it is; the saved notebook has the last of them."""
+
+    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+        self._pace = Pace(name, done, rounds)
+        self._line = _show(f"{name}: begins", None)
+
+    def part(self, share: float) -> None:
+        if said := self._pace.part(share):
+            _show(said, self._line)
+
+    def round(self, done: int, accuracy: float | None) -> None:
+        if said := self._pace.round(done, accuracy):
+            _show(said, self._line)
+
+    def remark(self, text: str) -> None:
+        _show(f"feddbe: {text}", None)
+
+
+class _Plain:
+    """Text that is shown without quotes."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _show(text: str, line: Any) -> Any:
+    """In a new line of the output, or in place of what is there."""
+    from IPython.display import display
+
+    if line is None:
+        return display(_Plain(text), display_id=True)  # type: ignore[no-untyped-call]
+    line.update(_Plain(text))
+    return line
+
+
+_FIRST, _EVERY = 2.0, 15.0
+"""Seconds until the first line about a part, and between two."""
+_SURE = 0.01
+"""Share of a part from which on its pace says how long the rest takes."""
+
+
+class Pace:
+    """One run's rounds against the clock."""
+
+    def __init__(self, name: str, done: int, rounds: int) -> None:
+        self._name, self._rounds = name, rounds
+        self._first = self._done = done
+        self._began = self._part_began = time.monotonic()
+        self._next_line = self._began + _FIRST
+
+    def round(self, done: int, accuracy: float | None) -> str:
+        """What to say when a round is written; nothing before there is something to say."""
+        of = done if done == self._done else done - 1  # only the last one is told twice
+        self._done = done
+        self._part_began = time.monotonic()
+        if accuracy is None:
+            return ""
+        passed = self._part_began - self._began
+        words = [f"{self._name}: round {done} of {self._rounds}", f"{100 * accuracy:.2f} % in round {of}"]
+        words.append(str(timedelta(seconds=round(passed))))
+        if done > self._first and self._rounds > done:
+            left = passed / (done - self._first) * (self._rounds - done)
+            words.append(f"{timedelta(seconds=round(left))} left")
+        return ", ".join(words)
+
+    def part(self, share: float) -> str:
+        """Return a line on the part that is under way, if the last one is old; parts are taken for equal."""
+        now = time.monotonic()
+        if now < self._next_line:
+            return ""
+        self._next_line = now + _EVERY
+        words = [f"{self._name}: {share:.0%} of step {self._done + 1} of {self._rounds}"]
+        words.append(str(timedelta(seconds=round(now - self._began))))
+        if share >= _SURE:
+            left = (now - self._part_began) / share * (self._rounds - self._done - share)
+            words.append(f"about {timedelta(seconds=round(left))} left")
+        return ", ".join(words)

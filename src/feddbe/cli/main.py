@@ -1,0 +1,60 @@
+"""The command line. It holds no logic: it reads options, calls what Python users call, and shows.
+
+Commands import what they need: torch takes seconds, and who asks for help should not wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from feddbe.cli import data, export, methods, report, reproduce, results, run, tune
+from feddbe.cli.command import Group, complain, explain
+from feddbe.cli.export import predict as export_predict
+from feddbe.cli.results import fairness, overhead
+from feddbe.cli.results import measure as results_measure
+from feddbe.cli.run import bench as run_bench
+from feddbe.errors import FeddbeError
+
+__all__ = ["app", "main"]
+
+app = Group("feddbe", "Personalized federated learning with the Domain Bias Eliminator.")
+click.version_option(package_name="feddbe", message="feddbe %(version)s")(app)
+for command in (
+    run.run, run.compare, run_bench, results.runs, results.show, results.check, results_measure,
+    fairness, overhead, report.report, reproduce.reproduce, tune.tune,
+    export.export, export_predict, methods.methods, data.group,
+):  # fmt: skip
+    app.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code: 2 is bad input, 3 diverged, 130 Ctrl-C."""
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # it was closed, as by `>&-`: nobody wants to read it
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: PTH123, SIM115
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        # not app.main, which has its own ideas about Ctrl-C and broken pipes
+        with app.make_context("feddbe", list(given), obj=given) as context:
+            code = app.invoke(context)
+        sys.stdout.flush()
+        return int(code or 0)
+    except click.exceptions.Exit as done:  # --help
+        return done.exit_code
+    except SystemExit as error:  # none of ours: a model's file, for one
+        return complain(f"code of your own called sys.exit({error.code})", 2)
+    except FeddbeError as error:
+        return complain(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return complain("stopped", 130)
+    except BrokenPipeError:  # `feddbe show RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return complain(f"{error.filename or 'output'}: {error.strerror or error}", 2)
+    except click.ClickException as error:
+        return complain(explain(error), 2)

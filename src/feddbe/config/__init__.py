@@ -1,0 +1,1 @@
+"""Options of runs, their limits and defaults, and code in users' files."""

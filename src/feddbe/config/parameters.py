@@ -1,0 +1,108 @@
+"""What can be chosen: limits and meaning of an option, the table of a run's options, defaults, names."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from feddbe.errors import BadInput, unknown
+
+__all__ = ["Parameters", "allowed", "number_or_text", "parameter"]
+
+
+def parameter(
+    default: Any,
+    meaning: str,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    above: float = -math.inf,
+    choices: Sequence[str] = (),
+    words: Sequence[str] = (),
+    search: str = "",
+) -> Any:
+    """An option: its default, what it means, and which values it takes (low..high; `above` is exclusive;
+    `words` besides). `search` names values worth trying."""
+    limits: dict[str, Any] = {"meaning": meaning, "low": low, "high": high, "above": above, "search": search}
+    limits |= {"choices": tuple(choices), "words": tuple(words)}
+    return dataclasses.field(default=default, metadata=limits)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """A named set of options, each checked against what it takes."""
+
+    name: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if "meaning" in field.metadata:
+                value = _checked(f"{self.name} {field.name}".strip(), getattr(self, field.name), field)
+                object.__setattr__(self, field.name, value)
+
+
+_KINDS: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
+
+
+def _kind(field: dataclasses.Field[Any]) -> tuple[str, bool]:
+    """Of its type, one of `_KINDS` and whether it may be None. A type is text in a module that begins with
+    `from __future__ import annotations`, elsewhere it is an object."""
+    text = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+    match = re.match(r"(?:typing\.)?(Optional\[)?(\w+)", text)
+    if match is None or match[2] not in _KINDS:
+        raise BadInput(
+            f"option '{field.name}' is of type {text}; allowed: bool, int, float, str, and each with | None"
+        )
+    return match[2], bool(match[1]) or "None" in text
+
+
+def allowed(field: dataclasses.Field[Any]) -> str:
+    """The values that an option takes, in words."""
+    (kind, _), limits = _kind(field), field.metadata
+    if limits["choices"]:
+        return ", ".join(limits["choices"])
+    if kind == "bool":
+        return "true, false"
+    if kind == "str":
+        return "text"
+    low, high, above = limits["low"], limits["high"], limits["above"]
+    bounds = [f">= {low:g}"] * math.isfinite(low) + [f"> {above:g}"] * math.isfinite(above)
+    bounds += [f"<= {high:g}"] * math.isfinite(high)
+    number = f"{'a whole number' if kind == 'int' else 'a number'} {' and '.join(bounds)}".strip()
+    return " or ".join([number, *limits["words"]])
+
+
+def _checked(what: str, value: Any, field: dataclasses.Field[Any]) -> Any:
+    """The value as the field's type, or the error that names it and what is allowed."""
+    (kind, optional), limits = _kind(field), field.metadata
+    if (value is None and optional) or (isinstance(value, str) and value in limits["words"]):
+        return value
+    if limits["choices"]:
+        if value not in limits["choices"]:
+            raise unknown(what, str(value), limits["choices"])
+        return value
+    if kind == "str":
+        return str(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e308
+    if kind == "bool":
+        fits = isinstance(value, bool)
+    else:
+        fits = number and limits["low"] <= value <= limits["high"] and value > limits["above"]
+    if not fits or (kind == "int" and value != int(value)):
+        shown = f"'{value}'" if isinstance(value, str) else value
+        raise BadInput(f"{what} = {shown}; allowed: {allowed(field)}")
+    return _KINDS[kind](value)
+
+
+def number_or_text(text: str) -> Any:
+    """A number if it is one; else the text, so that a check of the option can say what is allowed."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

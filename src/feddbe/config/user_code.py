@@ -1,0 +1,420 @@
+"""What a user wrote in a Python file of his own, named as `FILE.py:NAME`: a model, a method.
+
+The file is executed, as a script of the user's would be. Its place is not part of a run's identity, its
+content is, together with that of the modules that it imports from its folder: a run is not continued with
+what was edited.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import hashlib
+import re
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import machinery
+from importlib.abc import Loader, MetaPathFinder
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from feddbe.errors import BadInput, one_line, short, unknown
+from feddbe.paths import expand
+
+__all__ = [
+    "NOTHING",
+    "Found",
+    "LocalModules",
+    "Permission",
+    "Source",
+    "check_content",
+    "content_sha256",
+    "failed",
+    "load",
+    "names_file",
+    "permit",
+    "split_name",
+]
+
+
+class Source(NamedTuple):
+    """A user's file by content, as a run stores it."""
+
+    sha256: str
+    """Of the file."""
+    modules: dict[str, str]
+    """SHA-256 of each module that it imports from its folder, by the path relative to that folder."""
+
+    @classmethod
+    def from_json(cls, stored: Any, kind: str) -> Source | None:
+        """Return what a run stored of its `model` or `method`; None if that is not a source."""
+        match stored.get(kind) if isinstance(stored, dict) else None:
+            case {"sha256": str(sha256), "modules": dict(modules)}:
+                return cls(sha256, {str(path): str(digest) for path, digest in modules.items()})
+        return None
+
+
+class Found(NamedTuple):
+    """Something in a user's file."""
+
+    path: Path
+    name: str
+    value: Any
+    source: Source
+    sha256: str
+    """Of the file, the name and the modules that it imports from its folder."""
+    modules: frozenset[str] = frozenset()
+    """Names of these modules."""
+
+    @property
+    def again(self) -> tuple[str, str]:
+        """Its name for other processes on this machine, wherever they are, and its hash."""
+        return f"{self.path.resolve()}:{self.name}", self.sha256
+
+
+def names_file(text: str) -> bool:
+    """Whether this is a Python file's name, with or without a name in it."""
+    return re.search(r"\.py(:|$)", text) is not None
+
+
+def split_name(text: str) -> tuple[str, str]:
+    """Return file and name of `FILE.py:NAME`; the name may be empty."""
+    if text.endswith(".py"):
+        return text, ""
+    file, _, name = text.rpartition(":")
+    return file, name
+
+
+def load(kind: str, what: str, text: str, fits: Callable[[Any], bool], sha256: str = "") -> Found:
+    """What `FILE.py:NAME` names: a `kind` (`model`), as `what` (`function`), for which an object `fits`.
+
+    `sha256`: of what was found before, if it must be the same.
+    """
+    file, name = split_name(text)
+    path = expand(file)
+    content = _read(kind, path)
+    module, local = _executed(content, path)
+    digest = _digest(content, name, local)
+    if sha256 not in ("", digest):
+        raise BadInput(f"the {kind}'s file '{path}' is not the one that the run began with")
+    own = {module.__name__, *local.modules}
+    there = {
+        name
+        for name, value in vars(module).items()
+        if fits(value) and getattr(value, "__module__", None) == module.__name__
+    }
+    if not name:
+        has = ", ".join(sorted(there)) or "none"
+        raise BadInput(f"{kind} '{text}': name its {what} too, as in FILE.py:{what.upper()}; it has: {has}")
+    value = getattr(module, name, None)
+    if value is None or not fits(value):
+        raise unknown(f"{what} in '{path}':", name, there)
+    return Found(path, name, value, _source(content, local), digest, frozenset(own))
+
+
+def check_content(kind: str, path: Path, stored: Source) -> None:
+    """Refuse a file whose content, or that of a module which it imports, is not what a run stored.
+
+    Nothing is executed.
+    """
+    content, local = _read(kind, path), LocalModules(path.parent)
+    local.scan(content)
+    here = _source(content, local)
+    if here.sha256 != stored.sha256:
+        raise BadInput(
+            f"the {kind}'s file '{path}' is not the one that the run began with (sha256 {here.sha256[:12]}, "
+            f"not {short(stored.sha256[:12])}); copy it from where the run began"
+        )
+    modules = here.modules | local.hashes(stored.modules.keys() - here.modules.keys())
+    for module in sorted(modules.keys() | stored.modules.keys()):
+        if modules.get(module) != stored.modules.get(module):
+            raise BadInput(
+                f"'{short(module)}', which the {kind}'s file '{path}' imports, is not the one that the run "
+                "began with; copy it from where the run began"
+            )
+
+
+def content_sha256(kind: str, path: Path) -> str:
+    """Return the SHA-256 of a user's file."""
+    return hashlib.sha256(_read(kind, path)).hexdigest()
+
+
+def _read(kind: str, path: Path) -> bytes:
+    if path.exists() and not path.is_file():
+        raise BadInput(f"the {kind}'s file '{path}' is not a plain file")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"cannot read the {kind}'s file '{path}': {error.strerror}") from None
+
+
+def _source(content: bytes, local: LocalModules) -> Source:
+    return Source(hashlib.sha256(content).hexdigest(), local.hashes(local.contents))
+
+
+def _digest(content: bytes, name: str, local: LocalModules) -> str:
+    digest = hashlib.sha256(content + b"\0" + name.encode())
+    for path, module in sorted(local.hashes(local.contents).items()):
+        digest.update(f"\0{path}\0{module}".encode())
+    return digest.hexdigest()
+
+
+def failed(error: BaseException, path: Path) -> str:
+    """What comes after `failed`: in which line of a user's file, and what was said."""
+    kind, text = type(error).__name__, one_line(error)
+    return f"{_line(error, path)}: {kind if text == kind else f'{kind}: {text}'}"
+
+
+_EXECUTED: dict[str, tuple[ModuleType, LocalModules]] = {}
+"""Modules of users' files, by name."""
+
+
+def _executed(content: bytes, path: Path) -> tuple[ModuleType, LocalModules]:
+    """The file as a module, once for each content of it and of what it imports from its folder."""
+    local = LocalModules(path.parent)
+    local.scan(content)
+    name = f"feddbe_own_{_digest(bytes(path.resolve()) + content, '', local)[:16]}"
+    if name not in _EXECUTED or not _EXECUTED[name][1].is_current():
+        module = ModuleType(name)
+        module.__file__ = str(path)
+        sys.modules[name] = module  # dataclasses, for one, look there for a class's module
+        try:
+            local.execute(content, path, vars(module))
+        except (Exception, SystemExit) as error:  # a user's code may raise anything
+            del sys.modules[name]
+            raise BadInput(f"'{path}' cannot be executed{failed(error, path)}") from error
+        _EXECUTED[name] = module, local
+    return _EXECUTED[name]
+
+
+def _line(error: BaseException, path: Path) -> str:
+    """Where in the user's file it happened, if it did."""
+    at: int | None = error.lineno if isinstance(error, SyntaxError) else None
+    trace = error.__traceback__
+    while trace is not None:
+        if Path(trace.tb_frame.f_code.co_filename) == path:
+            at = trace.tb_lineno  # the innermost one
+        trace = trace.tb_next
+    return f" in line {at}" if at else ""
+
+
+_LOCK = threading.RLock()
+"""Held while `sys.modules` has a folder's modules under their plain names."""
+_INSTALLED = {
+    Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+}
+"""Folders whose modules are packages of their own, not parts of a file that is there, too."""
+_NEVER_LOCAL = {"feddbe", *sys.stdlib_module_names}
+
+
+class LocalModules(MetaPathFinder, Loader):
+    """The modules of one folder, each as it was when it was first read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self.contents: dict[str, bytes] = {}
+        """Path relative to the folder -> content, of each module that was found in the source or imported."""
+        self.modules: dict[str, ModuleType] = {}
+        """Modules that were executed, by name."""
+        self._is_active = False
+
+    def scan(self, content: bytes, package: str = "") -> None:
+        """Read all modules of the folder that this source imports, and those that they import in turn.
+
+        Args:
+            content: Python source.
+            package: Name of the package that its relative imports start from.
+        """
+        for name in _imported_names(content, package):
+            file = self._locate(name)
+            if file is None or file.is_dir() or self._relative(file) in self.contents:
+                continue
+            found = self._read(file)
+            if file.suffix == ".py":
+                is_package = file.name == "__init__.py"
+                self.scan(found, name if is_package else name.rpartition(".")[0])
+
+    def hashes(self, paths: Iterable[str]) -> dict[str, str]:
+        """Return the SHA-256 of these files in the folder, by their relative paths; others are left out."""
+        found = {}
+        for relative in paths:
+            content = self.contents.get(relative)
+            file = self.folder / relative
+            if content is None and ".." not in file.parts and file.is_file() and self.folder in file.parents:
+                content = file.read_bytes()
+            if content is not None:
+                found[relative] = hashlib.sha256(content).hexdigest()
+        return found
+
+    def is_current(self) -> bool:
+        """Whether all modules that were read are still the same in the folder."""
+        files = {self.folder / relative: content for relative, content in self.contents.items()}
+        return all(file.is_file() and file.read_bytes() == content for file, content in files.items())
+
+    def execute(self, content: bytes, path: Path, namespace: dict[str, Any]) -> None:
+        """Execute source in this namespace; its imports, also later ones, see the folder's modules."""
+        namespace["__builtins__"] = vars(builtins) | {"__import__": self._import}
+        with self._active():
+            # not by importlib, whose cache of bytecode may be older than the content that was hashed
+            exec(compile(content, path, "exec"), namespace)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> machinery.ModuleSpec | None:
+        file = self._locate(fullname)
+        if file is None:
+            return None
+        if file.is_dir():
+            spec = machinery.ModuleSpec(fullname, None, is_package=True)
+            spec.submodule_search_locations = [str(file)]
+            return spec
+        self._read(file)
+        if file.suffix != ".py":  # compiled
+            return spec_from_file_location(fullname, file)
+        is_package = file.name == "__init__.py"
+        spec = machinery.ModuleSpec(fullname, self, origin=str(file), is_package=is_package)
+        spec.has_location = True
+        if is_package:
+            spec.submodule_search_locations = [str(file.parent)]
+        return spec
+
+    def exec_module(self, module: ModuleType) -> None:
+        file = Path(str(module.__file__))
+        self.execute(self._read(file), file, vars(module))
+
+    def _locate(self, name: str) -> Path | None:
+        """Return the module's file in the folder, the folder of a namespace package, or None."""
+        top, *_ = parts = name.split(".")
+        if top in _NEVER_LOCAL or self.folder in _INSTALLED or not all(part.isidentifier() for part in parts):
+            return None
+        base = self.folder.joinpath(*parts)
+        suffixes = (".py", *machinery.EXTENSION_SUFFIXES)
+        for file in (base / "__init__.py", *(base.with_name(base.name + suffix) for suffix in suffixes)):
+            if file.is_file():
+                return file
+        if not base.is_dir():
+            return None
+        elsewhere = machinery.PathFinder.find_spec(top)
+        is_namespace = elsewhere is None or elsewhere.origin is None
+        return base if is_namespace else None
+
+    def _relative(self, file: Path) -> str:
+        return file.relative_to(self.folder).as_posix()
+
+    def _read(self, file: Path) -> bytes:
+        relative = self._relative(file)
+        if relative not in self.contents:
+            self.contents[relative] = file.read_bytes()
+        return self.contents[relative]
+
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None = None,
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        """`import` as the folder's modules see it."""
+        loaded = self.modules.get(name) if level == 0 else None
+        if loaded and all(hasattr(loaded, part) for part in fromlist or ()):  # an import in a loop is quick
+            return loaded if fromlist else self.modules[name.partition(".")[0]]
+        if level == 0 and self._locate(name.partition(".")[0]) is None:
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
+        with self._active():
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
+
+    @contextmanager
+    def _active(self) -> Iterator[None]:
+        """Let `sys.modules` have this folder's modules under their names, and no others of these names.
+
+        Afterwards what was there before is back, unless it is an older version of the same folder's.
+        """
+        with _LOCK:
+            if self._is_active:
+                yield
+                return
+            displaced = self._own_modules()
+            for name in displaced:
+                del sys.modules[name]
+            sys.modules.update(self.modules)
+            sys.meta_path.insert(0, self)
+            self._is_active = True
+            try:
+                yield
+            finally:
+                self._is_active = False
+                sys.meta_path.remove(self)
+                self.modules = self._own_modules()
+                for name, module in displaced.items():
+                    if not self._is_older(module):
+                        sys.modules[name] = module
+
+    def _own_modules(self) -> dict[str, ModuleType]:
+        """Return what `sys.modules` has under names that are modules of this folder."""
+        entries = {entry.name.partition(".")[0] for entry in self.folder.iterdir()}
+        tops = {top for top in entries if self._locate(top) is not None}
+        return {name: module for name, module in sys.modules.items() if name.partition(".")[0] in tops}
+
+    def _is_older(self, module: ModuleType) -> bool:
+        loader = getattr(module, "__loader__", None)
+        return isinstance(loader, LocalModules) and loader.folder == self.folder and not loader._is_active
+
+
+@lru_cache(maxsize=256)
+def _imported_names(content: bytes, package: str) -> frozenset[str]:
+    """Return the dotted names of all modules that this source may import, also inside functions."""
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError):  # executing it says what is wrong
+        return frozenset()
+    names = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            origin = _absolute_name(node.module or "", node.level, package)
+            names.add(origin)
+            names.update(f"{origin}.{alias.name}".lstrip(".") for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            function = (
+                node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            )
+            if function in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+                names.add(node.args[0].value)
+    parents = {name.rsplit(".", depth)[0] for name in names for depth in range(1, name.count(".") + 1)}
+    return frozenset(name for name in names | parents if name and "*" not in name)
+
+
+def _absolute_name(module: str, level: int, package: str) -> str:
+    """Return the name that `from ..module import` means inside of this package."""
+    if level == 0:
+        return module
+    base = package.split(".")[: len(package.split(".")) - level + 1]
+    return ".".join(filter(None, [*base, module]))
+
+
+@dataclass(frozen=True)
+class Permission:
+    """What the user allows a stored run to do."""
+
+    code: tuple[str, ...] = ()
+    """Files that may be executed, named in the command: FILE.py or FILE.py:NAME."""
+    trust: bool = False
+    """Whether the user says that the run is their own."""
+
+
+NOTHING = Permission()
+
+
+def permit(code: str | Path | Iterable[str | Path] = (), *, trust: bool = False) -> Permission:
+    """Return what a user allows, from the arguments of a public function."""
+    files = [code] if isinstance(code, str | Path) else code
+    return Permission(tuple(map(str, files)), trust)

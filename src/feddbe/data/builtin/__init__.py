@@ -1,0 +1,1 @@
+"""Data sets that feddbe knows by name."""

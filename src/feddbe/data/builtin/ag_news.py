@@ -1,0 +1,152 @@
+"""AG News: 127,600 news items in four classes, from the publisher's two CSV files.
+
+A row is class (1 to 4), title, description; the text is title and description with a space between. The
+vocabulary is that of both files, 98,635 words with `<unk>`, as in the published experiments. Smaller files of
+the same form are taken too, and said to be a subset wherever the data is named.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import lzma
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import TextIO
+from zlib import error as ZlibError
+
+import numpy as np
+import torch
+
+from feddbe.data.dataset import Dataset
+from feddbe.data.io.cache import New, cached
+from feddbe.data.io.download import Progress, cache_folder, download, folders, missing
+from feddbe.data.preprocessing import LENGTH, Column, Preprocessing, tokenize
+from feddbe.errors import BadInput
+
+__all__ = ["find", "found", "get", "load", "sums"]
+
+URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
+MD5 = {"train.csv": "b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "d52ea96a97a2d943681189a97654912d"}
+ROWS = (120_000, 7_600)
+CLASSES = ("1", "2", "3", "4")
+NAMES = ("World", "Sports", "Business", "Sci/Tech")
+"""What the publisher calls them."""
+_LIMIT = 100_000_000
+"""Bytes of an unpacked file, generously: there are 29 MB."""
+_UNREADABLE = (OSError, EOFError, lzma.LZMAError, ZlibError, UnicodeDecodeError, csv.Error)
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    candidates = (folder / f"{name}{ending}" for ending in ("", ".xz", ".gz"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def find(data_dir: Path | None) -> list[Path]:
+    """The two files, plain or compressed, in the first place that has both; none if there is none."""
+    for folder in folders("ag_news", data_dir):
+        files = [path for name in MD5 if (path := _file(folder, name))]
+        if len(files) == len(MD5):
+            return files
+    return []
+
+
+def found(data_dir: Path | None) -> str | None:
+    """Where the files are, and whether they are all of it."""
+    files = find(data_dir)
+    if not files:
+        return None
+    try:
+        note = _note(*map(_lines, files))
+    except _UNREADABLE:
+        note = "damaged"
+    return f"{files[0].parent} ({note})" if note else str(files[0].parent)
+
+
+def load(data_dir: Path | None) -> Dataset:
+    """Train set then test set, in file order."""
+    files = find(data_dir)
+    if not files:
+        raise missing("AG News", "ag_news", data_dir, f"{' and '.join(MD5)} (plain, .xz or .gz)")
+
+    def build(new: New) -> None:
+        parts = [list(_rows(path)) for path in files]
+        x, vocabulary = tokenize(text for part in parts for _, text in part)
+        new("x", x.shape, np.int32)[:] = x
+        new("y", (len(x),), np.int64)[:] = [label for part in parts for label, _ in part]
+        new("sizes", (3,), np.int64)[:] = [*map(len, parts), len(vocabulary)]
+        written = np.frombuffer("\n".join(vocabulary).encode(), np.uint8)
+        new("vocabulary", written.shape, np.uint8)[:] = written
+
+    kept = cached("ag_news", data_dir, f"words-{LENGTH}-named", files, build)
+    train, test, words = kept.arrays["sizes"].tolist()
+    vocabulary = tuple(kept.arrays["vocabulary"].tobytes().decode().split("\n"))
+    columns = (Column("title", mean=(0.0,)), Column("description", mean=(0.0,)))
+    return Dataset(
+        name="ag_news",
+        x=torch.from_numpy(kept.arrays["x"]),
+        y=torch.from_numpy(kept.arrays["y"]),
+        classes=len(CLASSES),
+        tokens=words,
+        note=_note(train, test),
+        label_names=NAMES,
+        preprocessing=Preprocessing("texts", (LENGTH,), columns, vocabulary=vocabulary, words=words),
+        known_sha256=kept.sha256,
+    )
+
+
+def sums() -> dict[str, str | None]:
+    """The publisher's files and their sums."""
+    return {name: f"md5:{md5}" for name, md5 in MD5.items()}
+
+
+def get(data_dir: Path | None, progress: Progress | None = None, again: bool = False) -> Path:
+    """Download the two files; what is already there and whole is kept."""
+    folder = cache_folder("ag_news", data_dir)
+    for name, md5 in MD5.items():
+        download(URL + name, folder / name, f"md5:{md5}", progress, again)
+    return folder
+
+
+def _note(train: int, test: int) -> str:
+    if (train, test) == ROWS:
+        return ""
+    return f"a subset: {train:,} of {ROWS[0]:,} training rows, {test:,} of {ROWS[1]:,} test rows"
+
+
+def _open(path: Path) -> TextIO:
+    """The text of a file, at most `_LIMIT` bytes of it."""
+    if path.suffix == ".xz":
+        with lzma.open(path) as packed:
+            content = packed.read(_LIMIT + 1)
+    else:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read(_LIMIT + 1)
+    if len(content) > _LIMIT:
+        raise OSError(f"it has more than the {_LIMIT} bytes that were expected")
+    return StringIO(content.decode(), newline="")
+
+
+def _lines(path: Path) -> int:
+    """Rows without parsing them: the publisher writes one to a line."""
+    with _open(path) as file:
+        return sum(1 for _ in file)
+
+
+def _rows(path: Path) -> Iterator[tuple[int, str]]:
+    """Label from 0, and text, of each row."""
+    number = 0
+    try:
+        with _open(path) as file:
+            for number, row in enumerate(csv.reader(file), start=1):
+                if len(row) < 2 or row[0] not in CLASSES:
+                    raise BadInput(
+                        f"row {number} of {path} is '{','.join(row)[:40]}'; expected a class "
+                        f"({', '.join(CLASSES)}), title and description"
+                    )
+                yield CLASSES.index(row[0]), " ".join(row[1:])
+    except _UNREADABLE as error:
+        raise BadInput(f"cannot read {path}: {error}; fetch the file again") from None
+    if not number:
+        raise BadInput(f"{path} is empty; expected rows of class, title, description")

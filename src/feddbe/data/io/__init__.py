@@ -1,0 +1,1 @@
+"""Files: downloads, archives, caches, formats."""

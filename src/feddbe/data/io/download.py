@@ -1,0 +1,282 @@
+"""Publishers' files: where they are kept, and how they get there whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from filelock import FileLock, Timeout
+
+from feddbe.errors import BadInput, one_line
+from feddbe.paths import expand
+
+__all__ = [
+    "Progress",
+    "cache_folder",
+    "cache_folders",
+    "download",
+    "find_first",
+    "folders",
+    "missing",
+    "plain",
+    "verify",
+]
+
+Progress = Callable[[int, int | None], None]
+"""Called with the bytes of this file that are here and, if the server says so, the bytes in all."""
+
+_log = logging.getLogger("feddbe")
+_CHUNK = 1 << 18
+_TIMEOUT = 30.0
+_TRIES = 3  # in a row without a new byte
+_PAUSE = 0.25
+
+
+class _Interrupted(Exception):
+    """The connection failed in a way that another try may mend."""
+
+
+def download(
+    url: str,
+    target: Path,
+    checksum: str | None = None,
+    progress: Progress | None = None,
+    again: bool = False,
+) -> str:
+    """Fetch `url` to `target`, going on where an earlier try stopped; returns the file's SHA-256.
+
+    `checksum` is "md5:HEX" or "sha256:HEX". The bytes gather in `target.part`, which gets its name only
+    when length and sum are right; the SHA-256 is kept beside it in `target.sha256`. One process at a time:
+    who comes second waits, and finds the file there. `again` fetches also what is there and right.
+    """
+    part = target.with_name(target.name + ".part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(target):
+            if target.exists() and not again and _is_right(target, checksum):
+                return _recorded(target, checksum)
+            if checksum is None or again:
+                part.unlink(missing_ok=True)  # without a sum nobody would notice that two versions got mixed
+            _fetch(url, target, part, progress)
+            got = _sums(part, checksum)[0] if checksum else None
+            if got != checksum:
+                part.unlink()
+                raise BadInput(
+                    f"{target.name} from {url} has the checksum {got}, expected {checksum}; the download was "
+                    "removed, try again later or fetch the file from elsewhere"
+                )
+            part.replace(target)
+            sha256 = _recorded(target, checksum)
+        if checksum is None:
+            _log.warning(
+                "feddbe: %s is not verified, its publisher gives no checksum; its SHA-256 %s is kept in %s",
+                target, sha256, _record(target).name,
+            )  # fmt: skip
+        return sha256
+    except OSError as error:
+        raise BadInput(
+            f"cannot write {target}: {error.strerror or error}; choose another --data-dir"
+        ) from None
+
+
+def verify(path: Path, checksum: str | None) -> str:
+    """What is known of a file that is there already, in words: "verified", or why it cannot be.
+
+    A file that was downloaded (its SHA-256 is beside it) and is not what was published, or not what it was
+    then, is damaged: that raises. A file from elsewhere may be packed otherwise, or be a part: that is said.
+    """
+    try:
+        record = _record(path)
+        known = f"sha256:{record.read_text().partition(' ')[0]}" if record.exists() else None
+        expected = [wanted for wanted in (checksum, known) if wanted]
+        found = _sums(path, *expected)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot verify {path}: {one_line(error)}; fetch it anew with --again") from None
+    wrong = [pair for pair in zip(found, expected, strict=True) if pair[0] != pair[1]]
+    if wrong and known:
+        raise BadInput(
+            f"{path} is damaged: it has the checksum {wrong[0][0]}, expected {wrong[0][1]}; "
+            "fetch it anew with --again"
+        )
+    if wrong:
+        return "not verified: its checksum is not the published one"
+    if checksum:
+        return "verified"
+    return "unchanged since it was downloaded" if known else "not verified: there is no checksum"
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """No other process downloads this file meanwhile."""
+    lock = FileLock(target.with_name(f".{target.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        _log.warning("feddbe: another process downloads %s; waiting for it", target)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _record(target: Path) -> Path:
+    return target.with_name(target.name + ".sha256")
+
+
+def _is_right(target: Path, checksum: str | None) -> bool:
+    """Whether what is there has the published sum or, if none is published, the one that was recorded."""
+    try:
+        return verify(target, checksum) in ("verified", "unchanged since it was downloaded")
+    except BadInput:
+        return False
+
+
+def _sums(path: Path, *kinds: str) -> list[str]:
+    """The file's sum by the algorithm of each of these, "md5:..." or "sha256:...", in one pass."""
+    digests = [hashlib.new(kind.partition(":")[0], usedforsecurity=False) for kind in kinds]
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            for digest in digests:
+                digest.update(chunk)
+    return [f"{digest.name}:{digest.hexdigest()}" for digest in digests]
+
+
+def _recorded(target: Path, checksum: str | None) -> str:
+    """The SHA-256 of the file under its own name, kept beside it; the published sum must be right too."""
+    found, *published = _sums(target, "sha256", *filter(None, [checksum]))
+    if checksum and published != [checksum]:
+        raise BadInput(f"{target} has the checksum {published[0]}, expected {checksum}; fetch it again")
+    sha256 = found.partition(":")[2]
+    _record(target).write_text(f"{sha256}  {target.name}\n")
+    return sha256
+
+
+def _fetch(url: str, target: Path, part: Path, progress: Progress | None) -> None:
+    """Bring `part` to its full length, trying again as long as tries bring new bytes."""
+    best, failures = _size(part), 0
+    while True:
+        try:
+            return _try(url, part, progress)
+        except HTTPError as error:
+            with error:
+                reason, temporary = f"the server answers {error.code} {error.reason}", error.code >= 500
+        except _Interrupted as error:
+            reason, temporary = str(error), True
+        if _size(part) > best:  # not the last size: a server without Range starts anew each time
+            best, failures = _size(part), 0
+        else:
+            failures += 1
+        if not temporary or failures == _TRIES:
+            raise BadInput(
+                f"cannot fetch {url} ({reason}); try again later, or fetch {target.name} from there by other "
+                f"means and put it at {target}"
+            )
+        time.sleep(_PAUSE * max(failures, 1))
+
+
+def _try(url: str, part: Path, progress: Progress | None) -> None:
+    """One request for what is missing."""
+    have = _size(part)
+    try:
+        response = _ask(url, have)
+    except HTTPError as error:
+        if error.code != 416:
+            raise
+        with error:  # nothing there to send: the part is complete, or it is not a part of this file
+            if _total(error.headers.get("Content-Range")) == have:
+                return
+        part.unlink(missing_ok=True)
+        raise _Interrupted("the server refuses to continue the download") from None
+    with response:
+        content_range = response.headers.get("Content-Range")
+        resumed = response.status == 206
+        if resumed and not (content_range or "").startswith(f"bytes {have}-"):
+            part.unlink(missing_ok=True)
+            raise _Interrupted(f"the server sends {content_range or 'an unnamed range'}, asked for {have}-")
+        total = _total(content_range if resumed else response.headers.get("Content-Length"))
+        done = have if resumed else 0
+        with part.open("ab" if resumed else "wb") as file:
+            while chunk := _read(response):
+                file.write(chunk)
+                done += len(chunk)
+                if progress:
+                    progress(done, total)
+    if total is not None and done != total:
+        raise _Interrupted(f"the connection ended after {done} of {total} bytes")
+
+
+def _ask(url: str, have: int) -> HTTPResponse:
+    request = Request(url, headers={"User-Agent": "feddbe"} | ({"Range": f"bytes={have}-"} if have else {}))
+    try:
+        response: HTTPResponse = urlopen(request, timeout=_TIMEOUT)
+    except HTTPError:
+        raise
+    except (OSError, HTTPException) as error:
+        raise _Interrupted(getattr(error, "reason", None) or error) from None
+    return response
+
+
+def _read(response: HTTPResponse) -> bytes:
+    try:
+        return response.read(_CHUNK)
+    except (OSError, HTTPException) as error:
+        raise _Interrupted(f"the connection broke: {error}") from None
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
+
+
+def _total(header: str | None) -> int | None:
+    """The file's full length from 'bytes 5-9/10', 'bytes */10' or '10', if it is said."""
+    total = (header or "").rpartition("/")[2]
+    return int(total) if total.isdecimal() else None
+
+
+def _roots(data_dir: Path | None) -> list[Path]:
+    named = [place for place in (data_dir, os.environ.get("FEDDBE_DATA")) if place]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "feddbe"
+    return [expand(root) for root in (*named, home)]
+
+
+def folders(name: str, data_dir: Path | None) -> list[Path]:
+    """Where a data set's files are looked for, in order: each place itself, then its subfolder `name`."""
+    return [folder for root in _roots(data_dir) for folder in (root, root / name)]
+
+
+def cache_folders(name: str, data_dir: Path | None) -> list[Path]:
+    """Where a data set's files can be written, the place to try first first."""
+    return [root / name for root in _roots(data_dir)]
+
+
+def cache_folder(name: str, data_dir: Path | None) -> Path:
+    """Where a data set's files are downloaded to."""
+    return cache_folders(name, data_dir)[0]
+
+
+def find_first(name: str, data_dir: Path | None, candidates: Sequence[str]) -> Path | None:
+    """The first of these files or folders that is in one of the data set's places."""
+    places = [folder / candidate for folder in folders(name, data_dir) for candidate in candidates]
+    return next((place for place in places if place.is_file() or place.is_dir()), None)
+
+
+def missing(title: str, name: str, data_dir: Path | None, files: str, *also: str) -> BadInput:
+    """The error for a data set that is nowhere: where it was looked for, and what to put where."""
+    looked = ", ".join(map(str, folders(name, data_dir)))
+    ways = [f"run 'feddbe data get {name}'", *also, f"or put {files} into {cache_folder(name, data_dir)}"]
+    return BadInput(f"{title} is in none of {looked}; {', '.join(ways)}")
+
+
+def plain(path: Path) -> None:
+    """Refuse what is neither file nor folder: opening a pipe waits for ever, a device has no end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise BadInput(f"{path} is neither a file nor a folder; data is read from these only")

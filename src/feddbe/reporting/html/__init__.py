@@ -1,0 +1,5 @@
+"""Runs as a page."""
+
+from feddbe.reporting.html.page import as_json, content, render, report, studied, write_report
+
+__all__ = ["as_json", "content", "render", "report", "studied", "write_report"]

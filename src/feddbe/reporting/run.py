@@ -1,0 +1,85 @@
+"""A run as Python users hold it: its document, with ways to look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from feddbe.errors import BadInput, unknown
+from feddbe.reporting.formatting import as_html, percent
+from feddbe.reporting.tables import choice, repeated, results_grid, rounds_grid, seeds_grid, sweep_grid
+from feddbe.results.document import RunDocument, ending, title
+from feddbe.runs import summary
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = ["Run", "Runs", "Sweep"]
+
+
+class Run(dict[str, Any]):
+    """The document that describes a run (`RunDocument`), a dictionary that can be written as JSON.
+
+    In a notebook it shows itself as a table.
+    """
+
+    @property
+    def document(self) -> RunDocument:
+        """The same, for type checkers."""
+        return cast(RunDocument, self)
+
+    def curve(self, reading: str = "weighted") -> list[tuple[int, float]]:
+        """(round, test accuracy as a fraction of one) of every evaluated entry; `reading` may also be `mean`,
+        `worst_tenth` or `std` over clients."""
+        if reading not in (known := ("weighted", "mean", "worst_tenth", "std")):
+            raise unknown("reading", reading, known)
+        return [(e["round"], e["accuracy"][reading]) for e in self["rounds"] if e["accuracy"]]
+
+    def clients(self) -> list[summary.Client]:
+        """Each client's name, test samples, and accuracy in the best and in the last round."""
+        return summary.each(self.document)
+
+    def to_pandas(self) -> DataFrame:
+        """A frame with a row per round; `DataFrame(run.clients())` is the one with a row per client."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise BadInput("pandas is not installed; pip install pandas") from error
+        return pandas.DataFrame(rounds_grid(self.document).records()).set_index("round")
+
+    def __repr__(self) -> str:
+        """In a line; `dict(run)` shows all of it."""
+        best, words = self["best"], [f"{self['method']}: {title([self.document])}"]
+        if best and best["accuracy"]:
+            words.append(f"best {percent(best['accuracy']['weighted'])} % in round {best['round']}")
+        return f"<Run {', '.join(filter(None, [*words, ending(self.document)]))}, {self['folder']!r}>"
+
+    def _repr_html_(self) -> str:
+        return as_html(results_grid([self.document]))
+
+
+class Runs(list[Run]):
+    """Runs that were asked for together; in a notebook they show themselves as one table, with means and
+    intervals where there are several seeds."""
+
+    @property
+    def documents(self) -> Sequence[RunDocument]:
+        """The same, for type checkers."""
+        return [run.document for run in self]
+
+    def _repr_html_(self) -> str:
+        runs = self.documents
+        return as_html(seeds_grid(runs) if repeated(runs) else results_grid(runs))
+
+
+class Sweep(Runs):
+    """The runs of a grid of values; in a notebook they show themselves as a table over it."""
+
+    @property
+    def chosen(self) -> Runs:
+        """Of each method the runs with the values that are best on validation data."""
+        those = {id(document) for document in choice(self.documents)}
+        return Runs(run for run in self if id(run) in those)
+
+    def _repr_html_(self) -> str:
+        return as_html(sweep_grid(self.documents))

@@ -1,0 +1,70 @@
+"""Engines by name: `serial`, `pool`, `pool(workers=4)`, `ray`, or `auto`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from feddbe.config.spec import find as spec_find
+from feddbe.errors import BadInput
+from feddbe.methods.base import Method
+from feddbe.metrics.memory import keep_freed
+from feddbe.simulation.client import Missing
+from feddbe.simulation.engines.base import WAITING, Choice, ClientStates, Engine, Messages, Waiting
+from feddbe.simulation.engines.pool import Pool, PoolChoice, cores
+from feddbe.simulation.engines.ray import RayChoice
+from feddbe.simulation.engines.serial import Serial, SerialChoice
+from feddbe.state import Receipt
+from feddbe.training import gradients
+from feddbe.training.task import Task
+from feddbe.training.task import find as task_find
+
+__all__ = [
+    "ENGINES",
+    "ClientStates",
+    "Engine",
+    "Messages",
+    "Missing",
+    "Pool",
+    "Receipt",
+    "Serial",
+    "Waiting",
+    "find",
+    "make",
+]
+
+
+@dataclass(frozen=True)
+class Auto(Choice):
+    """The pool where it can help."""
+
+    name: ClassVar[str] = "auto"
+
+    def processes(self) -> int:
+        return cores() if cores() > 1 else 0
+
+    def make(self, task: Task, method: Method, waiting: Waiting = WAITING) -> Engine:
+        several = min(self.processes(), task.split.clients) > 1
+        return (PoolChoice() if several else SerialChoice()).make(task, method, waiting)
+
+
+ENGINES: dict[str, type[Choice]] = {
+    choice.name: choice for choice in (Auto, SerialChoice, PoolChoice, RayChoice)
+}
+
+
+def find(spec: str) -> Choice:
+    """The engine of this name, as in `pool(workers=4)`, with its options."""
+    return spec_find("engine", spec, ENGINES, also=["pool(workers=N)", "ray(address=HOST:PORT)"]).options
+
+
+def make(spec: str, task: Task, method: Method, waiting: Waiting = WAITING) -> Engine:
+    """The same, ready to work."""
+    choice, where = find(spec), task_find(task.training.device)
+    if where.type != "cpu":
+        if choice.name not in ("auto", "serial"):
+            raise BadInput(f"engine = {spec}; on device {where} one process works: serial or auto")
+        return Serial(task.on(where), method)
+    gradients.get_ready(task, waiting.remark)  # both before there are processes
+    keep_freed()
+    return choice.make(task, method, waiting)

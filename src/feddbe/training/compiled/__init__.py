@@ -1,0 +1,1 @@
+"""The compiled CPU backend."""

@@ -1,0 +1,208 @@
+"""Stacks of convolutions and linear layers, and word vectors, in machine code (numba).
+
+A step of ten samples is little arithmetic, and calling torch for it costs more than it does. So the step is
+written out for any row of Conv2d (stride 1), MaxPool2d, ReLU, Flatten and Linear, `MeanEmbedding` first,
+with cross-entropy, PRBM and MR at any cut, frozen layers, a rate for each parameter, and what is linear in
+the parameters: SCAFFOLD's correction, the proximal pull, weight decay, momentum. A method's own terms that
+say they are `at_end` are left to autograd, between the passes. Up to rounding all gives autograd's numbers,
+in float32 or float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from feddbe.data.dataset import Dataset
+from feddbe.errors import one_line
+from feddbe.models.split_model import Forward, SplitModel
+from feddbe.state import State
+from feddbe.training.compiled.stack import Refused, Stack, read
+from feddbe.training.plan import FitPlan, Fitted
+from feddbe.training.terms import Gradient, Moved, Prox, Steps, by_autograd
+
+if TYPE_CHECKING:
+    from feddbe.training.compiled.network import Network
+
+__all__ = [
+    "RANK",
+    "Predictor",
+    "available",
+    "descend",
+    "gradient",
+    "refuses",
+    "refuses_layers",
+    "refuses_machine",
+    "refuses_model",
+    "refuses_types",
+    "train",
+]
+
+RANK = 10
+PREDICT = 32
+"""Samples that are predicted at once: a part of what `Local.predict` gives, small enough for the cache."""
+
+
+def available() -> bool:
+    """Whether numba is installed."""
+    return find_spec("numba") is not None
+
+
+def refuses(plan: FitPlan) -> str:
+    if reason := refuses_model(plan.model):
+        return reason
+    from feddbe.training.compiled.fits import COMPILED, is_open, of_its_own
+
+    own, known = of_its_own(plan), [type(t.apply) for t in plan.terms if type(t.apply) in COMPILED]
+    if any(not term.at_end for term in own) or len(set(known)) < len(known):
+        return "the method has a loss or a term of its own, which is not said to be `at_end`"
+    beside = {*plan.correction, *(n for t in plan.terms if isinstance(t.apply, Prox) for n in t.const)}
+    names = plan.model.parameters.keys()
+    if not plan.params.keys() >= names or not plan.extras.keys() <= {"prbm"} or not beside <= names:
+        return "the method trains other than the model and PRBM"
+    linear = replace(plan.optimiser, momentum=0.0, weight_decay=0.0)
+    if not (plan.optimiser if is_open(plan) else linear).plain:
+        return "the optimiser is not plain SGD"
+    return refuses_types([*plan.params.values(), *plan.extras.values(), *plan.correction.values()])
+
+
+def refuses_types(tensors: Iterable[Tensor]) -> str:
+    tensors = list(tensors)
+    if any(t.device.type != "cpu" for t in tensors):
+        return "it is on a GPU"
+    fits = {t.dtype for t in tensors} in ({torch.float32}, {torch.float64})
+    return "" if fits else "parameters are not all float32, or all float64"
+
+
+def refuses_model(model: SplitModel) -> str:
+    """Why it does not take this model, in any plan."""
+    return refuses_layers(model) or refuses_machine(model)
+
+
+def refuses_layers(model: SplitModel) -> str:
+    """Why it does not take this model, on any machine."""
+    found = _stack(model)
+    return found if isinstance(found, str) else ""
+
+
+def refuses_machine(model: SplitModel) -> str:
+    """Why it does not work here. At first it is compiled, and tried once."""
+    stack = _stack(model)
+    if model not in _tried and isinstance(stack, Stack):
+        _tried[model] = _try(model, stack)
+    return _tried[model]
+
+
+def _try(model: SplitModel, stack: Stack) -> str:
+    """One gradient and pass against autograd's: a tool chain can be missing or broken."""
+    if not available():
+        return "numba is not installed"
+    generator, (first, *_) = torch.Generator().manual_seed(0), model.parameters.values()
+    shape = (3, *model.input_shape)
+    if stack.steps[0].kind == "words":
+        x = torch.randint(len(first), shape, generator=generator)
+    else:
+        x = torch.randn(shape, generator=generator, dtype=first.dtype)
+    y = torch.arange(len(x)) % model.classes
+    try:
+        found = gradient(model, model.parameters, {}, x, y).of
+        found["logits"] = Predictor(model, model.parameters, None)(x).logits
+    except Exception as error:  # of numba, LLVM or the system
+        return f"numba does not work here ({one_line(error)})"
+    wanted = by_autograd(model, model.parameters, model.buffers, x, y).of
+    wanted["logits"] = model.forward(model.parameters, x).logits.detach()
+    scale = max(float(g.abs().max()) for g in wanted.values())
+    apart = max(float((found[name] - g).abs().max()) for name, g in wanted.items())
+    return "" if apart <= 1e-3 * scale else "its first step is not autograd's: numba is broken here"
+
+
+_tried: WeakKeyDictionary[SplitModel, str] = WeakKeyDictionary()
+_stacks: WeakKeyDictionary[SplitModel, Stack | str] = WeakKeyDictionary()
+
+
+def _stack(model: SplitModel) -> Stack | str:
+    """The model's layers, or why not."""
+    if model not in _stacks:
+        try:
+            _stacks[model] = refuses_types(model.parameters.values()) or read(model)
+        except Refused as reason:
+            _stacks[model] = str(reason)
+    return _stacks[model]
+
+
+def _layers(model: SplitModel) -> Stack:
+    """Those of a model that it takes."""
+    stack = _stack(model)
+    assert isinstance(stack, Stack)
+    return stack
+
+
+def train(plan: FitPlan) -> Fitted:
+    from feddbe.training.compiled.fits import body_stays
+    from feddbe.training.compiled.fits import train as fits_train
+
+    stack = _layers(plan.model)
+    return fits_train(plan, stack, _features(plan) if body_stays(plan, stack) else None)
+
+
+def _features(plan: FitPlan) -> Dataset:
+    """What the body gives for the samples of a plan."""
+    dataset, rows = plan.batches.dataset, torch.from_numpy(plan.batches.rows)
+    body = Predictor(plan.model, plan.params, None)
+    parts = [body(dataset.numbers(dataset.x.index_select(0, some))).z_g for some in torch.split(rows, 1024)]
+    return Dataset(dataset.name, torch.cat(parts), dataset.y.index_select(0, rows), dataset.classes)
+
+
+def gradient(
+    model: SplitModel, params: Mapping[str, Tensor], statistics: Mapping[str, Tensor], x: Tensor, y: Tensor
+) -> Gradient:
+    """Of the cross-entropy, 0 for what is frozen."""
+    from feddbe.training.compiled.fits import gradient as fits_gradient
+
+    return fits_gradient(model, _layers(model), params, x, y)._replace(statistics=dict(statistics))
+
+
+def descend(model: SplitModel, params: State, statistics: State, x: Tensor, y: Tensor, steps: Steps) -> Moved:
+    """These steps on one batch."""
+    from feddbe.training.compiled.fits import descend as fits_descend
+
+    return fits_descend(model, _layers(model), params, x, y, steps)._replace(statistics=statistics)
+
+
+class Predictor:
+    """Forward passes at these parameters and this vector of PRBM."""
+
+    def __init__(self, model: SplitModel, params: Mapping[str, Tensor], prbm: Tensor | None) -> None:
+        from feddbe.training.compiled.network import find
+
+        dtype = params[next(iter(model.parameters))].dtype
+        self.model, self.params = model, params
+        self.network: Network = find(model, _layers(model), PREDICT, dtype, translated=True, momentum=False)
+        self.network.write(params)
+        self.network.set_vectors({"prbm": prbm})
+        self.network.net["mu"] = 0.0
+
+    def __call__(self, x: Tensor) -> Forward:
+        return Forward(*self._pass(x, Forward._fields))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Only these."""
+        (logits,) = self._pass(x, ("logits",))
+        return logits
+
+    def _pass(self, x: Tensor, names: Sequence[str]) -> list[Tensor]:
+        if x.shape[0] <= PREDICT:
+            return self._batch(x, names)
+        parts = [self._batch(some, names) for some in torch.split(x, PREDICT)]
+        return [torch.cat(some) for some in zip(*parts, strict=True)]
+
+    def _batch(self, x: Tensor, names: Sequence[str]) -> list[Tensor]:
+        shapes = {"logits": (self.model.classes,)}
+        found = zip(names, self.network.forward(x, names), strict=True)
+        return [t.view(x.shape[0], *shapes.get(name, self.model.feature_shape)) for name, t in found]

@@ -1,0 +1,251 @@
+"""The options of a run from the command line, TOML files and Python, and what wins over what."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feddbe.config.options import SECTIONS, Config, identity, pick_identity, read
+from feddbe.errors import BadInput
+
+
+def toml(folder: Path, text: str, name: str = "run.toml") -> str:
+    (folder / name).write_text(text, encoding="utf-8")
+    return str(folder / name)
+
+
+def refused(message: str, *arguments: Any, **named: Any) -> None:
+    """`read` answers with exactly this line."""
+    with pytest.raises(BadInput, match=f"^{re.escape(message)}$"):
+        read(*arguments, **named)
+
+
+# --- the table itself
+
+
+def test_the_options_and_their_defaults() -> None:
+    """All of the command line's; what is None follows from data and model."""
+    assert vars(Config()) == {
+        "method": "", "data": "digits", "data_dir": None, "partition": None, "partition_seed": 1,
+        "split": None, "clients": None, "shift": None, "model": None, "cut": None,
+        "rounds": None,
+        "patience": None,
+        "epochs": 1, "batch": 10, "lr": None, "lr_decay": None, "optimiser": "sgd",
+        "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None, "join": 1.0, "seed": 0, "variant": "default",
+        "measure": "accuracy,auc,loss", "eval": "all", "eval_after": True,
+        "validation": 0.0, "newcomers": 0, "adapt_epochs": 10, "adapt": "full",
+        "bn_buffers": "local", "short_batch": None,
+        "engine": "auto", "device": "cpu", "trainer": "auto",
+        "min_replies": None, "worker_timeout": None, "keep_best": True, "out": None,
+        "resume": False, "force": False, "json": False, "quiet": False,
+    }  # fmt: skip
+
+
+def test_every_option_is_classified() -> None:
+    """A new one must say where help lists it and what it has to do with a run's identity."""
+    for field in dataclasses.fields(Config):
+        assert field.metadata.get("section") in SECTIONS, field.name
+        assert field.metadata.get("identity") in ("yes", "content", "seed", "no"), field.name
+    asked = {field.name for field in dataclasses.fields(Config) if identity(field.name) == "no"}
+    assert asked == {
+        "data_dir", "rounds", "patience", "force", "measure", "engine", "device", "trainer", "min_replies",
+        "worker_timeout", "keep_best", "out", "resume", "json", "quiet"
+    }  # fmt: skip
+    assert [f.name for f in dataclasses.fields(Config) if identity(f.name) == "seed"] == ["seed"]
+
+
+def test_what_tells_runs_apart() -> None:
+    config = {"lr": 0.1, "seed": 3, "resume": True, "rounds": 5, "data": "digits", "forgotten": 1}
+    config["method_options"] = {"mr": {"kappa": 5.0}}
+    told = {"lr": 0.1, "data": "digits", "forgotten": 1, "mr kappa": 5.0}
+    assert pick_identity(config, seed=False) == told
+    assert pick_identity(config) == told | {"seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("lr", 0, "lr = 0; allowed: a number > 0"),
+        ("lr", "fast", "lr = 'fast'; allowed: a number > 0"),
+        ("join", 1.5, "join = 1.5; allowed: a number > 0 and <= 1"),
+        ("join", 0, "join = 0; allowed: a number > 0 and <= 1"),
+        ("clients", 0, "clients = 0; allowed: a whole number >= 1"),
+        ("rounds", -1, "rounds = -1; allowed: a whole number >= 0"),
+        ("epochs", 0, "epochs = 0; allowed: a whole number >= 1"),
+        ("batch", 0, "batch = 0; allowed: a whole number >= 1"),
+        ("batch", 2.5, "batch = 2.5; allowed: a whole number >= 1"),
+        ("patience", 0, "patience = 0; allowed: a whole number >= 1"),
+        ("seed", -1, "seed = -1; allowed: a whole number >= 0"),
+        ("partition_seed", -1, "partition_seed = -1; allowed: a whole number >= 0"),
+        ("resume", "yes", "resume = 'yes'; allowed: true, false"),
+        (
+            "variant", "offical",
+            "unknown variant 'offical'; did you mean 'official'? allowed: default, official, paper",
+        ),
+        ("bn_buffers", "shared", "unknown bn_buffers 'shared'; allowed: average, local"),
+        ("short_batch", "keeps", "unknown short_batch 'keeps'; did you mean 'keep'? allowed: keep, refuse"),
+    ],
+)  # fmt: skip
+def test_wrong_values(option: str, value: Any, message: str, tmp_path: Path) -> None:
+    """The same line, wherever the value comes from."""
+    refused(message, ["fedavg"], {option: value})
+    written = f"'{value}'" if isinstance(value, str) else value
+    refused(message, ["fedavg"], settings=[f"{option}={written}"])
+    refused(message, [toml(tmp_path, f'method = "fedavg"\n{option} = {written}')])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("rounds", 0), ("join", 1), ("lr", 1e-9), ("seed", 0), ("epochs", 1), ("short_batch", "keep")],
+)
+def test_values_at_the_limit(option: str, value: Any) -> None:
+    assert getattr(read(["fedavg"], {option: value})[1], option) == value
+
+
+# --- files
+
+
+def test_a_file(tmp_path: Path) -> None:
+    names, config, _ = read(
+        [
+            toml(
+                tmp_path,
+                """
+                method = "fedavg+dbe(kappa=5)"  # as on the command line
+                data = "fmnist"
+                partition-seed = 7
+                lr = 0.05
+                rounds = 1_000
+                join = 1
+                eval-after = true
+                """,
+            )
+        ]
+    )
+    assert names == ["fedavg+dbe(kappa=5)"]
+    assert config == Config(
+        data="fmnist", partition_seed=7, lr=0.05, rounds=1000, join=1.0, eval_after=True
+    )  # fmt: skip
+    assert type(config.join) is float
+
+
+def test_a_file_with_methods_of_the_command_line(tmp_path: Path) -> None:
+    path = toml(tmp_path, "seed = 3")
+    assert read(["fedavg", path, "fedavg+dbe"])[:2] == (["fedavg", "fedavg+dbe"], Config(seed=3))
+    named = toml(tmp_path, 'method = "fedavg+mr"\nlr = 0.5', "other.toml")
+    assert read([path, named, "fedavg"])[:2] == (["fedavg+mr", "fedavg"], Config(seed=3, lr=0.5))
+
+
+def test_later_files_win(tmp_path: Path) -> None:
+    one, two = toml(tmp_path, "seed = 1\nlr = 0.1", "1.toml"), toml(tmp_path, "seed = 2", "2.toml")
+    assert read([one, two, "fedavg"])[1] == Config(seed=2, lr=0.1)
+    assert read([two, one, "fedavg"])[1] == Config(seed=1, lr=0.1)
+
+
+def test_options_win_over_settings_and_settings_over_files(tmp_path: Path) -> None:
+    path = toml(tmp_path, "seed = 1\nbatch = 1\nepochs = 1\nlr = 1.0")
+    _, config, _ = read([path, "fedavg"], {"seed": 3, "lr": None}, ["seed=2", "batch=2"])
+    assert (config.seed, config.batch, config.epochs, config.lr) == (3, 2, 1, 1.0)
+    assert read(["fedavg"], settings=["seed=1", "seed=2"])[1].seed == 2
+
+
+def test_where_options_came_from(tmp_path: Path) -> None:
+    path = toml(tmp_path, "seed = 1\nbatch = 1\nepochs = 1\nlr = 1.0")
+    found = read([path, "fedavg"], {"seed": 0, "lr": None}, ["seed=2", "batch=2"]).origins
+    assert found == {"seed": "given", "batch": "--set", "epochs": path, "lr": path}
+
+
+def test_the_method_can_be_an_option(tmp_path: Path) -> None:
+    path = toml(tmp_path, 'method = "fedavg"')
+    assert read([path], settings=["method=fedavg+dbe(kappa=5,mu=0.1)"])[0] == ["fedavg+dbe(kappa=5,mu=0.1)"]
+    assert read([path], {"method": "fedavg+mr"}, ["method=fedavg+dbe"])[0] == ["fedavg+mr"]
+    assert read([], {"method": "fedavg"})[:2] == (["fedavg"], Config())
+
+
+def test_a_file_may_list_several_methods(tmp_path: Path) -> None:
+    path = toml(tmp_path, 'method = ["fedavg", "fedavg+dbe"]')
+    assert read([path, "fedavg+mr"])[0] == ["fedavg", "fedavg+dbe", "fedavg+mr"]
+
+
+def test_a_method_that_is_no_text_becomes_one(tmp_path: Path) -> None:
+    """Its name is checked later, with all others."""
+    assert read([toml(tmp_path, "method = 5")])[0] == ["5"]
+    assert read([toml(tmp_path, "method = [5, true]")])[0] == ["5", "True"]
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.toml"
+    refused(f"cannot read '{missing}': No such file or directory", [str(missing)])
+    (tmp_path / "folder.toml").mkdir()
+    refused(f"cannot read '{tmp_path / 'folder.toml'}': Is a directory", [str(tmp_path / "folder.toml")])
+
+
+@pytest.mark.parametrize("content", [b"seed = ", b"seed: 3", b"seed = 1\nseed = 2", b"data = '\xff'"])
+def test_files_that_are_not_toml(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=f"^'{re.escape(str(path))}' is not valid TOML: [^\n]+$"):
+        read(["fedavg", str(path)])
+
+
+# --- keys
+
+
+def test_an_unknown_key_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    path = toml(tmp_path, "partition-sed = 2")
+    every = ", ".join(sorted(vars(Config())))
+    rest = f" 'partition_sed'; did you mean 'partition_seed'? allowed: {every}"
+    refused(f"unknown key in '{path}':{rest}", ["fedavg", path])
+    refused(f"unknown key in --set partition-sed=2:{rest}", ["fedavg"], settings=["partition-sed=2"])
+    refused(f"unknown option{rest}", ["fedavg"], {"partition_sed": 2})
+
+
+def test_a_table_is_an_unknown_key(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"^unknown key in .*: 'mr'; allowed: "):
+        read([toml(tmp_path, 'method = "fedavg+mr"\n[mr]\nkappa = 5')])
+
+
+@pytest.mark.parametrize("key", ["partition_seed", "partition-seed", " partition-seed "])
+def test_dashes_are_underscores(key: str) -> None:
+    assert read(["fedavg"], settings=[f"{key}=4"])[1].partition_seed == 4
+    assert read(["fedavg"], {key.strip(): 4})[1].partition_seed == 4
+
+
+def test_a_setting_may_be_a_method_with_options() -> None:
+    asked = read(["fedavg"], settings=["fedavg+dbe(kappa=5,mu=0.1)", "seed=2"])
+    assert asked.names == ["fedavg", "fedavg+dbe(kappa=5,mu=0.1)"]
+    assert asked.config.seed == 2
+
+
+@pytest.mark.parametrize("item", ["seed", "seed:3", ""])
+def test_a_setting_needs_an_equals_sign(item: str) -> None:
+    refused(f"--set {item}: write it as --set key=value", ["fedavg"], settings=[item])
+
+
+@pytest.mark.parametrize(
+    ("item", "option", "value"),
+    [
+        ("seed=5", "seed", 5), ("seed = 5", "seed", 5), ("seed=5.0", "seed", 5),
+        ("rounds=1e3", "rounds", 1000), ("data = digits ", "data", "digits"),
+        ("lr=1e-3", "lr", 0.001), ("lr=1", "lr", 1.0), ("resume=true", "resume", True),
+        ("eval-after=false", "eval_after", False), ("data=digits", "data", "digits"),
+        ("data='digits'", "data", "digits"), ("data=my data.npz", "data", "my data.npz"),
+        ("partition=dirichlet:0.5", "partition", "dirichlet:0.5"), ("out=runs/a=b", "out", "runs/a=b"),
+        ("out=7", "out", "7"), ("out=2024-01-01", "out", "2024-01-01"), ("out=true", "out", "True"),
+    ],
+)  # fmt: skip
+def test_numbers_truth_values_and_text(item: str, option: str, value: Any) -> None:
+    found = getattr(read(["fedavg"], settings=[item])[1], option)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_no_method(tmp_path: Path) -> None:
+    message = "no method given; name one, as in fedavg+dbe (feddbe methods lists them)"
+    refused(message)
+    refused(message, [toml(tmp_path, "seed = 1")])
+    refused(message, [], {"seed": 1}, ["lr=0.1"])

@@ -1,0 +1,164 @@
+"""Modules that a user's file imports from its folder: hashed with it, and executed as they were hashed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import feddbe
+from feddbe.config import user_code
+from feddbe.config.user_code import Found
+from feddbe.errors import BadInput
+from tests.federation import samples
+
+MODEL = """
+from torch import nn
+{imports}
+
+def build(shape, classes):
+    {inside}
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, {width}), nn.Linear({width}, classes))
+"""
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def model(imports: str = "", inside: str = "pass", width: str = "helper.WIDTH") -> str:
+    return MODEL.format(imports=imports, inside=inside, width=width)
+
+
+def load(folder: Path) -> Found:
+    return user_code.load("model", "function", f"{folder / 'own.py'}:build", callable)
+
+
+def built_width(folder: Path) -> int:
+    width: int = load(folder).value((1, 8, 8), 10)[1].out_features
+    return width
+
+
+FORMS = {
+    "import": ({"own.py": model("import helper")}, "helper.py"),
+    "from": ({"own.py": model("from helper import WIDTH", width="WIDTH")}, "helper.py"),
+    "in a function": ({"own.py": model(inside="import helper")}, "helper.py"),
+    "by name": (
+        {"own.py": model("import importlib\nhelper = importlib.import_module('helper')")},
+        "helper.py",
+    ),
+    "by a computed name": (
+        {"own.py": model("from importlib import import_module\nhelper = import_module('hel' + 'per')")},
+        "helper.py",
+    ),
+    "through another": (
+        {"own.py": model("import other", width="other.helper.WIDTH"), "other.py": "import helper\n"},
+        "helper.py",
+    ),
+    "package": (
+        {"own.py": model("from parts import helper"), "parts/__init__.py": ""},
+        "parts/helper.py",
+    ),
+    "relative": (
+        {
+            "own.py": model("import parts.front as helper"),
+            "parts/__init__.py": "",
+            "parts/front.py": "from .deep import WIDTH\n",
+            "parts/deep/__init__.py": "from ..helper import WIDTH\n",
+        },
+        "parts/helper.py",
+    ),
+    "folder without __init__": ({"own.py": model("from parts import helper")}, "parts/helper.py"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_edited_module_changes_the_hash_and_what_is_executed(form: str, tmp_path: Path) -> None:
+    """In one process, within the same second and with the same size, so that cached bytecode looks valid."""
+    files, helper = FORMS[form]
+    write(tmp_path, files | {helper: "WIDTH = 12\n"})
+    before = load(tmp_path)
+    assert built_width(tmp_path) == 12
+    assert helper in before.source.modules
+    write(tmp_path, {helper: "WIDTH = 34\n"})
+    assert load(tmp_path).sha256 != before.sha256
+    assert built_width(tmp_path) == 34
+    write(tmp_path, {helper: "WIDTH = 12\n"})
+    assert load(tmp_path).sha256 == before.sha256
+    assert built_width(tmp_path) == 12
+
+
+def test_modules_of_one_name_in_two_folders_do_not_mix(tmp_path: Path) -> None:
+    for number in (3, 5):
+        folder = tmp_path / str(number)
+        write(folder, {"own.py": model(inside="import helper"), "helper.py": f"WIDTH = {number}\n"})
+    assert [built_width(tmp_path / name) for name in ("3", "5", "3")] == [3, 5, 3]
+
+
+def test_a_module_that_the_program_imported_stays_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "helper_of_the_program"
+    text = model(f"import {name}", width=f"{name}.WIDTH")
+    write(tmp_path, {"elsewhere/" + f"{name}.py": "WIDTH = 1\n", f"{name}.py": "WIDTH = 7\n", "own.py": text})
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    there = __import__(name)
+    assert built_width(tmp_path) == 7
+    assert sys.modules[name] is there
+    assert there.WIDTH == 1
+
+
+def test_installed_modules_are_not_in_the_hash(tmp_path: Path) -> None:
+    write(tmp_path, {"own.py": model("import feddbe, json, torch", width="4"), "other.py": "import own\n"})
+    assert load(tmp_path).source.modules == {}
+
+
+def test_another_process_has_the_same_hash(tmp_path: Path) -> None:
+    """Whatever it has imported from the folder before."""
+    write(tmp_path, {"own.py": model("import helper"), "helper.py": "WIDTH = 6\n", "other.py": ""})
+    found = load(tmp_path)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import helper, other\n"
+        "from feddbe.options import from_file\n"
+        "print(from_file.load('model', 'function', sys.argv[1] + '/own.py:build', callable).sha256)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert done.stdout.strip() == found.sha256
+
+
+METHOD = """
+from dataclasses import dataclass
+from typing import ClassVar
+import helper
+
+@dataclass(frozen=True)
+class Mine(helper.Base):
+    name: ClassVar[str] = "mine"
+"""
+BASE = """
+from dataclasses import dataclass
+from feddbe import FedAvg
+
+@dataclass(frozen=True)
+class Base(FedAvg):
+    def train(self, ctx, local, received, private):
+        return local.fit(received).params, private
+"""
+
+
+def test_an_edited_module_does_not_continue_a_run(tmp_path: Path) -> None:
+    write(tmp_path, {"own.py": METHOD, "helper.py": BASE})
+    options: dict[str, Any] = {"data": samples(), "partition": "natural", "model": "mlp", "lr": 0.1}
+    options |= {"engine": "serial", "out": str(tmp_path / "run")}
+    feddbe.run(f"{tmp_path / 'own.py'}:Mine", rounds=1, **options)
+    assert feddbe.run(f"{tmp_path / 'own.py'}:Mine", rounds=2, resume=True, **options)["last"]["round"] == 2
+    write(tmp_path, {"helper.py": BASE.replace("local.fit(received).params", "received")})
+    with pytest.raises(
+        BadInput, match=r"another configuration \(helper\.py, which the method's file imports"
+    ):
+        feddbe.run(f"{tmp_path / 'own.py'}:Mine", rounds=3, resume=True, **options)

@@ -1,0 +1,116 @@
+"""Several values where one is usual: what is split at its commas, and what keeps them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from feddbe.config.options import Several, expand, given, several
+from feddbe.errors import BadInput
+
+
+def read(*methods: str, **options: Any) -> Several:
+    found = several(given(methods or ["fedavg"], options))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "variants"),
+    [
+        ("fedavg+dbe", ["fedavg+dbe"]),
+        ("fedavg+dbe(kappa=5,mu=0.1)", ["fedavg+dbe(kappa=5,mu=0.1)"]),
+        ("fedavg+dbe(kappa=1,10,50)", [f"fedavg+dbe(kappa={k})" for k in (1, 10, 50)]),
+        ("fedprox(mu=0.1, 1)", ["fedprox(mu=0.1)", "fedprox(mu=1)"]),
+        (
+            "fedprox(mu=1,2)+mr(kappa=3,init_mean=exact,start)",
+            [
+                f"fedprox(mu={mu})+mr(kappa=3,init_mean={start})"
+                for mu in (1, 2)
+                for start in ("exact", "start")
+            ],
+        ),
+        ("fedavg+dbe(kappa)", ["fedavg+dbe(kappa)"]),
+        ("my,file.py:Mine(a=1,2)", ["my,file.py:Mine(a=1)", "my,file.py:Mine(a=2)"]),
+        ("fedavg+dbe(kappa=3", ["fedavg+dbe(kappa=3"]),
+    ],
+)
+def test_lists_in_brackets(name: str, variants: list[str]) -> None:
+    assert expand(name) == variants
+
+
+@pytest.mark.parametrize(
+    ("options", "values"),
+    [
+        ({"lr": "0.01,0.1"}, {"lr": [0.01, 0.1]}),
+        ({"lr": [0.01, 0.1]}, {"lr": [0.01, 0.1]}),
+        ({"epochs": "1, 5"}, {"epochs": [1, 5]}),
+        ({"partition": "iid,dirichlet:0.1"}, {"partition": ["iid", "dirichlet:0.1"]}),
+        ({"model": "mlp,fasttext(rep=linear)"}, {"model": ["mlp", "fasttext(rep=linear)"]}),
+        ({"partition_seed": "1,2"}, {"partition_seed": [1, 2]}),
+        ({"data": ["digits", "fmnist"]}, {"data": ["digits", "fmnist"]}),
+        ({"variant": "default,paper"}, {"variant": ["default", "paper"]}),
+    ],
+)
+def test_values_that_vary(options: dict[str, Any], values: dict[str, Any]) -> None:
+    found = read(**options)
+    assert found.options == values
+    assert found.varied == list(values)
+    assert found.grid
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"measure": "accuracy,auc"},
+        {"data": "people.csv?label=buys&x=age,income"},
+        {"out": "here,there"},
+        {"split": "a,b.npz"},
+        {"engine": "pool(workers=2),"},
+        {"model": "fasttext(rep=linear,)"},
+        {"rounds": "5,10"},  # a mistake, told as one
+        {"rounds": [5, 10]},
+        {"eval": "sample:3"},
+        {"lr": [0.1]},
+        {},
+    ],
+)
+def test_what_has_commas_of_its_own_keeps_them(options: dict[str, Any]) -> None:
+    assert several(given(["fedavg"], options)) is None
+
+
+@pytest.mark.parametrize(
+    ("seeds", "found"),
+    [("0,1,2", [0, 1, 2]), ("5", [0, 1, 2, 3, 4]), (3, [0, 1, 2]), ([4, 2], [4, 2]), ("7,", [7]), ("1", [0])],
+)
+def test_seeds(seeds: Any, found: list[int]) -> None:
+    wanted = read(seeds=seeds)
+    assert wanted.seeds == found
+    assert not wanted.grid
+
+
+@pytest.mark.parametrize("seeds", ["0", 0, -1, "a", "0,a", "1,1", [], [0.5], [True], True, ",", "-1,2"])
+def test_seeds_that_are_none(seeds: Any) -> None:
+    with pytest.raises(BadInput, match=r"seeds = .*; allowed: how many, as in 5, or which, as in 0,1,2"):
+        read(seeds=seeds)
+
+
+def test_one_seed_and_several_exclude_each_other() -> None:
+    with pytest.raises(BadInput, match="seed = 3 and seeds = 2; give one of them"):
+        read(seed=3, seeds=2)
+    for seed in ("0,1", [0, 1]):
+        with pytest.raises(BadInput, match="several seeds are --seeds 0,1,2"):
+            several(given(["fedavg"], {"seed": seed}))
+    assert read(seed=3, lr="0.1,0.2").seeds == [3]
+
+
+@pytest.mark.parametrize("values", ["0.1,0.1", [], [0.1, 0.1]])
+def test_values_that_are_the_same(values: Any) -> None:
+    with pytest.raises(BadInput, match="several values are all different, and at least one"):
+        read(lr=values)
+
+
+def test_seeds_are_for_those_who_take_them() -> None:
+    with pytest.raises(BadInput, match=r"seeds = 3; this is one run"):
+        given(["fedavg"], {"seeds": 3}).asked()

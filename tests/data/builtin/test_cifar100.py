@@ -1,0 +1,216 @@
+"""CIFAR-100 in both of its formats, unpacked or not; small files of the same make, and the real ones."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from feddbe.config.options import Config
+from feddbe.data.builtin import cifar100
+from feddbe.errors import BadInput
+from feddbe.runs.experiment import resolve
+
+needs_cifar100 = pytest.mark.skipif(
+    cifar100.find(None) is None, reason="CIFAR-100 is not on this machine (feddbe data get cifar100)"
+)
+
+PIXELS = np.random.RandomState(0).randint(0, 256, (6, 3, 32, 32)).astype(np.uint8)
+LABELS = [99, 0, 7, 7, 50, 3]
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """On a machine without CIFAR-100, whose publisher's sets have four and two images."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("FEDDBE_DATA", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(cifar100, "SIZES", {"train": 4, "test": 2})
+    return tmp_path / "data"
+
+
+def rows(part: str) -> slice:
+    return slice(0, 4) if part == "train" else slice(4, 6)
+
+
+def binary(folder: Path) -> Path:
+    """train.bin and test.bin; the coarse labels are all 19."""
+    (folder / "cifar-100-binary").mkdir(parents=True)
+    for part in ("train", "test"):
+        content = b"".join(
+            bytes([19, label]) + image.tobytes()
+            for label, image in zip(LABELS[rows(part)], PIXELS[rows(part)], strict=True)
+        )
+        (folder / "cifar-100-binary" / f"{part}.bin").write_bytes(content)
+    return folder / "cifar-100-binary"
+
+
+def python(folder: Path, **change: Any) -> Path:
+    """train and test as dictionaries with bytes for keys, as Python 2's pickles have."""
+    (folder / "cifar-100-python").mkdir(parents=True)
+    for part in ("train", "test"):
+        values = {
+            b"data": PIXELS[rows(part)].reshape(-1, 3072),
+            b"fine_labels": LABELS[rows(part)],
+            b"coarse_labels": [19] * len(LABELS[rows(part)]),
+            **{key.encode(): value for key, value in change.items()},
+        }
+        (folder / "cifar-100-python" / part).write_bytes(pickle.dumps(values, protocol=2))
+    return folder / "cifar-100-python"
+
+
+def packed(make: Callable[[Path], Path]) -> Callable[[Path], Path]:
+    """The same as an archive, the test set first."""
+
+    def archive(folder: Path) -> Path:
+        place = make(folder.with_name(f"{folder.name}-unpacked"))
+        folder.mkdir(parents=True)
+        with tarfile.open(folder / f"{place.name}.tar.gz", "w:gz") as tar:
+            for path in sorted(place.iterdir()):
+                tar.add(path, f"{place.name}/{path.name}")
+        return folder / f"{place.name}.tar.gz"
+
+    return archive
+
+
+FORMATS = {
+    "binary": binary,
+    "python": python,
+    "binary.tar.gz": packed(binary),
+    "python.tar.gz": packed(python),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_train_then_test(data_dir: Path, kind: str) -> None:
+    place = FORMATS[kind](data_dir)
+    assert cifar100.find(data_dir) == place
+    for _ in ("decoded", "from the cache"):
+        data = cifar100.load(data_dir)
+        assert (data.name, data.classes, len(data)) == ("cifar100", 100, 6)
+        assert torch.equal(data.x, torch.from_numpy(PIXELS))
+        assert data.y.tolist() == LABELS
+        assert data.inputs(torch.tensor([0, 255], dtype=torch.uint8)).tolist() == pytest.approx([-1, 1])
+
+
+def test_all_formats_are_the_same_data(data_dir: Path) -> None:
+    hashes = {cifar100.load(make(data_dir / kind).parent).sha256() for kind, make in FORMATS.items()}
+    assert len(hashes) == 1
+
+
+def test_the_folder_itself_as_place(data_dir: Path) -> None:
+    place = binary(data_dir)
+    assert cifar100.find(place) == place
+    assert len(cifar100.load(place)) == 6
+
+
+def cut(place: Path) -> None:
+    os.truncate(place / "train.bin", 4 * 3074 - 1)
+
+
+def more(place: Path) -> None:
+    os.truncate(place / "test.bin", 3 * 3074)
+
+
+def label(place: Path) -> None:
+    content = bytearray((place / "test.bin").read_bytes())
+    content[3074 + 1] = 100
+    (place / "test.bin").write_bytes(content)
+
+
+def half(place: Path) -> None:
+    (place / "train.bin").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut, r"train\.bin has only 12295 bytes, expected 12296"),
+        (more, r"test\.bin has more bytes, expected 6148"),
+        (label, r"the test set in .* has labels outside of 0\.\.99"),
+        (half, "has no file for the train set"),
+    ],
+)
+def test_refuses_binary(data_dir: Path, damage: Callable[[Path], None], message: str) -> None:
+    damage(binary(data_dir))
+    with pytest.raises(BadInput, match=message):
+        cifar100.load(data_dir)
+    assert not list(data_dir.rglob("*.npy")), "no half a cache"
+
+
+def test_a_truncated_archive_is_named(data_dir: Path) -> None:
+    place = packed(binary)(data_dir)
+    os.truncate(place, place.stat().st_size // 2)
+    with pytest.raises(BadInput, match=f"cannot read {place}"):
+        cifar100.load(data_dir)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("executed"),)
+
+
+def test_a_pickle_that_calls_something_is_not_executed(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python(data_dir, filenames=[Evil()])
+    monkeypatch.chdir(data_dir)
+    with pytest.raises(BadInput, match="is never called"):
+        cifar100.load(data_dir)
+    assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": np.zeros((4, 3072))}, r"pixels float64\(4, 3072\)"),
+        ({"data": PIXELS[:4]}, r"pixels uint8\(4, 3, 32, 32\)"),
+        ({"fine_labels": [0.5, 1, 2, 3]}, "labels outside of 0..99"),
+        ({"fine_labels": [0, 1, 2]}, r"labels \(3,\)"),
+    ],
+)
+def test_refuses_python(data_dir: Path, change: dict[str, npt.NDArray[Any]], message: str) -> None:
+    python(data_dir, **change)
+    with pytest.raises(BadInput, match=message):
+        cifar100.load(data_dir)
+
+
+def test_nowhere_says_which_file_to_put_where(data_dir: Path) -> None:
+    with pytest.raises(BadInput) as caught:
+        cifar100.load(data_dir)
+    assert "feddbe data get cifar100" in str(caught.value)
+    assert str(caught.value).endswith(
+        "put cifar-100-binary.tar.gz or cifar-100-python.tar.gz into " + str(data_dir / "cifar100")
+    )
+
+
+def test_defaults_are_the_published_ones(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar100, "SIZES", {"train": 800, "test": 200})
+    folder = data_dir / "cifar-100-binary"
+    folder.mkdir(parents=True)
+    for part, n in cifar100.SIZES.items():
+        (folder / f"{part}.bin").write_bytes(b"".join(bytes([0, k % 100]) + bytes(3072) for k in range(n)))
+    found = resolve("fedavg+dbe", Config(data="cifar100", data_dir=str(data_dir)))
+    assert (found.options.model, found.options.lr) == ("cnn", 0.005)
+    assert (found.options.partition, found.options.clients) == ("dirichlet:0.1", 20)
+    assert found.config["method_options"]["mr"].items() >= {"kappa": 50.0, "mu": 1.0}.items()
+    assert found.task.model.parameters["conv1.0.weight"].shape == (32, 3, 5, 5)
+
+
+@needs_cifar100
+def test_the_real_files() -> None:
+    """The hash is that of files with the published MD5; the means are those everyone subtracts."""
+    data = cifar100.load(None)
+    assert torch.bincount(data.y).tolist() == [600] * 100
+    assert torch.bincount(data.y[50_000:]).tolist() == [100] * 100, "the test set comes last"
+    assert data.sha256() == "1b57c00d52706c5316bb11d2163606641a6562d829f28c09c77008297b5c86cf"
+    pixels = data.x[:50_000].to(torch.float32).mean((0, 2, 3)) / 255
+    assert pixels.tolist() == pytest.approx([0.5071, 0.4865, 0.4409], abs=5e-5)

@@ -1,0 +1,195 @@
+"""Fashion-MNIST: where it is looked for, what is refused, and the real files if they are here."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from feddbe.data.builtin import fmnist
+from feddbe.errors import BadInput
+
+needs_fmnist = pytest.mark.skipif(
+    fmnist.find(None) is None and not os.environ.get("CI"),
+    reason="Fashion-MNIST is not on this machine (Debian: dataset-fashion-mnist)",
+)
+
+
+def idx(values: npt.NDArray[np.uint8]) -> bytes:
+    return bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
+
+
+def write(folder: Path, train: int = 4, test: int = 2, compressed: bool = True) -> Path:
+    """Four files with `train` + `test` images; image i has the value i in all pixels, label i % 10."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number = np.arange(train + test, dtype=np.uint8)
+    for part, rows in (("train", number[:train]), ("t10k", number[train:])):
+        images = np.broadcast_to(rows[:, None, None], (len(rows), 28, 28))
+        for name, values in ((f"{part}-images-idx3-ubyte", images), (f"{part}-labels-idx1-ubyte", rows % 10)):
+            if compressed:
+                (folder / f"{name}.gz").write_bytes(gzip.compress(idx(values)))
+            else:
+                (folder / name).write_bytes(idx(values))
+    return folder
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without Fashion-MNIST; returns its home."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.delenv("FEDDBE_DATA", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(fmnist, "DEBIAN", tmp_path / "debian")
+    return tmp_path / "home"
+
+
+@needs_fmnist
+def test_the_real_files() -> None:
+    """Mean .2860 and deviation .3530 of the training pixels are the figures everyone normalises with."""
+    data = fmnist.load(None)
+    assert (data.name, data.classes, len(data)) == ("fmnist", 10, 70_000)
+    assert (data.x.shape, data.x.dtype) == ((70_000, 1, 28, 28), torch.uint8)
+    assert torch.bincount(data.y).tolist() == [7000] * 10
+    assert torch.bincount(data.y[60_000:]).tolist() == [1000] * 10, "the test set comes last"
+    pixels = data.x[:60_000].float() / 255
+    assert float(pixels.mean()) == pytest.approx(0.2860, abs=5e-5)
+    assert float(pixels.std()) == pytest.approx(0.3530, abs=5e-5)
+    assert data.note == ""
+
+
+def test_other_data_under_the_same_names_are_said_to_be_other(tmp_path: Path) -> None:
+    """MNIST's files have the same names and shapes; its classes are not of one size."""
+    assert "not Fashion-MNIST as published" in fmnist.load(write(tmp_path)).note
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_train_then_test(tmp_path: Path, compressed: bool) -> None:
+    data = fmnist.load(write(tmp_path, train=3, test=9, compressed=compressed))
+    assert data.x[:, 0, 5, 7].tolist() == list(range(12))
+    assert data.y.tolist() == [*range(10), 0, 1]
+    assert (data.y.dtype, data.client) == (torch.int64, None)
+    inputs = data.inputs(torch.tensor([0, 255], dtype=torch.uint8))
+    assert inputs.tolist() == pytest.approx([-1, 1])
+
+
+def test_places_in_order(tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDDBE_DATA", str(tmp_path / "env"))
+    places = [
+        tmp_path / "option",
+        tmp_path / "option" / "fmnist",
+        tmp_path / "env",
+        tmp_path / "env" / "fmnist",
+        nowhere / ".cache" / "feddbe",
+        nowhere / ".cache" / "feddbe" / "fmnist",
+        tmp_path / "debian",
+    ]
+    assert fmnist.find(tmp_path / "option") is None
+    for place in reversed(places):
+        write(place)
+        assert fmnist.find(tmp_path / "option") == place
+    assert fmnist.find(None) == tmp_path / "env"
+
+
+def test_three_files_are_not_a_set(tmp_path: Path, nowhere: Path) -> None:
+    write(tmp_path / "data")
+    (tmp_path / "data" / "t10k-labels-idx1-ubyte.gz").unlink()
+    assert fmnist.find(tmp_path / "data") is None
+    whole = write(nowhere / ".cache" / "feddbe")
+    assert fmnist.find(tmp_path / "data") == whole
+
+
+def test_not_found_says_where_and_what_to_do(tmp_path: Path, nowhere: Path) -> None:
+    with pytest.raises(BadInput) as caught:
+        fmnist.load(tmp_path / "data")
+    message = str(caught.value)
+    assert "\n" not in message
+    for place in (tmp_path / "data", nowhere / ".cache" / "feddbe", tmp_path / "debian"):
+        assert str(place) in message
+    assert "feddbe data get fmnist" in message
+    assert "dataset-fashion-mnist" in message
+    assert "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz" in message
+    assert message.endswith(f"into {tmp_path / 'data' / 'fmnist'}")
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        (
+            "t10k-labels-idx1-ubyte",
+            np.array([3, 10], np.uint8),
+            "t10k-labels.* has the label 10, expected 0..9",
+        ),
+        ("train-labels-idx1-ubyte", np.zeros(5, np.uint8), r"train-labels\S* \(5,\); expected .* \(n,\)"),
+        ("train-images-idx3-ubyte", np.zeros((4, 28, 27), np.uint8), r"train-images.* shape \(4, 28, 27\)"),
+        ("train-images-idx3-ubyte", np.zeros(4, np.uint8), r"train-images.* shape \(4,\)"),
+    ],
+)
+def test_refuses(tmp_path: Path, name: str, values: npt.NDArray[np.uint8], message: str) -> None:
+    write(tmp_path)
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(idx(values)))
+    with pytest.raises(BadInput, match=message):
+        fmnist.load(tmp_path)
+
+
+def test_truncated_gzip_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path) / "t10k-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(BadInput, match=f"cannot read {path}"):
+        fmnist.load(tmp_path)
+
+
+@pytest.fixture
+def publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A local server in the publisher's place, with small files and their sums; returns its folder."""
+    folder = write(tmp_path / "publisher")
+    sums = {name: hashlib.md5((folder / f"{name}.gz").read_bytes()).hexdigest() for name in fmnist.MD5}
+    monkeypatch.setattr(fmnist, "MD5", sums)
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        monkeypatch.setattr(fmnist, "URL", f"http://127.0.0.1:{server.server_address[1]}/")
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield folder
+        server.shutdown()
+        thread.join()
+
+
+def test_get(nowhere: Path, publisher: Path) -> None:
+    seen: list[tuple[int, int | None]] = []
+    folder = fmnist.get(None, lambda done, total: seen.append((done, total)))
+    assert folder == nowhere / ".cache" / "feddbe" / "fmnist" == fmnist.find(None)
+    assert len(fmnist.load(None)) == 6
+    assert [done for done, _ in seen] == [total for _, total in seen]
+    assert len(seen) == 4
+
+    seen.clear()
+    (folder / "t10k-labels-idx1-ubyte.gz").unlink()
+    fmnist.get(None, lambda done, total: seen.append((done, total)))
+    assert len(seen) == 1, "what is there is kept"
+
+
+def test_get_into_a_given_place(tmp_path: Path, nowhere: Path, publisher: Path) -> None:
+    assert fmnist.get(tmp_path / "data") == tmp_path / "data" / "fmnist" == fmnist.find(tmp_path / "data")
+
+
+def test_get_refuses_another_file(tmp_path: Path, nowhere: Path, publisher: Path) -> None:
+    (publisher / "t10k-images-idx3-ubyte.gz").write_bytes(b"something else")
+    with pytest.raises(BadInput, match=r"t10k-images-idx3-ubyte.gz from .* has the checksum md5:"):
+        fmnist.get(tmp_path / "data")
+    assert fmnist.find(tmp_path / "data") is None

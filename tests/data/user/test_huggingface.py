@@ -1,0 +1,188 @@
+"""Hugging Face data sets on disk, written here byte for byte as `save_to_disk` does, and by name."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from feddbe.data.registry import load
+from feddbe.errors import BadInput
+
+pyarrow = pytest.importorskip("pyarrow")
+
+
+def put(folder: Path, *shards: dict[str, Any]) -> None:
+    """One split: Arrow streams, and state.json that names them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"data-{k:05}-of-{len(shards):05}.arrow" for k in range(len(shards))]
+    for name, columns in zip(names, shards, strict=True):
+        table = pyarrow.table(columns)
+        with (
+            pyarrow.OSFile(str(folder / name), "wb") as file,
+            pyarrow.ipc.new_stream(file, table.schema) as stream,
+        ):
+            stream.write_table(table)
+    state = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "0", "_split": None}
+    (folder / "state.json").write_text(json.dumps(state))
+
+
+def put_all(folder: Path, **splits: dict[str, Any]) -> Path:
+    for name, columns in splits.items():
+        put(folder / name, columns)
+    (folder / "dataset_dict.json").write_text(json.dumps({"splits": [*splits]}))
+    return folder
+
+
+def png(value: int) -> dict[str, Any]:
+    file = io.BytesIO()
+    Image.new("L", (5, 4), value).save(file, "png")
+    return {"bytes": file.getvalue(), "path": None}
+
+
+def test_one_split_of_several_files(tmp_path: Path) -> None:
+    put(tmp_path / "set", {"text": ["a b", "b"], "label": [0, 1]}, {"text": ["b c"], "label": [1]})
+    data = load(tmp_path / "set")
+    assert (data.name, data.tokens, data.classes) == ("set/", 4, 2)
+    assert data.x.tolist() == [[2, 1], [1, 0], [1, 3]]
+
+
+def test_splits_are_merged_train_first_and_without_those_that_have_no_labels(tmp_path: Path) -> None:
+    put_all(
+        tmp_path,
+        unsupervised={"x": [9.0], "label": [-1]},
+        test={"x": [2.0], "label": [1]},
+        train={"x": [0.0, 1.0], "label": [0, 1]},
+    )
+    data = load(tmp_path)
+    assert data.y.tolist() == [0, 1, 1]
+    assert data.x[:, 0].argsort().tolist() == [0, 1, 2]
+
+
+def test_images(tmp_path: Path) -> None:
+    put(tmp_path, {"image": [png(1), png(2), png(3)], "label": [0, 1, 1], "coarse": [0, 0, 0]})
+    data = load(f"{tmp_path}?x=image")
+    assert (data.x.shape, data.x[:, 0, 0, 0].tolist()) == ((3, 1, 4, 5), [1, 2, 3])
+    with pytest.raises(BadInput, match=r"has images in 'image' beside 'coarse'; choose one: \?x=image"):
+        load(tmp_path)
+    put(tmp_path, {"image": [png(1), {"bytes": b"no", "path": None}, png(3)], "label": [0, 1, 1]})
+    with pytest.raises(BadInput, match=r"cannot read the image in row 1 of .*: cannot identify"):
+        load(tmp_path)
+
+
+def test_refuses(tmp_path: Path) -> None:
+    put_all(tmp_path, train={"x": [0.0, 1.0], "label": [0, 1]}, test={"z": [2.0], "label": [1]})
+    with pytest.raises(BadInput, match=r"the splits of .* do not have the same columns"):
+        load(tmp_path)
+    with pytest.raises(BadInput, match=r"split train has no column 'y'; it has: x, label"):
+        load(f"{tmp_path}?label=y")
+    put_all(tmp_path, train={"x": [0.0], "label": [-1]})
+    with pytest.raises(BadInput, match="has no rows with labels"):
+        load(tmp_path)
+    (tmp_path / "train" / "data-00000-of-00001.arrow").write_bytes(b"damaged")
+    with pytest.raises(BadInput, match="cannot read the data set in ") as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+FLIPS = """
+import sys
+sys.path[:] = {path!r}
+import random, warnings
+from pathlib import Path
+from feddbe.data import load
+from feddbe.errors import BadInput
+folder = Path({folder!r})
+(file,) = folder.glob("*.arrow")
+good = file.read_bytes()
+for seed in range(60):
+    dice = random.Random(seed)
+    bad = bytearray(good)
+    for _ in range(dice.choice([1, 8])):
+        bad[dice.randrange(len(bad))] ^= 1 << dice.randrange(8)
+    file.unlink()  # what was mapped before stays as it was
+    file.write_bytes(bad)
+    try:
+        load(f"{{folder}}?x=text")
+        print("read")
+    except BadInput as error:
+        assert len(str(error).splitlines()) == 1, str(error)
+        print("refused")
+"""
+
+
+def test_damaged_files_are_refused_or_read_but_never_end_the_process(tmp_path: Path) -> None:
+    words = [" ".join("abcdefgh"[: k % 8 + 1]) for k in range(200)]
+    put(tmp_path, {"text": words, "label": [k % 3 for k in range(200)], "kind": ["x", "y"] * 100})
+    code = FLIPS.format(path=sys.path, folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.returncode} {done.stderr[-500:]}"
+    said = done.stdout.split()
+    assert len(said) == 60
+    assert said.count("refused") > 10
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+def test_text_that_is_not_utf8_is_one_line(tmp_path: Path, form: str) -> None:
+    text = pyarrow.array([b"a", b"\xff\xfe", b"b"]).view(pyarrow.string())
+    columns = {"text": text, "label": [0, 1, 1]}
+    where = tmp_path
+    if form == "arrow":
+        put(tmp_path, columns)
+    else:
+        where = tmp_path / "bad.parquet"
+        pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(columns), where)
+    with pytest.raises(BadInput, match=r"cannot read .*UTF8") as caught:
+        load(where)
+    assert "\n" not in str(caught.value)
+
+
+def test_name_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(
+        BadInput, match=r"hf:ag_news needs the datasets library; .*pip install 'feddbe\[hub\]'"
+    ):
+        load("hf:ag_news")
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_with_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is installed: what it saves is read, and a name, here that of a folder with a CSV file."""
+    datasets = pytest.importorskip("datasets", reason="the extra [hub] is not installed")
+    monkeypatch.chdir(tmp_path)
+    datasets.config.HF_DATASETS_CACHE = tmp_path / "cache"
+    columns = {"text": ["a b", "b", "b c"], "label": [0, 1, 1]}
+    features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["n", "p"]))
+    made = datasets.Dataset.from_dict(columns, features)
+    datasets.DatasetDict(train=made, test=made).save_to_disk(tmp_path / "saved")
+    assert load(tmp_path / "saved").y.tolist() == [0, 1, 1, 0, 1, 1]
+    pictures = {"image": [Image.new("RGB", (2, 2), (1, 2, 3))] * 3, "label": [0, 1, 1]}
+    features = datasets.Features(image=datasets.Image(), label=datasets.Value("int64"))
+    datasets.Dataset.from_dict(pictures, features).save_to_disk(tmp_path / "pictures")
+    assert load(tmp_path / "pictures").x[0, :, 0, 0].tolist() == [1, 2, 3]
+    (tmp_path / "named").mkdir()
+    (tmp_path / "named" / "train.csv").write_text("text,label\na b,0\nb,1\nb c,1\n")
+    assert load(f"hf:{tmp_path}/named").x.tolist() == [[2, 1], [1, 0], [1, 3]]
+    with pytest.raises(BadInput, match=r"cannot load hf:./nowhere: "):
+        load("hf:./nowhere")
+
+
+def test_class_labels_have_their_names(tmp_path: Path) -> None:
+    features = {"label": {"names": ["bad", "good", "unused"], "_type": "ClassLabel"}, "x": {"_type": "Value"}}
+    about = {"huggingface": json.dumps({"info": {"features": features}})}
+    folder = tmp_path / "set"
+    folder.mkdir()
+    table = pyarrow.table({"x": [1.0, 2.0, 3.0], "label": [1, 0, 1]}).replace_schema_metadata(about)
+    with (
+        pyarrow.OSFile(str(folder / "a.arrow"), "wb") as file,
+        pyarrow.ipc.new_stream(file, table.schema) as stream,
+    ):
+        stream.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}]}))
+    assert load(folder).label_names == ("bad", "good")

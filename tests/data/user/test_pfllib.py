@@ -1,0 +1,135 @@
+"""Partitions in PFLlib's form: read without executing what they pickle, and divided as given."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from feddbe.config.options import Config
+from feddbe.data.federated import load_data
+from feddbe.data.registry import load
+from feddbe.errors import BadInput
+
+SIZES = {"train/0": 5, "train/1": 3, "test/0": 2, "test/1": 1}
+
+
+def put(path: Path, data: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, data=data)
+
+
+def write(folder: Path, **config: Any) -> Path:
+    """Two clients; the first pixel of a sample is its row in the merged data."""
+    first = 0
+    for name, n in SIZES.items():
+        x = np.zeros((n, 1, 2, 2), np.float32)
+        x[:, 0, 0, 0] = np.arange(first, first + n)
+        put(folder / f"{name}.npz", {"x": x, "y": np.arange(n) % 3})
+        first += n
+    (folder / "config.json").write_text(json.dumps({"num_clients": 2, "num_classes": 4} | config))
+    return folder
+
+
+def test_data_and_split(tmp_path: Path) -> None:
+    data = load(write(tmp_path / "mnist"))
+    assert (data.name, data.classes, data.x.dtype) == ("mnist/", 4, torch.float32)
+    assert data.x[:, 0, 0, 0].tolist() == [*range(11)]
+    assert data.y.tolist() == [0, 1, 2, 0, 1, 0, 1, 2, 0, 1, 0]
+    assert data.split is not None
+    assert [rows.tolist() for rows in data.split.train] == [[0, 1, 2, 3, 4], [5, 6, 7]]
+    assert [rows.tolist() for rows in data.split.test] == [[8, 9], [10]]
+
+
+def test_classes_of_newer_versions(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "config.json").write_text('{"num_clients": 2, "partition": "dir"}')
+    assert load(tmp_path).classes == 3
+
+
+def test_the_split_is_used_unless_another_is_asked_for(tmp_path: Path) -> None:
+    data = str(write(tmp_path))
+    _, split, config = load_data(Config(data=data))
+    assert [*map(len, split.train)] == [5, 3]
+    assert (config.clients, config.partition) == (2, None)
+    _, split, config = load_data(Config(data=data, partition="iid", clients=3))
+    assert [len(a) + len(b) for a, b in zip(split.train, split.test, strict=True)] == [4, 4, 3]
+    with pytest.raises(BadInput, match=r"clients = 3; .* has 2"):
+        load_data(Config(data=data, clients=3))
+
+
+def test_texts(tmp_path: Path) -> None:
+    write(tmp_path)
+    for name, n in SIZES.items():
+        x = np.array([([row, 7, 0], 3) for row in range(n)], dtype=object)
+        put(tmp_path / f"{name}.npz", {"x": x, "y": np.arange(n) % 3})
+    data = load(tmp_path)
+    assert (data.x.dtype, data.x.shape, data.tokens) == (torch.int32, (11, 3), 8)
+    assert data.x[4].tolist() == [4, 7, 0]
+
+
+class Trap:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_nothing_is_executed(tmp_path: Path) -> None:
+    write(tmp_path)
+    put(tmp_path / "train/1.npz", {"x": Trap(tmp_path / "sprung"), "y": np.arange(3)})
+    with pytest.raises(BadInput, match=r"train/1.npz: .* it asks for 'posix.mkdir'"):
+        load(tmp_path)
+    assert not (tmp_path / "sprung").exists()
+
+
+X3 = np.zeros((3, 1, 2, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: (f / "test/1.npz").unlink(), r"there is no file .*test/1.npz"),
+        (lambda f: put(f / "train/2.npz", {"x": X3, "y": [0] * 3}), r"train/2.npz is no client's"),
+        (lambda f: put(f / "train/1.npz", {"x": X3}), r"train/1.npz does not hold what PFLlib writes"),
+        (lambda f: put(f / "train/1.npz", X3), r"train/1.npz does not hold what PFLlib writes"),
+        (
+            lambda f: put(f / "train/1.npz", {"x": X3, "y": np.arange(2)}),
+            r"1.npz has x of shape \(3, 1, 2, 2\)",
+        ),
+        (lambda f: put(f / "train/1.npz", {"x": X3[:0], "y": np.arange(0)}), "at least one sample to train"),
+        (
+            lambda f: put(f / "train/1.npz", {"x": X3[:, 0], "y": np.arange(3)}),
+            r"have shape \(1, 2, 2\), in .*1.npz",
+        ),
+        (
+            lambda f: put(f / "train/1.npz", {"x": X3, "y": np.array([0, 1, 4])}),
+            "label 4, but .* num_classes = 4",
+        ),
+        (
+            lambda f: put(
+                f / "train/1.npz", {"x": np.array([[1, 2], [3]] * 2, object)[:3], "y": np.arange(3)}
+            ),
+            "neither numbers nor texts",
+        ),
+        (
+            lambda f: (f / "train/1.npz").write_bytes(b"PK"),
+            r"cannot read .*train/1.npz: .*; let PFLlib write it",
+        ),
+        (lambda f: np.savez(f / "train/1.npz", x=X3), r"cannot read .*train/1.npz: .*data.npy"),
+        (lambda f: (f / "config.json").write_text("{}"), r"cannot use .*config.json: KeyError 'num_clients'"),
+        (lambda f: (f / "config.json").write_text("[1"), r"cannot use .*config.json: JSONDecodeError"),
+        (lambda f: (f / "config.json").write_text('{"num_clients": "2"}'), "num_clients = '2'"),
+    ],
+)
+def test_refuses(tmp_path: Path, change: Any, message: str) -> None:
+    change(write(tmp_path))
+    with pytest.raises(BadInput, match=message) as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,364 @@
+"""The page in a real browser: it loads nothing, shows everything, and can be used."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.select import Select
+from selenium.webdriver.support.wait import WebDriverWait
+
+import feddbe
+from feddbe.callbacks.base import Watch
+from feddbe.reporting.html.blocks import Sources
+from feddbe.reporting.html.page import content, render, write_report
+from feddbe.runs.store import Store
+from tests.html.conftest import SMALL
+
+CHROMIUM, DRIVER = shutil.which("google-chrome") or shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER) and not os.environ.get("CI"),
+    reason="no chromium and chromedriver here (Debian: chromium, chromium-driver)",
+)
+NAME = "<script>window.hacked = 1</script>"
+FOLDER = '"><img src=x onerror=hacked=2>'
+
+
+class Page:
+    """A page that is open in the browser."""
+
+    def __init__(self, driver: webdriver.Chrome) -> None:
+        self.driver: Any = driver
+
+    def open(self, address: str, *, width: int = 1200, dark: bool = False) -> Page:
+        self.forget()
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        self.be(dark=dark)
+        self.driver.get(address)
+        self.until(lambda: not self.script("return painting()"), "everything is drawn")
+        return self
+
+    def forget(self) -> None:
+        """What was logged of other pages."""
+        self.driver.get("about:blank")
+        for kind in ("browser", "performance"):
+            self.driver.get_log(kind)
+
+    def be(self, *, dark: bool) -> None:
+        feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+    def script(self, text: str, *values: Any) -> Any:
+        helpers = """
+            const canvases = () => [...document.querySelectorAll('canvas')];
+            const colours = (canvas) => {
+                const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+                const found = {};
+                for (let i = 0; i < data.length; i += 4) {
+                    const key = data.slice(i, i + 4).join();
+                    found[key] = (found[key] || 0) + 1;
+                }
+                return found;
+            };
+            const painting = () => !canvases().length || canvases().some((c) => c.width === 300);
+        """
+        return self.driver.execute_script(helpers + text, *values)
+
+    def find(self, selector: str) -> WebElement:
+        found: WebElement = self.driver.find_element(By.CSS_SELECTOR, selector)
+        return found
+
+    def texts(self, selector: str) -> list[str]:
+        query = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
+        return list(self.script(query, selector))
+
+    def until(self, condition: Callable[[], Any], what: str) -> None:
+        WebDriverWait(self.driver, 30, 0.05).until(lambda _: condition(), what)
+
+    def complaints(self) -> list[str]:
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        sent = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+        return [url for url in sent if not url.startswith("data:")]
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    assert CHROMIUM, "CI needs chromium"
+    assert DRIVER, "CI needs chromedriver"
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for switch in (
+        "--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu",
+        "--disable-background-networking", "--disable-component-update",
+    ):  # fmt: skip
+        options.add_argument(switch)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield Page(driver)
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def file(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folders = sorted(path.parent for path in runs.rglob("run.sqlite"))
+    return write_report(folders, tmp_path_factory.mktemp("page") / "report.html").as_uri()
+
+
+@pytest.fixture(scope="module")
+def shown(page: Page, file: str) -> Page:
+    """For tests that leave nothing behind."""
+    return page.open(file)
+
+
+def test_it_loads_without_complaint_or_request(page: Page, file: str) -> None:
+    page.open(file)
+    assert page.requests() == [file]
+    assert page.complaints() == []
+    assert len(page.texts("section")) == 14
+
+
+def test_every_figure_has_marks(shown: Page) -> None:
+    """Apart from axes: a canvas has many dots in colours that are not grey."""
+    script = """
+        const vivid = (key) => {
+            const [r, g, b, a] = key.split(',').map(Number);
+            return a > 100 && Math.max(r, g, b) - Math.min(r, g, b) > 40;
+        };
+        return canvases().map((canvas) => [
+            canvas.closest('figure').id,
+            Object.entries(colours(canvas)).filter(([key]) => vivid(key)).reduce((sum, [, n]) => sum + n, 0),
+        ]);
+    """
+    found = shown.script(script)
+    assert {name for name, _ in found} == {
+        f"figure-{name}"
+        for name in (
+            "learning", "heat", "ranks", "differences", "adapting", "labels", "pooled", "mdl-quick", "probe",
+            "discrepancy", "tsne",
+        )
+    }  # fmt: skip
+    assert [name for name, dots in found if dots < 200] == []
+
+
+def test_every_figure_has_words_and_numbers(shown: Page) -> None:
+    for figure in shown.driver.find_elements(By.TAG_NAME, "figure"):
+        assert figure.find_element(By.TAG_NAME, "figcaption").text
+        labelled = figure.find_elements(By.CSS_SELECTOR, "[role=img]")
+        assert labelled
+        assert all(len(one.get_attribute("aria-label") or "") > 10 for one in labelled)
+        details = figure.find_element(By.TAG_NAME, "details")
+        details.find_element(By.TAG_NAME, "summary").click()
+        shown.until(lambda one=details: one.find_elements(By.CSS_SELECTOR, "tbody tr td"), "numbers")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("press", ["click", "key"])
+def test_sorting(page: Page, file: str, press: str) -> None:
+    page.open(file)
+
+    def sort() -> None:
+        button = page.find("#runs-sort-3")
+        if press == "click":
+            button.click()
+        else:
+            button.send_keys(Keys.ENTER)
+
+    def values() -> list[float]:
+        return [float(text) for text in page.texts("#table-runs tbody td:nth-child(4)")]
+
+    before = values()
+    assert len(set(before)) > 1
+    sort()
+    assert values() == sorted(before, reverse=True)
+    assert page.find("#table-runs th:nth-child(4)").get_attribute("aria-sort") == "descending"
+    sort()
+    assert values() == sorted(before)
+    page.find("#runs-sort-0").click()
+    dbe = "fedavg+dbe(kappa=0.5)"
+    assert page.texts("#table-runs tbody th") == [f"{m}, seed {s}" for m in ("fedavg", dbe) for s in (0, 1)]
+
+
+def test_filtering(page: Page, file: str) -> None:
+    page.open(file)
+    field = page.find("#runs-filter")
+    field.send_keys("DBE seed 1")
+    assert page.texts("#table-runs tbody th") == ["fedavg+dbe(kappa=0.5), seed 1"]
+    assert page.texts(".count") == ["1 of 4"]
+    field.clear()
+    field.send_keys("x")  # clear alone is no typing
+    field.send_keys(Keys.BACKSPACE)
+    assert len(page.texts("#table-runs tbody th")) == 4
+
+
+def test_hover_and_arrow_keys_read_values(page: Page, file: str) -> None:
+    page.open(file)
+    whole = json.loads(page.texts("#content")[0])
+    curves = next(s for s in whole["sections"] if s["id"] == "curves")["blocks"][0]["choices"][0]
+    plot = page.find("#learning-plot .u-over")
+    page.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
+    ActionChains(page.driver).move_to_element_with_offset(plot, plot.size["width"] // 2 - 3, 0).perform()
+    last = len(curves["x"]) - 1
+    assert page.texts("#figure-learning .at") == [f"round {curves['x'][last]}"]
+    values = page.texts("#figure-learning .value")
+    for value, line in zip(values, curves["series"], strict=True):
+        assert float(value.split(" ")[0]) == pytest.approx(line["y"][last], abs=0.01)
+        assert " to " in value
+    page.find("#learning-plot").send_keys(Keys.ARROW_LEFT)
+    assert page.texts("#figure-learning .at") == [f"round {curves['x'][last - 1]}"]
+    assert f"round {curves['x'][last - 1]}" in page.texts("#figure-learning .unseen")[0]
+
+
+def test_hover_on_drawings(shown: Page) -> None:
+    for name, words in (("heat", "client"), ("labels", "samples"), ("differences", "mean")):
+        canvas = shown.find(f"#figure-{name} canvas")
+        shown.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+        ActionChains(shown.driver).move_to_element(canvas).perform()
+        tip = shown.find(f"#figure-{name} .tip:not([hidden])")
+        assert words in tip.text
+
+
+def test_logarithms_choices_and_lines(page: Page, file: str) -> None:
+    """Each switch changes the picture, and takes it back."""
+    page.open(file)
+    picture = "return document.querySelector('#figure-learning canvas').toDataURL()"
+    steps = """
+        const {chart} = document.querySelector('#learning-plot');
+        const [a, b, c] = [1, 2, 4].map((value) => chart.valToPos(value, arguments[0]));
+        return (b - a) / (c - b);
+    """
+    seen = [page.script(picture)]
+    for switch in ("#learning-logy", "#learning-logx"):
+        page.find(switch).click()
+        assert page.script(steps, switch[-1]) == pytest.approx(1), "each doubling is as far"
+        assert page.script(picture) not in seen
+        seen.append(page.script(picture))
+    for switch in ("#learning-logx", "#learning-logy"):
+        page.find(switch).click()
+    assert [page.script(steps, axis) for axis in "xy"] == pytest.approx([0.5, 0.5])
+    assert page.script(picture) == seen[0]
+    page.find("#figure-learning .key").click()
+    assert page.find("#figure-learning .key").get_attribute("aria-pressed") == "false"
+    assert page.script(picture) not in seen
+    page.find("#figure-learning .key").click()
+    choice = Select(page.find("#learning-choice"))
+    choice.select_by_visible_text("training loss")
+    assert page.script(picture) not in seen
+    assert page.complaints() == []
+
+
+def test_a_run_of_any_name_is_harmless(page: Page, tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER
+    feddbe.run("fedavg", out=str(folder), rounds=1, **SMALL)
+    store = Store.open(folder)
+    with store.transaction(1):
+        config = store.meta("config") | {"method": NAME, "data": f"digits{NAME}", "model": NAME}
+        for key, value in {"config": config, "note": NAME, "remarks": [NAME, "</script>"]}.items():
+            store.set_meta(key, value)
+    store.close()
+    page.open(write_report([folder], tmp_path / "x.html").as_uri())
+    for summary in page.driver.find_elements(By.TAG_NAME, "summary"):
+        summary.click()
+    assert page.texts("#table-runs tbody th") == [NAME]
+    assert NAME in page.driver.title
+    assert page.script("return window.hacked") is None
+    assert page.script("return document.querySelectorAll('img, script').length") == 2
+    assert len(page.requests()) == 1
+    assert page.complaints() == []
+
+
+def test_no_other_script_may_run(page: Page, file: str) -> None:
+    page.open(file)
+    page.script("document.body.append(Object.assign(document.createElement('script'), {text: 'hacked = 3'}))")
+    assert page.script("return window.hacked") is None
+    assert any("Content Security Policy" in complaint for complaint in page.complaints())
+
+
+@pytest.mark.parametrize("width", [320, 375, 768])
+def test_a_narrow_screen_is_enough(page: Page, file: str, width: int) -> None:
+    page.open(file, width=width)
+    for summary in page.driver.find_elements(By.TAG_NAME, "summary"):
+        page.driver.execute_script("arguments[0].click()", summary)
+    assert page.script("return document.documentElement.scrollWidth") <= width
+    assert page.script("return canvases().every((c) => c.getBoundingClientRect().right <= innerWidth)")
+
+
+def test_dark_and_paper(page: Page, file: str) -> None:
+    """Drawings follow the colours of the day; what is printed is dark on white in any case."""
+    brightness = """
+        const [r, g, b] = getComputedStyle(document.body)[arguments[0]].match(/\\d+/g).map(Number);
+        return (r + g + b) / 3;
+    """
+    picture = "return document.querySelector('#figure-heat canvas').toDataURL()"
+    page.open(file)
+    assert page.script(brightness, "backgroundColor") > 200 > 100 > page.script(brightness, "color")
+    light = page.script(picture)
+    page.be(dark=True)
+    page.until(lambda: page.script(picture) != light, "drawn anew")
+    assert page.script(brightness, "backgroundColor") < 60 < 180 < page.script(brightness, "color")
+    page.script("dispatchEvent(new Event('beforeprint'))")
+    assert page.script(brightness, "backgroundColor") > 200
+    assert page.script(picture) == light
+    page.script("dispatchEvent(new Event('afterprint'))")
+    assert page.script(brightness, "backgroundColor") < 60
+    printed = page.driver.execute_cdp_cmd("Page.printToPDF", {})["data"]
+    assert len(printed) > 10_000
+    assert page.complaints() == []
+
+
+def test_nothing_to_show_is_shown(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "x.html").write_text(render(content(Sources.of([]), ["one is damaged"])))
+    page.forget()
+    page.driver.get((tmp_path / "x.html").as_uri())
+    assert page.texts("h1, .failed") == ["No run yet", "one is damaged"]
+    assert page.complaints() == []
+
+
+class Waits(Watch):
+    """Lets a run go on when the page shows the round that is written."""
+
+    def __init__(self, page: Page) -> None:
+        self.page, self.seen = page, list[str]()
+
+    def round(self, done: int, accuracy: float | None) -> None:
+        wanted = f"{done} of 3" if done < 3 else "3"
+        rows = "#table-runs tbody td:nth-child(3)"
+        self.page.until(lambda: wanted[0] in "".join(self.page.texts(rows)), f"{wanted} is shown")
+        self.seen += self.page.texts(rows)
+
+
+def test_live_follows_a_run_round_by_round(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    command = [sys.executable, "-m", "feddbe", "report", "--live", str(tmp_path / "here")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().split()[1]
+            assert address.startswith("http://127.0.0.1:")
+            page.forget()
+            page.driver.get(address)
+            assert page.texts("h1") == ["No run yet"]
+            watch = Waits(page)
+            feddbe.run("fedavg", out=str(tmp_path / "here" / "run"), rounds=3, watch=watch, **SMALL)
+            page.until(lambda: page.texts("#table-runs tbody td:nth-child(3)") == ["3"], "it is over")
+            assert {"1 of 3", "2 of 3"} <= set(watch.seen)
+            assert page.complaints() == []
+            assert {url.rsplit("/", 1)[0] + "/" for url in page.requests()} == {address}
+        finally:
+            server.terminate()
+    page.until(lambda: "No longer served" in page.texts("#status")[0], "it is said")

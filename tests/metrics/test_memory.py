@@ -1,0 +1,78 @@
+"""Memory in use, of this process and its workers."""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import platform
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from feddbe.metrics.memory import used_mb
+
+
+def touched(megabytes: int) -> mmap.mmap:
+    """Memory straight from the system: what malloc gives may have been in use before."""
+    block = mmap.mmap(-1, megabytes * 2**20)
+    np.frombuffer(block, np.uint8)[:] = 1
+    return block
+
+
+def test_memory_in_use_grows_with_what_is_touched() -> None:
+    """Other allocations of the process come and go, so half of it must show."""
+    before = used_mb()
+    assert before > 10, "a Python with torch in it"
+    with touched(200):
+        assert 100 < used_mb() - before < 300
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is the peak")
+def test_memory_that_is_given_back_does_not_count() -> None:
+    with touched(200):
+        before = used_mb()
+    assert used_mb() < before - 100
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is this process's own")
+def test_workers_count() -> None:
+    """Much, because what processes share moves from one to the others as they come and go."""
+    before, hold = used_mb(), "import time; much = b'x' * (200 << 20); time.sleep(60)"
+    worker = multiprocessing.get_context("spawn").Process(target=exec, args=(hold, {}))
+    worker.start()
+    try:
+        end = time.monotonic() + 20
+        while used_mb() < before + 150 and time.monotonic() < end:
+            time.sleep(0.02)
+        assert used_mb() >= before + 150
+    finally:
+        worker.kill()
+        worker.join()
+    assert used_mb() < before + 100, "what has ended no longer counts"
+
+
+FAULTS = """
+import resource, sys, torch
+from feddbe.measures.memory import keep_freed
+if sys.argv[1] == "kept":
+    keep_freed()
+for round in range(6):
+    if round == 1:  # before there was nothing to use again
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    states = [torch.ones(3 * 2**20) for _ in range(10)]
+    del states
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_memory_that_was_freed_is_used_again() -> None:
+    """Ten states of 12 MB five times are 153,600 pages."""
+    kept, not_kept = (
+        int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, check=True).stdout)
+        for how in ("kept", "not")
+    )
+    assert 2 * kept < not_kept

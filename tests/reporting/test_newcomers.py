@@ -1,0 +1,88 @@
+"""Newcomers after each epoch: the table and the picture show the numbers of the runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import feddbe
+from feddbe.errors import BadInput
+from feddbe.reporting import figures
+from feddbe.reporting.tables import newcomers_table
+from feddbe.results.document import RunDocument
+from tests.documents import _accuracy, document
+from tests.federation import samples
+
+
+def joined(method: str, curve: list[float], way: str = "full", **config: Any) -> RunDocument:
+    """A run whose newcomers have the accuracy curve[e] after e epochs."""
+    run = document(method, [0.1, 0.5], adapt=way, **config)
+    before, *after = map(_accuracy, curve)
+    run["newcomers"] = {
+        "way": way, "round": 1, "clients": 2, "epochs": len(after), "before": before, "adapted": after[-1],
+        "by_epoch": after,
+    }  # fmt: skip
+    return run
+
+
+def shown(documents: list[RunDocument], width: int = 80) -> list[str]:
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(*newcomers_table(documents))
+    return captured.get().splitlines()
+
+
+def test_a_line_for_each_run_with_newcomers_and_a_column_for_each_epoch() -> None:
+    plain = joined("fedavg", [0.1, 0.25, 0.5])
+    cheap = joined("fedavg+dbe", [0.2, 0.75], "prbm")
+    lines = shown([plain, document("fedprox", [0.1]), cheap])
+    assert lines[0].split() == ["newcomers", "after", "0", "1", "2"]
+    assert [line.split() for line in lines[2:4]] == [
+        ["fedavg", "10.00", "25.00", "50.00"],
+        ["fedavg+dbe", "20.00", "75.00", "-"],
+    ]
+    assert "Prbm: only p_i was trained." in " ".join(" ".join(lines).split())
+    assert newcomers_table([document("fedprox", [0.1])]) == []
+
+
+@pytest.mark.parametrize(("epochs", "last"), [(7, "7"), (10, "10"), (300, "300")])
+def test_the_first_and_the_last_epoch_are_always_there_and_the_lines_fit(epochs: int, last: str) -> None:
+    run = joined("fedavg+dbe(kappa=5,mu=0.1)", [e / epochs for e in range(epochs + 1)])
+    lines = shown([run])
+    head = lines[0].split()
+    assert head[:4] == ["newcomers", "after", "0", "1"]
+    assert (head[-1], lines[2].split()[-1]) == (last, "100.00")
+    assert max(map(len, lines)) <= 80
+
+
+def test_the_picture_has_the_mean_and_the_band_over_seeds() -> None:
+    runs = [joined("fedavg", [0.1, 0.2, 0.4], seed=0), joined("fedavg", [0.3, 0.4, 0.8], seed=1)]
+    figure = figures._adaptation_figure([*runs, joined("fedavg+dbe", [0.5, 0.6, 0.3], "newton")])
+    axes = figure.axes[0]
+    assert [np.asarray(line.get_xdata()).tolist() for line in axes.lines] == [[0, 1, 2]] * 2
+    assert np.asarray(axes.lines[0].get_ydata()).tolist() == pytest.approx([20, 30, 60])
+    assert len(axes.collections) == 1
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "fedavg (2 seeds): 60.0 % after 2 epochs",
+        "fedavg+dbe, newton: 30.0 % after 2 epochs",
+    ]
+    assert axes.lines[0].get_markevery() == [2], "the last, not the best"
+
+
+def test_nothing_to_draw_is_said() -> None:
+    with pytest.raises(BadInput, match="no run has newcomers"):
+        figures._adaptation_figure([document("fedavg", [0.1])])
+
+
+def test_a_run_with_newcomers_draws_them(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"partition": "natural", "model": "mlp", "rounds": 1, "adapt_epochs": 2}
+    run = feddbe.run("fedavg+dbe", data=samples([40, 28]), newcomers=1, out=str(tmp_path), **options)
+    assert run["newcomers"]
+    assert len(run["newcomers"]["by_epoch"]) == 2
+    drawn = feddbe.draw(tmp_path, [run])
+    assert [path.name for path in drawn] == ["curves.png", "newcomers.png", "data.png"]
+    assert drawn[1].stat().st_size > 10_000
