@@ -317,7 +317,7 @@ def test_a_place_that_cannot_be_written(folder: Path) -> None:
 
 
 def test_every_public_name_is_there() -> None:
-    assert feddbe.callbacks.Lines.__module__ == "feddbe.callbacks.progress"
+    assert feddbe.callbacks.Lines.__module__ == "feddbe.callbacks.display"
     assert set(feddbe.__all__) <= set(dir(feddbe))
     for name in set(feddbe.__all__) - {"METHODS"}:
         assert getattr(feddbe, name).__module__.startswith("feddbe.")

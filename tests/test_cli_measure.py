@@ -167,7 +167,7 @@ def test_quick_is_marked_wherever_it_is_shown(compared: Shell, monkeypatch: pyte
     """And while it is taken, standard error tells how far it is and how long the rest takes."""
     monkeypatch.setattr("feddbe.metrics.representations.mdl.TICK", 0.01)
     for seconds in ("_FIRST", "_EVERY"):
-        monkeypatch.setattr(f"feddbe.callbacks.progress.{seconds}", 0.0)
+        monkeypatch.setattr(f"feddbe.callbacks.display.{seconds}", 0.0)
     code, out, err = compared("measure c/fedavg --quick --n 60 --moment before")
     assert re.search(
         r"fedavg: representations: \d+% of step 2 of 2, 0:\d\d:\d\d, about 0:\d\d:\d\d left\n", err

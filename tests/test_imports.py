@@ -7,7 +7,7 @@ import sys
 
 CHILD = """
 import sys
-import feddbe.engines.client, feddbe.engines, feddbe.runs.recipe
+import feddbe.simulation.client, feddbe.simulation.engines, feddbe.runs.experiment
 from feddbe.methods import METHODS, parse
 parse("fedavg+dbe")
 assert "scaffold" in METHODS and len(METHODS) > 10 and list(METHODS)[0] == "fedavg"
@@ -28,12 +28,11 @@ def test_a_client_imports_no_other_method_and_no_reader() -> None:
             "base",
             "composed",
             "fedavg",
-            "newcomers",
-            "own",
-            "private_mean",
+            "dp_mean",
+            "new_clients",
             "registry",
         },
-        "data": {"dataset", "partition", "preprocessing", "ragged", "split"},
+        "data": {"dataset", "federated", "partition", "preprocessing", "registry", "rows", "split"},
     }.items():
         prefix = f"feddbe.{package}."
         assert {name.removeprefix(prefix) for name in found if name.startswith(prefix)} == wanted

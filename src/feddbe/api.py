@@ -10,7 +10,7 @@ import numpy as np
 
 from feddbe import metrics
 from feddbe.callbacks.base import Several, Watch
-from feddbe.callbacks.progress import progress
+from feddbe.callbacks.display import progress
 from feddbe.config import defaults
 from feddbe.config.options import Asked, Config, Given
 from feddbe.config.options import given as options_given
@@ -66,7 +66,7 @@ def run(
     input, classes) that makes a module; `data` a name or path, (x, y), (x, y, client), a pandas frame, a
     torch Dataset or a `Dataset`. Without a method, the run in `out` goes on (`resume=True`); its model's and
     method's files are executed only if `code` names them or `trust` says that the run is your own, and if
-    they have the content that it began with. `watch` is told how it goes on (`feddbe.watch`), besides the
+    they have the content that it began with. `watch` is told how it goes on (`feddbe.callbacks`), besides the
     bars that a terminal or a notebook shows unless it is `quiet`. Training that diverges raises `Diverged`;
     `load` has what came before.
     """

@@ -11,7 +11,7 @@ import pytest
 
 import feddbe
 from feddbe.callbacks.base import Several, Watch
-from feddbe.callbacks.progress import Bars, Lines, Notebook, Pace, progress
+from feddbe.callbacks.display import Bars, Lines, Notebook, Pace, progress
 from feddbe.results.document import Entry
 
 SMALL: dict[str, Any] = {

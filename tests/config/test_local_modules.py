@@ -124,8 +124,8 @@ def test_another_process_has_the_same_hash(tmp_path: Path) -> None:
     found = load(tmp_path)
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import helper, other\n"
-        "from feddbe.options import from_file\n"
-        "print(from_file.load('model', 'function', sys.argv[1] + '/own.py:build', callable).sha256)"
+        "from feddbe.config import user_code\n"
+        "print(user_code.load('model', 'function', sys.argv[1] + '/own.py:build', callable).sha256)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     assert done.stdout.strip() == found.sha256

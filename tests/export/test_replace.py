@@ -62,7 +62,7 @@ def test_a_full_disk_leaves_the_older_export_whole(size: int, tmp_path: Path) ->
 KILLED = """
 import sys, time
 from pathlib import Path
-from feddbe.export.replace import replaced_folder
+from feddbe.export.folder import replaced_folder
 with replaced_folder(Path(sys.argv[1]), {"a", "b", "mark"}, "mark") as new:
     for name in ("a", "b", "mark"):
         (new / name).write_text("client 1")

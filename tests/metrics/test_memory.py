@@ -56,7 +56,7 @@ def test_workers_count() -> None:
 
 FAULTS = """
 import resource, sys, torch
-from feddbe.measures.memory import keep_freed
+from feddbe.metrics.memory import keep_freed
 if sys.argv[1] == "kept":
     keep_freed()
 for round in range(6):

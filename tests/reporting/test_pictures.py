@@ -284,10 +284,10 @@ def test_matplotlib_is_loaded_late_and_pyplot_never(tmp_path: Path) -> None:
 import sys
 sys.path[:] = {sys.path!r}
 from pathlib import Path
-from feddbe.show import pictures
+from feddbe.reporting import figures
 assert "matplotlib" not in sys.modules
 import numpy
-pictures.bubbles(Path({str(tmp_path / "b.png")!r}), numpy.eye(2, dtype=int), "")
+figures.bubbles(Path({str(tmp_path / "b.png")!r}), numpy.eye(2, dtype=int), "")
 assert "matplotlib" in sys.modules
 assert "matplotlib.pyplot" not in sys.modules
 """

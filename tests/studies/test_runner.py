@@ -187,7 +187,7 @@ STUDY = """
 import sys
 from pathlib import Path
 from feddbe.studies import runner
-from feddbe.studies.cells import grid
+from feddbe.studies.spec import grid
 runner.cores = lambda: 2
 options = {"data": "digits", "partition": "iid", "clients": 4, "rounds": 400, "measure": "accuracy"}
 runner.run(runner.plan(grid(["fedavg", "fedavg+dbe"], options), Path(sys.argv[1])))

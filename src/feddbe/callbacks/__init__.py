@@ -1,6 +1,6 @@
 """Notified while runs proceed."""
 
-from feddbe.callbacks.progress import (
+from feddbe.callbacks.display import (
     Bars,
     Lines,
     Notebook,

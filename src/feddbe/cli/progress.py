@@ -15,8 +15,8 @@ from rich.progress import Progress, TaskID
 
 from feddbe import paths
 from feddbe.callbacks.base import Several, Watch
-from feddbe.callbacks.progress import Bars as progress_Bars
-from feddbe.callbacks.progress import Lines, Pace, Remarks, columns
+from feddbe.callbacks.display import Bars as progress_Bars
+from feddbe.callbacks.display import Lines, Pace, Remarks, columns
 from feddbe.runs import summary
 from feddbe.studies.runner import Board, Planned
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from feddbe import api, paths
 from feddbe.callbacks.base import Watch
-from feddbe.callbacks.progress import progress
+from feddbe.callbacks.display import progress
 from feddbe.config.options import Several, given, several
 from feddbe.data.dataset import Dataset
 from feddbe.data.registry import in_memory

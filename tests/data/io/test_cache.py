@@ -219,7 +219,7 @@ def test_an_unchanged_source_is_read_once(source: Path, monkeypatch: pytest.Monk
     """Not at each start: an archive can have hundreds of megabytes."""
     take(source, Builder())
     read = list[Path]()
-    monkeypatch.setattr(cache, "_sha256", lambda path: read.append(path) or "")  # type: ignore[func-returns-value]
+    monkeypatch.setattr(cache, "_origin_sha256", lambda path: read.append(path) or "")  # type: ignore[func-returns-value]
     take(source, Builder())
     assert read == []
     source.touch()
@@ -243,7 +243,7 @@ def test_a_process_killed_while_building_leaves_no_cache(source: Path, tmp_path:
 import os, signal, sys
 sys.path[:] = {sys.path!r}
 from pathlib import Path
-from feddbe.data.files.cache import cached
+from feddbe.data.io.cache import cached
 def build(new):
     new("x", (1000,), "u1")[:] = 1
     os.kill(os.getpid(), signal.SIGKILL)
