@@ -32,7 +32,7 @@ from feddbe.runs.experiment import resolve
 from feddbe.runs.store import Store
 from feddbe.simulation import engines
 from feddbe.simulation.client import Job, perform
-from feddbe.simulation.loop import Loop, sent, start
+from feddbe.simulation.loop import RoundLoop, build_broadcast, initial_server_state
 from feddbe.state import decode
 from feddbe.training.task import Context
 
@@ -55,20 +55,20 @@ def images(samples: int) -> Dataset:
     return Dataset("random", x, y, CLASSES, 2 / 255, -1.0, np.arange(n) % CLIENTS)
 
 
-def loop_of(name: str, dataset: Dataset, folder: Path, trainer: str = "auto") -> Loop:
+def loop_of(name: str, dataset: Dataset, folder: Path, trainer: str = "auto") -> RoundLoop:
     """A run after its preparation."""
     options = Config(partition="natural", model="cnn", rounds=10_000, eval_after=False, trainer=trainer)
     e = resolve(name, options, dataset=dataset)
-    store = Store.create(folder, {}, start(e))
-    loop = Loop(e, store, engines.make("serial", e.task, e.method), base.Watch())
-    loop.exchange(0)
+    store = Store.create(folder, {}, initial_server_state(e))
+    loop = RoundLoop(e, store, engines.make("serial", e.task, e.method), base.Watch())
+    loop.run_initialization()
     return loop
 
 
-def training(loop: Loop) -> float:
+def training(loop: RoundLoop) -> float:
     """CPU milliseconds of one client's training in a round, per batch."""
     task, kept = loop.task, loop.store.read(0)
-    message = sent(loop.method, Context(task, 1), loop.server).to(0)
+    message = build_broadcast(loop.method, Context(task, 1), loop.server_state).to(0)
     begun = time.process_time()
     perform(task, loop.method, Job(0, 1, "train"), message, None if kept is None else decode(kept))
     return (time.process_time() - begun) * 1000 / (task.samples[0] // task.training.batch)
@@ -124,12 +124,12 @@ def main() -> None:
             return
         loops = {name: loop_of(name, dataset, Path(root) / name) for name in names}
         for loop in loops.values():
-            loop.exchange(1)  # warms up
+            loop.run_round(1)  # warms up
         seconds: dict[str, list[float]] = {name: [] for name in names}
         for repeat in range(arguments.repeats):
             for name in names if repeat % 2 else reversed(names):
                 begun = time.process_time()
-                loops[name].exchange(2 + repeat)
+                loops[name].run_round(2 + repeat)
                 seconds[name].append(time.process_time() - begun)
     plain = seconds["fedavg"]
     rows = [

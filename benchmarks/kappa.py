@@ -20,15 +20,15 @@ from feddbe.config.options import Config
 from feddbe.runs.experiment import resolve
 from feddbe.runs.store import Store
 from feddbe.simulation import engines
-from feddbe.simulation.loop import Loop, start
+from feddbe.simulation.loop import RoundLoop, initial_server_state
 from feddbe.state import State, without
 from feddbe.training.terms import At, MeanPull, Term
 from feddbe.training.trainer import Local
 
 
-def losses(loop: Loop, kappa: float, t: int) -> tuple[float, float]:
+def losses(loop: RoundLoop, kappa: float, t: int) -> tuple[float, float]:
     """Mean task loss and mean of 1/2 mean_k (r_k - zbar_k)^2 over all batches that round t would train on."""
-    task, server = loop.task, loop.server
+    task, server = loop.task, loop.server_state
     pull = MeanPull(1.0, kappa / 2)
     apart = list[float]()
 
@@ -50,9 +50,9 @@ def observe(kappa: float, data: str, rounds: int, every: int = 5) -> None:
     """One run, with a look at every fifth round."""
     experiment = resolve(f"fedavg+mr(kappa={kappa})", Config(data=data, rounds=rounds))
     with tempfile.TemporaryDirectory() as folder:
-        store = Store.create(Path(folder) / "run", {}, start(experiment))
+        store = Store.create(Path(folder) / "run", {}, initial_server_state(experiment))
         engine = engines.make("auto", experiment.task, experiment.method)
-        loop = Loop(experiment, store, engine, Watch())
+        loop = RoundLoop(experiment, store, engine, Watch())
         for t in range(rounds + 1):
             if t > 0 and t % every == 0:
                 task, apart = losses(loop, kappa, t)
@@ -61,7 +61,10 @@ def observe(kappa: float, data: str, rounds: int, every: int = 5) -> None:
                     f"kappa {kappa:<4g} round {t:<3d} {losses_}  equal at kappa {task / apart:.3g}",
                     flush=True,
                 )
-            loop.exchange(t)
+            if t == 0:
+                loop.run_initialization()
+            else:
+                loop.run_round(t)
         engine.close()
         store.close()
 

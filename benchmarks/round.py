@@ -53,7 +53,7 @@ from feddbe.simulation import engines
 from feddbe.simulation.client import Job
 from feddbe.simulation.engines.base import Messages
 from feddbe.simulation.engines.pool import Pool
-from feddbe.simulation.loop import Loop, start
+from feddbe.simulation.loop import RoundLoop, initial_server_state
 from feddbe.state import State
 
 Samples = list[tuple[Tensor, Tensor]]
@@ -156,18 +156,18 @@ class Ours:
 
     def __init__(self, experiment: Experiment, name: str, folder: Path) -> None:
         self.experiment, self.engine = experiment, engines.make(name, experiment.task, experiment.method)
-        self.store = Store.create(folder, {}, start(experiment))
-        self.loop = Loop(experiment, self.store, self.engine, Watch())
-        self.loop.exchange(0)
+        self.store = Store.create(folder, {}, initial_server_state(experiment))
+        self.loop = RoundLoop(experiment, self.store, self.engine, Watch())
+        self.loop.run_initialization()
 
     @property
     def server(self) -> State:
         """What a round starts from."""
-        return self.loop.server
+        return self.loop.server_state
 
     @server.setter
     def server(self, state: State) -> None:
-        self.loop.server = state
+        self.loop.server_state = state
 
     def close(self) -> None:
         self.engine.close()
@@ -180,12 +180,12 @@ class Ours:
         pids = self.engine.pids if isinstance(self.engine, Pool) else []
         training = clock(lambda: self._run([Job(c, t, "train") for c in clients]), pids)
         evaluation = clock(lambda: self._run([Job(c, t, "none", evaluate=True) for c in clients]), pids)
-        whole = clock(lambda: self.loop.exchange(t), pids)
+        whole = clock(lambda: self.loop.run_round(t), pids)
         return {"training": training[0], "training cpu": training[1], "evaluation": evaluation[0],
                 "round": whole[0], "round cpu": whole[1]}  # fmt: skip
 
     def _run(self, jobs: list[Job]) -> None:
-        list(self.engine.run(jobs, Messages(self.loop.server), self))
+        list(self.engine.run(jobs, Messages(self.loop.server_state), self))
 
     def read(self, client: int) -> bytes | None:
         return self.store.read(client)

@@ -42,7 +42,7 @@ from feddbe.runs import provenance
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.store import FILE, Store
 from feddbe.simulation import engines
-from feddbe.simulation.loop import Loop, start
+from feddbe.simulation.loop import RoundLoop, initial_server_state
 
 METHODS = ("fedavg+dbe(init_clients=1000)", "ditto", "scaffold")
 COHORT, INPUTS, CLASSES = 50, 32, 10
@@ -81,23 +81,23 @@ def once(method: str, clients: int, rounds: int, engine: str, folder: Path) -> d
     made = experiment(method, dataset, clients, rounds, engine)
     resolved = time.perf_counter()
     workers = engines.make(engine, made.task, made.method)
-    server = start(made)
+    server = initial_server_state(made)
     store = Store.create(folder, provenance.describe(made, server), server)
-    loop = Loop(made, store, workers, Watch())
+    loop = RoundLoop(made, store, workers, Watch())
     ready = time.perf_counter()
     torch.set_num_threads(1)
-    loop.exchange(0)
+    loop.run_initialization()
     prepared = time.perf_counter()
     seconds, memory, pids = [], [], getattr(workers, "pids", [])
     for t in range(1, rounds + 1):
         if t == 2:
             cpu, others = time.process_time(), processor(pids)
         at = time.perf_counter()
-        loop.exchange(t)
+        loop.run_round(t)
         seconds.append(time.perf_counter() - at)
         memory.append(used_mb())
     cpu, others = time.process_time() - cpu, processor(pids) - others
-    loop.evaluate_last()
+    loop.evaluate_final()
     workers.close()
     store.close()
     size = (folder / FILE).stat().st_size
@@ -105,7 +105,7 @@ def once(method: str, clients: int, rounds: int, engine: str, folder: Path) -> d
     api.load(folder, hashes=False)
     shown = time.perf_counter() - at
     store = Store.open(folder)
-    Loop(made, store, workers, Watch()).evaluate_last()
+    RoundLoop(made, store, workers, Watch()).evaluate_final()
     store.close()
     resumed = time.perf_counter() - at - shown + resolved - began
     return {

@@ -15,7 +15,7 @@ from feddbe.runs.experiment import Experiment
 from feddbe.runs.store import KEPT, Store
 from feddbe.simulation.client import Job, Missing, Reply
 from feddbe.simulation.engines.base import ClientStates, Engine, Messages
-from feddbe.simulation.loop import Loop
+from feddbe.simulation.loop import RoundLoop
 from feddbe.state import Receipt, decode, sha256
 from feddbe.training.task import Context
 from tests.federation import (
@@ -119,12 +119,12 @@ def test_a_round_without_some_is_one_in_which_they_were_not_asked(
     assert missing(store) == dict.fromkeys(counted, 1)
     store.close()
 
-    cohort = Loop._cohort
+    cohort = RoundLoop._sample_cohort
 
-    def smaller(loop: Loop, round: int) -> list[int]:
+    def smaller(loop: RoundLoop, round: int) -> list[int]:
         return [client for client in cohort(loop, round) if client != engine.forgotten(round)]
 
-    monkeypatch.setattr(Loop, "_cohort", smaller)
+    monkeypatch.setattr(RoundLoop, "_sample_cohort", smaller)
     outcome(e, tmp_path / "smaller")
     assert left(tmp_path / "missing") == left(tmp_path / "smaller")
 

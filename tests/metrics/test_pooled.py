@@ -8,7 +8,7 @@ import pytest
 from feddbe import metrics
 from feddbe.metrics.records import ALL
 from feddbe.metrics.representations.points import points
-from feddbe.simulation.loop import chosen_rows, rows_of
+from feddbe.simulation.recorder import pooled_indices, pooled_records
 from feddbe.training.task import Task
 from tests.federation import experiment, samples
 
@@ -31,11 +31,11 @@ def test_the_probe_is_of_all_and_what_cannot_be_said_is_left_out() -> None:
 
 def test_a_client_sends_few_samples_and_always_the_same() -> None:
     task: Task = experiment("fedavg", samples((600, 60))).task
-    few, all_ = (chosen_rows(task, client) for client in (0, 1))
+    few, all_ = (pooled_indices(task, client) for client in (0, 1))
     assert len(few) == metrics.POOLED_ROWS < len(task.split.test[0])
     assert few == tuple(sorted(set(few)))
     assert all_ == tuple(range(len(task.split.test[1])))
 
 
 def test_without_representations_there_are_no_rows() -> None:
-    assert rows_of(1, [], ["drift", "probe"]) == []
+    assert pooled_records(1, [], ["drift", "probe"]) == []

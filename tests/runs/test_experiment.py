@@ -462,6 +462,6 @@ def test_label_counts_include_validation_rows() -> None:
     assert label_counts(held_out.dataset, held_out.split).tolist() == (
         label_counts(whole.dataset, whole.split).tolist()
     )
-    described = provenance.describe(tiny(validation=0.2), loop.start(tiny(validation=0.2)))
+    described = provenance.describe(tiny(validation=0.2), loop.initial_server_state(tiny(validation=0.2)))
     labels = described["labels"]
     assert np.sum(labels) == len(whole.dataset)

@@ -21,7 +21,7 @@ from feddbe.runs.store import FILE, Store
 from feddbe.simulation import engines
 from feddbe.simulation.client import Reply
 from feddbe.simulation.engines.serial import Serial
-from feddbe.simulation.loop import start
+from feddbe.simulation.loop import initial_server_state
 from feddbe.state import decode
 from tests.federation import COMBINATIONS, experiment, measured, outcome, same_bits, samples
 from tests.oracles import fedavg as oracle
@@ -221,7 +221,7 @@ def test_what_came_from_python_is_given_again(tmp_path: Path) -> None:
 
 def test_there_must_be_a_round_and_a_moment(tmp_path: Path) -> None:
     e = experiment("fedavg")
-    store = Store.create(tmp_path, {"config_hash": e.config_hash}, start(e))
+    store = Store.create(tmp_path, {"config_hash": e.config_hash}, initial_server_state(e))
     with pytest.raises(BadInput, match="has no finished round yet"):
         Entry(store, e, "last")
     store.close()

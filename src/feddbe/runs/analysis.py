@@ -33,7 +33,7 @@ from feddbe.runs.replay import Entry, compare_under_each_model, entry_of, reopen
 from feddbe.runs.store import Store, alone
 from feddbe.simulation import engines
 from feddbe.simulation.client import Reply
-from feddbe.simulation.loop import pooled
+from feddbe.simulation.recorder import pool_representations
 from feddbe.state import decode, encode
 
 __all__ = ["META", "Question", "answer", "layout"]
@@ -166,7 +166,7 @@ def _take_pooled(
     watch.round(1, None)
     same: dict[tuple[str, str], Taken] = {}  # z is z_g without PRBM, and a cut has several names
     for done, one in enumerate(wanted, start=2):
-        began, points = time.perf_counter(), pooled(replies, one.moment, one.place)
+        began, points = time.perf_counter(), pool_representations(replies, one.moment, one.place)
         if points is None:
             raise BadInput(f"{experiment.method.base} deploys no model: it has no representations")
         what = one.what, sha256(points.x.tobytes()).hexdigest()

@@ -95,12 +95,12 @@ def _alone(
         _check_same(experiment, place, resume=experiment.options.resume)
         store = Store.open(place)
     else:
-        start = loop.start(experiment)
+        start = loop.initial_server_state(experiment)
         store = Store.create(place, provenance.describe(experiment, start), start)
     try:
         if begun:
             _go_on(experiment, store, watch)
-        loop.run(experiment, store, engine, watch)
+        loop.run_experiment(experiment, store, engine, watch)
         return summary.document(store, hashes=hashes)
     except Diverged as error:
         with store.transaction(store.last_round()):

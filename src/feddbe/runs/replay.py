@@ -32,7 +32,7 @@ from feddbe.simulation import engines
 from feddbe.simulation.client import Job, Missing, Reply, deployed
 from feddbe.simulation.engines.base import Engine
 from feddbe.simulation.layout import check_stored, layout_of
-from feddbe.simulation.loop import sent, start, steady
+from feddbe.simulation.loop import build_broadcast, deterministic_section, initial_server_state
 from feddbe.state import State, decode
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import Local
@@ -126,7 +126,7 @@ class Entry:
     def __init__(self, store: Store, experiment: Experiment, which: str) -> None:
         self.store, self.experiment, self.which = store, experiment, which
         self.round = entry_of(store, which)
-        check_stored(store.server(which), layout_of(start(experiment)), store.folder)
+        check_stored(store.server(which), layout_of(initial_server_state(experiment)), store.folder)
 
     def read(self, client: int) -> bytes | None:
         return self._state("private", client)
@@ -148,8 +148,8 @@ class Entry:
         method = self.experiment.method
         ctx = Context(self.experiment.task, self.round + 1, self.upload if method.keeps_uploads else None)
         replies: list[Reply] = []
-        with steady():
-            for answer in engine.run(jobs, sent(method, ctx, self.store.server(self.which)), self):
+        with deterministic_section():
+            for answer in engine.run(jobs, build_broadcast(method, ctx, self.store.server(self.which)), self):
                 if isinstance(answer, Missing):
                     raise FeddbeError(f"client {answer.client} did not answer ({answer.reason})")
                 replies.append(answer)
@@ -163,8 +163,8 @@ class Entry:
         ctx = Context(task, self.round + 1, self.upload if method.keeps_uploads else None)
         adapt = {"each": 0, "last": self.experiment.options.adapt_epochs}.get(method.adapts)
         kept = self.read(client)
-        with steady():
-            received = sent(method, ctx, self.store.server(self.which)).to(client)
+        with deterministic_section():
+            received = build_broadcast(method, ctx, self.store.server(self.which)).to(client)
             job = Job(client, self.round + 1, adapt=adapt)
             return deployed(task, method, job, received, None if kept is None else decode(kept))
 

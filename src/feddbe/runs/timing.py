@@ -77,9 +77,9 @@ def probe(experiment: Experiment, batches: int, tested: int) -> Probe:
     )
     engine = _Timed(small.task, small.method)
     with TemporaryDirectory(prefix="feddbe-") as folder:
-        store = Store.create(Path(folder), {}, loop.start(small))
+        store = Store.create(Path(folder), {}, loop.initial_server_state(small))
         try:
-            loop.run(small, store, engine)
+            loop.run_experiment(small, store, engine)
             server = store.entries()[ROUND]["seconds"] - sum(engine.seconds[ROUND].values())
             said = store.meta("trainers") or [], store.meta("remarks") or []
         finally:

@@ -1,331 +1,331 @@
-"""The loop between a method and an engine, written to the run's file after every round.
+"""The federated round loop: sample, broadcast, run clients, aggregate, record.
 
-Entry t is what clients deploy after t aggregations. They evaluate it in the call of round t + 1, before they
-train (those that do not take part, in a call of their own): a round is one exchange. The last entry is
-evaluated in a call without training.
+A round is one transaction of the run's store. If the process is killed, the store holds the last complete
+round, and `run_experiment` continues from there with identical results.
+
+The model after round t is evaluated in round t + 1, by the same call that trains it: a round is a single
+exchange with each client. The model after the last round is evaluated by `RoundLoop.evaluate_final`.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import torch
 
-from feddbe import metrics, seeds
+from feddbe import seeds
 from feddbe.callbacks.base import Watch
 from feddbe.errors import FeddbeError
 from feddbe.methods.base import Method, Upload
-from feddbe.metrics.memory import used_mb
-from feddbe.metrics.records import ALL, Numbers, Row, rows
-from feddbe.metrics.registry import parse
-from feddbe.metrics.representations.points import Points, points
-from feddbe.results.document import entry, score
 from feddbe.simulation.client import BUFFER, Job, Missing, Reply
 from feddbe.simulation.engines.base import Engine, Messages
 from feddbe.simulation.layout import check_combined, check_stored, layout_of
 from feddbe.simulation.participation import who_evaluates, who_prepares
-from feddbe.state import State, add_prefix, matches, nbytes, weighted_mean, without
-from feddbe.training.task import Context, Task
+from feddbe.simulation.recorder import Recorder, pooled_indices
+from feddbe.state import State, add_prefix, matches, weighted_mean, without
+from feddbe.training.task import Context
 
 if TYPE_CHECKING:
     from feddbe.runs.experiment import Experiment
     from feddbe.runs.store import Store
 
 __all__ = [
-    "Loop",
-    "Watch",
-    "apart",
-    "asks",
-    "chosen_rows",
-    "constants",
-    "pooled",
-    "rows_of",
-    "run",
-    "sent",
-    "start",
-    "steady",
+    "RoundLoop",
+    "build_broadcast",
+    "deterministic_section",
+    "initial_server_state",
+    "run_experiment",
 ]
 
-MOMENTS = ("before", "adapted", "after", "validation")
-"""When an entry is measured; the last two are on other than test data."""
+
+def run_experiment(
+    experiment: Experiment, store: Store, engine: Engine, callbacks: Watch | None = None
+) -> None:
+    """Train until the experiment's number of rounds is complete or its patience is exhausted.
+
+    Args:
+        experiment: Method, model, data and options, all resolved.
+        store: The run's file. A store with complete rounds is resumed after the last of them.
+        engine: Executes clients: in this process, in worker processes or on Ray.
+        callbacks: Notified at the start, after each client, after each round and after each evaluation.
+
+    Raises:
+        Diverged: A loss or parameter is no longer finite. Complete rounds are kept.
+        FeddbeError: Fewer clients replied than `--min-replies` requires, or a method breaks its contract.
+    """
+    loop = RoundLoop(experiment, store, engine, callbacks or Watch())
+    with deterministic_section():
+        loop.callbacks.begin(
+            experiment.name, store.folder, max(0, loop.completed_rounds), experiment.task.rounds
+        )
+        if loop.completed_rounds < 0:
+            loop.run_initialization()
+        while loop.completed_rounds < experiment.task.rounds and not loop.patience_exhausted():
+            loop.run_round(loop.completed_rounds + 1)
+        loop.evaluate_final()
 
 
-def run(experiment: Experiment, store: Store, engine: Engine, watch: Watch | None = None) -> None:
-    """Carry the run in `store` on to the number of rounds that the experiment asks for."""
-    loop = Loop(experiment, store, engine, watch or Watch())
-    with steady():
-        loop.watch.begin(experiment.name, store.folder, max(0, store.last_round()), experiment.task.rounds)
-        if store.last_round() < 0:
-            loop.exchange(0)
-        while store.last_round() < experiment.task.rounds and not loop.impatient():
-            loop.exchange(store.last_round() + 1)
-        loop.evaluate_last()
+class RoundLoop:
+    """A run in progress: the server state in memory, everything else in the store."""
+
+    def __init__(self, experiment: Experiment, store: Store, engine: Engine, callbacks: Watch) -> None:
+        self.options, self.store, self.engine, self.callbacks = experiment.options, store, engine, callbacks
+        self.task, self.method = experiment.task, experiment.method
+        self.members = self.task.members
+        store.verify()
+        self.server_state = store.server()
+        self.layout = layout_of(initial_server_state(experiment))
+        """What the server state has in every round."""
+        check_stored(self.server_state, self.layout, store.folder)
+        self.recorder = Recorder(store, self.method, self.options.measure, callbacks)
+
+    @property
+    def completed_rounds(self) -> int:
+        """The last complete round; -1 before the initialization."""
+        return self.store.last_round()
+
+    def run_initialization(self) -> None:
+        """Run round 0 and commit it: clients prepare from theta^0, as many as the method needs."""
+        started = time.perf_counter()
+        context = self._context(0)
+        with self.store.transaction(0):
+            cohort = self._sample_cohort(0)
+            tasks = [Job(client, 0, "prepare", measures=self.recorder.metrics) for client in cohort]
+            broadcast = build_broadcast(self.method, context, self.server_state, prepare=True)
+            results, missing = self._run_clients(tasks, broadcast)
+            server_state = self._aggregate(context, results)
+            self._record_training(0, results, missing, server_state, started)
+        self._finish_round(0, results, server_state)
+
+    def run_round(self, round_: int) -> None:
+        """Run one round and commit it."""
+        started = time.perf_counter()
+        context = self._context(round_)
+        with self.store.transaction(round_):
+            # 1. Sample: the cohort trains, the evaluators measure the model that they receive.
+            cohort = self._sample_cohort(round_)
+            evaluators = self._sample_evaluators(round_, cohort)
+
+            # 2. Broadcast: what each client receives, built from the server state.
+            broadcast = build_broadcast(self.method, context, self.server_state)
+
+            # 3. Run the clients. Each evaluates what it received, then trains it if it is in the cohort.
+            tasks = self._client_tasks(round_, cohort, evaluators)
+            results, missing = self._run_clients(tasks, broadcast)
+            members = set(cohort)
+            trained = [result for result in results if result.client in members]
+
+            # 4. Aggregate the uploads into the next server state.
+            server_state = self._aggregate(context, trained)
+
+            # 5. Record the evaluation of the previous round, this round's training and the new state.
+            self.recorder.record_evaluation(round_ - 1, results, is_replaced=True)
+            self._record_training(round_, trained, missing, server_state, started)
+        self._finish_round(round_, trained, server_state)
+        self.recorder.notify_evaluation(round_ - 1)
+
+    def evaluate_final(self) -> None:
+        """Evaluate the model after the last round, unless that was done already.
+
+        Fine-tuning, where the method has it, and new clients come after the last round, too.
+        """
+        last = self.completed_rounds
+        if not self.recorder.is_evaluated(last):
+            context = self._context(last + 1)
+            with self.store.transaction(last):
+                evaluators = self._sample_evaluators(last + 1, self._sample_cohort(last + 1))
+                broadcast = build_broadcast(self.method, context, self.server_state)
+                tasks = self._client_tasks(last + 1, (), evaluators)
+                results, _ = self._run_clients(tasks, broadcast)
+                self.recorder.record_evaluation(last, results, is_replaced=False)
+                self._evaluate_new_clients(last + 1, broadcast)
+            self.recorder.notify_evaluation(last)
+        self.callbacks.round(last, self.recorder.latest_accuracy)
+
+    def patience_exhausted(self) -> bool:
+        """Return whether the best accuracy is more than `patience` evaluations old, itself counted.
+
+        This is the published stopping rule.
+        """
+        if self.options.patience is None or not self.recorder.accuracy:
+            return False
+        accuracies = list(self.recorder.accuracy.values())
+        return len(accuracies) - accuracies.index(max(accuracies)) > self.options.patience
+
+    def _context(self, round_: int) -> Context:
+        return Context(self.task, round_, self.store.upload if self.method.keeps_uploads else None)
+
+    def _sample_cohort(self, round_: int) -> list[int]:
+        if round_ == 0:
+            return who_prepares(self.method, self.task.seed, self.members)
+        return seeds.cohort(self.task.seed, round_, self.members, self.options.join)
+
+    def _sample_evaluators(self, round_: int, cohort: list[int]) -> Sequence[int]:
+        return who_evaluates(self.options.eval, self.task.seed, round_, self.members, cohort)
+
+    def _client_tasks(self, round_: int, cohort: Collection[int], evaluators: Collection[int]) -> list[Job]:
+        """Return one task for each client that trains or evaluates; no cohort is the final evaluation."""
+        is_final = not cohort
+        adapt_epochs = None
+        if self.method.adapts == "each":
+            adapt_epochs = 0
+        elif self.method.adapts == "last" and is_final:
+            adapt_epochs = self.options.adapt_epochs
+        training, evaluating = set(cohort), set(evaluators)
+        tasks = []
+        for client in sorted(training | evaluating):
+            trains, evaluates = client in training, client in evaluating
+            work: Literal["train", "none"] = "train" if trains else "none"
+            tasks.append(
+                Job(
+                    client,
+                    round_,
+                    work,
+                    evaluate=evaluates,
+                    adapt=adapt_epochs,
+                    after=self.options.eval_after and trains and evaluates,
+                    measures=self.recorder.metrics,
+                    places=self.recorder.layers,
+                    rows=pooled_indices(self.task, client) if self.recorder.layers else None,
+                )
+            )
+        return tasks
+
+    def _run_clients(self, tasks: Sequence[Job], broadcast: Messages) -> tuple[list[Reply], list[Missing]]:
+        """Execute the tasks; return the results in client order, and the clients that did not reply.
+
+        Sums run over the results, so their order must not depend on which client finishes first.
+        """
+        results, missing = list[Reply](), list[Missing]()
+        for answer in self.engine.run(tasks, broadcast, self.store):
+            if isinstance(answer, Missing):
+                missing.append(answer)
+            else:
+                results.append(answer)
+            self.callbacks.client(len(results) + len(missing), len(tasks))
+        if missing:
+            require_enough_replies(tasks, missing, self.options.min_replies, self.method)
+        return sorted(results, key=lambda result: result.client), missing
+
+    def _aggregate(self, context: Context, results: list[Reply]) -> State:
+        """Return the next server state; BatchNorm statistics, if clients send them, are averaged too."""
+        if not results:
+            return self.server_state
+        own_state, _ = split_buffers(self.server_state)
+        samples = self.task.samples
+        uploads, buffers = list[Upload](), list[State]()
+        for result in results:
+            upload, statistics = split_buffers(result.up)
+            uploads.append(Upload(result.client, samples[result.client], upload))
+            buffers.append(statistics)
+        aggregate = self.method.combine if context.round else self.method.prepared
+        averaged = weighted_mean(buffers, [upload.samples for upload in uploads])
+        server_state = aggregate(context, own_state, uploads) | averaged
+        check_combined(server_state, self.layout, self.method.base, context.round)
+        return server_state
+
+    def _record_training(
+        self, round_: int, results: list[Reply], missing: list[Missing], server_state: State, started: float
+    ) -> None:
+        """Write what clients trained and kept, and the new server state."""
+        self.recorder.record_clients(round_, results, constants(self.method, self.server_state))
+        if self.method.keeps_uploads:
+            for result in results:
+                self.store.keep_upload(result.client, split_buffers(result.up)[0])
+        self.store.write_server("last", server_state)
+        self.recorder.record_round(round_, results, missing, seconds=time.perf_counter() - started)
+
+    def _finish_round(self, round_: int, results: list[Reply], server_state: State) -> None:
+        """Take over what was committed, and notify the callbacks."""
+        self.server_state = server_state
+        if round_:
+            self.recorder.contacted.update(result.client for result in results)
+        self.callbacks.round(round_, self.recorder.latest_accuracy)
+
+    def _evaluate_new_clients(self, round_: int, broadcast: Messages) -> None:
+        """Let the clients that join now adapt to what the last round left, evaluated after every epoch."""
+        epochs, adaptation = self.options.adapt_epochs, self.options.adapt
+        tasks = [
+            Job(
+                client,
+                round_,
+                evaluate=True,
+                adapt=epochs,
+                newcomer=True,
+                way=adaptation,
+                measures=self.recorder.metrics,
+            )
+            for client in range(self.members, self.task.split.clients)
+        ]
+        if tasks:
+            results, _ = self._run_clients(tasks, broadcast)
+            self.recorder.record_new_clients(round_ - 1, results, epochs, adaptation)
 
 
-def start(experiment: Experiment) -> State:
-    """The server's state before anything happened."""
+def require_enough_replies(
+    tasks: Sequence[Job], missing: Sequence[Missing], min_replies: int | None, method: Method
+) -> None:
+    """Raise an error if the round cannot do without the missing clients.
+
+    Clients that only evaluate are not counted in a round in which others work.
+    """
+    round_, first = tasks[0].round, missing[0]
+    working = {task.client for task in tasks if task.work != "none"}
+    asked = (working if min_replies else None) or {task.client for task in tasks}
+    absent = asked & {client.client for client in missing}
+    replied = len(asked) - len(absent)
+    reason = f"client {first.client} did not answer in round {round_} ({first.reason})"
+    if method.needs_all and absent & working:
+        raise FeddbeError(f"{reason}; {method.base} cannot go on without: {method.needs_all}")
+    if min_replies is None or replied < min(min_replies, len(asked)):
+        raise FeddbeError(
+            f"{reason}: {replied} of {len(asked)} answered, needed are "
+            f"{'all' if min_replies is None else min_replies} (--min-replies); the round is not written, "
+            "--resume continues"
+        )
+
+
+def initial_server_state(experiment: Experiment) -> State:
+    """Return the server state before the initialization."""
     state = experiment.method.server_init(Context(experiment.task, 0))
     if experiment.options.bn_buffers == "average":
         state |= add_prefix(BUFFER, experiment.task.model.buffers)
     return state
 
 
-class Loop:
-    """A run in progress; between rounds only the server's state is in memory."""
-
-    def __init__(self, experiment: Experiment, store: Store, engine: Engine, watch: Watch) -> None:
-        self.options, self.store, self.engine, self.watch = experiment.options, store, engine, watch
-        self.task, self.method = experiment.task, experiment.method
-        self.members = self.task.members
-        store.verify()
-        self.server = store.server()
-        self.layout = layout_of(start(experiment))
-        """What the server's state has in every round."""
-        check_stored(self.server, self.layout, store.folder)
-        self.contacted = store.contacted()
-        self.accuracy = {e["round"]: score(e) for e in store.entries() if e["accuracy"]}
-        """What the best round is chosen by."""
-        self.trainers: set[str] = set(store.meta("trainers") or ())
-        self.measures = parse(self.options.measure, ("accuracy",))
-        self.places = ("z_g",) if asks(self.measures) else ()
-        """What clients show of their models, for pooled measures."""
-        self.missing: list[Missing] = []
-        """Who did not answer in the last call."""
-        self._look_again = 0.0
-        last = store.last_round()
-        self._untold = [row for row in store.overall() if row.round == last]
-        """Of all clients, what has been measured of entries that are not evaluated yet."""
-
-    def exchange(self, round: int) -> None:
-        """One round in one transaction. Round 0 is the preparation from theta^0: all clients, or none."""
-        start, ctx, store = time.perf_counter(), self._context(round), self.store
-        cohort = self._cohort(round)
-        with store.transaction(round):
-            replies = self._call(ctx, cohort, "train" if round else "prepare")
-            missing = len(self.missing)
-            if round:
-                self._write_evaluation(round - 1, replies, moves=True)
-            working = set(cohort)
-            replies = [reply for reply in replies if reply.client in working]
-            trained = self._net(replies)
-            self._write(rows(round, {client: {"training": its} for client, its in trained.items()}))
-            new = self._combined(ctx, replies) if replies else self.server
-            for reply in replies if self.method.keeps_uploads else ():
-                store.keep_upload(reply.client, apart(reply.up)[0])
-            store.write_server("last", new)
-            self._note_trainers(replies)
-            self._watch_memory()
-            totals = {n: sum(int(its[n][0]) for its in trained.values()) for n in ("bytes_up", "bytes_down")}
-            whole = {"seconds": time.perf_counter() - start, "missing": missing, **totals}
-            self._write(Row(round, ALL, "round", n, v, len(replies)) for n, v in whole.items())
-        self.server = new
-        self.contacted.update(reply.client for reply in replies if round)
-        self.watch.round(round, self._latest())
-        self._tell(round - 1)
-
-    def evaluate_last(self) -> None:
-        """The evaluation that the next round would do, unless it was done already; and what comes after the
-        last round: fine-tuning where the method has it, and newcomers."""
-        round = self.store.last_round()
-        if round not in self.accuracy:
-            with self.store.transaction(round):
-                ctx = self._context(round + 1)
-                self._write_evaluation(round, self._call(ctx, self._cohort(round + 1), "none"))
-                self._write_newcomers(ctx)
-            self._tell(round)
-        self.watch.round(round, self._latest())
-
-    def impatient(self) -> bool:
-        """The published stopping rule: more than `patience` evaluations since the best accuracy, itself
-        counted."""
-        if self.options.patience is None:
-            return False
-        seen = list(self.accuracy.values())
-        return bool(seen) and len(seen) - seen.index(max(seen)) > self.options.patience
-
-    def _cohort(self, round: int) -> list[int]:
-        if round == 0:
-            return who_prepares(self.method, self.task.seed, self.members)
-        return seeds.cohort(self.task.seed, round, self.members, self.options.join)
-
-    def _context(self, round: int) -> Context:
-        return Context(self.task, round, self.store.upload if self.method.keeps_uploads else None)
-
-    def _call(
-        self, ctx: Context, cohort: list[int], work: Literal["prepare", "train", "none"]
-    ) -> list[Reply]:
-        """One job for each client that takes part or evaluates."""
-        task, options = self.task, self.options
-        asked = (
-            ()
-            if work == "prepare"
-            else who_evaluates(options.eval, task.seed, ctx.round, self.members, cohort)
-        )
-        adapt = {"each": 0, "last": options.adapt_epochs if work == "none" else None}.get(self.method.adapts)
-        evaluating, working = set(asked), set(cohort if work != "none" else ())
-        again = evaluating & working if options.eval_after and work == "train" else set[int]()
-        jobs = [
-            Job(
-                client,
-                ctx.round,
-                work if client in working else "none",
-                evaluate=client in evaluating,
-                adapt=adapt,
-                after=client in again,
-                measures=self.measures,
-                places=self.places,
-                rows=chosen_rows(task, client) if self.places else None,
-            )
-            for client in sorted(evaluating | working)
-        ]
-        return self._ask(ctx, jobs, prepare=work == "prepare")
-
-    def _ask(self, ctx: Context, jobs: Sequence[Job], *, prepare: bool = False) -> list[Reply]:
-        """Send these jobs out with this round's messages; the replies in client order, if they are enough."""
-        messages = sent(self.method, ctx, self.server, prepare=prepare)
-        replies: list[Reply] = []
-        self.missing = []
-        for answer in self.engine.run(jobs, messages, self.store):
-            if isinstance(answer, Missing):
-                self.missing.append(answer)
-            else:
-                replies.append(answer)
-            self.watch.client(len(replies) + len(self.missing), len(jobs))
-        self._check_enough(ctx.round, jobs)
-        return sorted(replies, key=lambda reply: reply.client)
-
-    def _check_enough(self, round: int, jobs: Sequence[Job]) -> None:
-        """Whether to go on without those who are missing. Those who only evaluate are not counted in a round
-        in which others work."""
-        if not self.missing:
-            return
-        least, first = self.options.min_replies, self.missing[0]
-        working = {job.client for job in jobs if job.work != "none"}
-        asked = (working if least else None) or {job.client for job in jobs}
-        absent = asked & {missing.client for missing in self.missing}
-        why = f"client {first.client} did not answer in round {round} ({first.reason})"
-        if self.method.needs_all and absent & working:
-            raise FeddbeError(f"{why}; {self.method.base} cannot go on without: {self.method.needs_all}")
-        if least is None or len(asked) - len(absent) < min(least, len(asked)):
-            raise FeddbeError(
-                f"{why}: {len(asked) - len(absent)} of {len(asked)} answered, needed are "
-                f"{'all' if least is None else least} (--min-replies); the round is not written, "
-                "--resume continues"
-            )
-
-    def _combined(self, ctx: Context, replies: list[Reply]) -> State:
-        """The server's state after this round; BatchNorm statistics, where sent, are averaged too."""
-        server, _ = apart(self.server)
-        samples = self.task.samples
-        split = [apart(reply.up) for reply in replies]
-        uploads = [Upload(r.client, samples[r.client], up) for r, (up, _) in zip(replies, split, strict=True)]
-        combine = self.method.combine if ctx.round else self.method.prepared
-        weights = [samples[reply.client] for reply in replies]
-        new = combine(ctx, server, uploads) | weighted_mean([buffers for _, buffers in split], weights)
-        check_combined(new, self.layout, self.method.base, ctx.round)
-        return new
-
-    def _net(self, replies: Sequence[Reply]) -> dict[int, Numbers]:
-        """What each client's training came to; what is constant is sent to a client once."""
-        known = nbytes(constants(self.method, self.server))
-        return {
-            r.client: r.trained
-            | {"bytes_down": (r.trained["bytes_down"][0] - known * (r.client in self.contacted), 1)}
-            for r in replies
-        }
-
-    def _write_evaluation(self, entry: int, replies: list[Reply], *, moves: bool = False) -> None:
-        """What clients measured of this entry, each and over all; the best entry's server state is kept
-        (`moves`: another one takes its place in this transaction)."""
-        when = "adapted" if self.method.adapts == "each" else "before"
-        found = rows(entry, {reply.client: reply.measured for reply in replies})
-        self.store.drop_rows(entry, MOMENTS)  # of a run that ended here once and now goes on
-        self._write([*found, *(rows_of(entry, replies, self.measures) if self.places else ())])
-        self.store.set_meta("when", when)
-        accuracy = {row.moment: row.value for row in found if (row.client, row.name) == (ALL, "accuracy")}
-        if (score := accuracy.get("validation", accuracy.get(when))) is not None:
-            if score > max(self.accuracy.values(), default=-1.0):
-                self.store.last_is_best(moves=moves)
-            self.accuracy[entry] = score
-
-    def _write(self, found: Iterable[Row]) -> None:
-        new = list(found)
-        self.store.write_rows(new)
-        self._untold += [row for row in new if row.client == ALL]
-
-    def _tell(self, round: int) -> None:
-        """This entry is evaluated and written."""
-        if mine := [row for row in self._untold if row.round == round]:
-            self.watch.entry(entry(round, self.store.meta("when"), mine))
-        self._untold = [row for row in self._untold if row.round > round]
-
-    def _write_newcomers(self, ctx: Context) -> None:
-        """Those who join now receive what the last round left, and adapt; they look after every epoch."""
-        epochs, way = self.options.adapt_epochs, self.options.adapt
-        jobs = [
-            Job(
-                client, ctx.round, evaluate=True, adapt=epochs, newcomer=True, way=way, measures=self.measures
-            )
-            for client in range(self.members, self.task.split.clients)
-        ]
-        if jobs:
-            entry, replies = ctx.round - 1, self._ask(ctx, jobs)
-            measured = {r.client: {f"newcomers {when}": n for when, n in r.measured.items()} for r in replies}
-            self.store.write_rows(rows(entry, measured))
-            self.store.set_meta(
-                "newcomers", {"round": entry, "clients": len(replies), "epochs": epochs, "way": way}
-            )
-
-    def _note_trainers(self, replies: Sequence[Reply]) -> None:
-        """Who trains, and as a remark why nobody who is faster."""
-        used = dict(item for reply in replies for item in reply.trainers.items())
-        if new := used.keys() - self.trainers:
-            self.trainers |= new
-            self.store.set_meta("trainers", sorted(self.trainers))
-            told = [f"{name} trains, {used[name]}" for name in sorted(new) if used[name]]
-            self.store.set_meta("remarks", [*(self.store.meta("remarks") or []), *told])
-
-    def _latest(self) -> float | None:
-        return list(self.accuracy.values())[-1] if self.accuracy else None
-
-    def _watch_memory(self) -> None:
-        """Now, with all uploads in memory, is when most is in use. Looking takes a hundredth of the time."""
-        began = time.monotonic()
-        if began >= self._look_again:
-            self.store.set_meta("peak_rss_mb", max(used_mb(), self.store.meta("peak_rss_mb") or 0.0))
-            self._look_again = began + 100 * (time.monotonic() - began)
-
-
-def sent(method: Method, ctx: Context, server: State, *, prepare: bool = False) -> Messages:
-    """What clients are sent in this round, or for the preparation from theta^0."""
-    own, buffers = apart(server)
-    fixed = constants(method, own) | buffers
+def build_broadcast(
+    method: Method, context: Context, server_state: State, *, prepare: bool = False
+) -> Messages:
+    """Return what clients receive in this round, or, to `prepare`, in the initialization."""
+    own_state, buffers = split_buffers(server_state)
     if prepare:
-        return Messages(ctx.task.model.parameters | buffers)
+        return Messages(context.task.model.parameters | buffers)
+    fixed = constants(method, own_state) | buffers
     if method.same_for_all:
-        return Messages(method.down(ctx, own, -1) | fixed)
-    return Messages(fixed, lambda client: method.down(ctx, own, client))
+        return Messages(method.down(context, own_state, -1) | fixed)
+    return Messages(fixed, lambda client: method.down(context, own_state, client))
 
 
-def apart(state: State) -> tuple[State, State]:
-    """What a method sees, and the averaged BatchNorm statistics, which it does not."""
+def split_buffers(state: State) -> tuple[State, State]:
+    """Return what a method sees, and the averaged BatchNorm statistics, which it does not."""
     return without(state, [BUFFER]), {name: t for name, t in state.items() if name.startswith(BUFFER)}
 
 
-def constants(method: Method, server: State) -> State:
-    """What is sent to a client once."""
-    return {name: t for name, t in server.items() if matches(name, method.constant)}
+def constants(method: Method, server_state: State) -> State:
+    """Return the part of the server state that each client receives once."""
+    return {name: t for name, t in server_state.items() if matches(name, method.constant)}
 
 
 @contextmanager
-def steady() -> Iterator[None]:
-    """One thread: sums depend on their number in the last bits, and results must not depend on the machine.
-    And no search for garbage among what is there already, most of it torch's: that is a third of the time."""
+def deterministic_section() -> Iterator[None]:
+    """Use one torch thread, on which the last bits of sums depend, and skip old objects in garbage collection.
+
+    Looking through them, most of them torch's, takes a third of the time of a small round.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     gc.freeze()
@@ -334,36 +334,3 @@ def steady() -> Iterator[None]:
     finally:
         gc.unfreeze()
         torch.set_num_threads(threads)
-
-
-def asks(names: Iterable[str]) -> bool:
-    """Whether one of these measures is a pooled one."""
-    return bool(metrics.asked(names) & metrics.POOLED)
-
-
-def chosen_rows(task: Task, client: int) -> tuple[int, ...]:
-    """The test samples of a client that pooled measures see, the same in every round."""
-    order = seeds.stream(task.seed, "pooled", 0, client).permutation(len(task.split.test[client]))
-    return tuple(sorted(order[: metrics.POOLED_ROWS].tolist()))
-
-
-def pooled(replies: Sequence[Reply], moment: str, place: str) -> Points | None:
-    """What clients have shown of one place at one moment, in client order; None if nobody has."""
-    name = f"{moment}/{place}"
-    found = [reply for reply in replies if name in reply.seen and len(reply.seen["y"])]
-    if not found:
-        return None
-    x, y = (np.concatenate([reply.seen[key].numpy() for reply in found]) for key in (name, "y"))
-    return points(x, y, np.repeat([reply.client for reply in found], [len(r.seen["y"]) for r in found]))
-
-
-def rows_of(entry: int, replies: Sequence[Reply], names: Iterable[str]) -> list[Row]:
-    """The pooled measures of an entry, at each moment at which clients have shown z_g."""
-    lines = []
-    for moment in ("before", "adapted", "after"):
-        if (seen := pooled(replies, moment, "z_g")) is not None:
-            found = metrics.pool(names, seen)
-            overall = found.pop(ALL, {})
-            lines += rows(entry, {client: {moment: numbers} for client, numbers in found.items()})
-            lines += [Row(entry, ALL, moment, name, float(v), w) for name, (v, w) in overall.items()]
-    return lines

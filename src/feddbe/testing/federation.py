@@ -63,9 +63,11 @@ def carry_out(experiment: Experiment, folder: Path, engine: Engine) -> Outcome:
     if Store.is_run(folder):
         store = Store.open(folder)
     else:
-        store = Store.create(folder, {"config_hash": experiment.config_hash}, loop.start(experiment))
+        store = Store.create(
+            folder, {"config_hash": experiment.config_hash}, loop.initial_server_state(experiment)
+        )
     try:
-        loop.run(experiment, store, engine)
+        loop.run_experiment(experiment, store, engine)
         return Outcome(store.server(), dict(store.clients()), store.entries())
     finally:
         store.close()
