@@ -127,13 +127,17 @@ def carry_out_all(
     hashes: bool = True,
     allowed: Permission = NOTHING,
 ) -> list[RunDocument]:
-    """What was given; without a method, the runs in a folder that are to go on."""
-    asked = wanted(given, single=single, allowed=allowed)
-    if model is None and any(a.config.model == "own" for a in asked):
-        raise BadInput(f"the model of '{asked[0].config.out}' came from Python; give it again as model=")
-    one = single or not given.names
-    each = (carry_out(a, single=one, dataset=dataset, model=model, watch=watch, hashes=hashes) for a in asked)
-    return [document for documents in each for document in documents]
+    """Run the requested methods; without a method, resume all runs in `out`."""
+    requests = wanted(given, single=single, allowed=allowed)
+    if model is None and any(request.config.model == "own" for request in requests):
+        raise BadInput(f"the model of '{requests[0].config.out}' came from Python; give it again as model=")
+    is_single = single or not given.names
+    documents = list[RunDocument]()
+    for request in requests:
+        documents += carry_out(
+            request, single=is_single, dataset=dataset, model=model, watch=watch, hashes=hashes
+        )
+    return documents
 
 
 def wanted(given: Given, *, single: bool, allowed: Permission = NOTHING) -> list[Asked]:

@@ -322,7 +322,7 @@ def constants(method: Method, server_state: State) -> State:
 
 @contextmanager
 def deterministic_section() -> Iterator[None]:
-    """Use one torch thread, on which the last bits of sums depend, and skip old objects in garbage collection.
+    """Use one torch thread, on which the last bits of sums depend; hide old objects from garbage collection.
 
     Looking through them, most of them torch's, takes a third of the time of a small round.
     """

@@ -1,0 +1,61 @@
+"""Size of the sources: python -m docs.size prints files, lines, imports and the calls to the first step."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+from docs.imports import modules, room, uses
+
+
+def count_arrows() -> tuple[int, int]:
+    """Return how many modules import another one, and how many packages another one."""
+    between_modules = {(module, used) for module in modules() for used in uses(module)}
+    between_packages = {(room(module), room(used)) for module, used in between_modules}
+    return len(between_modules), sum(first != second for first, second in between_packages)
+
+
+def frames_to_first_step() -> list[traceback.FrameSummary]:
+    """Return the calls of feddbe from `feddbe compare` to the training of the first client."""
+    from feddbe.cli import main
+    from feddbe.training import autograd
+
+    frames = list[traceback.FrameSummary]()
+
+    def stop(*_: object) -> None:
+        if not frames:
+            frames.extend(f for f in traceback.extract_stack()[:-1] if f"{PACKAGE}/" in f.filename)
+        raise KeyboardInterrupt
+
+    train, autograd.train = autograd.train, stop  # type: ignore[assignment]
+    options = ["--rounds", "1", "--clients", "3", "--partition", "iid", "--quiet"]
+    options += ["--engine", "serial", "--trainer", "autograd"]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            main(["compare", "fedavg", *options, "--out", f"{folder}/runs"])
+    finally:
+        autograd.train = train
+    return frames
+
+
+PACKAGE = Path(sys.modules["docs.imports"].PACKAGE)
+
+
+def main() -> None:
+    files = list(modules().values())
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+    between_modules, between_packages = count_arrows()
+    packages = {room(module) for module in modules()}
+    print(f"files {len(files)}, lines {lines}, lines per file {lines / len(files):.0f}")
+    print(f"packages {len(packages)}, imports between modules {between_modules}, packages {between_packages}")
+    frames = frames_to_first_step()
+    in_files = len({frame.filename for frame in frames})
+    print(f"frames from the command to the first local training {len(frames)}, in {in_files} files")
+    for frame in frames:
+        print(f"  {Path(frame.filename).relative_to(PACKAGE)} {frame.name}")
+
+
+if __name__ == "__main__":
+    main()
