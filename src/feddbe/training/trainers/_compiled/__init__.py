@@ -1,1 +1,0 @@
-"""The compiled trainer's parts. What is compiled imports numba, and is imported only where it is used."""
