@@ -100,7 +100,7 @@ def draw(path: Path) -> None:
         )  # fmt: skip
     axes.set(xlim=(-2.2, 2.2), ylim=(-0.7, len(ROOMS) - 0.3))
     axes.axis("off")
-    axes.set_title("feddbe's rooms: an arrow goes to what is imported, always downwards", fontsize=10)
+    axes.set_title("feddbe's packages: an arrow goes to what is imported, always downwards", fontsize=10)
     figure.savefig(path, dpi=110, bbox_inches="tight")
 
 
