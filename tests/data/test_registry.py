@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from feddbe.data.builtin import fmnist
+from feddbe.data.builtin.images import DATASETS, IdxDataset
 from feddbe.data.registry import SOURCES, load
 from feddbe.errors import BadInput
 
@@ -31,12 +32,14 @@ def test_fmnist_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("FEDDBE_DATA", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(fmnist, "DEBIAN", tmp_path / "debian")
+    facts = DATASETS["fmnist"]
+    assert isinstance(facts, IdxDataset)
+    monkeypatch.setitem(DATASETS, "fmnist", replace(facts, system_folder=tmp_path / "debian"))
     assert SOURCES["fmnist"].get is not None
     assert SOURCES["fmnist"].found(tmp_path) is None
     with pytest.raises(BadInput, match="feddbe data get fmnist"):
         load("fmnist", tmp_path)
-    for name in fmnist.MD5:
+    for name in facts.md5:
         (tmp_path / name).touch()
     assert SOURCES["fmnist"].found(tmp_path) == str(tmp_path)
     with pytest.raises(BadInput, match="is not an IDX file"):

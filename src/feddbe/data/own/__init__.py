@@ -1,1 +1,0 @@
-"""A user's own data, in the forms people have it."""

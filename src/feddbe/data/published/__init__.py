@@ -1,1 +1,0 @@
-"""The data sets of the paper, and digits."""
