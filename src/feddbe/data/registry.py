@@ -41,14 +41,14 @@ class Source:
 
     def verified(self, data_dir: Path | None) -> str:
         """What is known of the publisher's files that are there, in words; one that is damaged raises."""
-        from feddbe.data.io.download import verify
+        from feddbe.data.io.download import VERIFICATION_TEXTS, Verification, verify
 
         place = self._reader.find(data_dir)
         first = place[0] if isinstance(place, list) else Path(place)
         folder = first if first.is_dir() else first.parent
         files = {folder / name: checksum for name, checksum in self._reader.sums().items()}
-        said = {verify(path, checksum) for path, checksum in files.items() if path.is_file()}
-        return max(said, key=len, default="not verified: these are not the publisher's files")
+        verifications = [verify(path, checksum) for path, checksum in files.items() if path.is_file()]
+        return VERIFICATION_TEXTS[max(verifications, default=Verification.NOT_PUBLISHED)]
 
     @property
     def get(self) -> Callable[[Path | None, Progress | None, bool], Path] | None:
