@@ -16,11 +16,11 @@ import pytest
 from PIL import Image
 
 from feddbe.cli.main import main
+from feddbe.data.builtin.images import read_idx
 from feddbe.data.io import safe_pickle
-from feddbe.data.io.formats import read_idx
 from feddbe.data.registry import load
 from feddbe.errors import FeddbeError
-from tests.data.builtin.test_fmnist import idx as as_idx
+from tests.data.builtin.test_images_idx import idx as as_idx
 from tests.data.user import test_pfllib, test_table
 
 CASES = int(os.environ.get("FEDDBE_CASES", "12"))

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["BadInput", "Damaged", "Diverged", "FeddbeError", "StoreError", "one_line", "short", "unknown"]
+__all__ = [
+    "BadInput",
+    "Damaged",
+    "DataMissingError",
+    "Diverged",
+    "FeddbeError",
+    "StoreError",
+    "one_line",
+    "short",
+    "unknown",
+]
 
 
 class FeddbeError(Exception):
@@ -16,6 +26,10 @@ class FeddbeError(Exception):
 
 class BadInput(FeddbeError):
     """A value that cannot be used; nothing has been written."""
+
+
+class DataMissingError(BadInput):
+    """The files of a data set are not on this machine; they can be downloaded."""
 
 
 class StoreError(FeddbeError):

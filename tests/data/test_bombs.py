@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from feddbe.data.builtin import ag_news, har
+from feddbe.data.builtin.images import read_idx
 from feddbe.data.io.archives import DAMAGE, members
-from feddbe.data.io.formats import read_idx
 from feddbe.data.registry import load
 from feddbe.errors import BadInput
 

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddbe.data.builtin import digits, fmnist
+from feddbe.data.builtin import digits
+from feddbe.data.builtin.images import DATASETS
 from feddbe.data.partition import partition
 from feddbe.data.split import Split, load_split
 from feddbe.errors import BadInput
@@ -21,7 +22,7 @@ from feddbe.errors import BadInput
 Labels = npt.NDArray[np.int64]
 
 needs_fmnist = pytest.mark.skipif(
-    fmnist.find(None) is None and not os.environ.get("CI"),
+    DATASETS["fmnist"].find(None) is None and not os.environ.get("CI"),
     reason="Fashion-MNIST is not on this machine (Debian: dataset-fashion-mnist)",
 )
 
@@ -40,7 +41,7 @@ def same(a: Split, b: Split) -> bool:
 
 @pytest.fixture(scope="module")
 def fmnist_labels() -> Labels:
-    return fmnist.load(None).y.numpy()
+    return DATASETS["fmnist"].load(None).y.numpy()
 
 
 # --- the check values of the published splits -------------------------------------------------------

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from feddbe.data.builtin import fmnist
+from feddbe.data.builtin.images import DATASETS, IdxDataset
+from feddbe.data.io import download
+from feddbe.data.io.download import VERIFICATION_TEXTS, Verification
 from feddbe.data.registry import SOURCES, load
 from feddbe.errors import BadInput
 
@@ -31,16 +35,41 @@ def test_fmnist_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("FEDDBE_DATA", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(fmnist, "DEBIAN", tmp_path / "debian")
+    facts = DATASETS["fmnist"]
+    assert isinstance(facts, IdxDataset)
+    monkeypatch.setitem(DATASETS, "fmnist", replace(facts, system_folder=tmp_path / "debian"))
     assert SOURCES["fmnist"].get is not None
     assert SOURCES["fmnist"].found(tmp_path) is None
     with pytest.raises(BadInput, match="feddbe data get fmnist"):
         load("fmnist", tmp_path)
-    for name in fmnist.MD5:
+    for name in facts.md5:
         (tmp_path / name).touch()
     assert SOURCES["fmnist"].found(tmp_path) == str(tmp_path)
     with pytest.raises(BadInput, match="is not an IDX file"):
         load("fmnist", tmp_path)
+
+
+def test_what_is_verified_does_not_depend_on_the_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The least verified file counts, also if its text is the shortest."""
+    contents = {"train-images-idx3-ubyte.gz": b"images", "train-labels-idx1-ubyte.gz": b"labels"}
+    for name in DATASETS["mnist"].md5:
+        (tmp_path / name).write_bytes(contents.get(name, b"other"))
+    texts = {verification: "-" * (9 - verification) for verification in VERIFICATION_TEXTS}
+    for mapping in (VERIFICATION_TEXTS, texts):
+        monkeypatch.setattr(download, "VERIFICATION_TEXTS", mapping)
+        for right, expected in ((False, Verification.OTHER_CHECKSUM), (True, Verification.VERIFIED)):
+            md5 = {
+                name: hashlib.md5(
+                    b"wrong" if not right and name in contents else path.read_bytes()
+                ).hexdigest()
+                for name in DATASETS["mnist"].md5
+                if (path := tmp_path / name)
+            }
+            with monkeypatch.context() as patch:
+                patch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], md5=md5))
+                assert SOURCES["mnist"].verified(tmp_path) == mapping[expected]
 
 
 @pytest.mark.parametrize("kind", [str, Path])

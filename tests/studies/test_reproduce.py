@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 import feddbe
+from feddbe.errors import BadInput, DataMissingError
 from feddbe.reporting.paper_table import Compared, compared_table, written_out
 from feddbe.results.document import RunDocument
 from feddbe.runs.experiment import Experiment
@@ -314,6 +315,20 @@ def test_what_is_not_here_is_said_and_keeps_nothing_from_the_table(
     assert (code, err) == (0, "nothing is missing\n")
     assert "no data" in out
     assert not Path("here").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [(DataMissingError("x"), "no data"), (BadInput("run 'feddbe data get har'"), "refused")],
+)
+def test_whether_data_is_missing_does_not_depend_on_the_text(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, error: BadInput, state: str
+) -> None:
+    def fail(data_dir: Path | None) -> None:
+        raise error
+
+    monkeypatch.setattr("feddbe.data.builtin.har.load", fail)
+    assert state in shell("reproduce har --trials 1 --only FedAvg --out here --dry-run").out
 
 
 def test_the_list_counts_and_estimates(shell: Shell) -> None:

@@ -22,10 +22,12 @@ __all__ = ["SOURCES", "Dataset", "Source", "find", "in_memory", "load"]
 
 @dataclass(frozen=True)
 class Source:
-    """One data set that is known by name: that of the module which reads it."""
+    """One data set that is known by name: who reads it is a module of `builtin`."""
 
     name: str
     description: str
+    module: str = ""
+    """The module that has this set and others in its `DATASETS`; none: the module of this name."""
 
     def load(self, data_dir: Path | None) -> Dataset:
         """All of it."""
@@ -39,14 +41,14 @@ class Source:
 
     def verified(self, data_dir: Path | None) -> str:
         """What is known of the publisher's files that are there, in words; one that is damaged raises."""
-        from feddbe.data.io.download import verify
+        from feddbe.data.io.download import VERIFICATION_TEXTS, Verification, verify
 
         place = self._reader.find(data_dir)
         first = place[0] if isinstance(place, list) else Path(place)
         folder = first if first.is_dir() else first.parent
         files = {folder / name: checksum for name, checksum in self._reader.sums().items()}
-        said = {verify(path, checksum) for path, checksum in files.items() if path.is_file()}
-        return max(said, key=len, default="not verified: these are not the publisher's files")
+        verifications = [verify(path, checksum) for path, checksum in files.items() if path.is_file()]
+        return VERIFICATION_TEXTS[max(verifications, default=Verification.NOT_PUBLISHED)]
 
     @property
     def get(self) -> Callable[[Path | None, Progress | None, bool], Path] | None:
@@ -60,17 +62,18 @@ class Source:
 
     @property
     def _reader(self) -> Any:
-        return import_module(f"feddbe.data.builtin.{self.name}")
+        module = import_module(f"feddbe.data.builtin.{self.module or self.name}")
+        return module.DATASETS[self.name] if self.module else module
 
 
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
         Source("digits", "1,797 grey digits of 8x8"),
-        Source("mnist", "70,000 grey digits of 28x28"),
-        Source("fmnist", "70,000 grey clothes of 28x28"),
-        Source("cifar10", "60,000 colour images of 32x32"),
-        Source("cifar100", "60,000 colour images of 32x32"),
+        Source("mnist", "70,000 grey digits of 28x28", module="images"),
+        Source("fmnist", "70,000 grey clothes of 28x28", module="images"),
+        Source("cifar10", "60,000 colour images of 32x32", module="images"),
+        Source("cifar100", "60,000 colour images of 32x32", module="images"),
         Source("tiny_imagenet", "100,000 colour images of 64x64"),
         Source("har", "10,299 sensor windows, 30 users"),
         Source("ag_news", "127,600 news in 4 classes"),

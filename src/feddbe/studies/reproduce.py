@@ -171,7 +171,7 @@ def _state(slot: Slot, plans: Plans) -> str:
         return "-"
     planned = [plans[cell] for cell in (*slot.cells, *slot.base)]
     if any(one.experiment is None for one in planned):
-        return "no data" if any("data get" in one.refused for one in planned) else "refused"
+        return "no data" if any(one.is_data_missing for one in planned) else "refused"
     documents = [one.found for one in planned if one.found]
     if any(document["diverged"] for document in documents):
         return "diverged"

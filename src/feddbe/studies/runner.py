@@ -27,7 +27,7 @@ from feddbe import api, data
 from feddbe.callbacks.base import Watch
 from feddbe.config.options import Asked, Config
 from feddbe.data.dataset import Dataset
-from feddbe.errors import BadInput, Diverged, FeddbeError, StoreError
+from feddbe.errors import BadInput, DataMissingError, Diverged, FeddbeError, StoreError
 from feddbe.models.registry import ModelSource
 from feddbe.paths import expand
 from feddbe.results.document import RunDocument, cut, ending, last_round, reached
@@ -59,6 +59,8 @@ class Planned:
     """The run, as far as it has been carried on, and no further than the cell asks for."""
     refused: str = ""
     """Why there is nothing to carry on: the data is not here, the method does not take it, it diverged."""
+    is_data_missing: bool = False
+    """Whether the reason is that the data is not on this machine."""
 
     @property
     def done(self) -> bool:
@@ -205,7 +207,8 @@ def _runs_in(folder: Path, remark: Remark) -> dict[str, Path]:
 
 def _planned(cell: Cell, experiment: Experiment | BadInput, folder: Path, there: dict[str, Path]) -> Planned:
     if isinstance(experiment, BadInput):
-        return Planned(cell, None, folder, refused=str(experiment))
+        is_data_missing = isinstance(experiment, DataMissingError)
+        return Planned(cell, None, folder, refused=str(experiment), is_data_missing=is_data_missing)
     stem, digest = Path(experiment.task.dataset.name).stem, experiment.config_hash
     name = f"{stem}-{folders.slug(cell.method)}-seed{cell.seed}-{digest[:8]}"
     return _look(cell, experiment, there.get(digest, folder / name))

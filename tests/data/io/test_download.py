@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from feddbe.data.io.download import cache_folder, download, folders, verify
+from feddbe.data.io.download import Verification, cache_folder, download, folders, verify
 from feddbe.errors import BadInput
 
 BODY = bytes(range(256)) * 4096  # 1 MiB: several chunks
@@ -306,7 +306,7 @@ def test_verify_finds_damage_to_what_was_downloaded(
     server: Server, target: Path, checksum: str | None
 ) -> None:
     download(server.url, target, checksum)
-    assert verify(target, checksum) == ("verified" if checksum else "unchanged since it was downloaded")
+    assert verify(target, checksum) == (Verification.VERIFIED if checksum else Verification.UNCHANGED)
     target.write_bytes(BODY[:-1] + b"!")
     with pytest.raises(
         BadInput, match=r"file.bin is damaged: it has the checksum .*; fetch it anew with --again"
@@ -320,8 +320,8 @@ def test_verify_knows_what_it_does_not_know(target: Path) -> None:
     """A file from elsewhere, such as Debian's, may be packed otherwise."""
     target.parent.mkdir()
     target.write_bytes(b"packed otherwise")
-    assert verify(target, f"md5:{MD5}") == "not verified: its checksum is not the published one"
-    assert verify(target, None) == "not verified: there is no checksum"
+    assert verify(target, f"md5:{MD5}") == Verification.OTHER_CHECKSUM
+    assert verify(target, None) == Verification.NO_CHECKSUM
 
 
 def test_404(server: Server, target: Path) -> None:

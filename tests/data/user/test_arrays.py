@@ -198,6 +198,21 @@ def test_refuses(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["", "Object arrays cannot be loaded when allow_pickle=False"])
+def test_pickled_arrays_are_not_recognized_by_a_text_of_numpy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError(text)
+
+    monkeypatch.setattr(np.lib.format, "read_array", fail)
+    monkeypatch.setattr("numpy.lib._format_impl.read_array", fail, raising=False)
+    with pytest.raises(BadInput, match="pickled Python objects, which are never read"):
+        load_npz(save(tmp_path, x=np.array([{}] * 6), y=LABELS))
+    with pytest.raises(BadInput, match=r"write it again with numpy\.savez"):
+        load_npz(save(tmp_path, x=IMAGES, y=LABELS))
+
+
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"there is no file .*mine.npz"):
         load_npz(tmp_path / "mine.npz")

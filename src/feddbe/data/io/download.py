@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import IntEnum
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError
@@ -15,11 +16,13 @@ from urllib.request import Request, urlopen
 
 from filelock import FileLock, Timeout
 
-from feddbe.errors import BadInput, one_line
+from feddbe.errors import BadInput, DataMissingError, one_line
 from feddbe.paths import expand
 
 __all__ = [
+    "VERIFICATION_TEXTS",
     "Progress",
+    "Verification",
     "cache_folder",
     "cache_folders",
     "download",
@@ -38,6 +41,25 @@ _CHUNK = 1 << 18
 _TIMEOUT = 30.0
 _TRIES = 3  # in a row without a new byte
 _PAUSE = 0.25
+
+
+class Verification(IntEnum):
+    """How far files are known to be what was published; of several files the highest counts."""
+
+    VERIFIED = 0
+    UNCHANGED = 1
+    NO_CHECKSUM = 2
+    OTHER_CHECKSUM = 3
+    NOT_PUBLISHED = 4
+
+
+VERIFICATION_TEXTS = {
+    Verification.VERIFIED: "verified",
+    Verification.UNCHANGED: "unchanged since it was downloaded",
+    Verification.NO_CHECKSUM: "not verified: there is no checksum",
+    Verification.OTHER_CHECKSUM: "not verified: its checksum is not the published one",
+    Verification.NOT_PUBLISHED: "not verified: these are not the publisher's files",
+}
 
 
 class _Interrupted(Exception):
@@ -87,11 +109,14 @@ def download(
         ) from None
 
 
-def verify(path: Path, checksum: str | None) -> str:
-    """What is known of a file that is there already, in words: "verified", or why it cannot be.
+def verify(path: Path, checksum: str | None) -> Verification:
+    """Compare a file with its published checksum and with the one that was kept when it was downloaded.
 
-    A file that was downloaded (its SHA-256 is beside it) and is not what was published, or not what it was
-    then, is damaged: that raises. A file from elsewhere may be packed otherwise, or be a part: that is said.
+    Returns:
+        How far it is verified. A file from elsewhere, perhaps packed differently, is not damaged.
+
+    Raises:
+        BadInput: If it was downloaded and is not what was published, or has changed since.
     """
     try:
         record = _record(path)
@@ -107,10 +132,10 @@ def verify(path: Path, checksum: str | None) -> str:
             "fetch it anew with --again"
         )
     if wrong:
-        return "not verified: its checksum is not the published one"
+        return Verification.OTHER_CHECKSUM
     if checksum:
-        return "verified"
-    return "unchanged since it was downloaded" if known else "not verified: there is no checksum"
+        return Verification.VERIFIED
+    return Verification.UNCHANGED if known else Verification.NO_CHECKSUM
 
 
 @contextmanager
@@ -135,7 +160,7 @@ def _record(target: Path) -> Path:
 def _is_right(target: Path, checksum: str | None) -> bool:
     """Whether what is there has the published sum or, if none is published, the one that was recorded."""
     try:
-        return verify(target, checksum) in ("verified", "unchanged since it was downloaded")
+        return verify(target, checksum) in (Verification.VERIFIED, Verification.UNCHANGED)
     except BadInput:
         return False
 
@@ -269,11 +294,11 @@ def find_first(name: str, data_dir: Path | None, candidates: Sequence[str]) -> P
     return next((place for place in places if place.is_file() or place.is_dir()), None)
 
 
-def missing(title: str, name: str, data_dir: Path | None, files: str, *also: str) -> BadInput:
+def missing(title: str, name: str, data_dir: Path | None, files: str, *also: str) -> DataMissingError:
     """The error for a data set that is nowhere: where it was looked for, and what to put where."""
     looked = ", ".join(map(str, folders(name, data_dir)))
     ways = [f"run 'feddbe data get {name}'", *also, f"or put {files} into {cache_folder(name, data_dir)}"]
-    return BadInput(f"{title} is in none of {looked}; {', '.join(ways)}")
+    return DataMissingError(f"{title} is in none of {looked}; {', '.join(ways)}")
 
 
 def plain(path: Path) -> None:

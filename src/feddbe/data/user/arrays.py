@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.lib.npyio import NpzFile
 
 from feddbe.data import rows
 from feddbe.data.dataset import Dataset
@@ -71,6 +72,27 @@ def made(name: str, x: Array, y: Numbered, client: Numbered | None = None, **mor
     )
 
 
+class _PickledArrayError(Exception):
+    """An array of Python objects was looked up."""
+
+
+class _PlainNpz(NpzFile):
+    """An .npz file of which pickled arrays are recognized by their headers, before numpy refuses them."""
+
+    def __getitem__(self, key: str) -> Array:
+        assert self.zip is not None
+        member = key if key in self.zip.namelist() else f"{key}.npy"
+        with self.zip.open(member) as file:
+            version = np.lib.format.read_magic(file)
+            is_old = version == (1, 0)
+            read_header = (
+                np.lib.format.read_array_header_1_0 if is_old else np.lib.format.read_array_header_2_0
+            )
+            if read_header(file)[2].hasobject:
+                raise _PickledArrayError
+        return super().__getitem__(key)
+
+
 @contextmanager
 def open_npz(path: Path) -> Iterator[Mapping[str, Array]]:
     """The arrays of an .npz file, read on demand; a damaged or pickled file becomes a one-line error.
@@ -86,19 +108,19 @@ def open_npz(path: Path) -> Iterator[Mapping[str, Array]]:
             with zipfile.ZipFile(file) as archive:
                 check_zip(archive, path)
             file.seek(0)
-            with np.load(file, allow_pickle=False) as arrays:
+            with _PlainNpz(file, allow_pickle=False) as arrays:
                 yield arrays
     except FileNotFoundError:
         raise BadInput(f"there is no file {path}; give the path of an .npz file") from None
+    except _PickledArrayError:
+        raise BadInput(
+            f"cannot read {path}: it holds pickled Python objects, which are never read; store plain arrays"
+        ) from None
     except BadInput:
         raise
     except Exception as error:  # damaged bytes make zipfile, zlib and numpy's header parser raise anything
-        reason = short(" ".join(str(error).split()), 500)
-        if "Object arrays" in reason:
-            reason = "it holds pickled Python objects, which are never read; store plain arrays"
-        else:
-            reason = f"{reason or type(error).__name__}; write it again with numpy.savez"
-        raise BadInput(f"cannot read {path}: {reason}") from None
+        reason = short(" ".join(str(error).split()) or type(error).__name__, 500)
+        raise BadInput(f"cannot read {path}: {reason}; write it again with numpy.savez") from None
 
 
 def load_npz(path: Path, words: int = 0) -> Dataset:

@@ -1,11 +1,12 @@
-"""CIFAR-100 in both of its formats, unpacked or not; small files of the same make, and the real ones."""
+"""CIFAR-10 and CIFAR-100 in both formats, packed or not: small files of the same kind and the real ones."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,43 @@ import pytest
 import torch
 
 from feddbe.config.options import Config
-from feddbe.data.builtin import cifar100
+from feddbe.data.builtin.images import DATASETS, CifarDataset
 from feddbe.errors import BadInput
 from feddbe.runs.experiment import resolve
 
+
+def get_facts(name: str) -> CifarDataset:
+    """The data set as it is known now: a test may have changed it."""
+    facts = DATASETS[name]
+    assert isinstance(facts, CifarDataset)
+    return facts
+
+
+def shrink(monkeypatch: pytest.MonkeyPatch, name: str, sizes: Mapping[str, int]) -> None:
+    """Let the publisher's parts have so few images."""
+    monkeypatch.setitem(DATASETS, name, replace(get_facts(name), sizes=sizes))
+
+
 needs_cifar100 = pytest.mark.skipif(
-    cifar100.find(None) is None, reason="CIFAR-100 is not on this machine (feddbe data get cifar100)"
+    get_facts("cifar100").find(None) is None,
+    reason="CIFAR-100 is not on this machine (feddbe data get cifar100)",
 )
 
 PIXELS = np.random.RandomState(0).randint(0, 256, (6, 3, 32, 32)).astype(np.uint8)
 LABELS = [99, 0, 7, 7, 50, 3]
+PIXELS_10 = np.random.RandomState(0).randint(0, 256, (12, 3, 32, 32)).astype(np.uint8)
+LABELS_10 = [9, 0, 7, 7, 5, 3, 1, 2, 4, 6, 8, 8]
+PARTS_10 = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
 
 
 @pytest.fixture
 def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """On a machine without CIFAR-100, whose publisher's sets have four and two images."""
+    """On a machine without either, whose publishers' parts have few images."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("FEDDBE_DATA", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(cifar100, "SIZES", {"train": 4, "test": 2})
+    shrink(monkeypatch, "cifar100", {"train": 4, "test": 2})
+    shrink(monkeypatch, "cifar10", dict.fromkeys(PARTS_10, 2))
     return tmp_path / "data"
 
 
@@ -92,9 +111,9 @@ FORMATS = {
 @pytest.mark.parametrize("kind", FORMATS)
 def test_train_then_test(data_dir: Path, kind: str) -> None:
     place = FORMATS[kind](data_dir)
-    assert cifar100.find(data_dir) == place
+    assert get_facts("cifar100").find(data_dir) == place
     for _ in ("decoded", "from the cache"):
-        data = cifar100.load(data_dir)
+        data = get_facts("cifar100").load(data_dir)
         assert (data.name, data.classes, len(data)) == ("cifar100", 100, 6)
         assert torch.equal(data.x, torch.from_numpy(PIXELS))
         assert data.y.tolist() == LABELS
@@ -102,14 +121,16 @@ def test_train_then_test(data_dir: Path, kind: str) -> None:
 
 
 def test_all_formats_are_the_same_data(data_dir: Path) -> None:
-    hashes = {cifar100.load(make(data_dir / kind).parent).sha256() for kind, make in FORMATS.items()}
+    hashes = {
+        get_facts("cifar100").load(make(data_dir / kind).parent).sha256() for kind, make in FORMATS.items()
+    }
     assert len(hashes) == 1
 
 
 def test_the_folder_itself_as_place(data_dir: Path) -> None:
     place = binary(data_dir)
-    assert cifar100.find(place) == place
-    assert len(cifar100.load(place)) == 6
+    assert get_facts("cifar100").find(place) == place
+    assert len(get_facts("cifar100").load(place)) == 6
 
 
 def cut(place: Path) -> None:
@@ -142,7 +163,7 @@ def half(place: Path) -> None:
 def test_refuses_binary(data_dir: Path, damage: Callable[[Path], None], message: str) -> None:
     damage(binary(data_dir))
     with pytest.raises(BadInput, match=message):
-        cifar100.load(data_dir)
+        get_facts("cifar100").load(data_dir)
     assert not list(data_dir.rglob("*.npy")), "no half a cache"
 
 
@@ -150,7 +171,7 @@ def test_a_truncated_archive_is_named(data_dir: Path) -> None:
     place = packed(binary)(data_dir)
     os.truncate(place, place.stat().st_size // 2)
     with pytest.raises(BadInput, match=f"cannot read {place}"):
-        cifar100.load(data_dir)
+        get_facts("cifar100").load(data_dir)
 
 
 class Evil:
@@ -164,7 +185,7 @@ def test_a_pickle_that_calls_something_is_not_executed(
     python(data_dir, filenames=[Evil()])
     monkeypatch.chdir(data_dir)
     with pytest.raises(BadInput, match="is never called"):
-        cifar100.load(data_dir)
+        get_facts("cifar100").load(data_dir)
     assert not Path("executed").exists()
 
 
@@ -180,12 +201,12 @@ def test_a_pickle_that_calls_something_is_not_executed(
 def test_refuses_python(data_dir: Path, change: dict[str, npt.NDArray[Any]], message: str) -> None:
     python(data_dir, **change)
     with pytest.raises(BadInput, match=message):
-        cifar100.load(data_dir)
+        get_facts("cifar100").load(data_dir)
 
 
 def test_nowhere_says_which_file_to_put_where(data_dir: Path) -> None:
     with pytest.raises(BadInput) as caught:
-        cifar100.load(data_dir)
+        get_facts("cifar100").load(data_dir)
     assert "feddbe data get cifar100" in str(caught.value)
     assert str(caught.value).endswith(
         "put cifar-100-binary.tar.gz or cifar-100-python.tar.gz into " + str(data_dir / "cifar100")
@@ -193,10 +214,10 @@ def test_nowhere_says_which_file_to_put_where(data_dir: Path) -> None:
 
 
 def test_defaults_are_the_published_ones(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar100, "SIZES", {"train": 800, "test": 200})
+    shrink(monkeypatch, "cifar100", {"train": 800, "test": 200})
     folder = data_dir / "cifar-100-binary"
     folder.mkdir(parents=True)
-    for part, n in cifar100.SIZES.items():
+    for part, n in get_facts("cifar100").sizes.items():
         (folder / f"{part}.bin").write_bytes(b"".join(bytes([0, k % 100]) + bytes(3072) for k in range(n)))
     found = resolve("fedavg+dbe", Config(data="cifar100", data_dir=str(data_dir)))
     assert (found.options.model, found.options.lr) == ("cnn", 0.005)
@@ -208,9 +229,55 @@ def test_defaults_are_the_published_ones(data_dir: Path, monkeypatch: pytest.Mon
 @needs_cifar100
 def test_the_real_files() -> None:
     """The hash is that of files with the published MD5; the means are those everyone subtracts."""
-    data = cifar100.load(None)
+    data = get_facts("cifar100").load(None)
     assert torch.bincount(data.y).tolist() == [600] * 100
     assert torch.bincount(data.y[50_000:]).tolist() == [100] * 100, "the test set comes last"
     assert data.sha256() == "1b57c00d52706c5316bb11d2163606641a6562d829f28c09c77008297b5c86cf"
     pixels = data.x[:50_000].to(torch.float32).mean((0, 2, 3)) / 255
     assert pixels.tolist() == pytest.approx([0.5071, 0.4865, 0.4409], abs=5e-5)
+
+
+def write_cifar10(folder: Path, kind: str) -> Path:
+    place = folder / f"cifar-10-batches-{'bin' if kind == 'binary' else 'py'}"
+    place.mkdir(parents=True)
+    for k, name in enumerate(PARTS_10):
+        rows = slice(2 * k, 2 * k + 2)
+        if kind == "binary":
+            pairs = zip(LABELS_10[rows], PIXELS_10[rows], strict=True)
+            content = b"".join(bytes([label]) + image.tobytes() for label, image in pairs)
+            (place / f"{name}.bin").write_bytes(content)
+        else:
+            values = {b"data": PIXELS_10[rows].reshape(-1, 3072), b"labels": LABELS_10[rows]}
+            (place / name).write_bytes(pickle.dumps(values, protocol=2))
+    return place
+
+
+@pytest.mark.parametrize("kind", ["binary", "python"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_cifar10_five_batches_then_the_test_set(data_dir: Path, kind: str, packed: bool) -> None:
+    place = write_cifar10(data_dir / "unpacked", kind)
+    where = place.parent
+    if packed:
+        where = data_dir / "packed"
+        where.mkdir()
+        with tarfile.open(where / f"cifar-10-{kind}.tar.gz", "w:gz") as tar:
+            for path in sorted(place.iterdir(), reverse=True):
+                tar.add(path, f"{place.name}/{path.name}")
+    for _ in ("decoded", "from the cache"):
+        data = get_facts("cifar10").load(where)
+        assert (data.name, data.classes, len(data)) == ("cifar10", 10, 12)
+        assert torch.equal(data.x, torch.from_numpy(PIXELS_10))
+        assert (data.y.tolist(), data.label_names[:2]) == (LABELS_10, ("airplane", "automobile"))
+
+
+def test_cifar10_refuses(data_dir: Path) -> None:
+    place = write_cifar10(data_dir, "binary")
+    os.truncate(place / "data_batch_3.bin", 100)
+    with pytest.raises(BadInput, match=r"data_batch_3\.bin has only 100 bytes, expected 6146"):
+        get_facts("cifar10").load(data_dir)
+    (place / "data_batch_3.bin").unlink()
+    with pytest.raises(BadInput, match="has no file for the data_batch_3 set"):
+        get_facts("cifar10").load(data_dir)
+    (place / "test_batch.bin").unlink()
+    with pytest.raises(BadInput, match=r"run 'feddbe data get cifar10', or put cifar-10-binary.tar.gz or"):
+        get_facts("cifar10").load(data_dir)

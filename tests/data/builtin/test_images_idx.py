@@ -1,4 +1,4 @@
-"""Fashion-MNIST: where it is looked for, what is refused, and the real files if they are here."""
+"""MNIST and Fashion-MNIST: where they are looked for, what is refused, and the real files if any."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,11 +18,20 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from feddbe.data.builtin import fmnist
+from feddbe.data.builtin.images import DATASETS, IdxDataset, read_idx
+from feddbe.data.registry import load
 from feddbe.errors import BadInput
 
+
+def get_facts(name: str) -> IdxDataset:
+    """The data set as it is known now: a test may have changed it."""
+    facts = DATASETS[name]
+    assert isinstance(facts, IdxDataset)
+    return facts
+
+
 needs_fmnist = pytest.mark.skipif(
-    fmnist.find(None) is None and not os.environ.get("CI"),
+    get_facts("fmnist").find(None) is None and not os.environ.get("CI"),
     reason="Fashion-MNIST is not on this machine (Debian: dataset-fashion-mnist)",
 )
 
@@ -51,14 +61,15 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.delenv("FEDDBE_DATA", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(fmnist, "DEBIAN", tmp_path / "debian")
+    without_debian = replace(get_facts("fmnist"), system_folder=tmp_path / "debian")
+    monkeypatch.setitem(DATASETS, "fmnist", without_debian)
     return tmp_path / "home"
 
 
 @needs_fmnist
 def test_the_real_files() -> None:
     """Mean .2860 and deviation .3530 of the training pixels are the figures everyone normalises with."""
-    data = fmnist.load(None)
+    data = get_facts("fmnist").load(None)
     assert (data.name, data.classes, len(data)) == ("fmnist", 10, 70_000)
     assert (data.x.shape, data.x.dtype) == ((70_000, 1, 28, 28), torch.uint8)
     assert torch.bincount(data.y).tolist() == [7000] * 10
@@ -71,12 +82,12 @@ def test_the_real_files() -> None:
 
 def test_other_data_under_the_same_names_are_said_to_be_other(tmp_path: Path) -> None:
     """MNIST's files have the same names and shapes; its classes are not of one size."""
-    assert "not Fashion-MNIST as published" in fmnist.load(write(tmp_path)).note
+    assert "not Fashion-MNIST as published" in get_facts("fmnist").load(write(tmp_path)).note
 
 
 @pytest.mark.parametrize("compressed", [True, False])
 def test_train_then_test(tmp_path: Path, compressed: bool) -> None:
-    data = fmnist.load(write(tmp_path, train=3, test=9, compressed=compressed))
+    data = get_facts("fmnist").load(write(tmp_path, train=3, test=9, compressed=compressed))
     assert data.x[:, 0, 5, 7].tolist() == list(range(12))
     assert data.y.tolist() == [*range(10), 0, 1]
     assert (data.y.dtype, data.client) == (torch.int64, None)
@@ -95,24 +106,24 @@ def test_places_in_order(tmp_path: Path, nowhere: Path, monkeypatch: pytest.Monk
         nowhere / ".cache" / "feddbe" / "fmnist",
         tmp_path / "debian",
     ]
-    assert fmnist.find(tmp_path / "option") is None
+    assert get_facts("fmnist").find(tmp_path / "option") is None
     for place in reversed(places):
         write(place)
-        assert fmnist.find(tmp_path / "option") == place
-    assert fmnist.find(None) == tmp_path / "env"
+        assert get_facts("fmnist").find(tmp_path / "option") == place
+    assert get_facts("fmnist").find(None) == tmp_path / "env"
 
 
 def test_three_files_are_not_a_set(tmp_path: Path, nowhere: Path) -> None:
     write(tmp_path / "data")
     (tmp_path / "data" / "t10k-labels-idx1-ubyte.gz").unlink()
-    assert fmnist.find(tmp_path / "data") is None
+    assert get_facts("fmnist").find(tmp_path / "data") is None
     whole = write(nowhere / ".cache" / "feddbe")
-    assert fmnist.find(tmp_path / "data") == whole
+    assert get_facts("fmnist").find(tmp_path / "data") == whole
 
 
 def test_not_found_says_where_and_what_to_do(tmp_path: Path, nowhere: Path) -> None:
     with pytest.raises(BadInput) as caught:
-        fmnist.load(tmp_path / "data")
+        get_facts("fmnist").load(tmp_path / "data")
     message = str(caught.value)
     assert "\n" not in message
     for place in (tmp_path / "data", nowhere / ".cache" / "feddbe", tmp_path / "debian"):
@@ -140,29 +151,30 @@ def test_refuses(tmp_path: Path, name: str, values: npt.NDArray[np.uint8], messa
     write(tmp_path)
     (tmp_path / f"{name}.gz").write_bytes(gzip.compress(idx(values)))
     with pytest.raises(BadInput, match=message):
-        fmnist.load(tmp_path)
+        get_facts("fmnist").load(tmp_path)
 
 
 def test_truncated_gzip_is_named(tmp_path: Path) -> None:
     path = write(tmp_path) / "t10k-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(BadInput, match=f"cannot read {path}"):
-        fmnist.load(tmp_path)
+        get_facts("fmnist").load(tmp_path)
 
 
 @pytest.fixture
-def publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def publisher(tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A local server in the publisher's place, with small files and their sums; returns its folder."""
     folder = write(tmp_path / "publisher")
-    sums = {name: hashlib.md5((folder / f"{name}.gz").read_bytes()).hexdigest() for name in fmnist.MD5}
-    monkeypatch.setattr(fmnist, "MD5", sums)
+    facts = get_facts("fmnist")
+    md5 = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in facts.md5}
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
-        monkeypatch.setattr(fmnist, "URL", f"http://127.0.0.1:{server.server_address[1]}/")
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+        monkeypatch.setitem(DATASETS, "fmnist", replace(facts, url=url, md5=md5))
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield folder
@@ -172,24 +184,99 @@ def publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def test_get(nowhere: Path, publisher: Path) -> None:
     seen: list[tuple[int, int | None]] = []
-    folder = fmnist.get(None, lambda done, total: seen.append((done, total)))
-    assert folder == nowhere / ".cache" / "feddbe" / "fmnist" == fmnist.find(None)
-    assert len(fmnist.load(None)) == 6
+    folder = get_facts("fmnist").get(None, lambda done, total: seen.append((done, total)))
+    assert folder == nowhere / ".cache" / "feddbe" / "fmnist" == get_facts("fmnist").find(None)
+    assert len(get_facts("fmnist").load(None)) == 6
     assert [done for done, _ in seen] == [total for _, total in seen]
     assert len(seen) == 4
 
     seen.clear()
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
-    fmnist.get(None, lambda done, total: seen.append((done, total)))
+    get_facts("fmnist").get(None, lambda done, total: seen.append((done, total)))
     assert len(seen) == 1, "what is there is kept"
 
 
 def test_get_into_a_given_place(tmp_path: Path, nowhere: Path, publisher: Path) -> None:
-    assert fmnist.get(tmp_path / "data") == tmp_path / "data" / "fmnist" == fmnist.find(tmp_path / "data")
+    assert (
+        get_facts("fmnist").get(tmp_path / "data")
+        == tmp_path / "data" / "fmnist"
+        == get_facts("fmnist").find(tmp_path / "data")
+    )
 
 
 def test_get_refuses_another_file(tmp_path: Path, nowhere: Path, publisher: Path) -> None:
     (publisher / "t10k-images-idx3-ubyte.gz").write_bytes(b"something else")
     with pytest.raises(BadInput, match=r"t10k-images-idx3-ubyte.gz from .* has the checksum md5:"):
-        fmnist.get(tmp_path / "data")
-    assert fmnist.find(tmp_path / "data") is None
+        get_facts("fmnist").get(tmp_path / "data")
+    assert get_facts("fmnist").find(tmp_path / "data") is None
+
+
+def test_mnist_train_then_test(nowhere: Path) -> None:
+    data = load("mnist", write(nowhere.parent / "data" / "mnist", train=3, test=9).parent)
+    assert (data.name, data.classes, data.x.shape) == ("mnist", 10, (12, 1, 28, 28))
+    assert (data.x[:, 0, 5, 7].tolist(), data.y.tolist()) == (list(range(12)), [*range(10), 0, 1])
+    assert data.label_names == tuple("0123456789")
+    assert "not MNIST as published" in data.note
+
+
+def test_the_published_numbers_of_digits_are_known(nowhere: Path) -> None:
+    """The counts are public: 60,000 and 10,000 images."""
+    facts = get_facts("mnist")
+    assert sum(facts.class_sizes) == 70_000
+    labels = np.repeat(np.arange(10), facts.class_sizes).astype(np.uint8)
+    folder = write(nowhere.parent / "data")
+    for part, y in (("train", labels[:60_000]), ("t10k", labels[60_000:])):
+        images = np.zeros((len(y), 28, 28), np.uint8)
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images), 1))
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(y), 1))
+    assert get_facts("mnist").load(folder).note == ""
+
+
+def test_mnist_nowhere_says_what_to_do(nowhere: Path) -> None:
+    with pytest.raises(BadInput, match=r"MNIST is in none of .*run 'feddbe data get mnist'"):
+        get_facts("mnist").load(nowhere.parent / "data")
+    assert len(get_facts("mnist").sums()) == 4
+
+
+VALUES = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+BYTES = b"\0\0\x08\x03" + struct.pack(">3I", 2, 3, 4) + bytes(range(24))
+
+
+@pytest.mark.parametrize("content", [BYTES, gzip.compress(BYTES, mtime=0)], ids=["plain", "gz"])
+def test_read_idx(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "file"  # told apart by content, not by name
+    path.write_bytes(content)
+    assert np.array_equal(read_idx(path, 100), VALUES)
+    assert read_idx(path, 100).dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is not an IDX file of bytes: it starts with nothing"),
+        (BYTES[:3], "starts with 000008, expected 000008 and the number of axes"),
+        (BYTES[:10], "starts with 00000803"),
+        (b"\0\0\x08\0", "starts with 00000800"),
+        (b"\0\0\x0d\x01" + struct.pack(">I", 0), "starts with 00000d01"),
+        (b"<html>404</html>", "starts with 3c68746d"),
+        (BYTES[:-1], r"has 39 bytes, but its header announces \(2, 3, 4\), which takes 40"),
+        (BYTES + b"\0", "has 41 bytes, .* which takes 40"),
+        (b"\0\0\x08\x04" + b"\xff" * 16, "has 20 bytes"),
+        (gzip.compress(BYTES, mtime=0)[:-9], "cannot read .*fetch the file again"),
+        (gzip.compress(BYTES, mtime=0)[:5], "cannot read"),
+        (gzip.compress(BYTES, mtime=0)[:10] + b"\xff" * 30, "cannot read"),
+        (gzip.compress(BYTES, mtime=0) + b"garbage", "cannot read"),
+    ],
+)
+def test_read_idx_refuses(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=message) as caught:
+        read_idx(path, 100)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_read_idx_names_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"cannot read .*absent.*No such file"):
+        read_idx(tmp_path / "absent", 100)

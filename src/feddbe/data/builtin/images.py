@@ -1,0 +1,341 @@
+"""MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100: the facts of each set, and the readers of their two formats.
+
+MNIST and Fashion-MNIST are four IDX files each: two zero bytes, type, rank, big-endian sizes, values.
+CIFAR-10 and CIFAR-100 are an archive, binary or pickled, or the folder in it, decoded once into a cache.
+"""
+
+from __future__ import annotations
+
+import gzip
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+from zlib import error as ZlibError
+
+import numpy as np
+import numpy.typing as npt
+
+from feddbe.data.dataset import Dataset
+from feddbe.data.io import safe_pickle
+from feddbe.data.io.archives import DAMAGE, damaged, members
+from feddbe.data.io.cache import Cached, New, cached
+from feddbe.data.io.download import Progress, cache_folder, download, find_first, folders, missing
+from feddbe.data.io.images import images_of
+from feddbe.errors import BadInput
+
+__all__ = ["DATASETS", "CifarDataset", "IdxDataset", "ImageDataset", "read_idx"]
+
+Bytes = npt.NDArray[np.uint8]
+
+_IDX_LIMIT = 100_000_000
+"""Bytes of an unpacked IDX file, generously: 60,000 images of 28x28 are 47 MB."""
+_CIFAR_LIMIT = 500_000_000
+"""Bytes of an unpacked archive, generously."""
+_CIFAR_PIXELS = 3072
+
+
+@dataclass(frozen=True)
+class ImageDataset(ABC):
+    """What the publisher says of a set of images. Pixels reach a model as -1..1."""
+
+    name: str
+    title: str
+    url: str
+    """The address of the folder with the publisher's files."""
+    md5: Mapping[str, str]
+    """The files to download, and their checksums."""
+
+    @abstractmethod
+    def find(self, data_dir: Path | None) -> Path | None:
+        """The folder or archive in the first place that has one."""
+
+    @abstractmethod
+    def load(self, data_dir: Path | None) -> Dataset:
+        """Train set then test set, in file order."""
+
+    def sums(self) -> dict[str, str | None]:
+        """The publisher's files and their checksums."""
+        return {file: f"md5:{md5}" for file, md5 in self.md5.items()}
+
+    def get(self, data_dir: Path | None, progress: Progress | None = None, again: bool = False) -> Path:
+        """Download the files; what is already there and whole is kept."""
+        folder = cache_folder(self.name, data_dir)
+        for file, checksum in self.sums().items():
+            download(f"{self.url}{file}", folder / file, checksum, progress, again)
+        return folder / next(iter(self.md5)) if len(self.md5) == 1 else folder
+
+
+@dataclass(frozen=True)
+class IdxDataset(ImageDataset):
+    """Grey images of 28x28 in ten classes, from four IDX files, gzipped or not."""
+
+    label_names: tuple[str, ...]
+    class_sizes: tuple[int, ...]
+    """Published images of each class, train and test."""
+    other_note: str
+    """What to say of files with other class sizes."""
+    system_folder: Path | None = None
+    """Where an operating system's package puts the files."""
+    system_hint: str = ""
+    """How to install that package."""
+
+    def find(self, data_dir: Path | None) -> Path | None:
+        """The first folder that has all four files."""
+        candidates = [*folders(self.name, data_dir), *([self.system_folder] if self.system_folder else [])]
+        return next((path for path in candidates if all(_idx_file(path, file) for file in self.md5)), None)
+
+    def load(self, data_dir: Path | None) -> Dataset:
+        """Train set then test set, in file order."""
+        folder = self.find(data_dir)
+        if folder is None:
+            hints = [f"{self.system_hint} (it goes to {self.system_folder})"] if self.system_folder else []
+            files = f"the four files ({', '.join(self.md5)})"
+            raise missing(self.title, self.name, data_dir, files, *hints)
+        parts = [_read_idx_pair(folder, part) for part in ("train", "t10k")]
+        x = np.concatenate([images for images, _ in parts])[:, np.newaxis]
+        y = np.concatenate([labels for _, labels in parts]).astype(np.int64)
+        dataset = images_of(Cached({"x": x, "y": y}, {}), self.name, 10, self.label_names)
+        is_published = np.array_equal(np.bincount(y, minlength=10), self.class_sizes)
+        return dataset if is_published else replace(dataset, note=self.other_note)
+
+
+@dataclass(frozen=True)
+class CifarDataset(ImageDataset):
+    """Color images of 32x32, from the binary or the python version, packed or not."""
+
+    sizes: Mapping[str, int]
+    """Parts, and images in each, in the order in which they are joined."""
+    candidates: tuple[str, ...]
+    """What to look for in a folder, best first: a file of an unpacked version, or an archive."""
+    classes: int
+    label_bytes: int
+    """Bytes of labels before the pixels in the binary version; the last one is the label."""
+    label_key: bytes
+    """The name of the labels in the python version."""
+    label_names: tuple[str, ...] = ()
+
+    def find(self, data_dir: Path | None) -> Path | None:
+        """The first folder or archive of either version."""
+        path = find_first(self.name, data_dir, self.candidates)
+        return path.parent if path and _part_of(path.name) in self.sizes else path
+
+    def load(self, data_dir: Path | None) -> Dataset:
+        """The parts in the order of `sizes`, the test set last."""
+        path = self.find(data_dir)
+        if path is None:
+            archives = " or ".join(name for name in self.candidates if name.endswith(".tar.gz"))
+            raise missing(self.title, self.name, data_dir, archives)
+        sources = [path] if path.is_file() else [_part_file(path, part) for part in self.sizes]
+        arrays = cached(self.name, data_dir, "images", sources, lambda new: _decode_cifar(path, self, new))
+        return images_of(arrays, self.name, self.classes, self.label_names)
+
+
+DATASETS: dict[str, ImageDataset] = {
+    dataset.name: dataset
+    for dataset in (
+        IdxDataset(
+            name="mnist",
+            title="MNIST",
+            # The publisher's own address no longer answers: this is the mirror of torchvision.
+            url="https://ossci-datasets.s3.amazonaws.com/mnist/",
+            md5={
+                "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+                "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+                "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+                "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+            },
+            label_names=tuple("0123456789"),
+            class_sizes=(6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958),
+            other_note="not MNIST as published, by the number of each digit (Fashion-MNIST's files?)",
+        ),
+        IdxDataset(
+            name="fmnist",
+            title="Fashion-MNIST",
+            url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            md5={
+                "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+                "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+                "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+            },
+            label_names=(
+                "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+                "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+            ),
+            class_sizes=(7000,) * 10,
+            other_note="not Fashion-MNIST as published, 7,000 of each class (MNIST's files?)",
+            system_folder=Path("/usr/share/datasets/fashion-mnist"),
+            system_hint="install the Debian package dataset-fashion-mnist",
+        ),
+        CifarDataset(
+            name="cifar10",
+            title="CIFAR-10",
+            url="https://www.cs.toronto.edu/~kriz/",
+            md5={"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
+            sizes={**{f"data_batch_{k}": 10_000 for k in range(1, 6)}, "test_batch": 10_000},
+            candidates=(
+                "cifar-10-batches-bin/test_batch.bin", "test_batch.bin", "cifar-10-binary.tar.gz",
+                "cifar-10-batches-py/test_batch", "test_batch", "cifar-10-python.tar.gz",
+            ),
+            classes=10,
+            label_bytes=1,
+            label_key=b"labels",
+            label_names=(
+                "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+            ),
+        ),
+        CifarDataset(
+            name="cifar100",
+            title="CIFAR-100",
+            url="https://www.cs.toronto.edu/~kriz/",
+            md5={"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"},
+            sizes={"train": 50_000, "test": 10_000},
+            # Its python version calls its files train and test, as many folders do: only in its own.
+            candidates=(
+                "cifar-100-binary/test.bin", "test.bin", "cifar-100-binary.tar.gz",
+                "cifar-100-python/test", "cifar-100-python.tar.gz",
+            ),
+            classes=100,
+            label_bytes=2,  # coarse label, fine label
+            label_key=b"fine_labels",
+        ),
+    )
+}  # fmt: skip
+
+
+def read_idx(path: Path, limit: int) -> Bytes:
+    """Read the array of bytes in an IDX file, gzipped or not; every byte must be accounted for.
+
+    Args:
+        path: The file; its content tells whether it is gzipped.
+        limit: Most bytes to unpack.
+
+    Returns:
+        A read-only array.
+
+    Raises:
+        BadInput: If the file cannot be read, or is not an IDX file of bytes.
+    """
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if packed else path.open("rb") as file:
+            raw = file.read(limit + 1)
+    except (OSError, EOFError, ZlibError) as error:
+        raise BadInput(f"cannot read {path}: {error}; fetch the file again") from None
+    if len(raw) > limit:
+        raise BadInput(f"{path} has more than the {limit} bytes that were expected; fetch the file again")
+    rank = raw[3] if len(raw) > 3 else 0
+    start = 4 + 4 * rank
+    if not raw.startswith(b"\0\0\x08") or rank == 0 or len(raw) < start:
+        raise BadInput(
+            f"{path} is not an IDX file of bytes: it starts with {raw[:4].hex() or 'nothing'}, expected "
+            "000008 and the number of axes; fetch the file again"
+        )
+    shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", rank, offset=4))
+    if len(raw) != start + prod(shape):
+        raise BadInput(
+            f"{path} has {len(raw)} bytes, but its header announces {shape}, which takes "
+            f"{start + prod(shape)}; fetch the file again"
+        )
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+
+
+def _idx_file(folder: Path, published: str) -> Path | None:
+    candidates = (folder / published, folder / published.removesuffix(".gz"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _read_idx_pair(folder: Path, part: str) -> tuple[Bytes, Bytes]:
+    """Images and labels of one part."""
+    paths = [_idx_file(folder, f"{part}-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1")]
+    images, labels = (read_idx(path, _IDX_LIMIT) for path in paths if path)
+    if images.shape[1:] != (28, 28) or labels.shape != images.shape[:1]:
+        raise BadInput(
+            f"{paths[0]} has shape {images.shape} and {paths[1]} {labels.shape}; "
+            "expected (n, 28, 28) and (n,): fetch the four files again"
+        )
+    if labels.max(initial=0) > 9:
+        raise BadInput(f"{paths[1]} has the label {labels.max()}, expected 0..9; fetch the four files again")
+    return images, labels
+
+
+def _part_of(name: str) -> str:
+    return name.rpartition("/")[2].removesuffix(".bin")
+
+
+def _part_file(folder: Path, part: str) -> Path:
+    """The file of one part, of either version."""
+    path = next((path for path in (folder / f"{part}.bin", folder / part) if path.is_file()), None)
+    if path is None:
+        raise BadInput(f"{folder} has no file for the {part} set; fetch the archive again")
+    return path
+
+
+def _decode_cifar(path: Path, facts: CifarDataset, new: New) -> None:
+    """Fill `x` and `y` from a folder or an archive, which is read only once."""
+    total = sum(facts.sizes.values())
+    x, y = new("x", (total, 3, 32, 32), np.uint8), new("y", (total,), np.int64)
+    starts = dict(zip(facts.sizes, [0, *accumulate(facts.sizes.values())], strict=False))
+    missing_parts = dict.fromkeys(facts.sizes)
+    try:
+        for name, stream in _cifar_files(path, facts):
+            part = _part_of(name)
+            read = _read_binary if name.endswith(".bin") else _read_python
+            images, labels = read(stream, name, facts)
+            _check_part(part, images, labels, path, facts)
+            rows = slice(starts[part], starts[part] + facts.sizes[part])
+            x[rows], y[rows] = images.reshape(-1, 3, 32, 32), labels
+            missing_parts.pop(part, None)
+    except DAMAGE as error:
+        raise damaged(path, error) from None
+    if missing_parts:
+        raise BadInput(f"{path} has no {' and no '.join(missing_parts)} set; fetch it again")
+
+
+def _cifar_files(path: Path, facts: CifarDataset) -> Iterator[tuple[str, IO[bytes]]]:
+    """The files with their names, in the order of the archive."""
+    if path.is_dir():
+        for part in facts.sizes:
+            part_path = _part_file(path, part)
+            with part_path.open("rb") as file:
+                yield str(part_path), file
+        return
+    for name, content in members(path, _CIFAR_LIMIT):
+        if _part_of(name) in facts.sizes:
+            yield f"{path}:{name}", content
+
+
+def _read_binary(stream: IO[bytes], name: str, facts: CifarDataset) -> tuple[Bytes, Bytes]:
+    """(n, 3072) pixels, red plane first, and (n,) labels."""
+    width = facts.label_bytes + _CIFAR_PIXELS
+    expected = width * facts.sizes[_part_of(name)]
+    content = np.frombuffer(stream.read(expected + 1), np.uint8)  # no more: the archive may lie
+    if content.size != expected:
+        size = "more" if content.size > expected else f"only {content.size}"
+        raise BadInput(f"{name} has {size} bytes, expected {expected}; fetch the archive again")
+    rows = content.reshape(-1, width)
+    return rows[:, facts.label_bytes :], rows[:, facts.label_bytes - 1]
+
+
+def _read_python(stream: IO[bytes], name: str, facts: CifarDataset) -> tuple[Bytes, npt.NDArray[Any]]:
+    """The same from the python version; types and shapes are not checked yet."""
+    values = safe_pickle.load(stream, encoding="bytes")
+    if not isinstance(values, dict) or not {b"data", facts.label_key} <= set(values):
+        raise BadInput(f"{name} has no data and {facts.label_key.decode()}; fetch the archive again")
+    return np.asarray(values[b"data"]), np.asarray(values[facts.label_key])
+
+
+def _check_part(part: str, images: Bytes, labels: npt.NDArray[Any], path: Path, facts: CifarDataset) -> None:
+    n, last = facts.sizes[part], facts.classes - 1
+    if [images.shape, images.dtype.name, labels.shape] != [(n, _CIFAR_PIXELS), "uint8", (n,)]:
+        raise BadInput(
+            f"the {part} set in {path} has pixels {images.dtype}{images.shape} and labels {labels.shape}, "
+            f"expected uint8({n}, {_CIFAR_PIXELS}) and ({n},); fetch it again"
+        )
+    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() > last:
+        raise BadInput(f"the {part} set in {path} has labels outside of 0..{last}; fetch it again")
