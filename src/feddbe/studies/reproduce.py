@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from feddbe import api
+from feddbe import api, data
 from feddbe.callbacks.base import Watch
 from feddbe.config.options import Config
 from feddbe.data.federated import label_counts, load_data
 from feddbe.errors import BadInput
+from feddbe.paths import expand
 from feddbe.reporting import figures
 from feddbe.reporting.paper_table import Compared, Place
 from feddbe.results.document import Extent, RunDocument, extent, reached
@@ -171,11 +172,19 @@ def _state(slot: Slot, plans: Plans) -> str:
         return "-"
     planned = [plans[cell] for cell in (*slot.cells, *slot.base)]
     if any(one.experiment is None for one in planned):
-        return "no data" if any("data get" in one.refused for one in planned) else "refused"
+        return "no data" if any(_lacks_data(one.cell) for one in planned) else "refused"
     documents = [one.found for one in planned if one.found]
     if any(document["diverged"] for document in documents):
         return "diverged"
     return "not measured" if documents else "not run"
+
+
+def _lacks_data(cell: Cell) -> bool:
+    """Return whether the cell's data set is known by name and has not been downloaded."""
+    _, options, _ = cell.asked()
+    known = data.find(options.data)
+    directory = expand(options.data_dir) if options.data_dir else None
+    return known is not None and data.SOURCES[known.name].found(directory) is None
 
 
 def _marks(study: Study, slot: Slot, plans: Plans, found: Mapping[Trial, float]) -> tuple[str, ...]:
