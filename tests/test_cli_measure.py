@@ -82,7 +82,7 @@ def test_each_measure_is_that_of_the_points(compared: Shell) -> None:
     code, out, err = compared(f"measure c {asked}")
     assert (code, err) == (0, "")
     assert [left(run) for run in runs] == before
-    assert all(check(run)["whole"] for run in runs)
+    assert all(check(run).whole for run in runs)
     for place in ("z_g", "z"):
         wanted, document = by_hand(runs[1], place), feddbe.load(runs[1])
         found = {m["what"]: m for m in document["measured"] if m["place"] == place}

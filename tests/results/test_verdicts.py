@@ -12,7 +12,7 @@ from feddbe.results.statistics import LEVEL, Comparison, Interval, interval, jud
 
 def outcome(*differences: float, chosen_on_test: bool = False) -> str:
     (verdict,) = judge([Comparison(interval(differences), chosen_on_test)])
-    return verdict.outcome or verdict.reason
+    return str(verdict)
 
 
 def test_the_sign_of_a_significant_difference() -> None:

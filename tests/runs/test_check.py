@@ -10,7 +10,7 @@ import pytest
 
 from feddbe.errors import StoreError
 from feddbe.runs.store import FILE, Store
-from feddbe.runs.verify import check
+from feddbe.runs.verify import PartStatus, check
 from tests.federation import experiment, outcome
 
 
@@ -40,14 +40,14 @@ def test_flips(seed: int, whole: bytes, tmp_path: Path) -> None:
     content[rng.randrange(1500 if seed % 3 == 0 else len(whole))] ^= 1 << rng.randrange(8)
     (tmp_path / FILE).write_bytes(content)
     found = check(tmp_path)
-    if found["whole"]:
+    if found.whole:
         assert everything(tmp_path) == wanted
-        assert found["round"] == 2
+        assert found.round == 2
     else:
-        wrong = [text for text in found["parts"].values() if text != "whole"]
+        wrong = found.texts(PartStatus.DAMAGED)
         assert all("\n" not in text and "intact" not in text and "began" not in text for text in wrong)
         assert str(tmp_path) in wrong[0]
-        assert found["round"] is None
+        assert found.round is None
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.6, 0.99])
@@ -58,11 +58,11 @@ def test_cuts(share: float, whole: bytes, tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(whole[: int(share * len(whole))])
     (tmp_path / "curves.png").write_bytes(b"it ran")
     found = check(tmp_path)
-    if found["whole"]:
+    if found.whole:
         assert share == 0.99
         assert everything(tmp_path) == wanted
     else:
-        assert any("is damaged" in text for text in found["parts"].values())
+        assert any("is damaged" in text for text in found.texts(PartStatus.DAMAGED))
 
 
 def test_never_began_only_if_so(tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ def _one(one: Description, parts: list[str]) -> Iterator[RenderableType]:
     for parameter in one["parameters"]:
         words = Text(parameter["meaning"])
         about = f"\n{parameter['allowed']}; default {default_of(parameter)}"
-        if parameter["search"]:
-            about += f"; try {parameter['search']}"
+        if tried := parameter["search"] or parameter["search_rule"]:
+            about += f"; try {tried}"
         words.append(about, style="dim")
         table.add_row(parameter["name"], words)
     yield Padding(table, (0, 0, 0, 2))

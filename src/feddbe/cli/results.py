@@ -162,23 +162,21 @@ def _show_clients(documents: list[RunDocument], form: str | None, *, as_json: bo
 def check(names: tuple[str, ...], as_json: bool) -> int:
     """Read all of a run: what is whole, and from which round it can go on."""
     from feddbe.runs import folders
-    from feddbe.runs.verify import check as look
+    from feddbe.runs.verify import PartStatus
+    from feddbe.runs.verify import check as check_run
 
-    found = [look(folder) for name in names for folder in folders.find_all(name)]
+    checked = [check_run(folder) for name in names for folder in folders.find_all(name)]
+    code = 0 if all(run.whole for run in checked) else 2
     if as_json:
-        show_json({"runs": found})
-        return 0 if all(one["whole"] for one in found) else 2
-    code = 0
-    for one in found:
-        wrong = [text for text in one["parts"].values() if text != "whole" and not text.startswith("not ")]
-        if one["whole"]:
-            far = (
-                f"goes on from round {one['round']}" if (one["round"] or 0) >= 0 else "has not begun to train"
-            )
-            aside = [text for text in one["parts"].values() if text != "whole"]
-            print("; ".join([f"{one['folder']}: whole, {far}", *aside]))
+        show_json({"runs": [run.as_json() for run in checked]})
+        return code
+    for run in checked:
+        if run.whole:
+            has_begun = (run.round or 0) >= 0
+            progress = f"goes on from round {run.round}" if has_begun else "has not begun to train"
+            print("; ".join([f"{run.folder}: whole, {progress}", *run.texts(PartStatus.SKIPPED)]))
         else:
-            code = complain(wrong[0], 2)
+            complain(run.texts(PartStatus.DAMAGED)[0], code)
     return code
 
 

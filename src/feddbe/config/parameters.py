@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from feddbe.errors import BadInput, unknown
 
-__all__ = ["Parameters", "allowed", "number_or_text", "parameter"]
+__all__ = ["Parameters", "allowed", "kind_of", "number_or_text", "parameter"]
 
 
 def parameter(
@@ -24,11 +24,12 @@ def parameter(
     choices: Sequence[str] = (),
     words: Sequence[str] = (),
     search: str = "",
+    search_rule: str = "",
 ) -> Any:
     """An option: its default, what it means, and which values it takes (low..high; `above` is exclusive;
-    `words` besides). `search` names values worth trying."""
-    limits: dict[str, Any] = {"meaning": meaning, "low": low, "high": high, "above": above, "search": search}
-    limits |= {"choices": tuple(choices), "words": tuple(words)}
+    `words` besides). `search` lists values worth trying, `search_rule` states in words how to choose one."""
+    limits: dict[str, Any] = {"meaning": meaning, "low": low, "high": high, "above": above}
+    limits |= {"choices": tuple(choices), "words": tuple(words), "search": search, "search_rule": search_rule}
     return dataclasses.field(default=default, metadata=limits)
 
 
@@ -48,7 +49,7 @@ class Parameters:
 _KINDS: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
 
 
-def _kind(field: dataclasses.Field[Any]) -> tuple[str, bool]:
+def kind_of(field: dataclasses.Field[Any]) -> tuple[str, bool]:
     """Of its type, one of `_KINDS` and whether it may be None. A type is text in a module that begins with
     `from __future__ import annotations`, elsewhere it is an object."""
     text = field.type.__name__ if isinstance(field.type, type) else str(field.type)
@@ -62,7 +63,7 @@ def _kind(field: dataclasses.Field[Any]) -> tuple[str, bool]:
 
 def allowed(field: dataclasses.Field[Any]) -> str:
     """The values that an option takes, in words."""
-    (kind, _), limits = _kind(field), field.metadata
+    (kind, _), limits = kind_of(field), field.metadata
     if limits["choices"]:
         return ", ".join(limits["choices"])
     if kind == "bool":
@@ -78,7 +79,7 @@ def allowed(field: dataclasses.Field[Any]) -> str:
 
 def _checked(what: str, value: Any, field: dataclasses.Field[Any]) -> Any:
     """The value as the field's type, or the error that names it and what is allowed."""
-    (kind, optional), limits = _kind(field), field.metadata
+    (kind, optional), limits = kind_of(field), field.metadata
     if (value is None and optional) or (isinstance(value, str) and value in limits["words"]):
         return value
     if limits["choices"]:

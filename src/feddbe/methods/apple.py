@@ -79,7 +79,7 @@ class APPLE(Method):
     mu: float = parameter(0.1, "pull of p_i to the sample shares", low=0, search="0.01 0.1 1")
     eta1: float | None = parameter(None, "learning rate of the core; none: N lr", above=0, search="0.01")
     eta2: float = parameter(0.001, "learning rate of p_i", low=0, search="0.001 0.01")
-    rounds_l: int = parameter(10, "rounds until the pull is gone", low=1, search="10 % of the rounds")
+    rounds_l: int = parameter(10, "rounds until the pull is gone", low=1, search_rule="10 % of the rounds")
 
     def unused(self, task: Task) -> Mapping[str, str]:
         return {} if self.eta1 is None else {"lr": "its rates are eta1 and eta2"}

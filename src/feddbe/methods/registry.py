@@ -346,6 +346,7 @@ def describe(names: Sequence[str] = ()) -> list[Description]:
                     "default": field.default,
                     "allowed": allowed(field),
                     "search": field.metadata["search"],
+                    "search_rule": field.metadata["search_rule"],
                     "meaning": field.metadata["meaning"],
                 }
                 for part in parts

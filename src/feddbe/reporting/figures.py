@@ -18,7 +18,7 @@ from feddbe.config.spec import written
 from feddbe.errors import BadInput, unknown
 from feddbe.reporting.formatting import folded
 from feddbe.results.curves import Line, lines
-from feddbe.results.document import RunDocument, adapting, moment, title
+from feddbe.results.document import RunDocument, adapting, distinguishing_settings, moment, title
 from feddbe.results.fairness import BASELINES, Fairness
 from feddbe.results.seeds import groups
 
@@ -165,9 +165,11 @@ def _adaptation_figure(documents: Sequence[RunDocument]) -> Figure:
     if not together:
         raise BadInput("nothing to draw: no run has newcomers that were looked at after each epoch")
     figure, axes = _axes(documents)
-    for index, (group, line) in enumerate(zip(together, lines(documents, adapting), strict=False)):
-        way, last = group[0]["newcomers"]["way"] if group[0]["newcomers"] else "full", line.rounds[-1]
-        name = line.name if way == "full" or "adapt" in line.name else f"{line.name}, {way}"
+    firsts = [group[0] for group in together]
+    for index, (document, line) in enumerate(zip(firsts, lines(documents, adapting), strict=False)):
+        way, last = document["newcomers"]["way"] if document["newcomers"] else "full", line.rounds[-1]
+        is_named = way == "full" or "adapt" in distinguishing_settings(document, firsts, seed=False)
+        name = line.name if is_named else f"{line.name}, {way}"
         _line(axes, index, line, f"{name}: {line.mean[-1]:.1f} % after {last} epochs", last)
     axes.set_ylabel("test accuracy of newcomers in %,\nweighted by samples", fontsize=9)
     axes.set_xlabel("epochs of adapting (0: the model as it was received)")

@@ -535,7 +535,7 @@ def _judged(found: Sequence[Repeats]) -> str:
     """By which rule differences are judged, and why some are not."""
     reasons: dict[str, list[str]] = {}
     for one in found:
-        if one.verdict.reason not in ("", "baseline", "not compared", "not significant"):
+        if one.verdict.reason and one.verdict.reason.is_obstacle:
             reasons.setdefault(one.verdict.reason, []).append(one.name)
     unjudged = [f" Not judged, {reason}: {', '.join(names)}." for reason, names in reasons.items()]
     return f" Differences are between runs with equal seed, split and rounds. {RULE}{''.join(unjudged)}"

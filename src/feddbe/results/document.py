@@ -22,6 +22,7 @@ __all__ = [
     "adapting",
     "at",
     "cut",
+    "distinguishing_settings",
     "ending",
     "entry",
     "extent",
@@ -270,17 +271,24 @@ def adapting(document: RunDocument) -> list[tuple[int, float]]:
 def labels(documents: Sequence[RunDocument], *, seed: bool = True) -> list[str]:
     """A name for each run: its method, and where others have the same one, the settings that tell them apart
     (`seed`: that one, too). Of those on other data only that is said: much follows from it."""
-    return [_label(document, documents, seed) for document in documents]
+    found = []
+    for document in documents:
+        settings = distinguishing_settings(document, documents, seed=seed)
+        found.append(", ".join([document["method"], *(f"{key} {value}" for key, value in settings.items())]))
+    return found
 
 
-def _label(document: RunDocument, documents: Sequence[RunDocument], seed: bool) -> str:
+def distinguishing_settings(
+    document: RunDocument, documents: Sequence[RunDocument], *, seed: bool
+) -> dict[str, Any]:
+    """Return the settings that tell a run from others of the same method (`seed`: that one, too)."""
     peers = [pick_identity(d["config"], seed=seed) for d in documents if d["method"] == document["method"]]
     mine = pick_identity(document["config"], seed=seed)
     near = [peer for peer in peers if peer.get("data") == mine.get("data")]
     keys = dict.fromkeys(key for peer in near for key in peer if key != "method")
     differ = [key for key in keys if any(p.get(key) != mine.get(key) for p in near)]
     differ[:0] = ["data"] * (len(near) < len(peers))
-    return ", ".join([document["method"], *(f"{key} {mine.get(key, '-')}" for key in differ)])
+    return {key: mine.get(key, "-") for key in differ}
 
 
 Extent = tuple[int, int | None]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from feddbe.config.options import pick_identity
 from feddbe.results.document import Accuracy, Entry, Extent, RunDocument, extent, labels, last_round, points
-from feddbe.results.statistics import Comparison, Interval, Verdict, interval, judge, paired
+from feddbe.results.statistics import Comparison, Interval, Reason, Verdict, interval, judge, paired
 
 __all__ = [
     "HOLDINGS",
@@ -136,7 +136,7 @@ def repeats(
     comparisons = [
         _compare(runs, means[first])
         if index != first and (compared is None or index in compared)
-        else Comparison(None, obstacle="baseline" if index == first else "not compared")
+        else Comparison(None, obstacle=Reason.BASELINE if index == first else Reason.NOT_COMPARED)
         for index, runs in enumerate(means)
     ]
     names = labels([group[0] for group in groups], seed=False)
@@ -195,15 +195,15 @@ def _validation_mean(experiment: Repeats) -> float:
 def _compare(runs: Sequence[RunDocument], base: Sequence[RunDocument]) -> Comparison:
     """Compare the best rounds of two experiments, trial by trial."""
     if not runs or not base:
-        return Comparison(None, obstacle="no run to compare")
+        return Comparison(None, obstacle=Reason.NO_RUN)
     keys: tuple[str, ...] = ()
-    for more, obstacle in ((_SAME_DATA, "other data"), (("seed",), "no seed in common")):
+    for more, obstacle in ((_SAME_DATA, Reason.OTHER_DATA), (("seed",), Reason.OTHER_SEEDS)):
         keys = (*keys, *more)
         if not {_settings(run, keys) for run in runs} & {_settings(run, keys) for run in base}:
             return Comparison(None, obstacle=obstacle)
     difference = paired(_by_trial(runs, _best), _by_trial(base, _best))
     chosen_on_test = any(_validation(run) is None for run in (*runs, *base))
-    return Comparison(difference, chosen_on_test, "" if difference else "unequal rounds")
+    return Comparison(difference, chosen_on_test, None if difference else Reason.UNEQUAL_ROUNDS)
 
 
 def _settings(run: RunDocument, keys: Sequence[str]) -> str:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from functools import cache
 from math import inf, sqrt
 from statistics import mean, stdev
 from typing import Literal, NamedTuple, TypeVar
 
-__all__ = ["LEVEL", "RULE", "SEEDS", "Comparison", "Interval", "Verdict", "interval", "judge", "paired"]
+__all__ = [
+    "LEVEL",
+    "RULE",
+    "SEEDS",
+    "Comparison",
+    "Interval",
+    "Reason",
+    "Verdict",
+    "interval",
+    "judge",
+    "paired",
+]
 
 Trial = TypeVar("Trial")
 
@@ -70,13 +82,33 @@ RULE = (
 )
 
 
+class Reason(StrEnum):
+    """Why a difference has no verdict; the values are shown."""
+
+    BASELINE = "baseline"
+    NOT_COMPARED = "not compared"
+    NOT_SIGNIFICANT = "not significant"
+    NO_RUN = "no run to compare"
+    OTHER_DATA = "other data"
+    OTHER_SEEDS = "no seed in common"
+    UNEQUAL_ROUNDS = "unequal rounds"
+    NO_PAIRS = "no pairs"
+    FEW_SEEDS = f"fewer than {SEEDS} seeds"
+    CHOSEN_ON_TEST = "best rounds chosen on test data"
+
+    @property
+    def is_obstacle(self) -> bool:
+        """Whether a comparison that was wanted could not be judged."""
+        return self not in (Reason.BASELINE, Reason.NOT_COMPARED, Reason.NOT_SIGNIFICANT)
+
+
 class Comparison(NamedTuple):
     """A difference in points, and what forbids to judge it."""
 
     difference: Interval | None
     chosen_on_test: bool = False
     """Whether a best round was chosen by the test accuracy that is compared."""
-    obstacle: str = ""
+    obstacle: Reason | None = None
     """Why there is no difference, or none to judge."""
 
 
@@ -84,10 +116,10 @@ class Verdict(NamedTuple):
     """The outcome, or why there is none."""
 
     outcome: Literal["better", "worse", ""]
-    reason: str = ""
+    reason: Reason | None = None
 
     def __str__(self) -> str:
-        return self.outcome or self.reason
+        return self.outcome or str(self.reason)
 
 
 def judge(comparisons: Sequence[Comparison]) -> list[Verdict]:
@@ -111,16 +143,16 @@ def judge(comparisons: Sequence[Comparison]) -> list[Verdict]:
         if index in significant and comparison.difference is not None:
             verdicts.append(Verdict("better" if comparison.difference.mean > 0 else "worse"))
         else:
-            verdicts.append(Verdict("", reason or "not significant"))
+            verdicts.append(Verdict("", reason or Reason.NOT_SIGNIFICANT))
     return verdicts
 
 
-def _find_obstacle(comparison: Comparison) -> str:
+def _find_obstacle(comparison: Comparison) -> Reason | None:
     if comparison.obstacle or comparison.difference is None:
-        return comparison.obstacle or "no pairs"
+        return comparison.obstacle or Reason.NO_PAIRS
     if comparison.difference.n < SEEDS:
-        return f"fewer than {SEEDS} seeds"
-    return "best rounds chosen on test data" if comparison.chosen_on_test else ""
+        return Reason.FEW_SEEDS
+    return Reason.CHOSEN_ON_TEST if comparison.chosen_on_test else None
 
 
 def _reject_by_holm(p_values: dict[int, float]) -> set[int]:

@@ -207,7 +207,8 @@ def clear(folder: Path) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         if code & 0xFF not in _OUTSIDE or code == sqlite3.SQLITE_IOERR_SHORT_READ:
             raise damaged(folder, str(error)) from error
-        reason = "another process is writing this run" if "locked" in str(error) else str(error)
+        is_locked = code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+        reason = "another process is writing this run" if is_locked else str(error)
         intact = "" if code & 0xFF == sqlite3.SQLITE_IOERR else "; what was there is intact"
         raise StoreError(f"cannot use the run in '{folder}': {reason}{intact}") from error
 

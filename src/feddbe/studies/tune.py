@@ -278,9 +278,8 @@ def space_of(experiment: Experiment, given: Sequence[str] = ()) -> Space:
         found = dict(_given(item, [*parameters, "lr"]) for item in given)
         parameters = {}
     for name, parameter in parameters.items():
-        words = parameter["search"].split()
-        if words and "%" not in words:  # a rule, no list
-            found[name] = [number_or_text(word) for word in words]
+        if parameter["search"]:
+            found[name] = [number_or_text(word) for word in parameter["search"].split()]
     if experiment.config["lr"] is not None and not given:
         found["lr"] = list(LR)
     return {key: _with(values, published(experiment, key)) for key, values in found.items()}

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from feddbe import seeds
+from feddbe.config.parameters import kind_of
 from feddbe.config.spec import written
 from feddbe.errors import BadInput, FeddbeError
 from feddbe.methods.base import Method, Names, refused
@@ -290,7 +291,7 @@ def others(
         return [c for c in field.metadata["choices"] if c != now]
     tries: list[Any] = []
     if now is None:
-        tries = [2, 1] if "int" in str(field.type) else [0.01, 0.5]
+        tries = [2, 1] if kind_of(field)[0] == "int" else [0.01, 0.5]
     elif isinstance(now, bool):
         tries = [not now]
     elif isinstance(now, int | float):

@@ -46,11 +46,12 @@ class Chosen(NamedTuple):
 
 def trainer_of(plan: FitPlan, asked: str = "auto") -> Chosen:
     """The first that takes this plan; of one that is asked for by name, that one or an error."""
-    refused = list[str]()
+    refused: dict[str, str] = {}
     for name, trainer in every().items():
         if asked in ("auto", name):
             reason = trainer.refuses(plan)
             if not reason:
-                return Chosen(name, trainer, "; ".join(refused))
-            refused.append(f"not {name}: {reason}")
-    raise BadInput(f"trainer = {asked} does not take this: {refused[0].split(': ', 1)[1]}; take auto")
+                why = "; ".join(f"not {other}: {reason}" for other, reason in refused.items())
+                return Chosen(name, trainer, why)
+            refused[name] = reason
+    raise BadInput(f"trainer = {asked} does not take this: {refused[asked]}; take auto")

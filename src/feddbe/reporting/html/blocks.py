@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from feddbe.results.document import RunDocument, labels
 from feddbe.results.seeds import Points, groups, names
@@ -193,6 +193,8 @@ class Choice(NamedTuple):
 
     name: str
     points: Points
+    unit: Literal["%", ""] = ""
+    """% for values between 0 and 100, which are written with two digits."""
     floor: bool = False
     """There is each client's majority class to compare with."""
     best: bool = False
@@ -230,6 +232,7 @@ def _choice(sources: Sources, choice: Choice) -> Block | None:
     floors = sorted({round(100 * d["floor"], 2) for group in found for d in group}) if choice.floor else []
     return {
         "name": choice.name,
+        "unit": choice.unit,
         "x": rounds,
         "step": step,
         "floors": floors,

@@ -158,7 +158,7 @@ def _ranks(sources: Sources, found: Sequence[Fairness], documents: Sequence[RunD
         series(name, sources.colours[group[0]["folder"]], [at[d["folder"]] for d in group])
         for group, name in zip(drawn, sources.called(drawn), strict=True)
     ]
-    choice = {"name": "test accuracy in %", "x": list(_SHARES), "step": 1, "floors": [], "series": lines}
+    choice = {"name": "test accuracy in %", "unit": "%", "x": list(_SHARES), "floors": [], "series": lines}
     caption = "Clients from the worst to the best, in % of them: a flat line is a fair method."
     several = any(line["runs"] > 1 for line in lines)
     text = "; ".join(map(told, lines))
@@ -216,7 +216,7 @@ def joined(sources: Sources) -> list[Block]:
         rows.append([name, new["way"], clients, before, epochs, after])
     words = "Clients that took no part in the training: test accuracy in %, weighted by samples."
     columns = ["run", "way", "clients", "as received %", "epochs", "adapted %"]
-    choice = Choice("test accuracy of newcomers in %", adapting)
+    choice = Choice("test accuracy of newcomers in %", adapting, "%")
     over = "Over the epochs of adapting; 0 is the model as received."
     blocks = [*curves("adapting", sources, [choice], "epoch", over), table("joined", words, columns, rows)]
     return section("newcomers", "Newcomers", blocks, of_each(sources, "show"))

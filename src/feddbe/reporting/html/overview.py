@@ -148,12 +148,12 @@ def _interval_cell(value: Interval | None, *, sign: bool = False) -> dict[str, o
 def learning(sources: Sources) -> list[Block]:
     """Everything that was measured in each round, a reader's choice."""
     asked = [
-        Choice("test accuracy in %, weighted by samples", points, floor=True, best=True),
-        *(Choice(f"test accuracy in %, {words}", _accuracy("accuracy", reading))
+        Choice("test accuracy in %, weighted by samples", points, "%", floor=True, best=True),
+        *(Choice(f"test accuracy in %, {words}", _accuracy("accuracy", reading), "%")
           for reading, words in _READINGS.items() if reading != "weighted"),
-        *(Choice(f"test accuracy in %, {moment(when)}", _accuracy(when, "weighted", other=True), floor=True)
+        *(Choice(f"test accuracy in %, {moment(when)}", _accuracy(when, "weighted", other=True), "%", True)
           for when in ("before", "adapted", "after")),
-        Choice("accuracy in % on held-out training data", _accuracy("validation", "weighted")),
+        Choice("accuracy in % on held-out training data", _accuracy("validation", "weighted"), "%"),
         Choice("training loss", _value(lambda entry: entry["train_loss"])),
         Choice("test loss", _value(_test_loss)),
         Choice("AUC", _value(lambda entry: entry["auc"])),

@@ -72,7 +72,7 @@ const curves = {
       series.push(curves.line(one, from, block, now));
     }
     const axis = { stroke: now.soft, grid: { stroke: now.grid, width: 1 }, ticks: { stroke: now.grid, width: 1 }, font: "12px system-ui, sans-serif" };
-    const percent = choice.name.includes("in %");
+    const percent = choice.unit === "%";
     const options = {
       width: holder.clientWidth,
       height: Math.round(Math.min(380, Math.max(240, holder.clientWidth * 0.5))),
@@ -168,21 +168,21 @@ const curves = {
     choice.series.forEach((one, i) => {
       const value = keys.children[i] && keys.children[i].querySelector(".value");
       if (!value) return;
-      if (index !== null) value.textContent = curves.cell(one, index, choice.name);
-      else if (one.best !== null && one.best !== undefined) value.textContent = `best ${shown(one.y[one.best], choice.name)} in ${block.x} ${choice.x[one.best]}`;
+      if (index !== null) value.textContent = curves.cell(one, index, choice.unit);
+      else if (one.best !== null && one.best !== undefined) value.textContent = `best ${shown(one.y[one.best], choice.unit)} in ${block.x} ${choice.x[one.best]}`;
       else value.textContent = "";
     });
   },
 
-  cell(one, index, name) {
-    const band = one.low && one.low[index] !== null ? ` (${shown(one.low[index], name)} to ${shown(one.high[index], name)})` : "";
-    return `${shown(one.y[index], name)}${band}`;
+  cell(one, index, unit) {
+    const band = one.low && one.low[index] !== null ? ` (${shown(one.low[index], unit)} to ${shown(one.high[index], unit)})` : "";
+    return `${shown(one.y[index], unit)}${band}`;
   },
 
   numbers(block, state) {
     const choice = block.choices[state.choice];
     const columns = [block.x, ...choice.series.map((one) => one.name)];
-    const rows = choice.x.map((x, i) => [{ text: String(x), value: x }, ...choice.series.map((one) => ({ text: curves.cell(one, i, choice.name), value: one.y[i] }))]);
+    const rows = choice.x.map((x, i) => [{ text: String(x), value: x }, ...choice.series.map((one) => ({ text: curves.cell(one, i, choice.unit), value: one.y[i] }))]);
     return { columns, rows };
   },
 };

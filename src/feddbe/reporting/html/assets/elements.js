@@ -59,10 +59,10 @@ function opening(id, words, fill) {
   return details;
 }
 
-/** A number with as many digits as it deserves; of percent (by the name of what it is) always two. */
-function shown(value, name = "") {
+/** A number with as many digits as it deserves; of percent (by its unit) always two. */
+function shown(value, unit = "") {
   if (value === null || value === undefined) return "–";
-  if (name.includes("in %")) return value.toFixed(2);
+  if (unit === "%") return value.toFixed(2);
   if (Number.isInteger(value)) return String(value);
   const size = Math.abs(value);
   return value.toFixed(size >= 1000 ? 0 : size >= 10 ? 2 : size >= 1 ? 3 : 4);
