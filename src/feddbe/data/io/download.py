@@ -9,15 +9,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from http.client import HTTPException, HTTPResponse
+from http.client import IncompleteRead
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from typing import TYPE_CHECKING, cast
 
 from filelock import FileLock, Timeout
 
 from feddbe.errors import BadInput, DataMissingError, one_line
 from feddbe.paths import expand
+
+if TYPE_CHECKING:
+    from requests import RequestException
 
 __all__ = [
     "VERIFICATION_TEXTS",
@@ -39,7 +41,7 @@ Progress = Callable[[int, int | None], None]
 _log = logging.getLogger("feddbe")
 _CHUNK = 1 << 18
 _TIMEOUT = 30.0
-_TRIES = 3  # in a row without a new byte
+_TRIES = 3
 _PAUSE = 0.25
 
 
@@ -62,10 +64,6 @@ VERIFICATION_TEXTS = {
 }
 
 
-class _Interrupted(Exception):
-    """The connection failed in a way that another try may mend."""
-
-
 def download(
     url: str,
     target: Path,
@@ -73,11 +71,23 @@ def download(
     progress: Progress | None = None,
     again: bool = False,
 ) -> str:
-    """Fetch `url` to `target`, going on where an earlier try stopped; returns the file's SHA-256.
+    """Fetch a file, which gets its name only when its length and checksum are right.
 
-    `checksum` is "md5:HEX" or "sha256:HEX". The bytes gather in `target.part`, which gets its name only
-    when length and sum are right; the SHA-256 is kept beside it in `target.sha256`. One process at a time:
-    who comes second waits, and finds the file there. `again` fetches also what is there and right.
+    Its SHA-256 is kept beside it in `target.sha256`. One process at a time: the second waits, and finds the
+    file there.
+
+    Args:
+        url: Where it is.
+        target: Where to put it.
+        checksum: The published one, "md5:HEX" or "sha256:HEX".
+        progress: Called while bytes arrive.
+        again: Fetch also what is there and right.
+
+    Returns:
+        The SHA-256 of the file.
+
+    Raises:
+        BadInput: If it cannot be fetched or written, or has another checksum.
     """
     part = target.with_name(target.name + ".part")
     try:
@@ -85,17 +95,17 @@ def download(
         with _alone(target):
             if target.exists() and not again and _is_right(target, checksum):
                 return _recorded(target, checksum)
-            if checksum is None or again:
-                part.unlink(missing_ok=True)  # without a sum nobody would notice that two versions got mixed
-            _fetch(url, target, part, progress)
-            got = _sums(part, checksum)[0] if checksum else None
-            if got != checksum:
-                part.unlink()
-                raise BadInput(
-                    f"{target.name} from {url} has the checksum {got}, expected {checksum}; the download was "
-                    "removed, try again later or fetch the file from elsewhere"
-                )
-            part.replace(target)
+            try:
+                _fetch(url, target, part, progress)
+                got = _sums(part, checksum)[0] if checksum else None
+                if got != checksum:
+                    raise BadInput(
+                        f"{target.name} from {url} has the checksum {got}, expected {checksum}; the download "
+                        "was removed, try again later or fetch the file from elsewhere"
+                    )
+                part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
             sha256 = _recorded(target, checksum)
         if checksum is None:
             _log.warning(
@@ -186,85 +196,63 @@ def _recorded(target: Path, checksum: str | None) -> str:
 
 
 def _fetch(url: str, target: Path, part: Path, progress: Progress | None) -> None:
-    """Bring `part` to its full length, trying again as long as tries bring new bytes."""
-    best, failures = _size(part), 0
-    while True:
+    """Download to `part`, trying again where that may help."""
+    import requests
+    from pooch import HTTPDownloader
+
+    headers = {"User-Agent": "feddbe", "Accept-Encoding": "identity"}  # archives must arrive packed
+    for attempt in range(1, _TRIES + 1):
+        bar = _Bar(progress)
+        fetch = HTTPDownloader(progressbar=bar, chunk_size=_CHUNK, timeout=_TIMEOUT, headers=headers)
         try:
-            return _try(url, part, progress)
-        except HTTPError as error:
-            with error:
-                reason, temporary = f"the server answers {error.code} {error.reason}", error.code >= 500
-        except _Interrupted as error:
-            reason, temporary = str(error), True
-        if _size(part) > best:  # not the last size: a server without Range starts anew each time
-            best, failures = _size(part), 0
-        else:
-            failures += 1
-        if not temporary or failures == _TRIES:
-            raise BadInput(
-                f"cannot fetch {url} ({reason}); try again later, or fetch {target.name} from there by other "
-                f"means and put it at {target}"
-            )
-        time.sleep(_PAUSE * max(failures, 1))
+            fetch(url, str(part), None)
+            return
+        except requests.RequestException as error:
+            answer = error.response
+            if answer is not None:
+                answer.close()  # pooch leaves it open
+            if attempt == _TRIES or (answer is not None and answer.status_code < 500):
+                raise BadInput(
+                    f"cannot fetch {url} ({_reason(error)}); try again later, or fetch {target.name} from "
+                    f"there by other means and put it at {target}"
+                ) from None
+        time.sleep(_PAUSE * attempt)
 
 
-def _try(url: str, part: Path, progress: Progress | None) -> None:
-    """One request for what is missing."""
-    have = _size(part)
-    try:
-        response = _ask(url, have)
-    except HTTPError as error:
-        if error.code != 416:
-            raise
-        with error:  # nothing there to send: the part is complete, or it is not a part of this file
-            if _total(error.headers.get("Content-Range")) == have:
-                return
-        part.unlink(missing_ok=True)
-        raise _Interrupted("the server refuses to continue the download") from None
-    with response:
-        content_range = response.headers.get("Content-Range")
-        resumed = response.status == 206
-        if resumed and not (content_range or "").startswith(f"bytes {have}-"):
-            part.unlink(missing_ok=True)
-            raise _Interrupted(f"the server sends {content_range or 'an unnamed range'}, asked for {have}-")
-        total = _total(content_range if resumed else response.headers.get("Content-Length"))
-        done = have if resumed else 0
-        with part.open("ab" if resumed else "wb") as file:
-            while chunk := _read(response):
-                file.write(chunk)
-                done += len(chunk)
-                if progress:
-                    progress(done, total)
-    if total is not None and done != total:
-        raise _Interrupted(f"the connection ended after {done} of {total} bytes")
+def _reason(error: RequestException) -> str:
+    """Say in short why a request failed: requests wraps the cause several times."""
+    if error.response is not None:
+        return f"the server answers {error.response.status_code} {error.response.reason}"
+    cause: BaseException = error
+    while cause.__context__:
+        cause = cause.__context__
+    if isinstance(cause, IncompleteRead):
+        received = cast(int, cause.partial)  # of urllib3's: a number of bytes, not the bytes
+        total = received + (cause.expected or 0)
+        return f"the connection ended after {received} of {total} bytes"
+    return one_line(cause)
 
 
-def _ask(url: str, have: int) -> HTTPResponse:
-    request = Request(url, headers={"User-Agent": "feddbe"} | ({"Range": f"bytes={have}-"} if have else {}))
-    try:
-        response: HTTPResponse = urlopen(request, timeout=_TIMEOUT)
-    except HTTPError:
-        raise
-    except (OSError, HTTPException) as error:
-        raise _Interrupted(getattr(error, "reason", None) or error) from None
-    return response
+class _Bar:
+    """Pooch's idea of a progress bar, as a call of `progress` whenever there are more bytes."""
 
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress = progress
+        self.total = 0
+        self.done = 0
 
-def _read(response: HTTPResponse) -> bytes:
-    try:
-        return response.read(_CHUNK)
-    except (OSError, HTTPException) as error:
-        raise _Interrupted(f"the connection broke: {error}") from None
+    def update(self, size: int) -> None:
+        """Count a chunk; the last one is smaller than it says."""
+        done = min(self.done + size, self.total) if self.total else self.done + size
+        if self.progress and done > self.done:
+            self.progress(done, self.total or None)
+        self.done = done
 
+    def reset(self) -> None:
+        """Pooch begins anew only to reach `total`, which `update` has done."""
 
-def _size(part: Path) -> int:
-    return part.stat().st_size if part.exists() else 0
-
-
-def _total(header: str | None) -> int | None:
-    """The file's full length from 'bytes 5-9/10', 'bytes */10' or '10', if it is said."""
-    total = (header or "").rpartition("/")[2]
-    return int(total) if total.isdecimal() else None
+    def close(self) -> None:
+        """There is nothing to close."""
 
 
 def _roots(data_dir: Path | None) -> list[Path]:
