@@ -109,7 +109,7 @@ PIECES = [
 ]  # fmt: skip
 OPTIONS = [
     "--lr", "--data", "--model", "--partition", "--engine", "--measure", "--eval", "--cut", "--clients",
-    "--join", "--rounds", "--seed", "--split", "--set", "--variant", "--validation", "--out", "--patience",
+    "--join", "--rounds", "--seed", "--split", "--variant", "--validation", "--out", "--patience",
 ]  # fmt: skip
 
 

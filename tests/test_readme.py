@@ -105,14 +105,14 @@ def test_command(
     words = words_of(line)
     name, values = parsed(words)
     if name in ("run", "compare"):
-        methods, settings, _ = values.pop("methods"), values.pop("settings"), values.pop("dry_run")
+        methods, _ = values.pop("methods"), values.pop("dry_run")
         assert [values.pop("code"), values.pop("trust")] == [(), False]
         if any(method.endswith(".toml") for method in methods):
             return  # the file is the reader's own
         if values.pop("seeds") or "," in str(values["lr"] or ""):  # many runs, and a line for each
             assert cli.main(small(words)) == 0
             return
-        names, chosen, _ = options.read(methods, values, settings)
+        names, chosen, _ = options.read(methods, values)
         for method in names:
             parse(method)
         if chosen.data != "digits" or chosen.resume:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,13 +11,11 @@ import numpy as np
 from feddbe import metrics
 from feddbe.callbacks.base import Several, Watch
 from feddbe.callbacks.display import progress
-from feddbe.config import defaults
-from feddbe.config.options import Asked, Config, Given
+from feddbe.config.options import Asked, Given
 from feddbe.config.options import given as options_given
 from feddbe.config.user_code import NOTHING, Permission, permit
 from feddbe.data.dataset import Dataset
-from feddbe.data.federated import label_counts, load_data
-from feddbe.data.registry import SOURCES, in_memory
+from feddbe.data.registry import in_memory
 from feddbe.errors import BadInput, Diverged
 from feddbe.methods.base import Method
 from feddbe.methods.registry import spelled
@@ -40,7 +38,6 @@ __all__ = [
     "compare",
     "draw",
     "draw_measured",
-    "draw_paper_splits",
     "load",
     "measure",
     "resolve",
@@ -268,18 +265,3 @@ def draw_measured(folder: str | Path, documents: Sequence[RunDocument] | Sequenc
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
-def draw_paper_splits(folder: Path, data_dir: Path | None = None) -> Iterator[tuple[str, Path | None]]:
-    """Who holds what in the paper's settings: (data set, picture in `folder`), or None if it is not here."""
-    for source in SOURCES.values():
-        for spec in defaults.PAPER_SPLITS.get(source.name, ()):
-            if source.found(data_dir) is None:
-                yield source.name, None
-                break
-            options = Config(data=source.name, data_dir=str(data_dir) if data_dir else None, partition=spec)
-            dataset, split, _ = load_data(options)
-            path = folder / f"{source.name}-{spec.replace(':', '-')}.png"
-            title = ", ".join(filter(None, [source.name, spec, f"{split.clients} clients", dataset.note]))
-            figures.bubbles(path, label_counts(dataset, split), title)
-            yield source.name, path

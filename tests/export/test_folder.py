@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import feddbe
 from feddbe import cli
 from feddbe.errors import BadInput
 from feddbe.export import export_model, predict
-from feddbe.export.client_model import take, weights_of
-from feddbe.export.source import source_of
+from feddbe.export.client_model import take
 from tests.export.test_deployed import MODELS, OWN_RUN, RNG, images, table, texts, trained
 
 FILES = {"model.pt2", "model.safetensors", "preprocessing.json", "rows.py", "score.py"}
@@ -34,15 +32,12 @@ def test_equal_logits(tmp_path: Path, model: str, method: str) -> None:
     run = trained(tmp_path, method, MODELS[model])
     folder = export_model(run, 1, out=tmp_path / "home", trust=True)
     taken = take(run, 1, allowed=OWN_RUN)
-    files = {path.name for path in folder.iterdir()}
-    assert files == FILES | {"model.py"}, "also of an own model whose layers are torch's"
-    assert "feddbe." not in (folder / "model.py").read_text()
+    assert {path.name for path in folder.iterdir()} == FILES
     assert load_file(folder / "model.safetensors").keys() == taken.module.state_dict().keys()
-    plain = runpy.run_path(str(folder / "model.py"))["load"]()
+    program = torch.export.load(folder / "model.pt2").module()
     with torch.inference_mode():
-        for again in (plain, torch.export.load(folder / "model.pt2").module()):
-            assert torch.allclose(again(taken.sample), taken.logits, atol=1e-5)
-            assert torch.allclose(again(taken.sample[:1]), taken.logits[:1], atol=1e-5)
+        assert torch.allclose(program(taken.sample), taken.logits, atol=1e-5)
+        assert torch.allclose(program(taken.sample[:1]), taken.logits[:1], atol=1e-5)
 
 
 @pytest.mark.parametrize("function", ["gru", "transformer"])
@@ -54,29 +49,21 @@ def test_sequences(tmp_path: Path, function: str) -> None:
         return {"data": str(folder / "a.npz"), "model": f"{EXAMPLE}:{function}"}
 
     run = trained(tmp_path, "fedavg+dbe", make)
-    folder = export_model(run, 0, out=tmp_path / "home", code=[EXAMPLE])
-    assert (folder / "model.py").is_file() == (function == "gru"), (
-        "an encoder layer does not print as it is made"
-    )
+    export_model(run, 0, out=tmp_path / "home", code=[EXAMPLE])
     assert len(predict(run, 0, tmp_path / "a.npz", trust=True)["rows"]) == 60
 
 
 def test_a_network_with_ways_around_and_statistics(tmp_path: Path) -> None:
-    """ResNet-18's code is its traced graph."""
-
     def large(folder: Path) -> dict[str, Any]:
         x = RNG.randint(0, 256, (24, 3, 16, 16)).astype(np.uint8)
         np.savez(folder / "large.npz", x=x, y=np.arange(24) % 2, client=np.arange(24) // 12)
         return {"data": str(folder / "large.npz"), "model": "resnet18", "cut": "b2"}
 
-    taken = take(trained(tmp_path, "fedavg+dbe", large, rounds=1), 0)
-    text = source_of(taken.module, "A network.")
-    assert text is not None
-    assert "layer1.0.conv1" in text
-    (tmp_path / "model.py").write_text(text)
-    save_file(dict(weights_of(taken.module)), tmp_path / "model.safetensors")
+    run = trained(tmp_path, "fedavg+dbe", large, rounds=1)
+    taken = take(run, 0)
+    folder = export_model(run, 0, out=tmp_path / "home")
     with torch.inference_mode():
-        found = runpy.run_path(str(tmp_path / "model.py"))["load"]()(taken.sample)
+        found = torch.export.load(folder / "model.pt2").module()(taken.sample)
     assert torch.allclose(found, taken.logits, atol=1e-4)
 
 
@@ -166,7 +153,7 @@ def build(classes):
 """
 
 
-def test_a_layer_that_is_not_torchs_has_a_program_only(tmp_path: Path) -> None:
+def test_a_layer_that_is_not_torchs(tmp_path: Path) -> None:
     def make(folder: Path) -> dict[str, Any]:
         (folder / "strange.py").write_text(STRANGE)
         return images(folder) | {"model": f"{folder / 'strange.py'}:build"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -152,15 +151,6 @@ def test_same_bits_on_any_number_of_threads_and_again() -> None:
     assert mdl(clusters(), settings=Settings(**(TINY.__dict__ | {"seed": 1}))).losses != found[0].losses
 
 
-def test_it_is_json() -> None:
-    found = BY_HAND.as_dict()
-    assert json.loads(json.dumps(found)) == found
-    assert found["nats"] == 52.5
-    assert found["losses"][1] == [1.0, 0.5]
-    assert found["settings"]["steps"] == 60
-    assert Settings(**found["settings"]) == TINY
-
-
 def test_less_than_the_default_is_marked_quick() -> None:
     assert (FULL.sizes, FULL.seeds, FULL.steps, FULL.batch, FULL.lr, FULL.hidden) == (
         10,
@@ -174,7 +164,7 @@ def test_less_than_the_default_is_marked_quick() -> None:
     assert QUICK.quick
     assert all(Settings(**less).quick for less in ({"sizes": 9}, {"seeds": 4}, {"steps": 3999}))
     assert not Settings(n=None, seed=3, seeds=9).quick
-    assert BY_HAND.as_dict()["quick"] is True
+    assert BY_HAND.quick is True
 
 
 def test_classes_are_the_labels_there_are_unless_given() -> None:

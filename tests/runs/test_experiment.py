@@ -173,7 +173,7 @@ def test_a_wrong_method_is_told_before_the_data_is_looked_for() -> None:
 
 
 def test_where_each_value_came_from() -> None:
-    asked = {"seed": "given", "batch": "run.toml", "epochs": "--set"}
+    asked = {"seed": "given", "batch": "run.toml", "epochs": "other.toml"}
     options = Config(seed=1, batch=9, epochs=2, variant="official", partition="iid", clients=3)
     names = ["fedavg+dbe(kappa=7)", "scaffold"]
     one, two = (e.settings for e in resolve_all(names, options, origins=asked))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from feddbe.runs.timing import preview
+from feddbe.state import nbytes
 from tests.federation import COMBINATIONS, experiment
 
 OPTIONS: list[dict[str, Any]] = [
@@ -34,3 +35,21 @@ def test_whatever_is_asked(options: dict[str, Any]) -> None:
 def test_it_grows_with_the_rounds_and_the_data() -> None:
     few, many = (preview(experiment("fedavg", rounds=rounds))["estimate"] for rounds in (5, 5000))
     assert many["seconds"] > 50 * few["seconds"]
+
+
+def test_phases_of_a_client_of_middling_size() -> None:
+    """Of 60, 44 and 28 samples the middle one has 33 to train on and 11 to test with, before and after."""
+    e = experiment("fedavg+dbe", epochs=2, batch=10, engine="pool(workers=2)")
+    found = preview(e)
+    client = found["client"]
+    assert (client["steps"], client["predictions"]) == (2 * 3, 2 * 11)
+    assert client["milliseconds"].keys() == {"training", "evaluation", "states", "store"}
+    assert all(taken > 0 for taken in client["milliseconds"].values())
+    assert found["trainers"]
+    assert client["bytes_up"] == nbytes(e.task.model.parameters)
+
+
+@pytest.mark.parametrize(("method", "models"), [("fedavg", 0), ("ditto", 1), ("fedfomo", 2)])
+def test_bytes_that_a_client_keeps(method: str, models: int) -> None:
+    kept = preview(experiment(method, engine="serial"))["client"]["bytes_kept"]
+    assert models * 4 * 4810 <= kept < models * 4 * 4810 + 2000

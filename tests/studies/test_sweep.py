@@ -125,7 +125,6 @@ MISTAKES = {
     "run fedavg --lr 0.1,0.2 --validation 0.1,0.2": ["values are never chosen on test data"],
     "run 'fedavg+dbe(kappa=1,much)'": ["kappa = 'much'"],
     "run fedavg --rounds 1,2": ["rounds = '1,2'", "a whole number >= 0"],
-    "bench fedavg --lr 0.1,0.2": ["lr = '0.1,0.2'", "a number > 0"],
 }
 
 

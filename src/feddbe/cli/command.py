@@ -14,7 +14,7 @@ import click
 
 from feddbe.config import defaults
 from feddbe.config.options import SECTIONS, Config
-from feddbe.config.parameters import number_or_text
+from feddbe.config.parameters import kind_of, number_or_text
 from feddbe.errors import BadInput, unknown
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def config_options(*names: str) -> list[click.Parameter]:
 
 
 def _option(field: dataclasses.Field[Any]) -> Option:
-    kind, about, name = str(field.type).split(" ")[0], field.metadata, field.name.replace("_", "-")
+    kind, about, name = kind_of(field)[0], field.metadata, field.name.replace("_", "-")
     names = about["choices"] or ([_NAMES] if field.name in _NAMED else [])
     choices = f": {', '.join(names)}" if names else ""
     flag, number = kind == "bool", {"int": "N", "float": "X"}.get(kind)

@@ -108,16 +108,3 @@ def _show(name: str, save: Path | None, plot: Path | None, **options: Any) -> in
     for path in filter(None, (save, plot)):
         print(path)
     return 0
-
-
-@group.command("plots")
-@click.argument("folder", cls=Argument, type=Path, help="where the pictures go")
-@_DATA_DIR
-def _plots(folder: Path, data_dir: Path | None) -> int:
-    """Draw who holds what in the paper's settings, for all data sets that are here."""
-    from feddbe import api
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, path in api.draw_paper_splits(folder, data_dir):
-        print(path or f"{name} is not here: feddbe data get {name}")
-    return 0

@@ -16,7 +16,6 @@ from feddbe.cli.command import Group, complain, explain
 from feddbe.cli.export import predict as export_predict
 from feddbe.cli.results import fairness, overhead
 from feddbe.cli.results import measure as results_measure
-from feddbe.cli.run import bench as run_bench
 from feddbe.errors import FeddbeError
 
 __all__ = ["app", "main"]
@@ -24,7 +23,7 @@ __all__ = ["app", "main"]
 app = Group("feddbe", "Personalized federated learning with the Domain Bias Eliminator.")
 click.version_option(package_name="feddbe", message="feddbe %(version)s")(app)
 for command in (
-    run.run, run.compare, run_bench, results.runs, results.show, results.check, results_measure,
+    run.run, run.compare, results.runs, results.show, results.check, results_measure,
     fairness, overhead, report.report, reproduce.reproduce, tune.tune,
     export.export, export_predict, methods.methods, data.group,
 ):  # fmt: skip

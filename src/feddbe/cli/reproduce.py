@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import click
 
@@ -149,8 +149,7 @@ def _carry_out(
                     runner.run(list(plans.values()), board)
                     plans, aside = _refreshed(plans), board.aside()
                     for study in studies:
-                        quick = study.is_small
-                        for problem in measure(study, plans, quick=quick, watch=aside):
+                        for problem in measure(study, plans, quick=study.is_small, watch=aside):
                             board.say(f"feddbe: not measured: {problem}")
                         measure_embeddings(study, plans, aside)
                     aside.remove()
@@ -165,18 +164,14 @@ def _carry_out(
     elif report is not None and runs:
         from feddbe.reporting.html.page import write_report
 
-        found = {
-            _line(study, folder, report): compared(study, plans, instead=instead)
-            for study in studies
-            if not study.figure
-        }
-        print(f"report  {write_report(runs, folder / 'report.html', studies=found)}", file=_beside(form))
+        tables = {}
+        for study in studies:
+            if not study.figure:
+                words = ["feddbe", "reproduce", study.name, *report, "--out", str(folder), "--dry-run"]
+                tables[shlex.join(words)] = compared(study, plans, instead=instead)
+        path = write_report(runs, folder / "report.html", studies=tables)
+        print(f"report  {path}", file=sys.stdout if form == "text" else sys.stderr)
     return 0
-
-
-def _line(study: Study, folder: Path, told: Sequence[str]) -> str:
-    """The command that prints its table from what is there, with these options."""
-    return shlex.join(["feddbe", "reproduce", study.name, *told, "--out", str(folder), "--dry-run"])
 
 
 def _refreshed(plans: Plans) -> Plans:
@@ -210,11 +205,6 @@ def _would_run(places: Sequence[Path]) -> None:
         print(f"would run: {place}", file=sys.stderr)
     if not places:
         print("nothing is missing", file=sys.stderr)
-
-
-def _beside(form: str) -> TextIO:
-    """Where what is no table goes: beside a table for programs there is nothing."""
-    return sys.stdout if form == "text" else sys.stderr
 
 
 def _tell(text: str) -> None:

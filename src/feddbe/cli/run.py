@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from feddbe.cli.command import Argument, Command, Option, complain, config_options, show, show_json
-from feddbe.config.options import Given, read, several
+from feddbe.config.options import Given, several
 from feddbe.config.options import given as options_given
 from feddbe.config.spec import written
 from feddbe.config.user_code import Permission
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from feddbe.config.options import Several
     from feddbe.results.document import RunDocument
+    from feddbe.runs.timing import Preview
     from feddbe.studies.runner import Planned
 
-__all__ = ["bench", "carry_out", "compare", "run"]
+__all__ = ["carry_out", "compare", "run"]
 
 _METHOD = "as in fedavg+dbe(kappa=5,mu=0.1), your own as FILE.py:CLASS, or a file with options"
-_SET = "any option, over that of a file; may be repeated"
 _SEEDS = "several seeds: how many, as in 5, or which, as in 0,1,2; what is there is not run again"
 _CODE = "with --resume: file of the run's own model or method, to execute if its content is the run's"
 _TRUST = "with --resume: the run is your own, execute the files that it names"
@@ -44,21 +44,17 @@ def _command(name: str, words: str, *, single: bool) -> click.Command:
         help=_METHOD,
     )
     @click.option("--seeds", cls=Option, section="Training", metavar="N|LIST", help=_SEEDS)
-    @click.option(
-        "--set", "settings", cls=Option, section="Run", multiple=True, metavar="KEY=VALUE", help=_SET
-    )
     @click.option("--code", cls=Option, section="Run", multiple=True, metavar="FILE.py", help=_CODE)
     @click.option("--trust", cls=Option, section="Run", is_flag=True, help=_TRUST)
     @click.option("--dry-run", cls=Option, section="Run", is_flag=True, help=_DRY_RUN)
     def command(
         methods: list[str],
-        settings: list[str],
         code: tuple[str, ...],
         trust: bool,
         dry_run: bool,
         **options: Any,
     ) -> int:
-        given = options_given(methods, options, settings)
+        given = options_given(methods, options)
         if wanted := several(given):
             return carry_out(wanted, single=single, dry_run=dry_run)
         allowed = Permission(code, trust)
@@ -141,9 +137,24 @@ def _preview(given: Given, allowed: Permission, *, single: bool) -> int:
             f"estimate: {timedelta(seconds=round(cost['seconds']))} for {rounds} rounds of "
             f"{cost['seconds_per_round']:.2g} s in {where}, {memory}; roughly, from a few batches"
         )
+        print(_client_cost(one))
         for remark in one["remarks"]:
             print(remark)
     return 0
+
+
+def _client_cost(preview: Preview) -> str:
+    """Return in two lines how a client of middling size spends a round."""
+    client, trainers = preview["client"], ", ".join(preview["trainers"])
+    counts = {
+        "training": f" ({client['steps']} steps)",
+        "evaluation": f" ({client['predictions']} predictions)",
+    }
+    phases = (f"{name} {ms:.2f}{counts.get(name, '')}" for name, ms in client["milliseconds"].items())
+    return (
+        f"trained by {trainers}; a client of middling size sends {client['bytes_up']} bytes and keeps "
+        f"{client['bytes_kept']}\nits round in ms: {', '.join(phases)}"
+    )
 
 
 def _settings(title: str, settings: dict[str, dict[str, Any]]) -> RenderableType:
@@ -227,54 +238,3 @@ def _would_run(plans: Sequence[Planned], *, as_json: bool) -> int:
 
 def _tell(text: str) -> None:
     complain(text, 0)
-
-
-_BENCH_METHOD = "as in fedavg+dbe(kappa=5,mu=0.1), or a file with options [fedavg+dbe]"
-_PHASES = {
-    "training": "{steps} steps",
-    "evaluation": "{tested} predictions",
-    "states": "made into bytes and back: {up} bytes sent, {kept} kept",
-    "store": "what it keeps is read and written",
-}
-
-
-_OTHERS = {"out", "resume", "quiet", "patience", "min_replies", "worker_timeout", "keep_best"}
-"""Options of a run that have no part in it."""
-
-
-@click.command(
-    "bench", cls=Command, params=[option for option in config_options() if option.name not in _OTHERS]
-)
-@click.argument("method", cls=Argument, required=False, metavar="[METHOD|FILE.toml]", help=_BENCH_METHOD)
-def bench(method: str | None, **options: Any) -> int:
-    """Measure a model and data: who trains it, and where the time goes."""
-    from rich.table import Table
-
-    from feddbe import api
-    from feddbe.runs.timing import bench as measure
-
-    asked = read([method or "fedavg+dbe"], options)
-    (experiment,) = api.resolve(asked, single=True)
-    found = measure(experiment)
-    if asked.config.json:
-        show_json(found)
-        return 0
-    print(f"{found['method']}, model {found['model']} of {found['parameters']} parameters")
-    print(f"trained by {', '.join(found['trainers']) or 'nobody'}; engine {found['engine']}")
-    table = Table(
-        box=None, pad_edge=False, title="a client of middling size in a round", title_justify="left"
-    )
-    for name in ("", "ms", "%"):
-        table.add_column(name, justify="right" if name else "left")
-    table.add_column("")
-    whole = sum(found["milliseconds"].values())
-    for phase, words in _PHASES.items():
-        taken = found["milliseconds"].get(phase, 0.0)
-        about = words.format(steps=found["steps"], tested=found["tested"], **found["bytes"])
-        table.add_row(phase, f"{taken:.3f}", f"{100 * taken / whole:.1f}", about)
-    show(table)
-    print(f"the server in a round: {found['server']:.3f} ms (with two clients)")
-    print(f"all of a round: about {found['estimate']['seconds_per_round']:.2g} s")
-    for remark in found["remarks"]:
-        print(remark)
-    return 0

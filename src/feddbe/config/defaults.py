@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["GENERAL", "PAPER_SPLITS", "PER_DATA", "PER_MODEL", "VARIANTS", "Layers", "Setting", "of_part"]
+__all__ = ["GENERAL", "PER_DATA", "PER_MODEL", "VARIANTS", "Layers", "Setting", "of_part"]
 
 GENERAL: dict[str, Any] = {
     "partition": "dirichlet:0.1",
@@ -38,15 +38,6 @@ PER_DATA: dict[str, dict[str, Any]] = {
     "har": {"partition": "natural"},
     "ag_news": {"partition": "dirichlet:1"},
 }
-
-PAPER_SPLITS: dict[str, tuple[str, ...]] = {
-    "fmnist": ("pathological:2", "dirichlet:0.1"),
-    "cifar100": ("pathological:10", "dirichlet:0.1"),
-    "tiny_imagenet": ("pathological:20", "dirichlet:0.1"),
-    "ag_news": ("dirichlet:1",),
-    "har": ("natural",),
-}
-"""The partitions that the paper's last appendix shows."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},

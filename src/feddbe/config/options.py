@@ -40,11 +40,20 @@ name; `seed`: yes, but the same experiment once more; `no`: the same run, done e
 
 
 def option(
-    section: str, identity: Identity, default: Any, meaning: str, *, value: str = "", **limits: Any
+    section: str,
+    identity: Identity,
+    default: Any,
+    meaning: str,
+    *,
+    value: str = "",
+    has_commas: bool = False,
+    **limits: Any,
 ) -> Any:
-    """A field of `Config`; `value` is what help calls its value if the type does not say enough."""
+    """A field of `Config`; `value` is what help calls its value if the type does not say enough. With
+    `has_commas` a comma is part of a value and does not separate several."""
     field = parameter(default, meaning, **limits)
     about = {**field.metadata, "section": section, "identity": identity, "value": value}
+    about["has_commas"] = has_commas
     return dataclasses.field(default=default, metadata=about)
 
 
@@ -55,7 +64,8 @@ class Config(Parameters):
     # fmt: off
     method: str = option("Run", "content", "", "name, as in fedavg+dbe(kappa=5,mu=0.1)")
     data: str = option("Data", "content", "digits",
-        "data set, or your own: FILE.npz, .csv, .parquet, FOLDER, hf:NAME", value="NAME|FILE")
+        "data set, or your own: FILE.npz, .csv, .parquet, FOLDER, hf:NAME",
+        value="NAME|FILE", has_commas=True)
     data_dir: str | None = option("Data", "no", None, "where data files are looked for first", value="DIR")
     partition: str | None = option("Data", "content", None,
         "iid, dirichlet:BETA, pathological:C or natural")
@@ -63,7 +73,7 @@ class Config(Parameters):
         "seed of the partition; 1 is the published split", low=0)
     clients: int | None = option("Data", "yes", None, "number of clients N", low=1)
     split: str | None = option("Data", "content", None,
-        "FILE.npz with a saved partition, instead of making one", value="FILE")
+        "FILE.npz with a saved partition, instead of making one", value="FILE", has_commas=True)
     shift: str | None = option("Data", "yes", None,
         "each client's images look different: rotate:30, blur, noise, contrast, invert, or several",
         value="KIND")
@@ -96,7 +106,7 @@ class Config(Parameters):
         "BatchNorm statistics: private, or averaged", choices=("local", "average"))
     force: bool = option("Training", "no", False, "allow an add-on that the method refuses")
     measure: str = option("Evaluation", "no", "accuracy,auc,loss",
-        "what clients measure, by name; accuracy always", value="NAMES")
+        "what clients measure, by name; accuracy always", value="NAMES", has_commas=True)
     eval: str = option("Evaluation", "yes", "all",
         "who is evaluated each round: all, cohort or sample:M", value="WHO")
     eval_after: bool = option("Evaluation", "yes", True,
@@ -156,7 +166,7 @@ class Asked(NamedTuple):
     """The methods."""
     config: Config
     origins: dict[str, str]
-    """Where each option came from that was given: a file's name, `--set` or `given`."""
+    """Where each option came from that was given: a file's name or `given`."""
 
 
 class Given(NamedTuple):
@@ -177,19 +187,14 @@ class Given(NamedTuple):
         return Asked(self.names, Config(**self.values), self.origins)
 
 
-def read(
-    methods: Sequence[str] = (), options: Mapping[str, Any] | None = None, settings: Sequence[str] = ()
-) -> Asked:
+def read(methods: Sequence[str] = (), options: Mapping[str, Any] | None = None) -> Asked:
     """Methods and options from what was given, each checked."""
-    return given(methods, options, settings).asked()
+    return given(methods, options).asked()
 
 
-def given(
-    methods: Sequence[str] = (), options: Mapping[str, Any] | None = None, settings: Sequence[str] = ()
-) -> Given:
-    """What was given: TOML files among `methods`, over them `settings` (key=value, or a
-    method with options), over them `options`. Every option is a key of the file with the same name; `method`
-    may be a list."""
+def given(methods: Sequence[str] = (), options: Mapping[str, Any] | None = None) -> Given:
+    """What was given: TOML files among `methods`, over them `options`. Every option is a key of the file with
+    the same name; `method` may be a list."""
     names: list[str] = []
     layers: list[tuple[dict[str, Any], str]] = []
     for name in methods:
@@ -200,18 +205,10 @@ def given(
             layers.append((found, name))
         else:
             names.append(name)
-    for item in settings:
-        key, equals, text = item.partition("=")
-        if "(" in key:  # a method with options in brackets
-            names.append(item)
-            continue
-        if not equals:
-            raise BadInput(f"--set {item}: write it as --set key=value")
-        layers.append((_known({key.strip(): _toml_value(text.strip())}, f"--set {item}"), "--set"))
     layers.append((_known({k: v for k, v in (options or {}).items() if v is not None}), "given"))
     values = {key: value for found, _ in layers for key, value in found.items()}
     origins = {key: origin for found, origin in layers for key in found}
-    if "method" in values:  # --set method=... or Python
+    if "method" in values:  # from Python
         names = [str(values.pop("method"))]
     return Given(names, values, origins, values.pop("seeds", None))
 
@@ -233,18 +230,6 @@ def _known(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
         if key not in (*_FIELDS, "seeds"):
             raise unknown(f"key in {where}:" if where else "option", key, _FIELDS)
     return named
-
-
-def _toml_value(text: str) -> Any:
-    """5 is a number, true a boolean, everything else text."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        return text
-
-
-_OWN_COMMAS = ("FILE", "DIR", "NAMES")
-"""Values of options like these may have commas of their own; several of them are a list."""
 
 
 @dataclass(frozen=True)
@@ -319,8 +304,8 @@ def _brackets(text: str) -> list[str]:
 def _values(key: str, value: Any) -> Any:
     """A list if there are several; only what makes another run can have them."""
     field = {field.name: field for field in dataclasses.fields(Config)}[key]
-    own = any(word in field.metadata["value"] for word in _OWN_COMMAS)
-    if isinstance(value, str) and not own and len(words := _outside_brackets(value)) > 1:
+    has_commas = field.metadata["has_commas"]
+    if isinstance(value, str) and not has_commas and len(words := _outside_brackets(value)) > 1:
         value = [number_or_text(word.strip()) for word in words] if identity(key) != "no" else value
     if not isinstance(value, list | tuple) or identity(key) == "no":  # then a list is a mistake
         return value

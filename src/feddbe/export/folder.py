@@ -1,4 +1,4 @@
-"""The folder that a model goes home in: weights, program, code, preprocessing, and a script that scores."""
+"""The folder that a model goes home in: weights, program, preprocessing, and a script that scores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 import os
 import platform
 import re
-import runpy
 import secrets
 import shutil
 import warnings
@@ -25,14 +24,13 @@ from feddbe.config.user_code import permit
 from feddbe.data import rows
 from feddbe.errors import BadInput, FeddbeError, one_line, short
 from feddbe.export.client_model import Taken, close, take, weights_of
-from feddbe.export.source import source_of
 from feddbe.models.registry import ModelSource
 from feddbe.paths import expand
 
 __all__ = ["FILES", "export_model", "replaced_folder"]
 
 FILES = {
-    "model.safetensors", "model.py", "model.pt2", "model.onnx", "preprocessing.json", "rows.py", "score.py",
+    "model.safetensors", "model.pt2", "model.onnx", "preprocessing.json", "rows.py", "score.py",
 }  # fmt: skip
 """All that an export may have."""
 
@@ -45,7 +43,7 @@ from pathlib import Path
 import torch
 
 import rows
-{imports}
+
 here = Path(__file__).parent
 about = json.loads((here / "preprocessing.json").read_text(encoding="utf-8"))
 try:
@@ -53,7 +51,7 @@ try:
 except (OSError, ValueError) as error:
     sys.exit(str(error))
 with torch.inference_mode():
-    p = {load}(x).softmax(dim=1)
+    p = torch.export.load(here / "model.pt2").module()(x).softmax(dim=1)
 for row in p:
     print(about["labels"][int(row.argmax())], *(f"{{value:.4f}}" for value in row))
 '''
@@ -73,9 +71,9 @@ def export_model(
 ) -> Path:
     """Write the model that a client deploys to a folder that needs no feddbe, and return the folder.
 
-    `model.safetensors` and, where the layers are torch's own, `model.py`; `model.pt2`, a program of
-    `torch.export`; `model.onnx` if asked for; `preprocessing.json`, `rows.py` and `score.py`. Each way is
-    tried, and must give the run's logits. The folder appears when it is whole, in place of an older export.
+    `model.safetensors`; `model.pt2`, a program of `torch.export`; `model.onnx` if asked for;
+    `preprocessing.json`, `rows.py` and `score.py`. Each program is tried, and must give the run's logits. The
+    folder appears when it is whole, in place of an older export.
     `data` and `model`: the run's, if they were given as objects. Code in files is executed only if `code`
     names the files or `trust` says that the run is your own, and if its content is the same.
     """
@@ -95,29 +93,13 @@ def _write(taken: Taken, folder: Path, *, onnx: bool) -> None:
     about = taken.preprocessing.to_json()
     (folder / "preprocessing.json").write_text(json.dumps(about | taken.about, indent=1), encoding="utf-8")
     (folder / "model.safetensors").write_bytes(save(dict(weights_of(taken.module))))
-    title = "{method} on {data}: the model of client {client_name}, round {round}.".format(**taken.about)
-    plain = source_of(taken.module, title)
-    if plain is not None:
-        (folder / "model.py").write_text(plain, encoding="utf-8")
-        loaded: nn.Module = runpy.run_path(str(folder / "model.py"))["load"]()
-        _check(loaded, taken, "model.py")
     _program(taken, folder / "model.pt2")
     if onnx:
         _onnx(taken, folder / "model.onnx")
     (folder / "rows.py").write_bytes(Path(rows.__file__).read_bytes())
-    load = 'torch.export.load(here / "model.pt2").module()'
-    imports = ""
-    if plain is not None:
-        load, imports = "load()", "from model import load\n"
-    needs = (
-        "torch, numpy"
-        + (", safetensors" if plain else "")
-        + (", Pillow" if about["kind"] == "images" else "")
-    )
+    needs = "torch, numpy, Pillow" if about["kind"] == "images" else "torch, numpy"
     suffix = {"images": ".png", "arrays": ".npz"}.get(about["kind"], ".csv")
-    (folder / "score.py").write_text(
-        _SCORE.format(load=load, imports=imports, needs=needs, suffix=suffix), encoding="utf-8"
-    )
+    (folder / "score.py").write_text(_SCORE.format(needs=needs, suffix=suffix), encoding="utf-8")
 
 
 def _check(module: nn.Module, taken: Taken, what: str) -> None:

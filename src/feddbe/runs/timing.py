@@ -25,9 +25,10 @@ from feddbe.simulation.engines.base import ClientStates, Messages
 from feddbe.state import decode, encode, nbytes
 from feddbe.training.task import Task
 
-__all__ = ["CLIENTS", "Bench", "Estimate", "Preview", "Probe", "bench", "estimate", "preview", "probe"]
+__all__ = ["CLIENTS", "ClientCost", "Estimate", "Preview", "Probe", "estimate", "preview", "probe"]
 
 CLIENTS = 2
+PHASES = ("training", "evaluation", "states", "store")
 ROUND = 2
 """The one that is measured; the first warms up."""
 
@@ -149,6 +150,17 @@ class Estimate(TypedDict):
     """Processes that clients are trained in; 0: the one that runs everything."""
 
 
+class ClientCost(TypedDict):
+    """Cost of one round for a client of middling size."""
+
+    steps: int
+    predictions: int
+    milliseconds: dict[str, float]
+    """By phase: `training`, `evaluation`, `states` (to bytes and back), `store` (kept states)."""
+    bytes_up: int
+    bytes_kept: int
+
+
 class Preview(TypedDict):
     """A run that was not run."""
 
@@ -157,17 +169,42 @@ class Preview(TypedDict):
     settings: dict[str, dict[str, Any]]
     """Every option and hyper-parameter: its `value`, and where it is `from`."""
     remarks: list[str]
+    """With the reason if a faster trainer does not take the model."""
+    trainers: list[str]
     estimate: Estimate
+    client: ClientCost
 
 
 def preview(experiment: Experiment) -> Preview:
     """What this experiment is, and what it would cost."""
+    found = probe(experiment, BATCHES, TESTED)
     return {
         "method": experiment.name,
         "config_hash": experiment.config_hash,
         "settings": {k: {"value": s.value, "from": s.origin} for k, s in experiment.settings.items()},
-        "remarks": experiment.remarks,
-        "estimate": estimate(experiment, probe(experiment, BATCHES, TESTED)),
+        "remarks": list(dict.fromkeys([*experiment.remarks, *found.remarks])),
+        "trainers": found.trainers,
+        "estimate": estimate(experiment, found),
+        "client": _client_cost(experiment, found),
+    }
+
+
+def _client_cost(experiment: Experiment, found: Probe) -> ClientCost:
+    """Return the cost of the first probed client's round, extrapolated to all of its data."""
+    task, options = experiment.task, experiment.options
+    client = sorted(range(task.members), key=lambda k: task.samples[k])[(task.members - 1) // 2]
+    size, used = task.samples[client], len(found.split.train[0])
+    batches = size // min(options.batch, size)
+    predictions = (1 + options.eval_after) * len(task.split.test[client])
+    seconds = {phase: found.seconds[ROUND].get(phase, 0.0) / CLIENTS for phase in PHASES}
+    seconds["training"] *= batches / max(1, used // min(options.batch, used))
+    seconds["evaluation"] *= predictions / max(1, len(found.split.test[0]))
+    return {
+        "steps": options.epochs * batches,
+        "predictions": predictions,
+        "milliseconds": {phase: 1000 * taken for phase, taken in seconds.items()},
+        "bytes_up": found.up,
+        "bytes_kept": found.kept,
     }
 
 
@@ -195,60 +232,4 @@ def estimate(experiment: Experiment, found: Probe) -> Estimate:
         "seconds_per_round": each,
         "memory_mb": max(used_mb(), _PROGRAM_MB + data / 1e6) + held / 1e6,
         "workers": workers,
-    }
-
-
-_BATCHES, _TESTED = 50, 1000
-
-
-class Bench(TypedDict):
-    """What a client of middling size takes in a round."""
-
-    method: str
-    model: str
-    parameters: int
-    trainers: list[str]
-    """Who trained."""
-    remarks: list[str]
-    """Why it was not another one, and what else a reader must know."""
-    engine: str
-    """What `auto` stands for here."""
-    steps: int
-    """Of the client's training in a round."""
-    tested: int
-    """Samples that it predicts in a round."""
-    milliseconds: dict[str, float]
-    """Its `training`, `evaluation`, `states` (made into bytes and back), `store` (what it keeps is read and
-    written)."""
-    server: float
-    """Milliseconds of the server in a round of two clients: combine, write rows and its own state."""
-    bytes: dict[str, int]
-    """`up`: what it sends; `kept`: what stays with it."""
-    estimate: Estimate
-
-
-def bench(experiment: Experiment) -> Bench:
-    """Measured with a part of the data, told for all of it."""
-    task, options = experiment.task, experiment.options
-    found = probe(experiment, _BATCHES, _TESTED)
-    middle = sorted(range(task.members), key=lambda k: task.samples[k])[(task.members - 1) // 2]
-    size, tests = task.samples[middle], len(task.split.test[middle])
-    used, batch = len(found.split.train[0]), min(options.batch, size)
-    seconds = {phase: taken / CLIENTS for phase, taken in found.seconds[ROUND].items()}
-    seconds["training"] *= (size // batch) / max(1, used // min(options.batch, used))
-    seconds["evaluation"] *= (1 + options.eval_after) * tests / max(1, len(found.split.test[0]))
-    workers = min(engines.find(options.engine).processes(), task.split.clients)
-    return {
-        "method": experiment.name,
-        "model": str(options.model),
-        "parameters": sum(p.numel() for p in task.model.parameters.values()),
-        "trainers": found.trainers,
-        "remarks": [*experiment.remarks, *found.remarks],
-        "engine": f"pool(workers={workers})" if workers > 1 else "serial",
-        "steps": options.epochs * (size // batch),
-        "tested": (1 + options.eval_after) * tests,
-        "milliseconds": {phase: 1000 * taken for phase, taken in seconds.items()},
-        "server": 1000 * found.server,
-        "bytes": {"up": found.up, "kept": found.kept},
-        "estimate": estimate(experiment, found),
     }

@@ -91,7 +91,8 @@ def tune(asked: Asked, *, trials: int = 20, space: Sequence[str] = (), watch: Wa
     share = options.validation if "validation" in asked.origins else VALIDATION
     if not share:
         raise BadInput("validation = 0; a search needs validation data: it must not look at test data")
-    folder = expand(options.out) if options.out else paths.RUNS / _name(options, method)
+    name = f"tune-{Path(options.data.partition('(')[0]).stem}-{folders.slug(method)}"
+    folder = expand(options.out) if options.out else paths.RUNS / name
     experiment = resolve(method, dataclasses.replace(options, validation=share))
     chosen = space_of(experiment, space)
     first = {key: published(experiment, key) for key in chosen}
@@ -245,10 +246,6 @@ def _options(options: Config, split: Split, folder: Path) -> dict[str, Any]:
     }
     Split(split.train, split.validation).save(folder / _SPLIT)
     return {"eval_after": False, "measure": "accuracy", **kept, "split": str(folder / _SPLIT)}
-
-
-def _name(options: Config, method: str) -> str:
-    return f"tune-{Path(options.data.partition('(')[0]).stem}-{folders.slug(method)}"
 
 
 def _optuna() -> Any:

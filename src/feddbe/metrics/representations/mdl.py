@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from threading import Event
 from typing import Any, ClassVar, TypeVar
@@ -171,17 +171,6 @@ class MDL:
         """eps-sample-complexity: the smallest size of the curve with a loss of at most eps; None if there is
         none."""
         return sample_complexity(self.sizes, self.curve, eps)
-
-    def as_dict(self) -> dict[str, Any]:
-        """All of it but sdl and esc, as JSON has it."""
-        derived = ("nats", "bits", "spread", "validation_loss", "quick")
-        return {name: getattr(self, name) for name in derived} | {
-            "sizes": list(self.sizes),
-            "losses": [list(row) for row in self.losses],
-            "validation": self.validation,
-            "classes": self.classes,
-            "settings": asdict(self.settings),
-        }
 
 
 def sizes_of(training: int, count: int) -> list[int]:

@@ -24,7 +24,6 @@ _WORD = ir.IntType(64)
 _FAST = ("contract", "reassoc", "nsz")
 Value = Any
 """One of LLVM's."""
-Body = Callable[[Value, list[Value]], list[Value]]
 
 
 class _Code:
