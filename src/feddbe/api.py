@@ -31,20 +31,6 @@ from feddbe.runs.experiment import Experiment, resolve_all
 from feddbe.runs.store import Store
 from feddbe.simulation import engines, participation
 
-__all__ = [
-    "carry_on",
-    "carry_out",
-    "carry_out_all",
-    "compare",
-    "draw",
-    "draw_measured",
-    "load",
-    "measure",
-    "resolve",
-    "run",
-    "wanted",
-]
-
 
 def run(
     method: str | Method | None = None,

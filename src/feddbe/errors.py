@@ -5,18 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = [
-    "BadInput",
-    "Damaged",
-    "DataMissingError",
-    "Diverged",
-    "FeddbeError",
-    "StoreError",
-    "one_line",
-    "short",
-    "unknown",
-]
-
 
 class FeddbeError(Exception):
     """Base of all errors meant for a person: one line that says what is wrong and what to do."""

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from feddbe.errors import BadInput, one_line, short
 
-__all__ = ["RUNS", "expand"]
-
 RUNS = Path("runs")
 """Default parent folder of runs."""
 

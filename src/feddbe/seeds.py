@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["cohort", "draw", "permutations", "stream", "torch_seed", "torch_seeded"]
-
 PERMUTED = 100_000
 """Up to so many clients a draw is the head of a permutation of all: a millisecond or two."""
 

@@ -14,23 +14,6 @@ from torch import Tensor
 
 from feddbe.errors import StoreError
 
-__all__ = [
-    "Receipt",
-    "State",
-    "add_prefix",
-    "bytes_of",
-    "decode",
-    "encode",
-    "matches",
-    "moved",
-    "nbytes",
-    "sha256",
-    "strip_prefix",
-    "sum_by_name",
-    "weighted_mean",
-    "without",
-]
-
 State = dict[str, Tensor]
 """Parameters carry the model's own names, other things a prefix: `prbm`, `mean`, `buffer/...`."""
 

@@ -9,8 +9,6 @@ from typing import Self
 
 from feddbe.results.document import Entry
 
-__all__ = ["Several", "Watch"]
-
 
 class Watch:
     """Is told how runs go on; this one does nothing with it. It is entered before the first of them and left

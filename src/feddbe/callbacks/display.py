@@ -23,22 +23,7 @@ from rich.progress import (
 )
 from rich.table import Column
 
-from feddbe.callbacks.base import Several, Watch
-from feddbe.callbacks.tensorboard import TensorBoard
-
-__all__ = [
-    "Bars",
-    "Lines",
-    "Notebook",
-    "Pace",
-    "Remarks",
-    "Several",
-    "TensorBoard",
-    "Watch",
-    "columns",
-    "in_notebook",
-    "progress",
-]
+from feddbe.callbacks.base import Watch
 
 
 def progress(*, quiet: bool = False) -> Watch:

@@ -15,8 +15,6 @@ from feddbe.results.document import Entry
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["TensorBoard"]
-
 
 class TensorBoard(Watch):
     """Writes each round's numbers to event files below `folder`, a run to a subfolder; look at them with

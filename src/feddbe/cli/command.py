@@ -20,20 +20,6 @@ from feddbe.errors import BadInput, unknown
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = [
-    "AS_JSON",
-    "CODE",
-    "TRUST",
-    "Argument",
-    "Command",
-    "Group",
-    "Option",
-    "complain",
-    "config_options",
-    "explain",
-    "show",
-    "show_json",
-]
 
 _NAMED, _NAMES = ("data", "model"), "<names>"
 """Options that take names besides files, and what stands for these until somebody asks for help."""

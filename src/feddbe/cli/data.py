@@ -12,8 +12,6 @@ from feddbe.cli.command import AS_JSON, Argument, Group, config_options, show, s
 from feddbe.config.options import read
 from feddbe.errors import unknown
 
-__all__ = ["group"]
-
 group = Group("data", "Data sets and how they are divided among clients.")
 _DATA_DIR = click.option("--data-dir", metavar="DIR", type=Path, help="where data files are looked for first")
 

@@ -9,8 +9,6 @@ import click
 from feddbe.cli.command import AS_JSON, CODE, TRUST, Argument, Command, complain, show_json
 from feddbe.errors import short
 
-__all__ = ["export", "predict"]
-
 
 @click.command("export", cls=Command)
 @click.argument("run", cls=Argument, help="folder of a run, or its name in runs/")

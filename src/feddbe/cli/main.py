@@ -18,8 +18,6 @@ from feddbe.cli.results import fairness, overhead
 from feddbe.cli.results import measure as results_measure
 from feddbe.errors import FeddbeError
 
-__all__ = ["app", "main"]
-
 app = Group("feddbe", "Personalized federated learning with the Domain Bias Eliminator.")
 click.version_option(package_name="feddbe", message="feddbe %(version)s")(app)
 for command in (

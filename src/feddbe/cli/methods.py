@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from feddbe.methods.registry import Description
 
-__all__ = ["default_of", "methods"]
-
 
 @click.command("methods", cls=Command)
 @click.argument(

@@ -20,8 +20,6 @@ from feddbe.callbacks.display import Lines, Pace, Remarks, columns
 from feddbe.runs import summary
 from feddbe.studies.runner import Board, Planned
 
-__all__ = ["Bars", "Following", "stoppable"]
-
 
 class Following(Several):
     """Progress on standard error: bars on a terminal, else a line per round. It knows where the run is."""

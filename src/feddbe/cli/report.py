@@ -11,8 +11,6 @@ import click
 from feddbe.cli.command import Argument, Command
 from feddbe.errors import BadInput
 
-__all__ = ["report"]
-
 
 @click.command("report", cls=Command)
 @click.argument(

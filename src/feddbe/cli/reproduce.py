@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from feddbe.studies.paper import Study
     from feddbe.studies.reproduce import Plans
 
-__all__ = ["reproduce"]
 
 _SCALES = ("published", "small")
 

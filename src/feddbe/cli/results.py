@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from feddbe.reporting.tables import RunRow
     from feddbe.results.document import RunDocument
 
-__all__ = ["check", "fairness", "measure", "overhead", "runs", "show"]
 
 _RUNS = click.argument(
     "names", cls=Argument, nargs=-1, required=True, metavar="RUN...",

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from feddbe.runs.timing import Preview
     from feddbe.studies.runner import Planned
 
-__all__ = ["carry_out", "compare", "run"]
 
 _METHOD = "as in fedavg+dbe(kappa=5,mu=0.1), your own as FILE.py:CLASS, or a file with options"
 _SEEDS = "several seeds: how many, as in 5, or which, as in 0,1,2; what is there is not run again"

@@ -14,7 +14,6 @@ from feddbe.config.spec import written
 if TYPE_CHECKING:
     from feddbe.studies.tune import Trial, Tuned
 
-__all__ = ["tune"]
 
 _OTHERS = {"split", "resume", "newcomers", "adapt", "keep_best"}
 """Options of a run that have no part in it."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["GENERAL", "PER_DATA", "PER_MODEL", "VARIANTS", "Layers", "Setting", "of_part"]
-
 GENERAL: dict[str, Any] = {
     "partition": "dirichlet:0.1",
     "clients": 20,

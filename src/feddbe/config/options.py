@@ -17,22 +17,6 @@ from typing import Any, Literal, NamedTuple
 from feddbe.config.parameters import Parameters, number_or_text, parameter
 from feddbe.errors import BadInput, one_line, unknown
 
-__all__ = [
-    "SECTIONS",
-    "Asked",
-    "Config",
-    "Given",
-    "Identity",
-    "Several",
-    "expand",
-    "given",
-    "identity",
-    "pick_identity",
-    "read",
-    "read_seeds",
-    "several",
-]
-
 SECTIONS = ("Data", "Model", "Training", "Evaluation", "Run")
 Identity = Literal["yes", "content", "seed", "no"]
 """Whether a run with another value is another one. `content`: yes, hashed by what is named rather than by its

@@ -11,8 +11,6 @@ from typing import Any, ClassVar
 
 from feddbe.errors import BadInput, unknown
 
-__all__ = ["Parameters", "allowed", "kind_of", "number_or_text", "parameter"]
-
 
 def parameter(
     default: Any,

@@ -11,8 +11,6 @@ from typing import Any, Generic, TypeVar
 from feddbe.config.parameters import Parameters, number_or_text
 from feddbe.errors import BadInput, unknown
 
-__all__ = ["Defaults", "Named", "find", "make", "read", "signature", "written"]
-
 Defaults = Mapping[str, Mapping[str, Any]]
 """Name (`mr`, `har`) -> option -> value."""
 P = TypeVar("P", bound=Parameters)

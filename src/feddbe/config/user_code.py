@@ -28,21 +28,6 @@ from typing import Any, NamedTuple
 from feddbe.errors import BadInput, one_line, short, unknown
 from feddbe.paths import expand
 
-__all__ = [
-    "NOTHING",
-    "Found",
-    "LocalModules",
-    "Permission",
-    "Source",
-    "check_content",
-    "content_sha256",
-    "failed",
-    "load",
-    "names_file",
-    "permit",
-    "split_name",
-]
-
 
 class Source(NamedTuple):
     """A user's file by content, as a run stores it."""

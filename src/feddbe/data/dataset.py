@@ -18,8 +18,6 @@ from feddbe.data.preprocessing import Preprocessing
 if TYPE_CHECKING:
     from feddbe.data.split import Split
 
-__all__ = ["Arrangement", "Dataset"]
-
 
 @dataclass(frozen=True)
 class Dataset:

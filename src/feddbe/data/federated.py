@@ -18,8 +18,6 @@ from feddbe.data.split import Split, load_split
 from feddbe.errors import BadInput
 from feddbe.paths import expand
 
-__all__ = ["Held", "label_counts", "load_data"]
-
 
 class Held(NamedTuple):
     """The data, who holds which rows, and the options with partition and number of clients filled in."""

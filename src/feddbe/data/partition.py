@@ -14,8 +14,6 @@ import numpy as np
 from feddbe.data.split import Indices, Ragged, Split
 from feddbe.errors import BadInput, unknown
 
-__all__ = ["partition"]
-
 _KINDS = ("dirichlet:BETA", "iid", "natural", "pathological:C")
 _TRIES = 10_000
 _LEAST = 2  # one sample to train and one to test

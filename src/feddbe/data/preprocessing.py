@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from feddbe.data.rows import words
 
-__all__ = ["LENGTH", "UNKNOWN", "Column", "Preprocessing", "tokenize", "words"]
-
 
 @dataclass(frozen=True)
 class Column:

@@ -17,8 +17,6 @@ from feddbe.paths import expand
 if TYPE_CHECKING:
     from feddbe.data.io.download import Progress
 
-__all__ = ["SOURCES", "Dataset", "Source", "find", "in_memory", "load"]
-
 
 @dataclass(frozen=True)
 class Source:

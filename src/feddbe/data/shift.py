@@ -30,8 +30,6 @@ from feddbe.data.dataset import Dataset
 from feddbe.data.split import Split
 from feddbe.errors import BadInput, short, unknown
 
-__all__ = ["KINDS", "apply", "parse", "shifted"]
-
 _CHUNK = 512
 """Images that are worked on at once: what is needed besides the copy of the data."""
 

@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from feddbe.errors import BadInput
 
-__all__ = ["Indices", "Ragged", "Split", "load_split"]
-
 
 @dataclass(frozen=True, eq=False)
 class Split:

@@ -35,8 +35,6 @@ from feddbe.runs.store import Store, damaged
 from feddbe.state import State, strip_prefix
 from feddbe.training.trainer import Local
 
-__all__ = ["Deployed", "Taken", "close", "predict", "take", "weights_of"]
-
 _CLOSE = 1e-4
 """Logits may differ so much, relative to the largest: sums in another order."""
 

@@ -27,8 +27,6 @@ from feddbe.export.client_model import Taken, close, take, weights_of
 from feddbe.models.registry import ModelSource
 from feddbe.paths import expand
 
-__all__ = ["FILES", "export_model", "replaced_folder"]
-
 FILES = {
     "model.safetensors", "model.pt2", "model.onnx", "preprocessing.json", "rows.py", "score.py",
 }  # fmt: skip

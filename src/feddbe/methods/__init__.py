@@ -1,16 +1,14 @@
 """Federated methods by name."""
 
+from feddbe.config.parameters import parameter
+from feddbe.methods.addons import MR, PRBM
+from feddbe.methods.base import AddOn, Method, Upload
+from feddbe.methods.composed import Composed
 from feddbe.methods.registry import (
     ADDONS,
     METHODS,
-    MR,
-    PRBM,
-    AddOn,
-    Composed,
     Description,
-    Method,
     Registry,
-    Upload,
     checked,
     describe,
     file_in,
@@ -25,7 +23,6 @@ from feddbe.methods.registry import (
     package_version,
     package_versions,
     packages,
-    parameter,
     parse,
     source_of,
     source_sha256,

@@ -39,8 +39,6 @@ from feddbe.training.task import Context, Task
 from feddbe.training.terms import MeanPull, Term
 from feddbe.training.trainer import Extra, Local
 
-__all__ = ["FT", "MR", "PRBM"]
-
 
 @dataclass(frozen=True)
 class PRBM(AddOn):

@@ -18,8 +18,6 @@ from feddbe.training.task import Context
 from feddbe.training.terms import At, Term
 from feddbe.training.trainer import Local
 
-__all__ = ["APFL"]
-
 ALPHA, STATISTICS = "alpha", "statistics/"
 
 

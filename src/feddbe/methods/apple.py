@@ -19,8 +19,6 @@ from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import Local
 
-__all__ = ["APPLE"]
-
 CORE, RELATIONS = "core/", "relations/p"
 
 

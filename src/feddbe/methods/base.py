@@ -14,29 +14,6 @@ from feddbe.state import State, weighted_mean
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import Local
 
-__all__ = [
-    "BODY",
-    "HEAD",
-    "MODEL",
-    "NO_MR",
-    "NO_PRBM",
-    "OWN_STEPS",
-    "PERSONAL",
-    "SUM_OF_GRADIENTS",
-    "TUNES",
-    "TWO_MODELS",
-    "AddOn",
-    "Facts",
-    "Method",
-    "Names",
-    "Parameters",
-    "Upload",
-    "average",
-    "averaging",
-    "parameter",
-    "refused",
-]
-
 Names = tuple[str, ...]
 """Names in a state: each itself, or with a slash at its end what begins so, or one of the three below."""
 MODEL, BODY, HEAD = "<model>", "<f>", "<h>"

@@ -13,8 +13,6 @@ from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import Local
 
-__all__ = ["LocalOnly", "Majority"]
-
 _ALONE = dict.fromkeys(("prbm", "mr", "ft"), "there is no exchange that it could improve")
 
 

@@ -15,8 +15,6 @@ from feddbe.state import State, matches, without
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import Local
 
-__all__ = ["Composed"]
-
 
 @dataclass(frozen=True)
 class Composed(Method):

@@ -13,8 +13,6 @@ from feddbe.training.task import Context
 from feddbe.training.terms import prox
 from feddbe.training.trainer import Local
 
-__all__ = ["Ditto"]
-
 
 @dataclass(frozen=True)
 class Ditto(FedAvg):

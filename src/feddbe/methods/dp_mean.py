@@ -31,8 +31,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Guarantee", "log_delta", "noise_scale"]
-
 _ROUNDING = 1e-6
 """By so much sigma is enlarged, so that the error of the root never costs privacy."""
 

@@ -11,8 +11,6 @@ from feddbe.state import State
 from feddbe.training.task import Context
 from feddbe.training.trainer import Local
 
-__all__ = ["FedAvg"]
-
 
 @dataclass(frozen=True)
 class FedAvg(Method):

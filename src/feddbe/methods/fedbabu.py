@@ -11,8 +11,6 @@ from feddbe.state import State
 from feddbe.training.task import Context
 from feddbe.training.trainer import Local
 
-__all__ = ["FedBABU"]
-
 
 @dataclass(frozen=True)
 class FedBABU(FedAvg):

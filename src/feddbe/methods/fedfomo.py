@@ -16,8 +16,6 @@ from feddbe.state import State, add_prefix, strip_prefix, sum_by_name, weighted_
 from feddbe.training.task import Context
 from feddbe.training.trainer import Local
 
-__all__ = ["FedFomo"]
-
 OLD, CURRENT, OTHERS, AFFINITY, UPLOADED = "old/", "current/", "others/", "fomo/affinity", "fomo/uploaded"
 
 

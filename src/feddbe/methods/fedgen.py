@@ -20,8 +20,6 @@ from feddbe.training.task import Context
 from feddbe.training.terms import At, Term
 from feddbe.training.trainer import Local
 
-__all__ = ["ADAM", "FedGen", "generate", "new_generator", "sameness", "train_generator"]
-
 ADAM = "adam/"
 """Prefix of Adam's state in that of the generator."""
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")

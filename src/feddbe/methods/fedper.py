@@ -11,8 +11,6 @@ from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.task import Context
 from feddbe.training.trainer import Local
 
-__all__ = ["FedPer"]
-
 
 @dataclass(frozen=True)
 class FedPer(FedAvg):

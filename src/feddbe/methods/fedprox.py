@@ -12,8 +12,6 @@ from feddbe.training.task import Context
 from feddbe.training.terms import prox
 from feddbe.training.trainer import Local
 
-__all__ = ["FedProx"]
-
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):

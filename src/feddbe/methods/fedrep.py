@@ -10,8 +10,6 @@ from feddbe.methods.fedper import FedPer
 from feddbe.state import State
 from feddbe.training.trainer import Local
 
-__all__ = ["FedRep"]
-
 
 @dataclass(frozen=True)
 class FedRep(FedPer):

@@ -17,8 +17,6 @@ from feddbe.training.task import Context
 from feddbe.training.terms import At, Term
 from feddbe.training.trainer import Local
 
-__all__ = ["FedRoD"]
-
 
 @dataclass(frozen=True)
 class FedRoD(FedAvg):

@@ -20,8 +20,6 @@ from feddbe.training.task import Context
 from feddbe.training.terms import At, Term
 from feddbe.training.trainer import Local
 
-__all__ = ["Moon"]
-
 PROJECTION, PREVIOUS, GLOBAL = "projection/", "previous/", "global/"
 
 

@@ -33,8 +33,6 @@ from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context
 from feddbe.training.trainer import PREDICT_BATCH, Local
 
-__all__ = ["WAYS", "adapt", "refuse"]
-
 
 def adapt(way: str, method: Method, ctx: Context, local: Local, received: State, private: State) -> State:
     """What a newcomer predicts with after it came in this way."""

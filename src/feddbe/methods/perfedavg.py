@@ -15,8 +15,6 @@ from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import Local
 
-__all__ = ["PerFedAvg"]
-
 
 @dataclass(frozen=True)
 class PerFedAvg(FedAvg):

@@ -28,8 +28,6 @@ from feddbe.training.task import Context, Task
 from feddbe.training.terms import Steps
 from feddbe.training.trainer import Local
 
-__all__ = ["PFedMe"]
-
 
 @dataclass(frozen=True)
 class PFedMe(Method):

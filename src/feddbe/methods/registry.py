@@ -15,46 +15,13 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypedDict
 
 from feddbe.config import defaults, spec, user_code
-from feddbe.config.parameters import allowed, parameter
+from feddbe.config.parameters import allowed
 from feddbe.config.spec import Defaults
 from feddbe.config.user_code import Found, Source, names_file
 from feddbe.errors import BadInput, one_line, unknown
 from feddbe.methods.addons import FT, MR, PRBM
-from feddbe.methods.base import AddOn, Method, Upload
+from feddbe.methods.base import AddOn, Method
 from feddbe.methods.composed import Composed
-
-__all__ = [
-    "ADDONS",
-    "METHODS",
-    "MR",
-    "PRBM",
-    "AddOn",
-    "Composed",
-    "Description",
-    "Method",
-    "Registry",
-    "Upload",
-    "checked",
-    "describe",
-    "file_in",
-    "file_of",
-    "from_package",
-    "hyper_parameters",
-    "identity",
-    "in_brackets",
-    "in_file",
-    "in_memory",
-    "owner",
-    "package_version",
-    "package_versions",
-    "packages",
-    "parameter",
-    "parse",
-    "source_of",
-    "source_sha256",
-    "spelled",
-    "takes",
-]
 
 
 class Registry(MutableMapping[str, type[Method]]):

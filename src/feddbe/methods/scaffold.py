@@ -14,8 +14,6 @@ from feddbe.state import State, add_prefix, strip_prefix, without
 from feddbe.training.task import Context
 from feddbe.training.trainer import Local
 
-__all__ = ["Scaffold"]
-
 CONTROL = "control/"
 
 

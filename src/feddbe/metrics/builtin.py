@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from feddbe.data.dataset import Dataset
     from feddbe.data.split import Split
 
-__all__ = ["accuracy", "auc", "drift", "loss", "majority_floor", "probe"]
-
 
 @measure
 def accuracy(logits: Tensor, y: Tensor) -> Value:

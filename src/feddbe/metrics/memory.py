@@ -9,8 +9,6 @@ import resource
 import sys
 from pathlib import Path
 
-__all__ = ["keep_freed", "used_mb"]
-
 _TRIM, _MMAP = -1, -3
 """Names of two limits of glibc's `mallopt`."""
 

@@ -10,8 +10,6 @@ from typing import NamedTuple, TypedDict
 
 import numpy as np
 
-__all__ = ["ALL", "AT", "Measured", "Numbers", "Readings", "Row", "Value", "over_clients", "readings", "rows"]
-
 ALL = -1
 """Stands for all clients, where a row has a client."""
 AT = "@"

@@ -28,8 +28,6 @@ from feddbe.errors import BadInput, unknown
 from feddbe.metrics.records import Numbers, Value
 from feddbe.metrics.representations.points import Points
 
-__all__ = ["POOLED_ROWS", "asked", "known", "measure", "parse", "pool", "take"]
-
 Function = Callable[..., Any]
 """Gives a `Value` or None; a pooled one, a `Value` for each client, or for `ALL`."""
 PASS = {"logits", "y", "z", "z_g"}

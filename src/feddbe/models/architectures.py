@@ -16,20 +16,6 @@ from torch import Tensor, nn
 
 from feddbe.config.parameters import Parameters, parameter
 
-__all__ = [
-    "CUTS",
-    "MeanEmbedding",
-    "Representation",
-    "ResNet18",
-    "blocks",
-    "cnn",
-    "cnn_small",
-    "fasttext",
-    "har_cnn",
-    "mlp",
-    "resnet18",
-]
-
 
 def cnn(shape: tuple[int, ...], classes: int) -> nn.Sequential:
     """conv 5x5 (32), conv 5x5 (64), each with 2x2 pooling and ReLU, FC 512, FC: for images from 16x16."""

@@ -15,22 +15,9 @@ from feddbe.config.parameters import Parameters
 from feddbe.config.user_code import Found
 from feddbe.errors import BadInput, one_line
 from feddbe.models.architectures import CUTS, Representation, cnn, cnn_small, fasttext, har_cnn, mlp, resnet18
-from feddbe.models.split_model import Forward, SplitModel, asked, call
+from feddbe.models.split_model import SplitModel, asked, call
 from feddbe.models.split_points import Halves
 from feddbe.seeds import torch_seed, torch_seeded
-
-__all__ = [
-    "MODELS",
-    "Forward",
-    "FromFile",
-    "Known",
-    "ModelSource",
-    "SplitModel",
-    "build",
-    "builder",
-    "find",
-    "fitting",
-]
 
 Shape = tuple[int, ...]
 Builder = Callable[..., nn.Module | Halves]

@@ -31,8 +31,6 @@ from feddbe.models.split_points import (
 from feddbe.seeds import torch_seeded
 from feddbe.state import State, moved
 
-__all__ = ["Forward", "SplitModel", "asked", "call"]
-
 Owner = MutableMapping[str, Any]
 Slots = dict[str, list[tuple[Owner, str]]]
 

@@ -9,21 +9,6 @@ from torch import Tensor, fx, nn
 
 from feddbe.errors import BadInput, one_line
 
-__all__ = [
-    "PLACES",
-    "Cuts",
-    "Halves",
-    "Layers",
-    "before_last_linear",
-    "find_cuts",
-    "find_layers",
-    "hooked",
-    "layers_of",
-    "linear_of",
-    "places_of",
-    "walk",
-]
-
 Halves = tuple[nn.Module, nn.Module]
 Layers = list[tuple[nn.Module, dict[str, str]]]
 """Layers that are called one after the other, and the model's names of each one's parameters."""

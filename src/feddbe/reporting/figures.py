@@ -26,21 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "COLOURS",
-    "GREY",
-    "MARKERS",
-    "STYLES",
-    "adaptation",
-    "bubbles",
-    "curves",
-    "fairness",
-    "legend_below",
-    "surface",
-    "tidy",
-    "whole",
-    "write",
-]
 
 # Okabe and Ito's colours, told apart by colour-blind readers, without the yellow that white paper swallows.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")

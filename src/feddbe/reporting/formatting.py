@@ -20,22 +20,6 @@ from rich.text import Text
 
 from feddbe.errors import unknown
 
-__all__ = [
-    "FORMATS",
-    "Column",
-    "Grid",
-    "Name",
-    "as_html",
-    "as_rich",
-    "caption",
-    "folded",
-    "in_bytes",
-    "in_seconds",
-    "percent",
-    "plain_table",
-    "render",
-]
-
 
 @dataclass(frozen=True)
 class Name:

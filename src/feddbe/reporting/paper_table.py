@@ -13,8 +13,6 @@ from rich.text import Text
 from feddbe.reporting.formatting import Column, Grid, Name, caption, plain_table, render
 from feddbe.results.statistics import Interval
 
-__all__ = ["Compared", "Place", "compared_table", "one_line", "written_out"]
-
 
 @dataclass(frozen=True)
 class Place:

@@ -23,25 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "LABELS",
-    "MOMENTS",
-    "PER_ROUND",
-    "SAID",
-    "WORDS",
-    "column",
-    "discrepancies",
-    "discrepancy",
-    "draw",
-    "draw_rounds",
-    "first",
-    "kinds",
-    "mdl",
-    "measured_tables",
-    "over_rounds",
-    "samples",
-    "tsne",
-]
 
 _HATCHES = ("", "///", "...", "\\\\\\", "xxx")
 

@@ -14,8 +14,6 @@ from feddbe.runs import summary
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Run", "Runs", "Sweep"]
-
 
 class Run(dict[str, Any]):
     """The document that describes a run (`RunDocument`), a dictionary that can be written as JSON.

@@ -46,27 +46,6 @@ from feddbe.results.statistics import RULE, Interval
 from feddbe.runs.folders import slug
 from feddbe.runs.summary import Client
 
-__all__ = [
-    "RunRow",
-    "choice",
-    "clients_grid",
-    "clients_side_by_side",
-    "fairness_table",
-    "missing_baselines",
-    "moments",
-    "newcomers_table",
-    "overhead_table",
-    "repeated",
-    "results_grid",
-    "results_table",
-    "results_words",
-    "rounds_grid",
-    "runs_table",
-    "seeds_grid",
-    "split_table",
-    "sweep_grid",
-]
-
 
 class RunRow(TypedDict):
     """One line of `feddbe runs`; accuracies are weighted, as fractions of one."""

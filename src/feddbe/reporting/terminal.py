@@ -13,8 +13,6 @@ from rich.text import Text
 from feddbe.results.curves import Line, lines
 from feddbe.results.document import RunDocument, labels, title
 
-__all__ = ["curves"]
-
 _ROWS = 9
 _BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")

@@ -9,8 +9,6 @@ from statistics import mean
 from feddbe.results.document import RunDocument, ending, labels, moment, points
 from feddbe.results.seeds import Points, groups, names
 
-__all__ = ["Line", "lines"]
-
 
 @dataclass(frozen=True)
 class Line:

@@ -10,33 +10,6 @@ from typing import Any, TypedDict, cast
 from feddbe.config.options import pick_identity
 from feddbe.metrics.records import AT, Readings, Row, readings
 
-__all__ = [
-    "Accuracy",
-    "Cost",
-    "Divergence",
-    "Entry",
-    "Extent",
-    "Measurement",
-    "Newcomers",
-    "RunDocument",
-    "adapting",
-    "at",
-    "cut",
-    "distinguishing_settings",
-    "ending",
-    "entry",
-    "extent",
-    "finished",
-    "labels",
-    "last_round",
-    "moment",
-    "newcomers",
-    "points",
-    "reached",
-    "score",
-    "title",
-]
-
 Accuracy = Readings
 
 

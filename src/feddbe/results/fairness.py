@@ -17,18 +17,6 @@ from feddbe.metrics.records import over_clients
 from feddbe.results.document import RunDocument, labels
 from feddbe.results.seeds import HOLDINGS, strip_options
 
-__all__ = [
-    "BASELINES",
-    "Fairness",
-    "Overhead",
-    "Paired",
-    "Spread",
-    "fairness",
-    "overhead",
-    "paired",
-    "spread",
-]
-
 BASELINES = ("local", "fedavg")
 
 

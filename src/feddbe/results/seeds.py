@@ -11,20 +11,6 @@ from feddbe.config.options import pick_identity
 from feddbe.results.document import Accuracy, Entry, Extent, RunDocument, extent, labels, last_round, points
 from feddbe.results.statistics import Comparison, Interval, Reason, Verdict, interval, judge, paired
 
-__all__ = [
-    "HOLDINGS",
-    "Points",
-    "Repeats",
-    "chosen",
-    "counted",
-    "experiments",
-    "groups",
-    "names",
-    "repeats",
-    "strip_options",
-    "unequal",
-]
-
 Points = Callable[[RunDocument], list[tuple[int, float]]]
 """A run's curve in percent."""
 

@@ -9,19 +9,6 @@ from math import inf, sqrt
 from statistics import mean, stdev
 from typing import Literal, NamedTuple, TypeVar
 
-__all__ = [
-    "LEVEL",
-    "RULE",
-    "SEEDS",
-    "Comparison",
-    "Interval",
-    "Reason",
-    "Verdict",
-    "interval",
-    "judge",
-    "paired",
-]
-
 Trial = TypeVar("Trial")
 
 

@@ -36,8 +36,6 @@ from feddbe.simulation.client import Reply
 from feddbe.simulation.recorder import pool_representations
 from feddbe.state import decode, encode
 
-__all__ = ["META", "Question", "answer", "layout"]
-
 META = "measured"
 
 

@@ -18,8 +18,6 @@ from feddbe.runs.store import Store, alone, make_folder
 from feddbe.simulation import engines, loop
 from feddbe.simulation.engines import base
 
-__all__ = ["again", "carry_on", "places"]
-
 
 def again(given: Given, allowed: Permission) -> list[Asked]:
     """What the runs in the folder `out` were asked to be, one by one, with what is given now over it; code in

@@ -18,7 +18,7 @@ from feddbe.config.parameters import Parameters
 from feddbe.config.spec import Named
 from feddbe.config.user_code import Source, names_file
 from feddbe.data.dataset import Dataset
-from feddbe.data.federated import Held, label_counts, load_data
+from feddbe.data.federated import Held, load_data
 from feddbe.data.split import Split
 from feddbe.errors import BadInput
 from feddbe.methods import new_clients
@@ -29,19 +29,6 @@ from feddbe.models.registry import FromFile, ModelSource, builder
 from feddbe.state import sha256
 from feddbe.training.optimizer import Decay, Optimiser
 from feddbe.training.task import Task, Training
-
-__all__ = [
-    "Experiment",
-    "Held",
-    "Recipe",
-    "check_members",
-    "check_optimiser",
-    "check_short",
-    "label_counts",
-    "load_data",
-    "resolve",
-    "resolve_all",
-]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ from feddbe.errors import BadInput, Damaged, StoreError
 from feddbe.paths import RUNS, expand
 from feddbe.runs.store import FILE, Store
 
-__all__ = ["each", "find", "find_all", "listing", "newest", "none_left_empty", "numbered", "slug"]
-
 
 def slug(name: str) -> str:
     """A method's name as a folder's: fedavg+dbe(kappa=5) -> fedavg+dbe-kappa5, a/my.py:Own -> my-own."""

@@ -16,8 +16,6 @@ from feddbe.simulation.layout import layout_of
 from feddbe.state import State
 from feddbe.training.compiled import backend
 
-__all__ = ["describe", "other_versions", "versions"]
-
 _LABELS_AT_MOST = 100_000
 """Label counts of larger federations are not stored: nobody can look at them."""
 

@@ -37,17 +37,6 @@ from feddbe.state import State, decode
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import Local
 
-__all__ = [
-    "MOMENTS",
-    "Entry",
-    "View",
-    "admit",
-    "compare_under_each_model",
-    "differences",
-    "entry_of",
-    "reopened",
-]
-
 MOMENTS = ("before", "adapted", "after")
 """When a client's model can be looked at: as received, adapted to the client, after local training."""
 

@@ -21,30 +21,6 @@ from feddbe.metrics.records import ALL, AT, Row
 from feddbe.results.document import Entry, entry
 from feddbe.state import Receipt, State, decode, encode, nbytes, sha256
 
-__all__ = [
-    "FILE",
-    "FORMAT",
-    "KEPT",
-    "LOCK",
-    "SCHEMA",
-    "Store",
-    "alone",
-    "check_meta",
-    "check_there",
-    "clear",
-    "connect",
-    "crc_of",
-    "damaged",
-    "forget",
-    "format_of",
-    "make_folder",
-    "replacing",
-    "sealed",
-    "seals",
-    "set_aside",
-    "settle",
-]
-
 LOCK = ".lock"
 """Its name; only a kill leaves it, and the next run there takes it."""
 

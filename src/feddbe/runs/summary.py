@@ -16,19 +16,6 @@ from feddbe.runs.analysis import META
 from feddbe.runs.store import Store
 from feddbe.state import Receipt, decode
 
-__all__ = [
-    "Client",
-    "accuracies",
-    "diverged",
-    "divergence",
-    "document",
-    "each",
-    "history",
-    "kept",
-    "load",
-    "newcomers",
-]
-
 
 def load(folder: Path, *, hashes: bool = True) -> RunDocument:
     """The document of the run in this folder; without `hashes` its states are not read."""

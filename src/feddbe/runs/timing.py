@@ -25,8 +25,6 @@ from feddbe.simulation.engines.base import ClientStates, Messages
 from feddbe.state import decode, encode, nbytes
 from feddbe.training.task import Task
 
-__all__ = ["CLIENTS", "ClientCost", "Estimate", "Preview", "Probe", "estimate", "preview", "probe"]
-
 CLIENTS = 2
 PHASES = ("training", "evaluation", "states", "store")
 ROUND = 2

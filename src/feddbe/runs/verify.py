@@ -12,8 +12,6 @@ from feddbe.errors import StoreError
 from feddbe.runs.store import Store
 from feddbe.simulation.layout import check_stored
 
-__all__ = ["Checked", "Part", "PartStatus", "check"]
-
 
 class PartStatus(Enum):
     """Result of reading one part of a run's file."""

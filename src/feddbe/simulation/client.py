@@ -20,8 +20,6 @@ from feddbe.state import State, add_prefix, matches, moved, nbytes, strip_prefix
 from feddbe.training.task import Context, Task, at_work
 from feddbe.training.trainer import Local
 
-__all__ = ["BUFFER", "Job", "Missing", "Reply", "deployed", "perform"]
-
 BUFFER = "buffer/"
 """Prefix of BatchNorm statistics: `buffer/NAME` in a message, `buffer/TRACK/NAME` in a kept state."""
 

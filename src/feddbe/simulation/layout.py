@@ -8,8 +8,6 @@ from pathlib import Path
 from feddbe.errors import FeddbeError, StoreError, short
 from feddbe.state import State
 
-__all__ = ["Layout", "check_combined", "check_stored", "layout_of"]
-
 Layout = Mapping[str, str]
 """Name of a tensor -> its shape and type in words; a plain value, which a run stores."""
 

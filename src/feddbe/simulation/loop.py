@@ -33,14 +33,6 @@ if TYPE_CHECKING:
     from feddbe.runs.experiment import Experiment
     from feddbe.runs.store import Store
 
-__all__ = [
-    "RoundLoop",
-    "build_broadcast",
-    "deterministic_section",
-    "initial_server_state",
-    "run_experiment",
-]
-
 
 def run_experiment(
     experiment: Experiment, store: Store, engine: Engine, callbacks: Watch | None = None

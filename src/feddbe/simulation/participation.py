@@ -9,8 +9,6 @@ from feddbe import seeds
 from feddbe.errors import BadInput
 from feddbe.methods.base import Method
 
-__all__ = ["who_evaluates", "who_prepares"]
-
 
 def who_prepares(method: Method, seed: int, clients: int) -> list[int]:
     """Who takes part before round 1: nobody, all, or as many as the method needs."""

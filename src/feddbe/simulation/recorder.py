@@ -22,7 +22,6 @@ from feddbe.training.task import Task
 if TYPE_CHECKING:
     from feddbe.runs.store import Store
 
-__all__ = ["Recorder", "pool_representations", "pooled_indices", "pooled_records"]
 
 EVALUATION_MOMENTS = ("before", "adapted", "after", "validation")
 

@@ -23,25 +23,6 @@ from feddbe.results.fairness import overhead
 from feddbe.runs.store import Store
 from feddbe.studies.spec import Cell
 
-__all__ = [
-    "NAMES",
-    "READINGS",
-    "Column",
-    "Printed",
-    "Row",
-    "Slot",
-    "Study",
-    "is_accuracy",
-    "is_chosen_on_test",
-    "mdl_of",
-    "places",
-    "printed",
-    "published_accuracy",
-    "read",
-    "settings",
-    "value",
-]
-
 NAMES = (
     "splitting-cnn", "splitting-resnet", "ablation", "noise", "traditional", "pathological", "practical",
     "clients-100", "heterogeneity", "personalized-mr", "overhead", "iterations", "newcomers", "epochs", "har",

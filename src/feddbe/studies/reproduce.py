@@ -22,8 +22,6 @@ from feddbe.studies.paper import Column, Slot, Study
 from feddbe.studies.runner import Planned
 from feddbe.studies.spec import Cell
 
-__all__ = ["Plans", "cells_of", "compared", "draw", "measure", "measure_embeddings", "plan"]
-
 
 def measure_embeddings(study: Study, plans: Plans, watch: Watch | None = None) -> None:
     """What a picture of representations needs."""

@@ -32,6 +32,7 @@ from feddbe.models.registry import ModelSource
 from feddbe.paths import expand
 from feddbe.results.document import RunDocument, cut, ending, last_round, reached
 from feddbe.runs import folders
+from feddbe.runs.execution import carry_on
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.store import FILE, Store
 from feddbe.runs.summary import load
@@ -40,8 +41,6 @@ from feddbe.simulation.engines.base import portable
 from feddbe.simulation.engines.pool import cores, end_with_parent
 from feddbe.studies.spec import Cell
 from feddbe.training import gradients
-
-__all__ = ["Board", "Clock", "Planned", "carry_on_all", "plan", "refresh", "run"]
 
 Remark = Callable[[str], None]
 
@@ -133,7 +132,7 @@ def run(plans: Sequence[Planned], board: Board | None = None) -> dict[Path, Fedd
     for planned, (experiment, place) in zip(missing, work, strict=True):
         failure: FeddbeError | None = None
         try:
-            api.carry_on(experiment, place, board.watch(planned))
+            carry_on(experiment, place, board.watch(planned))
         except FeddbeError as error:
             failure = failed[place] = error
         board.ended(planned, failure)
@@ -338,7 +337,7 @@ def _work(experiment: Experiment, place: Path, pipe: Connection, inherited: Sequ
             other.close()
         torch.set_num_threads(1)
         options = dataclasses.replace(experiment.options, engine="serial")
-        api.carry_on(dataclasses.replace(experiment, options=options), place, _Teller(pipe))
+        carry_on(dataclasses.replace(experiment, options=options), place, _Teller(pipe))
     except KeyboardInterrupt:
         return
     except FeddbeError as error:

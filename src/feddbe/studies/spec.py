@@ -11,8 +11,6 @@ from feddbe.config.options import Asked, read
 from feddbe.config.spec import written
 from feddbe.errors import BadInput
 
-__all__ = ["Cell", "grid"]
-
 
 @dataclass(frozen=True)
 class Cell:

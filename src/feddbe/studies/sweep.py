@@ -27,8 +27,6 @@ from feddbe.studies.runner import Board, Planned
 from feddbe.studies.spec import Cell, grid
 from feddbe.studies.tune import VALIDATION
 
-__all__ = ["carry_out", "cells", "compare", "found", "place", "plan", "validated"]
-
 _NOT_OF_A_CELL = ("out", "resume", "json", "quiet")
 
 

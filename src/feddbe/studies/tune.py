@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from optuna import Study
     from optuna import Trial as Asking
 
-__all__ = ["LR", "VALIDATION", "Space", "Trial", "Tuned", "named", "published", "space_of", "tune"]
 
 VALIDATION = 0.2
 """Share of the training data, unless another is asked for."""

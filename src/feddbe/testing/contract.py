@@ -37,20 +37,6 @@ from feddbe.testing.federation import (
     states,
 )
 
-__all__ = [
-    "CAN_KILL",
-    "check",
-    "continues",
-    "engines_agree",
-    "few",
-    "keeps_secrets",
-    "leaks",
-    "moved",
-    "others",
-    "part_of_the_clients",
-    "survives_a_kill",
-]
-
 
 def check(
     method: type[Method] | Method | str,

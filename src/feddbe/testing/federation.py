@@ -23,18 +23,6 @@ from feddbe.simulation.engines.base import ClientStates, Engine, Messages
 from feddbe.simulation.engines.serial import Serial
 from feddbe.state import State, decode
 
-__all__ = [
-    "Outcome",
-    "Recorder",
-    "carry_out",
-    "experiment",
-    "measured",
-    "outcome",
-    "same_bits",
-    "samples",
-    "states",
-]
-
 
 def samples(sizes: Sequence[int] = (60, 44, 28)) -> Dataset:
     """The first digits, with a client column: sizes[i] samples for client i."""

@@ -22,8 +22,6 @@ from feddbe.state import State
 from feddbe.training.plan import FitPlan, Fitted, Losses, Samples, check_values, fold, no_losses
 from feddbe.training.terms import CROSS_ENTROPY, At, Batch, MeanPull
 
-__all__ = ["RANK", "refuses", "train"]
-
 RANK = 100
 
 

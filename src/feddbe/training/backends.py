@@ -13,8 +13,6 @@ from typing import NamedTuple, Protocol, cast
 from feddbe.errors import BadInput
 from feddbe.training.plan import FitPlan, Fitted
 
-__all__ = ["Chosen", "Trainer", "every", "trainer_of"]
-
 MODULES = {"compiled": "feddbe.training.compiled.backend", "autograd": "feddbe.training.autograd"}
 """Every backend: its name and its module."""
 

@@ -17,8 +17,6 @@ from feddbe.training.plan import Samples
 from feddbe.training.task import Task
 from feddbe.training.terms import Gradient, Moved, Steps, by_autograd
 
-__all__ = ["descend", "get_ready", "gradient", "predictor", "trainer"]
-
 PATIENCE = 3.0
 """Seconds after which somebody who waits at a terminal is told why."""
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from feddbe.errors import BadInput
 
-__all__ = ["PLAIN", "Decay", "Optimiser"]
-
 
 @dataclass(frozen=True)
 class Optimiser:

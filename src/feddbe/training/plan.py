@@ -25,18 +25,6 @@ from feddbe.state import State
 from feddbe.training.optimizer import PLAIN, Optimiser
 from feddbe.training.terms import Term
 
-__all__ = [
-    "Batches",
-    "FitPlan",
-    "Fitted",
-    "Losses",
-    "Samples",
-    "check",
-    "check_values",
-    "fold",
-    "no_losses",
-]
-
 Carry = TypeVar("Carry")
 Const = TypeVar("Const")
 

@@ -19,8 +19,6 @@ from feddbe.models.split_model import SplitModel
 from feddbe.state import State
 from feddbe.training.optimizer import PLAIN, Decay, Optimiser
 
-__all__ = ["Context", "Task", "Training", "at_work", "find"]
-
 
 @dataclass(frozen=True)
 class Training:

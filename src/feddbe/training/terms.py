@@ -18,11 +18,6 @@ from torch import Tensor
 from feddbe.models.split_model import SplitModel
 from feddbe.state import State, sum_by_name
 
-__all__ = [
-    "CROSS_ENTROPY", "At", "Batch", "Gradient", "MeanPull", "Moved", "Prox", "Steps", "Term", "by_autograd",
-    "prox",
-]  # fmt: skip
-
 
 class Batch(NamedTuple):
     """A batch after the forward pass."""

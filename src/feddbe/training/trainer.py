@@ -20,8 +20,6 @@ from feddbe.training.plan import Batches, FitPlan, Losses, Samples, fold
 from feddbe.training.task import Task
 from feddbe.training.terms import CROSS_ENTROPY, Term
 
-__all__ = ["Extra", "Fit", "Local", "Samples"]
-
 Carry = TypeVar("Carry")
 Const = TypeVar("Const")
 PREDICT_BATCH = 128

@@ -25,8 +25,6 @@ from feddbe.data.io.download import Progress, cache_folder, download, folders, m
 from feddbe.data.preprocessing import LENGTH, Column, Preprocessing, tokenize
 from feddbe.errors import BadInput
 
-__all__ = ["find", "found", "get", "load", "sums"]
-
 URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 MD5 = {"train.csv": "b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "d52ea96a97a2d943681189a97654912d"}
 ROWS = (120_000, 7_600)

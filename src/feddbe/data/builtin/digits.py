@@ -9,8 +9,6 @@ import torch
 
 from feddbe.data.dataset import Dataset
 
-__all__ = ["find", "load"]
-
 
 def find(data_dir: Path | None) -> str:
     return "in scikit-learn"

@@ -27,8 +27,6 @@ from feddbe.data.io.cache import New, cached
 from feddbe.data.io.download import Progress, cache_folder, download, find_first, missing
 from feddbe.errors import BadInput
 
-__all__ = ["Layout", "find", "get", "load", "scrambled", "sums"]
-
 URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/00240/UCI%20HAR%20Dataset.zip"
 FOLDER = "UCI HAR Dataset"
 ARCHIVES = (f"{FOLDER}.zip", f"{FOLDER}.tar.xz", "uci-har-inertial.tar.xz")

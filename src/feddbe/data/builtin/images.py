@@ -27,8 +27,6 @@ from feddbe.data.io.download import Progress, cache_folder, download, find_first
 from feddbe.data.io.images import images_of
 from feddbe.errors import BadInput
 
-__all__ = ["DATASETS", "CifarDataset", "IdxDataset", "ImageDataset", "read_idx"]
-
 Bytes = npt.NDArray[np.uint8]
 
 _IDX_LIMIT = 100_000_000

@@ -25,8 +25,6 @@ from feddbe.data.io.download import Progress, cache_folder, download, find_first
 from feddbe.data.io.images import images_of
 from feddbe.errors import BadInput
 
-__all__ = ["find", "get", "load", "sums"]
-
 URL = "http://cs231n.stanford.edu/"
 ARCHIVE = "tiny-imagenet-200.zip"
 MD5 = "90528d7ca1a48142e341f4ef8d21d0de"

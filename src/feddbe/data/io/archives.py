@@ -17,8 +17,6 @@ from typing import IO, Any, Self
 from feddbe.data import rows
 from feddbe.errors import BadInput
 
-__all__ = ["DAMAGE", "check_zip", "damaged", "members"]
-
 _MEMBERS = 10_000
 _NAME = 1 << 16
 """Bytes of a long name in a tar archive, which is read before its size could be counted."""

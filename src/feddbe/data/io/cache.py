@@ -28,8 +28,6 @@ from filelock import FileLock
 
 from feddbe.data.io.download import cache_folders
 
-__all__ = ["Cached", "New", "cached"]
-
 Array = npt.NDArray[Any]
 New = Callable[[str, tuple[int, ...], npt.DTypeLike], Array]
 """new(name, shape, dtype): an array of zeros to fill."""

@@ -21,19 +21,6 @@ from feddbe.paths import expand
 if TYPE_CHECKING:
     from requests import RequestException
 
-__all__ = [
-    "VERIFICATION_TEXTS",
-    "Progress",
-    "Verification",
-    "cache_folder",
-    "cache_folders",
-    "download",
-    "find_first",
-    "folders",
-    "missing",
-    "plain",
-    "verify",
-]
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes of this file that are here and, if the server says so, the bytes in all."""

@@ -17,8 +17,6 @@ from feddbe.data.io.cache import Cached
 from feddbe.data.preprocessing import Preprocessing
 from feddbe.errors import BadInput, one_line
 
-__all__ = ["decode", "images_of", "preprocessed"]
-
 _GREY = {"1", "L"}
 
 

@@ -19,8 +19,6 @@ import numpy.typing as npt
 
 from feddbe.errors import BadInput
 
-__all__ = ["load"]
-
 _NUMBERS = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
 _OBJECTS = {"O4", "O8"}
 _GROWTH = 16

@@ -20,21 +20,6 @@ from feddbe.data.io.archives import check_zip
 from feddbe.data.io.download import plain
 from feddbe.errors import BadInput, short
 
-__all__ = [
-    "EXACT",
-    "Array",
-    "Numbered",
-    "clients_of",
-    "labels_of",
-    "labels_of_text",
-    "load_npz",
-    "made",
-    "names_of",
-    "of_arrays",
-    "open_npz",
-    "samples_of",
-]
-
 Array = npt.NDArray[Any]
 
 EXACT = 2**53

@@ -16,8 +16,6 @@ from feddbe.data.user.query import Choice
 from feddbe.data.user.tables import Table, as_dataset, label_column
 from feddbe.errors import BadInput, one_line, short
 
-__all__ = ["arrow_table", "is_saved", "load_named", "load_parquet", "load_saved", "pyarrow", "validated"]
-
 
 def pyarrow(needed_by: str) -> Any:
     """The library, which not everybody needs."""

@@ -19,8 +19,6 @@ from feddbe.data.split import Split
 from feddbe.data.user.arrays import Array, Numbered, labels_of, made, samples_of
 from feddbe.errors import BadInput, one_line
 
-__all__ = ["is_pfllib", "load_folder", "load_pfllib"]
-
 
 def load_folder(folder: Path, resize: tuple[int, int] | None = None) -> Dataset:
     """Classes and files in the order of their names, `train` before `test`; hidden files are left out.

@@ -9,8 +9,6 @@ from urllib.parse import unquote
 
 from feddbe.errors import BadInput, short, unknown
 
-__all__ = ["FOLDER", "NPZ", "TABLE", "Choice", "chosen"]
-
 TABLE = ("label", "client", "x", "categories", "missing", "resize", "config")
 FOLDER = ("resize",)
 NPZ = ("words",)

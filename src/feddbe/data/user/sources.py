@@ -17,8 +17,6 @@ from feddbe.data.user.tables import Table, as_dataset, load_csv
 from feddbe.errors import BadInput, one_line, short
 from feddbe.paths import expand
 
-__all__ = ["FORMS", "from_object", "load_own"]
-
 FORMS = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER", "hf:NAME")
 
 

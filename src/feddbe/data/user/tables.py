@@ -27,21 +27,6 @@ from feddbe.data.user.arrays import Array, Numbered, clients_of, labels_of, labe
 from feddbe.data.user.query import Choice
 from feddbe.errors import BadInput, one_line, short
 
-__all__ = [
-    "Choice",
-    "Part",
-    "Samples",
-    "Table",
-    "as_dataset",
-    "columns_of",
-    "gaps",
-    "images",
-    "label_column",
-    "load_csv",
-    "numbers",
-    "samples",
-]
-
 LABELS = ("label", "y")
 _WHOLE = re.compile("0|[1-9][0-9]*")
 

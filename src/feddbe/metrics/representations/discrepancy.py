@@ -48,8 +48,6 @@ from feddbe.errors import BadInput
 from feddbe.metrics.representations.points import Points
 from feddbe.seeds import stream
 
-__all__ = ["ClientMeans", "Discrepancy", "Floats", "discrepancy", "has_enough_samples", "mean_distances"]
-
 Numbers = dict[str, float]
 
 

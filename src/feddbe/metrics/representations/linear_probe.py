@@ -10,8 +10,6 @@ from feddbe.errors import BadInput
 from feddbe.metrics.representations.mdl import one_thread
 from feddbe.metrics.representations.points import Points
 
-__all__ = ["linear_probe"]
-
 RIDGE = 0.3
 """Weight of the penalty, in units of the mean variance of a feature: enough for features that are half noise,
 and not so much that clean ones lose by it."""

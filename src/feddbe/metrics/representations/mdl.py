@@ -50,25 +50,6 @@ from feddbe.config.parameters import Parameters, parameter
 from feddbe.errors import BadInput
 from feddbe.metrics.representations.points import Points
 
-__all__ = [
-    "FULL",
-    "MDL",
-    "QUICK",
-    "Probes",
-    "Settings",
-    "description_length",
-    "in_parts",
-    "initial",
-    "listening",
-    "mdl",
-    "one_thread",
-    "report",
-    "sample_complexity",
-    "side_by_side",
-    "sizes_of",
-    "train",
-]
-
 SHUFFLE = 0
 """The samples that are kept are the first of np.random.RandomState(SHUFFLE).permutation(all): the same for
 every method, round and place, which are to be compared, and whatever the seed of the probes."""

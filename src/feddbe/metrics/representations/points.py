@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from feddbe.errors import BadInput
 
-__all__ = ["Points", "points"]
-
 
 class Points(NamedTuple):
     """Representations of samples, a row each, with their labels and the clients that hold them."""

@@ -17,17 +17,6 @@ from feddbe.metrics.representations.points import Points
 from feddbe.metrics.representations.tsne import tsne
 from feddbe.state import State
 
-__all__ = [
-    "MEASURES",
-    "Taken",
-    "as_discrepancy",
-    "as_points",
-    "combine_models",
-    "parse",
-    "settings_of",
-    "take",
-]
-
 Readings = dict[str, float | None]
 """By the reading's name; the measure's own number has an empty one."""
 EPSILONS = (1.0, 0.5, 0.1)

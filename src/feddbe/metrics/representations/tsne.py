@@ -8,8 +8,6 @@ from feddbe.errors import BadInput
 from feddbe.metrics.representations.points import Points
 from feddbe.seeds import stream
 
-__all__ = ["tsne"]
-
 LEAST, DIMENSIONS, PERPLEXITY = 5, 50, 30
 
 

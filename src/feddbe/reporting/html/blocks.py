@@ -16,28 +16,6 @@ from feddbe.runs import summary
 from feddbe.runs.store import Store
 from feddbe.runs.summary import accuracies as summary_accuracies
 
-__all__ = [
-    "BAND",
-    "Block",
-    "Choice",
-    "Source",
-    "Sources",
-    "cell",
-    "choices",
-    "command",
-    "curves",
-    "facts",
-    "figure",
-    "number",
-    "read",
-    "section",
-    "series",
-    "some",
-    "table",
-    "thinned",
-    "told",
-]
-
 _ABOUT = ("begun", "versions", "machine", "git_commit")
 
 

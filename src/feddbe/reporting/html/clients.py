@@ -34,8 +34,6 @@ from feddbe.results.fairness import BASELINES, Fairness, Paired, fairness
 from feddbe.results.seeds import counted, experiments
 from feddbe.runs import summary
 
-__all__ = ["data", "each", "fair", "joined"]
-
 _CLIENTS, _ROUNDS, _CELLS = 100, 120, 300_000
 """How many a heat map shows, and the cells of all of a page's."""
 _Number = Literal["mean", "std", "worst_tenth", "lowest", "median", "highest"]

@@ -18,8 +18,6 @@ from feddbe.reporting.html.blocks import Source, Sources, read
 from feddbe.reporting.html.page import as_json, content, render
 from feddbe.runs.store import FILE
 
-__all__ = ["HOST", "serve"]
-
 HOST = "127.0.0.1"
 _HEADERS = {
     "Cache-Control": "no-store",

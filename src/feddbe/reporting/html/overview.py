@@ -31,20 +31,6 @@ from feddbe.results.seeds import Points, experiments, repeats
 from feddbe.results.statistics import RULE, Interval
 from feddbe.runs.summary import kept
 
-__all__ = [
-    "configuration",
-    "costs",
-    "holding",
-    "learning",
-    "line",
-    "measuring",
-    "of_all",
-    "of_each",
-    "running",
-    "summary",
-    "versions",
-]
-
 _Reading = Literal["weighted", "mean", "worst_tenth"]
 _READINGS: dict[_Reading, str] = {
     "weighted": "weighted by samples",

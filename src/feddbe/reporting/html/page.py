@@ -22,8 +22,6 @@ from feddbe.reporting.paper_table import Compared, one_line
 from feddbe.reporting.representations import LABELS
 from feddbe.results.document import finished
 
-__all__ = ["as_json", "content", "render", "report", "studied", "write_report"]
-
 
 def studied(found: Mapping[str, Compared]) -> list[Block]:
     """One section of them all; the keys are the commands that print them."""

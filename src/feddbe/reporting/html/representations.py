@@ -25,8 +25,6 @@ from feddbe.results import seeds
 from feddbe.results.document import Measurement, RunDocument
 from feddbe.runs.analysis import layout
 
-__all__ = ["over_rounds", "representations"]
-
 _POINTS = 24_000
 """Of all layouts of a page."""
 _QUICK = " QUICK: fewer sizes, seeds and steps than the full measure."

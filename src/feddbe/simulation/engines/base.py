@@ -11,20 +11,8 @@ from typing import Protocol
 from feddbe.config.parameters import Parameters
 from feddbe.methods.base import Method
 from feddbe.simulation.client import Job, Missing, Reply
-from feddbe.state import Receipt, State
+from feddbe.state import State
 from feddbe.training.task import Task
-
-__all__ = [
-    "WAITING",
-    "Choice",
-    "ClientStates",
-    "Engine",
-    "Messages",
-    "Missing",
-    "Receipt",
-    "Waiting",
-    "portable",
-]
 
 
 class ClientStates(Protocol):

@@ -36,26 +36,6 @@ from feddbe.simulation.engines.base import WAITING, Choice, ClientStates, Messag
 from feddbe.state import State, bytes_of, decode, encode
 from feddbe.training.task import Task
 
-__all__ = [
-    "HELD",
-    "KEPT",
-    "LARGE",
-    "TRIES",
-    "Items",
-    "Parcel",
-    "Pool",
-    "PoolChoice",
-    "Queue",
-    "cores",
-    "cost",
-    "desk",
-    "end_with_parent",
-    "pack",
-    "receive",
-    "send",
-    "work",
-]
-
 TRIES = 3
 """How often a client's work is started when its worker dies."""
 TOGETHER = 0.02

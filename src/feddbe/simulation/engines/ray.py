@@ -44,8 +44,6 @@ from feddbe.simulation.engines.pool import TRIES, cores, cost
 from feddbe.state import decode, encode
 from feddbe.training.task import Task
 
-__all__ = ["RayChoice", "RayTasks", "connect", "differences", "versions"]
-
 _LOOK = 1.0
 """Seconds after which it is looked again who is there, and who is late."""
 

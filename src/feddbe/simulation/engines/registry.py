@@ -9,29 +9,13 @@ from feddbe.config.spec import find as spec_find
 from feddbe.errors import BadInput
 from feddbe.methods.base import Method
 from feddbe.metrics.memory import keep_freed
-from feddbe.simulation.client import Missing
-from feddbe.simulation.engines.base import WAITING, Choice, ClientStates, Engine, Messages, Waiting
-from feddbe.simulation.engines.pool import Pool, PoolChoice, cores
+from feddbe.simulation.engines.base import WAITING, Choice, Engine, Waiting
+from feddbe.simulation.engines.pool import PoolChoice, cores
 from feddbe.simulation.engines.ray import RayChoice
 from feddbe.simulation.engines.serial import Serial, SerialChoice
-from feddbe.state import Receipt
 from feddbe.training import gradients
 from feddbe.training.task import Task
 from feddbe.training.task import find as task_find
-
-__all__ = [
-    "ENGINES",
-    "ClientStates",
-    "Engine",
-    "Messages",
-    "Missing",
-    "Pool",
-    "Receipt",
-    "Serial",
-    "Waiting",
-    "find",
-    "make",
-]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from feddbe.simulation.engines.base import WAITING, Choice, ClientStates, Messag
 from feddbe.state import decode, encode
 from feddbe.training.task import Task
 
-__all__ = ["Serial", "SerialChoice"]
-
 
 class Serial:
     """The engine that needs nothing, and that the others are compared with."""

@@ -30,19 +30,6 @@ from feddbe.training.terms import Gradient, Moved, Prox, Steps, by_autograd
 if TYPE_CHECKING:
     from feddbe.training.compiled.network import Network
 
-__all__ = [
-    "RANK",
-    "Predictor",
-    "available",
-    "descend",
-    "gradient",
-    "refuses",
-    "refuses_layers",
-    "refuses_machine",
-    "refuses_model",
-    "refuses_types",
-    "train",
-]
 
 RANK = 10
 PREDICT = 32

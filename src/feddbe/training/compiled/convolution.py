@@ -7,8 +7,6 @@ import numpy as np
 from feddbe.training.compiled.records import TILE_ROWS, Array, Record, Room, inner, move
 from feddbe.training.compiled.tiles import LANES, add_scaled_rows, get, largest, put, tile
 
-__all__ = ["forward", "input_grad", "move_both", "turn", "weight_grad"]
-
 
 @inner
 def forward(room: Room, step: Record, size: int) -> None:

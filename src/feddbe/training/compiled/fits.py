@@ -20,8 +20,6 @@ from feddbe.training.compiled.stack import Stack
 from feddbe.training.plan import FitPlan, Fitted, Losses, Samples, check, check_values, fold, no_losses
 from feddbe.training.terms import CROSS_ENTROPY, At, Batch, Gradient, MeanPull, Moved, Prox, Steps, Term
 
-__all__ = ["COMPILED", "body_stays", "descend", "gradient", "is_open", "of_its_own", "train"]
-
 CHUNK = 64
 """Batches that are made numbers at once."""
 COMPILED = (MeanPull, Prox)

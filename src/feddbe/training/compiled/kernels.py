@@ -14,8 +14,6 @@ from feddbe.training.compiled import convolution, linear, records, tiles
 from feddbe.training.compiled.records import CONV, LINEAR, MOMENTUM, POOL, ROWS, Array, Record, Room, inner
 from feddbe.training.compiled.tiles import get, put
 
-__all__ = ["forward", "train", "turn"]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 conv_forward, conv_turn = convolution.forward, convolution.turn
 conv_input_grad, conv_weight_grad = convolution.input_grad, convolution.weight_grad

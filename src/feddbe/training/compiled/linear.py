@@ -18,8 +18,6 @@ from feddbe.training.compiled.records import (
 )
 from feddbe.training.compiled.tiles import LANES, dots, get, largest, put, tile
 
-__all__ = ["back", "forward", "pool", "pool_back", "words", "words_back"]
-
 
 @inner
 def forward(numbers: Array, step: Record, rows: int) -> None:

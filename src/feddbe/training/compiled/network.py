@@ -34,8 +34,6 @@ from feddbe.training.compiled.records import (
 from feddbe.training.compiled.stack import Stack, Step
 from feddbe.training.compiled.tiles import LANES
 
-__all__ = ["Frame", "Inputs", "Layout", "Network", "Part", "find"]
-
 KINDS = {"words": WORDS, "conv": CONV, "pool": POOL, "linear": LINEAR}
 GAP = 64
 """Numbers after each piece: what is read in whole vectors may end behind it."""

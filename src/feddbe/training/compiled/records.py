@@ -16,31 +16,6 @@ from numba import njit
 
 from feddbe.training.compiled.tiles import LANES, get, put
 
-__all__ = [
-    "CONV",
-    "DOT_COLUMNS",
-    "DRIFT",
-    "GRADIENT",
-    "LINEAR",
-    "MOMENTUM",
-    "NET",
-    "PLAIN",
-    "POOL",
-    "ROWS",
-    "STEP",
-    "TILE_ROWS",
-    "TILE_VECTORS",
-    "WIDTH",
-    "WORDS",
-    "Array",
-    "Record",
-    "Room",
-    "begin",
-    "end",
-    "inner",
-    "move",
-]
-
 Array = npt.NDArray[Any]
 Record = Any
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -13,8 +13,6 @@ from feddbe.models.architectures import MeanEmbedding
 from feddbe.models.split_model import SplitModel
 from feddbe.models.split_points import hooked
 
-__all__ = ["Refused", "Stack", "Step", "read"]
-
 Shape = tuple[int, ...]
 
 

@@ -16,8 +16,6 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-__all__ = ["LANES", "add_scaled_rows", "dots", "get", "largest", "put", "tile"]
-
 _FEATURES = llvm.get_host_cpu_features()
 LANES = 16 if _FEATURES.get("avx512f") else 8 if _FEATURES.get("avx") else 4
 _WORD = ir.IntType(64)
