@@ -169,7 +169,7 @@ def test_an_error_that_is_nobodys_input_is_not_swallowed(
 ) -> None:
     monkeypatch.setattr(runner, "cores", lambda: 2)
     plans = plan(grid(["fedavg", "ditto"], SMALL), tmp_path)
-    monkeypatch.setattr(loop, "run", lambda *a, **k: 1 // 0)
+    monkeypatch.setattr(loop, "run_experiment", lambda *a, **k: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         run(plans)
 
@@ -177,7 +177,7 @@ def test_an_error_that_is_nobodys_input_is_not_swallowed(
 def test_a_child_that_is_killed_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "cores", lambda: 2)
     plans = plan(grid(["fedavg", "ditto"], SMALL), tmp_path)
-    monkeypatch.setattr(loop, "run", lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(loop, "run_experiment", lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL))
     failed = run(plans)
     assert {str(error) for error in failed.values()} == {"its process ended without a word (exit code -9)"}
     assert all(isinstance(error, FeddbeError) for error in failed.values())

@@ -39,7 +39,7 @@ def test_seeds_are_run_once_and_shown_together(shell: Shell, monkeypatch: pytest
         raise AssertionError("it was run again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "run", refuse)
+        patch.setattr(loop, "run_experiment", refuse)
         again = shell(f"compare fedavg fedavg+dbe --seeds 0,1 {SMALL} --out study")
         assert again == (0, out, "")
     code, _, err = shell(f"compare fedavg fedavg+dbe --seeds 3 {SMALL} --out study")
