@@ -56,7 +56,7 @@ def decided_by(tree: ast.AST) -> Iterator[str]:
 
 
 def test_no_module_compares_sentences() -> None:
-    paths = [path for path in SOURCES.rglob("*.py") if path.relative_to(SOURCES).parts[0] != "data"]
+    paths = list(SOURCES.rglob("*.py"))
     found = {str(path): {*decided_by(ast.parse(path.read_text()))} - NOT_OURS for path in paths}
     assert {path: texts for path, texts in found.items() if texts} == {}
     assert list(decided_by(ast.parse('x.startswith("not "); x == "not here"; x in ("a", "b c")')))
