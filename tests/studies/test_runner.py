@@ -16,8 +16,7 @@ import feddbe
 from feddbe.callbacks.base import Watch
 from feddbe.errors import Diverged, FeddbeError
 from feddbe.metrics.records import Row
-from feddbe.runs.store import Store, make_folder
-from feddbe.runs.store import alone as store_alone
+from feddbe.runs.store import Store, alone, make_folder
 from feddbe.simulation import loop
 from feddbe.studies import runner
 from feddbe.studies.runner import Board, Planned, plan, run
@@ -159,7 +158,7 @@ def test_a_run_in_use_is_left_alone(tmp_path: Path) -> None:
     cells = grid(["fedavg"], SMALL)
     (planned,) = plan(cells, tmp_path)
     make_folder(planned.place)
-    with store_alone(planned.place):
+    with alone(planned.place):
         failed = run([planned])
     assert "is in use" in str(failed[planned.place])
 

@@ -13,17 +13,14 @@ import click
 
 from feddbe.cli import data, export, methods, report, reproduce, results, run, tune
 from feddbe.cli.command import Group, complain, explain
-from feddbe.cli.export import predict as export_predict
-from feddbe.cli.results import fairness, overhead
-from feddbe.cli.results import measure as results_measure
 from feddbe.errors import FeddbeError
 
 app = Group("feddbe", "Personalized federated learning with the Domain Bias Eliminator.")
 click.version_option(package_name="feddbe", message="feddbe %(version)s")(app)
 for command in (
-    run.run, run.compare, results.runs, results.show, results.check, results_measure,
-    fairness, overhead, report.report, reproduce.reproduce, tune.tune,
-    export.export, export_predict, methods.methods, data.group,
+    run.run, run.compare, results.runs, results.show, results.check, results.measure, results.fairness,
+    results.overhead, report.report, reproduce.reproduce, tune.tune, export.export, export.predict,
+    methods.methods, data.group,
 ):  # fmt: skip
     app.add_command(command)
 

@@ -15,7 +15,7 @@ from rich.progress import Progress, TaskID
 
 from feddbe import paths
 from feddbe.callbacks.base import Several, Watch
-from feddbe.callbacks.display import Bars as progress_Bars
+from feddbe.callbacks.display import Bars as RunBars
 from feddbe.callbacks.display import Lines, Pace, Remarks, columns
 from feddbe.runs import summary
 from feddbe.studies.runner import Board, Planned
@@ -26,9 +26,7 @@ class Following(Several):
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._last = _Last()
-        super().__init__(
-            [self._last, Remarks() if quiet else progress_Bars() if sys.stderr.isatty() else Lines()]
-        )
+        super().__init__([self._last, Remarks() if quiet else RunBars() if sys.stderr.isatty() else Lines()])
 
     def root(self, *, single: bool) -> Path:
         """The folder of the run, or of the comparison that it belongs to."""

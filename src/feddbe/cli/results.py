@@ -9,7 +9,7 @@ import click
 
 from feddbe import paths
 from feddbe.cli.command import AS_JSON, CODE, TRUST, Argument, Command, complain, show_json
-from feddbe.cli.command import show as command_show
+from feddbe.cli.command import show as print_table
 from feddbe.cli.command import show as show_tables
 from feddbe.errors import BadInput, Damaged, StoreError, unknown
 
@@ -313,7 +313,7 @@ def measure(
         show_json({"runs": documents, "pictures": [str(path) for path in paths]})
         return 0
     for table in representations.measured_tables(documents.documents, registry.parse(what)):
-        command_show(table)
+        print_table(table)
         print()
     for path in paths:
         print(f"picture  {path}")

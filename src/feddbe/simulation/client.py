@@ -39,7 +39,7 @@ class Job:
     newcomer: bool = False
     """It joins now, after the last round, and is evaluated after every epoch of adapting."""
     way: str = "full"
-    """How a newcomer adapts (`methods/newcomers.py`)."""
+    """How a new client adapts (`methods/new_clients.py`)."""
     measures: tuple[str, ...] = ("accuracy",)
     """What to measure, by name."""
     places: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class Reply(NamedTuple):
     """Of local training: `loss`, `seconds` of the whole call, `bytes_up`, `bytes_down` with the constants,
     and measures of the training itself."""
     trainers: Mapping[str, str] = {}
-    """Who did the training (`training/trainers`), and why none that is faster."""
+    """Backends that trained (`training/backends.py`), each with the reason why no faster one did."""
     seen: State = {}  # noqa: RUF012
     """Representations that the job asked for, as MOMENT/PLACE, and `y`, their labels; nothing, if what the
     client deploys is no model."""

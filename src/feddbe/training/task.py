@@ -31,7 +31,7 @@ class Training:
     bn_buffers: str = "local"
     """BatchNorm statistics: `local` (private to each client) or `average` (exchanged like parameters)."""
     trainer: str = "auto"
-    """One of `training/trainers`, or `auto`."""
+    """Training backend: auto, compiled or autograd."""
     device: str = "cpu"
     """Where clients train (`training/device.py`)."""
     optimiser: Optimiser = PLAIN

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.config.spec import find as spec_find
+from feddbe.config import spec as grammar
 from feddbe.errors import BadInput
 from feddbe.methods.base import Method
 from feddbe.metrics.memory import keep_freed
@@ -15,7 +15,7 @@ from feddbe.simulation.engines.ray import RayChoice
 from feddbe.simulation.engines.serial import Serial, SerialChoice
 from feddbe.training import gradients
 from feddbe.training.task import Task
-from feddbe.training.task import find as task_find
+from feddbe.training.task import find as find_device
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ ENGINES: dict[str, type[Choice]] = {
 
 def find(spec: str) -> Choice:
     """The engine of this name, as in `pool(workers=4)`, with its options."""
-    return spec_find("engine", spec, ENGINES, also=["pool(workers=N)", "ray(address=HOST:PORT)"]).options
+    return grammar.find("engine", spec, ENGINES, also=["pool(workers=N)", "ray(address=HOST:PORT)"]).options
 
 
 def make(spec: str, task: Task, method: Method, waiting: Waiting = WAITING) -> Engine:
     """The same, ready to work."""
-    choice, where = find(spec), task_find(task.training.device)
+    choice, where = find(spec), find_device(task.training.device)
     if where.type != "cpu":
         if choice.name not in ("auto", "serial"):
             raise BadInput(f"engine = {spec}; on device {where} one process works: serial or auto")
