@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from feddbe import api, methods
-from feddbe.config.options import read
+import feddbe
+from feddbe import methods
 from feddbe.errors import Diverged
 from feddbe.results.document import Accuracy, RunDocument
 from feddbe.results.statistics import interval
@@ -32,9 +33,9 @@ def combinations() -> list[str]:
 def once(method: str, seed: int, lr: float | None, out: Path) -> RunDocument:
     """The run of this seed, new or from the folder."""
     folder = out / f"{method}-{seed}{f'-{lr:g}' if lr else ''}"
-    options = {"data": "digits", "seed": seed, "lr": lr, "out": str(folder)}
-    asked = read([method], options | {"resume": (folder / "run.sqlite").exists()})
-    return api.carry_out(asked, single=True)[0]
+    options: dict[str, Any] = {"data": "digits", "seed": seed, "lr": lr, "out": str(folder)}
+    resume = (folder / "run.sqlite").exists()
+    return feddbe.run(method, **options, resume=resume, quiet=True).document
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from feddbe.methods.fedavg import FedAvg
 from feddbe.runs.experiment import resolve
 from feddbe.simulation import engines
 from feddbe.simulation.client import Job
-from feddbe.simulation.engines.base import Engine, Messages
+from feddbe.simulation.engines.base import ClientStates, Engine, Messages
 from feddbe.state import State, encode
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import Local
@@ -52,7 +52,7 @@ class Echo(FedAvg):
         return received, dict(private)
 
 
-class Kept:
+class Kept(ClientStates):
     """What each client has."""
 
     def __init__(self, state: State) -> None:

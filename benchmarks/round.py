@@ -45,13 +45,12 @@ from feddbe.config.options import Config
 from feddbe.data import SOURCES
 from feddbe.data import load as data_load
 from feddbe.data.dataset import Dataset as Data
-from feddbe.metrics.memory import used_mb
 from feddbe.models.registry import MODELS, find, fitting
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.store import Store
 from feddbe.simulation import engines
 from feddbe.simulation.client import Job
-from feddbe.simulation.engines.base import Messages
+from feddbe.simulation.engines.base import ClientStates, Messages, used_mb
 from feddbe.simulation.engines.pool import Pool
 from feddbe.simulation.loop import RoundLoop, initial_server_state
 from feddbe.state import State
@@ -151,7 +150,7 @@ class Plain:
             p.data = sum((s * w for s, w in zip(states, weights, strict=True)), torch.zeros_like(p))
 
 
-class Ours:
+class Ours(ClientStates):
     """(b), (c): an engine, with a real store behind it."""
 
     def __init__(self, experiment: Experiment, name: str, folder: Path) -> None:

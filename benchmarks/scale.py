@@ -37,11 +37,11 @@ from feddbe import api
 from feddbe.callbacks.base import Watch
 from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
-from feddbe.metrics.memory import used_mb
-from feddbe.runs import provenance
+from feddbe.runs import execution
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.store import FILE, Store
 from feddbe.simulation import engines
+from feddbe.simulation.engines.base import used_mb
 from feddbe.simulation.loop import RoundLoop, initial_server_state
 
 METHODS = ("fedavg+dbe(init_clients=1000)", "ditto", "scaffold")
@@ -82,7 +82,7 @@ def once(method: str, clients: int, rounds: int, engine: str, folder: Path) -> d
     resolved = time.perf_counter()
     workers = engines.make(engine, made.task, made.method)
     server = initial_server_state(made)
-    store = Store.create(folder, provenance.describe(made, server), server)
+    store = Store.create(folder, execution.describe_run(made, server), server)
     loop = RoundLoop(made, store, workers, Watch())
     ready = time.perf_counter()
     torch.set_num_threads(1)

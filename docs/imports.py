@@ -10,7 +10,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "src" / "feddbe"
 ROOMS = [
     "base", "config", "data", "models", "training", "methods", "metrics", "results", "callbacks",
-    "simulation", "runs", "reporting", "api", "studies", "export", "testing", "cli",
+    "simulation", "runs", "reporting", "studies", "api", "export", "testing", "cli",
 ]  # fmt: skip
 """From the bottom to the top: a room may use those before it."""
 _BASE = ("errors", "paths", "seeds", "state")

@@ -4,7 +4,7 @@
     feddbe run examples/own_method.py:Trimmed --rounds 20
     feddbe run "examples/own_method.py:Trimmed(trim=0.2)+dbe(kappa=5)" --rounds 20
 
-docs/own_method.md writes one step by step.
+docs/writing_a_method.md writes one step by step.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from feddbe.methods.registry import METHODS, takes
 from feddbe.runs.experiment import Experiment
 from feddbe.simulation.client import Job, Missing, Reply
 from feddbe.simulation.engines.base import ClientStates, Messages
-from feddbe.simulation.engines.serial import Serial
+from feddbe.simulation.engines.registry import Serial
 from feddbe.state import Receipt, decode, sha256
-from feddbe.testing import federation
-from feddbe.testing.federation import (
+from feddbe.testing import contract
+from feddbe.testing.contract import (
     Outcome,
     Recorder,
     carry_out,
@@ -60,7 +60,7 @@ def quick(name: str) -> str:
 
 def experiment(name: str, dataset: Dataset | None = None, **options: Any) -> Experiment:
     """Two rounds of this method among the three clients."""
-    return federation.experiment(quick(name), dataset, **options)
+    return contract.experiment(quick(name), dataset, **options)
 
 
 class Forgetful:
@@ -103,7 +103,7 @@ class Elsewhere(Forgetful):
             yield from answers
 
 
-class _Node:
+class _Node(ClientStates):
     """Where one client keeps its states."""
 
     def __init__(self, job: Job, accepted: ClientStates, kept: dict[tuple[int, int], bytes]) -> None:

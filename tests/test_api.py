@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import feddbe
 from feddbe.callbacks.base import Watch
+from feddbe.methods import registry
 from feddbe.models.registry import ModelSource
 from feddbe.runs.store import Store
 from feddbe.state import State
@@ -347,3 +348,16 @@ def test_other_versions_than_it_began_with_are_said(tmp_path: Path) -> None:
     line = f"carried on with other versions: torch 1.0 then, {now['torch']} now"
     assert told.said == [line]
     assert document["remarks"] == [line]
+
+
+def test_a_method_s_name_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    original = registry.MethodName
+
+    def count(text: str, parts: Any) -> registry.MethodName:
+        parsed.append(text)
+        return original(text, parts)
+
+    monkeypatch.setattr(registry, "MethodName", count)
+    feddbe.compare(["fedavg", "fedprox(mu=0.1)+dbe"], **SMALL, model="mlp")
+    assert parsed == ["fedavg", "fedprox(mu=0.1)+dbe"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs.imports import ROOMS, modules, room, uses
+from docs.size import frames_to_first_step
 
 SOURCES = sorted(modules())
 
@@ -37,3 +38,13 @@ def test_the_picture_is_of_this_code() -> None:
     page = Path("docs/architecture.md").read_text(encoding="utf-8")
     assert "images/imports.png" in page
     assert "python -m docs.imports" in page
+
+
+def test_few_calls_from_the_command_to_local_training(capsys: pytest.CaptureFixture[str]) -> None:
+    """At most 14 in 8 files, 8 of them below the round loop, and three from the request to the round."""
+    frames = frames_to_first_step()
+    names = [frame.name for frame in frames]
+    assert len(frames) <= 14
+    assert len({frame.filename for frame in frames}) <= 8
+    assert len(names) - names.index("run_experiment") - 1 <= 8
+    assert names.index("run_round") - names.index("run_requests") == 3

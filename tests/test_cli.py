@@ -16,7 +16,7 @@ import pytest
 import feddbe
 from feddbe import cli, data, models
 from feddbe.callbacks.base import Watch
-from feddbe.config.spec import signature
+from feddbe.config.parameters import signature
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.registry import METHODS
 from feddbe.results.document import Entry
@@ -271,7 +271,7 @@ def test_an_add_on_that_a_method_does_not_take(shell: Shell, monkeypatch: pytest
     monkeypatch.setitem(METHODS, "proud", Proud)
     code, out, err = shell("run proud+dbe")
     assert (code, out) == (2, "")
-    assert err == "feddbe: proud does not take +mr: it has no common representation\n"
+    assert err == "feddbe: proud does not support +mr: it has no common representation\n"
     assert shell.json(f"run proud+dbe --force --rounds 0 {SMALL}")["method"] == "proud+dbe"
 
 

@@ -21,8 +21,7 @@ from feddbe.metrics.representations.points import Points, points
 from feddbe.metrics.representations.tsne import tsne
 from feddbe.runs import analysis
 from feddbe.runs.replay import reopened
-from feddbe.runs.store import Store
-from feddbe.runs.verify import check
+from feddbe.runs.store import Store, check
 from feddbe.simulation.client import Job, perform
 from feddbe.state import State
 from tests.test_cli import Shell, shell
@@ -216,7 +215,7 @@ def test_of_each_client_alone(compared: Shell) -> None:
 MISTAKES = [
     ("c --what mld", "unknown measure of representations 'mld'; did you mean 'mdl'? allowed: "),
     ("c --what ,", "nothing to measure; choose of discrepancy, discrepancy-shared, mdl, probe, tsne"),
-    ("c --at cov1", "unknown place 'cov1'; allowed: fc1, fc1.0, fc1.1, fc1.2, logits, z, z_g"),
+    ("c --at cov1", "unknown layer 'cov1'; allowed: fc1, fc1.0, fc1.1, fc1.2, logits, z, z_g"),
     ("c --round first", "unknown round 'first'; allowed: best, last"),
     ("c --moment during", "unknown moment of fedavg 'during'; "),
     ("c --moment adapted", "unknown moment of fedavg 'adapted'; "),
@@ -275,4 +274,4 @@ def test_pooled_measures_of_every_round_are_shown_and_drawn(shell: Shell) -> Non
         assert [each[c] for c in range(4)] == pytest.approx(
             discrepancy(last).mean_distance.tolist(), rel=1e-4
         )
-    assert Path("r/representations.png").exists()
+    assert Path("r/metrics.png").exists()

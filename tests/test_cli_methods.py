@@ -8,7 +8,7 @@ import pytest
 
 from feddbe.cli.methods import default_of
 from feddbe.config.defaults import PER_MODEL, Layers
-from feddbe.config.spec import written
+from feddbe.config.parameters import written
 from feddbe.methods.registry import describe
 
 PARAMETERS = {f"{p['part']} {p['name']}": p for one in describe() for p in one["parameters"]}

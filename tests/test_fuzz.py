@@ -16,12 +16,12 @@ import pytest
 from PIL import Image
 
 from feddbe.cli.main import main
+from feddbe.data import safe_pickle
 from feddbe.data.builtin.images import read_idx
-from feddbe.data.io import safe_pickle
 from feddbe.data.registry import load
 from feddbe.errors import FeddbeError
 from tests.data.builtin.test_images_idx import idx as as_idx
-from tests.data.user import test_pfllib, test_table
+from tests.data.user import test_arrays_pfllib, test_tables
 
 CASES = int(os.environ.get("FEDDBE_CASES", "12"))
 PIXELS = np.arange(6 * 8 * 8, dtype=np.uint8).reshape(6, 8, 8)
@@ -41,15 +41,15 @@ def images(folder: Path) -> Path:
 
 
 def table(folder: Path) -> Path:
-    return test_table.csv(folder)
+    return test_tables.csv(folder)
 
 
 def parquet(folder: Path) -> Path:
-    return test_table.parquet(folder, age=[1.0, 2.0, 3.0, 4.0], label=["a", "b", "a", "b"])
+    return test_tables.parquet(folder, age=[1.0, 2.0, 3.0, 4.0], label=["a", "b", "a", "b"])
 
 
 def pfllib(folder: Path) -> Path:
-    return test_pfllib.write(folder / "pfllib")
+    return test_arrays_pfllib.write(folder / "pfllib")
 
 
 @pytest.mark.parametrize("make", [npz, images, table, parquet, pfllib])

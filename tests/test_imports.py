@@ -26,13 +26,12 @@ def test_a_client_imports_no_other_method_and_no_reader() -> None:
         "methods": {
             "addons",
             "base",
-            "composed",
             "fedavg",
             "dp_mean",
             "new_clients",
             "registry",
         },
-        "data": {"dataset", "federated", "partition", "preprocessing", "registry", "rows", "split"},
+        "data": {"dataset", "federated", "registry", "rows", "split"},
     }.items():
         prefix = f"feddbe.{package}."
         assert {name.removeprefix(prefix) for name in found if name.startswith(prefix)} == wanted

@@ -14,12 +14,12 @@ import pytest
 import feddbe
 from feddbe.errors import BadInput, Damaged, StoreError
 from feddbe.methods import registry
-from feddbe.reporting import figures, tables
-from feddbe.reporting.html import blocks
+from feddbe.reporting import build_figures, tables
+from feddbe.reporting.figure import Curves
 from feddbe.results import curves
 from feddbe.results.seeds import repeats
 from feddbe.results.statistics import Reason
-from feddbe.runs import store, verify
+from feddbe.runs import store
 from feddbe.runs.experiment import resolve
 from feddbe.studies import paper, reproduce, tune
 from feddbe.training import backends
@@ -69,15 +69,15 @@ def test_no_script_of_the_page_looks_into_names() -> None:
 
 def test_a_check_is_judged_by_statuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome(experiment("fedavg"), tmp_path)
-    whole = verify.check(tmp_path)
+    whole = store.check(tmp_path)
     assert whole.whole
     monkeypatch.setattr(store.Store, "meta", lambda self, key: None)
-    skipped = verify.check(tmp_path)
-    for part, is_whole in ((verify.PartStatus.SKIPPED, True), (verify.PartStatus.DAMAGED, False)):
-        parts = {**skipped.parts, "model": verify.Part(part, TEXT)}
+    skipped = store.check(tmp_path)
+    for part, is_whole in ((store.PartStatus.SKIPPED, True), (store.PartStatus.DAMAGED, False)):
+        parts = {**skipped.parts, "model": store.Part(part, TEXT)}
         checked = dataclasses.replace(skipped, parts=parts)
         assert (checked.whole, checked.texts(part)) == (is_whole, [TEXT])
-    assert skipped.parts["model"].status is verify.PartStatus.SKIPPED
+    assert skipped.parts["model"].status is store.PartStatus.SKIPPED
 
 
 def test_a_backend_may_refuse_in_any_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,14 +108,18 @@ def test_how_newcomers_adapt_is_added_unless_settings_say_it(
 ) -> None:
     """`said`: whether the picture adds it to the line's name, whatever that is."""
     runs = [joined("fedavg", [0.1, 0.2], way) for way in ("newton", *others)]
-    plain = curves.lines
+    plain = curves.mean_curves
 
     def renamed(*given: Any) -> list[Any]:
-        return [dataclasses.replace(line, name="adapt" if said else TEXT) for line in plain(*given)]
+        return [
+            dataclasses.replace(curve, name=f"adapt{i}" if said else f"{TEXT}{i}")
+            for i, curve in enumerate(plain(*given))
+        ]
 
-    monkeypatch.setattr(figures, "lines", renamed)
-    legend = figures._adaptation_figure(runs).axes[0].get_legend_handles_labels()[1]
-    assert legend[0].startswith("adapt, newton" if said else f"{TEXT}:")
+    monkeypatch.setattr(build_figures, "mean_curves", renamed)
+    (panel,) = build_figures.adaptation_curves(runs).panels
+    assert isinstance(panel, Curves)
+    assert panel.series[0].name == ("adapt0, newton" if said else f"{TEXT}0")
 
 
 def test_a_rule_in_words_is_not_searched() -> None:
@@ -141,11 +145,14 @@ def test_missing_data_are_found_missing(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_table_names_what_was_not_judged_by_its_reason() -> None:
     runs = [document(method, [0.1, 0.5], seed=0) for method in ("fedavg", "fedprox")]
     assert [one.verdict.reason for one in repeats(runs)] == [Reason.BASELINE, Reason.FEW_SEEDS]
-    assert Reason.FEW_SEEDS in tables._judged(repeats(runs))
-    assert Reason.BASELINE not in tables._judged(repeats(runs))
+    assert Reason.FEW_SEEDS in tables._judgment_note(repeats(runs))
+    assert Reason.BASELINE not in tables._judgment_note(repeats(runs))
 
 
 def test_a_curve_has_its_unit_apart_from_its_name() -> None:
-    sources = blocks.Sources.of([blocks.Source(document("fedavg", [0.1, 0.5]), None, {})])
-    asked = [blocks.Choice(name, lambda run: [(1, 50.0)], unit) for name, unit in ((TEXT, "%"), ("in %", ""))]  # type: ignore[arg-type]
-    assert [choice["unit"] for choice in blocks.choices(sources, asked)] == ["%", ""]
+    metrics = [
+        curves.MetricSeries(name, name, name, unit, lambda run: [(1, 50.0)])
+        for name, unit in ((TEXT, "%"), ("in %", ""))
+    ]
+    panels = build_figures.metric_curves([document("fedavg", [0.1, 0.5])], metrics).panels
+    assert [panel.y_axis.unit for panel in panels if isinstance(panel, Curves)] == ["%", ""]

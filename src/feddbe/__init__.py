@@ -6,11 +6,10 @@ TYPE_CHECKING = False  # not from typing, which takes half of the time until Ctr
 if TYPE_CHECKING:
     from feddbe import callbacks as callbacks
     from feddbe import testing as testing
-    from feddbe.api import draw, load, measure, run
+    from feddbe.api import compare, draw, load, measure, run
     from feddbe.callbacks.base import Watch
     from feddbe.data.dataset import Dataset
-    from feddbe.data.partition import partition
-    from feddbe.data.split import Split, load_split
+    from feddbe.data.split import Split, load_split, partition
     from feddbe.errors import BadInput, Diverged, FeddbeError, StoreError
     from feddbe.export import export_model, predict
     from feddbe.methods.addons import MR, PRBM
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from feddbe.models.split_model import SplitModel
     from feddbe.reporting.html.page import report
     from feddbe.reporting.run import Run, Runs, Sweep
-    from feddbe.studies.sweep import compare
 
 __all__ = [
     "METHODS",
@@ -68,13 +66,13 @@ _MODULES = {
     "StoreError": "errors",
     "Sweep": "reporting.run",
     "Watch": "callbacks.base",
-    "compare": "studies.sweep",
+    "compare": "api",
     "draw": "api",
     "export_model": "export",
     "load": "api",
     "load_split": "data.split",
     "measure": "api",
-    "partition": "data.partition",
+    "partition": "data.split",
     "predict": "export",
     "report": "reporting.html.page",
     "run": "api",

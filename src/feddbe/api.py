@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from feddbe import metrics
 from feddbe.callbacks.base import Several, Watch
 from feddbe.callbacks.display import progress
-from feddbe.config.options import Asked, Given
+from feddbe.config.options import Given, several
 from feddbe.config.options import given as options_given
-from feddbe.config.user_code import NOTHING, Permission, permit
+from feddbe.config.user_code import permit
 from feddbe.data.dataset import Dataset
 from feddbe.data.registry import in_memory
 from feddbe.errors import BadInput, Diverged
@@ -21,15 +20,15 @@ from feddbe.methods.base import Method
 from feddbe.methods.registry import spelled
 from feddbe.metrics.representations import registry
 from feddbe.models.registry import ModelSource
-from feddbe.reporting import figures, representations
-from feddbe.reporting.run import Run, Runs
-from feddbe.results.document import RunDocument, adapting, cut, points
+from feddbe.reporting import build_figures, matplotlib_backend
+from feddbe.reporting.figure import Figure
+from feddbe.reporting.run import Run, Runs, Sweep
+from feddbe.results.document import RunDocument, adapting, points
 from feddbe.runs import analysis, folders, summary
 from feddbe.runs.analysis import Question
-from feddbe.runs.execution import again, carry_on, places
-from feddbe.runs.experiment import Experiment, resolve_all
-from feddbe.runs.store import Store
-from feddbe.simulation import engines, participation
+from feddbe.runs.execution import run_requests
+from feddbe.runs.store import Store, sharing_stores
+from feddbe.studies import sweep
 
 
 def run(
@@ -53,19 +52,19 @@ def run(
     bars that a terminal or a notebook shows unless it is `quiet`. Training that diverges raises `Diverged`;
     `load` has what came before.
     """
-    (found,) = compare(
-        [method] if method else [],
-        data=data,
-        model=model,
-        watch=watch,
-        code=code,
-        trust=trust,
-        _single=True,
-        **options,
-    )
-    if mark := found.document["diverged"]:
+    given, dataset, module = _collect([method] if method else [], data, model, options)
+    with _callbacks(watch, quiet=given.values.get("quiet") is True) as callbacks:
+        (document,) = run_requests(
+            given,
+            single=True,
+            dataset=dataset,
+            model=module,
+            watch=callbacks,
+            allowed=permit(code, trust=trust),
+        )
+    if mark := document["diverged"]:
         raise Diverged(mark["client"], mark["round"], mark["what"], float(mark["value"]))
-    return found
+    return Run(document)
 
 
 def compare(
@@ -76,108 +75,53 @@ def compare(
     watch: Watch | None = None,
     code: Sequence[str | Path] = (),
     trust: bool = False,
-    _single: bool = False,
     **options: Any,
 ) -> Runs:
     """Run several methods on the same data, split, model and seed, one folder each in a common one.
 
-    The document of one that diverged says so in `diverged`.
+    `seeds` (how many, or a list) runs each with these seeds; a list of values (`lr=[0.01, 0.1]`, or in a
+    method's brackets) with each of them, and a `Sweep` is returned, which has the ones that were chosen on
+    validation data. Then what is in the folder `out` already is not run again, and runs go side by side. The
+    document of one that diverged says so in `diverged`. `code` and `trust`: as in `run`.
     """
+    given, dataset, module = _collect(methods, data, model, options)
+    quiet = given.values.get("quiet") is True
+    wanted = several(given)
+    if wanted is None:
+        with _callbacks(watch, quiet=quiet) as callbacks:
+            documents = run_requests(
+                given,
+                single=False,
+                dataset=dataset,
+                model=module,
+                watch=callbacks,
+                allowed=permit(code, trust=trust),
+            )
+        return Runs(map(Run, documents))
+    if watch is not None:
+        raise BadInput("watch: several seeds or values run side by side, which nobody can watch as one run")
+    plans = sweep.plan(sweep.validated(wanted), dataset=dataset, model=module)
+    with progress(quiet=quiet) as display:
+        documents = sweep.found(*sweep.carry_out(plans, sweep.RunCounter(plans, display)))
+    return (Sweep if wanted.grid else Runs)(map(Run, documents))
+
+
+def _collect(
+    methods: Sequence[str | Method], data: Any, model: ModelSource | list[str] | None, options: dict[str, Any]
+) -> tuple[Given, Dataset | None, ModelSource | None]:
+    """Return methods and options as values, and data and model if they are Python objects."""
     dataset = in_memory(data)
-    options |= {} if data is None else {"data": dataset.name if dataset else str(data)}
-    if isinstance(model, str):
-        options, model = options | {"model": model}, None
-    given = options_given([one if isinstance(one, str) else spelled(one) for one in methods], options)
-    with Several([*filter(None, [watch]), progress(quiet=given.values.get("quiet") is True)]) as told:
-        found = carry_out_all(
-            given,
-            single=_single,
-            dataset=dataset,
-            model=model,
-            watch=told,
-            allowed=permit(code, trust=trust),
-        )
-    return Runs(Run(document) for document in found)
+    names = [method if isinstance(method, str) else spelled(method) for method in methods]
+    if data is not None:
+        source = data if isinstance(data, list) else str(data)
+        options = options | {"data": dataset.name if dataset else source}
+    if isinstance(model, str | list):
+        return options_given(names, options | {"model": model}), dataset, None
+    return options_given(names, options), dataset, model
 
 
-def carry_out_all(
-    given: Given,
-    *,
-    single: bool,
-    dataset: Dataset | None = None,
-    model: ModelSource | None = None,
-    watch: Watch | None = None,
-    hashes: bool = True,
-    allowed: Permission = NOTHING,
-) -> list[RunDocument]:
-    """Run the requested methods; without a method, resume all runs in `out`."""
-    requests = wanted(given, single=single, allowed=allowed)
-    if model is None and any(request.config.model == "own" for request in requests):
-        raise BadInput(f"the model of '{requests[0].config.out}' came from Python; give it again as model=")
-    is_single = single or not given.names
-    documents = list[RunDocument]()
-    for request in requests:
-        documents += carry_out(
-            request, single=is_single, dataset=dataset, model=model, watch=watch, hashes=hashes
-        )
-    return documents
-
-
-def wanted(given: Given, *, single: bool, allowed: Permission = NOTHING) -> list[Asked]:
-    """What is to be run: what was given, or what the runs in `out` that go on were asked to be."""
-    if given.names or not (given.values.get("resume") and given.values.get("out")):
-        return [given.asked()]
-    found = again(given, allowed)
-    if single and len(found) > 1:
-        out = given.values["out"]
-        raise BadInput(f"'{out}' holds {len(found)} runs; compare --resume --out {out} continues them all")
-    return found
-
-
-def carry_out(
-    asked: Asked,
-    *,
-    single: bool,
-    dataset: Dataset | None = None,
-    model: ModelSource | None = None,
-    watch: Watch | None = None,
-    hashes: bool = True,
-) -> list[RunDocument]:
-    """All methods are resolved first, so that a mistake in the last is found before the first one runs.
-    Without `hashes` the states, which may be many, are not read once more at the end.
-
-    A method that diverges does not keep the others from running; its document says so.
-    """
-    experiments = resolve(asked, single=single, dataset=dataset, model=model)
-    watch = watch or Watch()
-    where = places(experiments, asked.config, watch, single=single)
-    documents = []
-    with folders.none_left_empty(where, made=not asked.config.out):
-        for experiment, place in zip(experiments, where, strict=True):
-            try:
-                documents.append(carry_on(experiment, place, watch, hashes=hashes))
-            except Diverged:
-                documents.append(summary.load(place, hashes=hashes))
-    if not single and "rounds" in asked.origins:  # one that was there may have more
-        rounds, patience = experiments[0].options.rounds or 0, asked.config.patience
-        documents = [cut(document, rounds, patience) for document in documents]
-    return documents
-
-
-def resolve(
-    asked: Asked, *, single: bool, dataset: Dataset | None = None, model: ModelSource | None = None
-) -> list[Experiment]:
-    """What was asked for, with every choice made; nothing is run or written."""
-    names, options, origins = asked
-    if single and len(names) > 1:
-        raise BadInput(f"run takes one method, not {len(names)} ({', '.join(names)}); compare takes several")
-    engines.find(options.engine)
-    participation.who_evaluates(options.eval, 0, 0, 1, [])
-    metrics.parse(options.measure)
-    found = resolve_all(names, options, dataset=dataset, model=model, origins=origins)
-    if len({folders.slug(name) for name in names}) < len(names):
-        raise BadInput(f"the same method twice: {', '.join(names)}")
-    return found
+def _callbacks(watch: Watch | None, *, quiet: bool) -> Several:
+    return Several([*filter(None, [watch]), progress(quiet=quiet)])
 
 
 def load(folder: str | Path, *, hashes: bool = True) -> Run:
@@ -189,23 +133,31 @@ def draw(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -
     """The learning curves, those of newcomers if there are any, and the data distribution as pictures in
     `folder`."""
     place, runs = Path(folder), cast(Sequence[RunDocument], documents)
-    paths = []
+    figures = []
     if any(map(points, runs)):  # one may have diverged at once
-        paths.append(place / "curves.png")
-        figures.curves(paths[-1], runs)
+        figures.append(build_figures.learning_curves(runs))
     if any(map(adapting, runs)):
-        paths.append(place / "newcomers.png")
-        figures.adaptation(paths[-1], runs)
+        figures.append(build_figures.adaptation_curves(runs))
     store = Store.open(Path(runs[0]["folder"]))
     labels = store.meta("labels")
     names = store.meta("label_names") or (), store.meta("client_names") or ()
     store.close()
     if labels is not None:
-        paths.append(place / "data.png")
         about = runs[0]["config"]
         title = f"{about['data']}, {about['partition'] or 'split from a file'}, {about['clients']} clients"
-        figures.bubbles(paths[-1], np.array(labels), title, *names)
-    return [*paths, *representations.draw_rounds(place, runs)]
+        figures.append(build_figures.client_distribution(np.array(labels), title, *names))
+    if (extra := build_figures.selected_metric_curves(runs)) is not None:
+        figures.append(extra)
+    return _draw_all(place, figures)
+
+
+def _draw_all(folder: Path, figures: Iterable[Figure]) -> list[Path]:
+    """Draw each figure into a PNG file with its name, and return the paths."""
+    paths = []
+    for figure in figures:
+        paths.append(folder / f"{figure.id}.png")
+        matplotlib_backend.draw(paths[-1], figure)
+    return paths
 
 
 def measure(
@@ -235,18 +187,19 @@ def measure(
     question = Question(tuple(registry.parse(what)), round, _names(moment), _names(at), n, quick, per_client)
     names = [runs] if isinstance(runs, str | Path) else runs
     allowed = permit(code, trust=trust)
-    found = folders.each(map(str, names))
-    with Several([*filter(None, [watch]), progress(quiet=quiet)]) as told:
+    with sharing_stores(), _callbacks(watch, quiet=quiet) as told:
+        found = folders.each(map(str, names))
         for folder in found:
             analysis.answer(
                 folder, question, dataset=in_memory(data), model=model, allowed=allowed, watch=told
             )
-    return Runs(load(folder, hashes=False) for folder in found)
+        return Runs(load(folder, hashes=False) for folder in found)
 
 
 def draw_measured(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -> list[Path]:
     """What was measured of representations as pictures in `folder`."""
-    return representations.draw(Path(folder), cast(Sequence[RunDocument], documents), analysis.layout)
+    runs = cast(Sequence[RunDocument], documents)
+    return _draw_all(Path(folder), build_figures.analysis_figures(runs, analysis.layout).values())
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Everything that feddbe raises on purpose, and the sentence that names a wrong value."""
+"""Errors that feddbe raises deliberately, and helpers for their messages."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from difflib import get_close_matches
 
 
 class FeddbeError(Exception):
-    """Base of all errors meant for a person: one line that says what is wrong and what to do."""
+    """Base class of all errors for users: one line with the problem and the remedy."""
 
     exit_code = 2
 
 
 class BadInput(FeddbeError):
-    """A value that cannot be used; nothing has been written."""
+    """An invalid value; nothing has been written."""
 
 
 class DataMissingError(BadInput):
-    """The files of a data set are not on this machine; they can be downloaded."""
+    """A data set's files are not on this machine but can be downloaded."""
 
 
 class StoreError(FeddbeError):
-    """The run's file cannot be read or written."""
+    """A run's file cannot be read or written."""
 
 
 class Damaged(StoreError):
-    """The run's file is not what was written."""
+    """A run's file is corrupt."""
 
 
 class Diverged(FeddbeError):
-    """A client's loss or update is not finite; the last good round is kept."""
+    """A client's loss or update is not finite; the last complete round is kept."""
 
     exit_code = 3
 
     def __init__(self, client: int, round: int, what: str, value: float) -> None:
-        super().__init__(client, round, what, value)  # all of them, so that it survives pickling
+        super().__init__(client, round, what, value)  # all arguments, so that it can be pickled
         self.client, self.round, self.what, self.value = client, round, what, value
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Diverged(FeddbeError):
 
 
 def unknown(kind: str, value: str, allowed: Iterable[str]) -> BadInput:
-    """The error for a name that is not in `allowed`, with the nearest one that is."""
+    """Return the error for a name that is not in `allowed`, with the closest allowed name."""
     names = sorted(allowed)
     near = get_close_matches(value[:100], names, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
@@ -53,12 +53,12 @@ def unknown(kind: str, value: str, allowed: Iterable[str]) -> BadInput:
 
 
 def one_line(error: BaseException) -> str:
-    """What somebody else's error says first; its kind if it says nothing."""
+    """Return the first line of a foreign error's message, or its class name."""
     return short((str(error).strip().splitlines() or [type(error).__name__])[0], 500)
 
 
 def short(text: object, most: int = 200) -> str:
-    """Somebody else's text as it is quoted in an error: what cannot be printed as ?, its middle left out."""
+    """Return foreign text for an error message: shortened, unprintable characters replaced."""
     whole = str(text)
     if len(whole) > most:
         whole = f"{whole[: most * 3 // 4]} ... {whole[-most // 4 :]}"

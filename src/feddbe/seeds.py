@@ -1,6 +1,6 @@
-"""Random streams, each named by (seed, purpose, round, client): no choice depends on the order of others.
+"""Random streams, each named by (seed, purpose, round, client): no draw depends on the order of others.
 
-The streams are numpy's `RandomState`, whose output numpy has promised never to change.
+The streams are numpy's `RandomState`, whose output numpy guarantees never to change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 PERMUTED = 100_000
-"""Up to so many clients a draw is the head of a permutation of all: a millisecond or two."""
+"""Maximum number of clients that are permuted as a whole for a draw, which takes one or two milliseconds."""
 
 
 def _digest(seed: int, purpose: str, round: int, client: int) -> bytes:
@@ -23,12 +23,12 @@ def _digest(seed: int, purpose: str, round: int, client: int) -> bytes:
 
 
 def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.RandomState:
-    """The random stream with this name, at its start."""
+    """Return the random generator with this name, at its start."""
     return np.random.RandomState(np.frombuffer(_digest(seed, purpose, round, client), dtype="<u4"))
 
 
 class _Draws(threading.local):
-    """One generator for each thread, to be seeded again: that takes a tenth of making one."""
+    """One generator per thread; reseeding takes a tenth of the time of creating one."""
 
     def __init__(self) -> None:
         self.rng = np.random.RandomState(0)
@@ -40,18 +40,19 @@ _draws = _Draws()
 def permutations(
     count: int, n: int, seed: int, purpose: str, round: int = 0, client: int = 0
 ) -> list[npt.NDArray[np.int64]]:
-    """The first `count` permutations of 0..n-1 from the stream with this name."""
+    """Return the first `count` permutations of 0..n-1 from the stream with this name."""
     rng = _draws.rng
     rng.seed(np.frombuffer(_digest(seed, purpose, round, client), dtype="<u4"))
     return [rng.permutation(n) for _ in range(count)]
 
 
 def torch_seed(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
-    """A seed for a `torch.Generator` with this name."""
+    """Return a seed for a `torch.Generator` with this name."""
     return int.from_bytes(_digest(seed, purpose, round, client)[:8], "little") >> 1
 
 
 def _generator(device: torch.device) -> torch.Generator:
+    """Return torch's default generator of a device."""
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]
         return torch.cuda.default_generators[device.index or 0]
@@ -62,9 +63,8 @@ def _generator(device: torch.device) -> torch.Generator:
 
 @contextmanager
 def torch_seeded(seed: int) -> Iterator[None]:
-    """torch's own generator, of the device that is at work, starts at `seed` in the block, and goes on as
-    before after it."""
-    # not torch.manual_seed: it also queues a seed, with a stack trace, for each kind of device not in use
+    """Seed torch's default generator inside the block and restore its state afterwards."""
+    # Not torch.manual_seed: it also queues a seed, with a stack trace, for each unused kind of device.
     generator = _generator(torch.get_default_device())
     before = generator.get_state()
     generator.manual_seed(seed)
@@ -75,9 +75,9 @@ def torch_seeded(seed: int) -> Iterator[None]:
 
 
 def cohort(seed: int, round: int, clients: int, join: float) -> list[int]:
-    """Who takes part in a round: max(1, round(join * clients)) of them without replacement, in id order.
+    """Return the clients that take part in a round, in increasing order.
 
-    The same for every method at one seed.
+    max(1, round(join * clients)) of them are drawn without replacement, equally for every method at one seed.
     """
     size = max(1, int(join * clients + 0.5))
     if size >= clients:
@@ -86,14 +86,14 @@ def cohort(seed: int, round: int, clients: int, join: float) -> list[int]:
 
 
 def draw(rng: np.random.RandomState, clients: int, size: int) -> list[int]:
-    """`size` of the clients (all, if there are no more) without replacement, in id order.
+    """Draw `size` of the clients without replacement, in increasing order; all, if there are not more.
 
-    Of more than PERMUTED clients a minority is drawn one by one, and who is there already once more: that
-    takes as long as the draw is large, however many clients there are.
+    For more than PERMUTED clients, a minority is drawn one by one and duplicates are drawn again, so that the
+    time depends on the size of the draw and not on the number of clients.
     """
     if clients <= PERMUTED or 2 * size > clients:
         return sorted(rng.permutation(clients)[:size].tolist())
-    found: set[int] = set()
-    while len(found) < size:
-        found.update(rng.randint(0, clients, size - len(found), dtype=np.int64).tolist())
-    return sorted(found)
+    sampled: set[int] = set()
+    while len(sampled) < size:
+        sampled.update(rng.randint(0, clients, size - len(sampled), dtype=np.int64).tolist())
+    return sorted(sampled)

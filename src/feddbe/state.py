@@ -1,4 +1,4 @@
-"""State: flat named tensors, the only thing that is stored or sent."""
+"""State: a flat dictionary of named tensors, the only thing that is stored or sent."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from feddbe.errors import StoreError
+from feddbe.errors import FeddbeError, StoreError, short
 
 State = dict[str, Tensor]
-"""Parameters carry the model's own names, other things a prefix: `prbm`, `mean`, `buffer/...`."""
+"""Parameters have the model's names; other entries are `prbm`, `mean` or have a prefix (`buffer/...`)."""
 
 
 def encode(state: Mapping[str, Tensor]) -> bytes:
-    """A state as safetensors bytes."""
+    """Return the state as safetensors bytes."""
     header, pieces, size = {}, list[memoryview](), 0
-    for name in sorted(state, key=lambda name: (-state[name].element_size(), name)):  # so each is aligned
+    for name in sorted(state, key=lambda name: (-state[name].element_size(), name)):  # for alignment
         tensor = state[name]
         pieces.append(bytes_of(tensor))
-        place = [size, size := size + tensor.nbytes]
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": tensor.shape, "data_offsets": place}
-    # not the library's own `serialize`: its copies, each in new memory, take ten times as long
+        offsets = [size, size + tensor.nbytes]
+        size += tensor.nbytes
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": tensor.shape, "data_offsets": offsets}
+    # Not the library's `serialize`: its copies, each in new memory, take ten times as long.
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return b"".join([len(text).to_bytes(8, "little"), text, *pieces])
@@ -40,34 +42,38 @@ _DTYPES = {
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Those of a tensor, where they lie if they lie in a row; they keep it alive."""
+    """Return the tensor's bytes, without copying if it is contiguous."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def decode(data: bytes) -> State:
-    """The state in safetensors bytes, in the order of its names (the library has none of its own)."""
+    """Return the state of safetensors bytes, sorted by name.
+
+    Raises:
+        StoreError: The bytes are a receipt of a state that a client stores elsewhere.
+    """
     if receipt := Receipt.decode(data):
         raise StoreError(
-            f"here is only the receipt of a state of round {receipt.round}, which a client keeps elsewhere; "
-            "continue the run with the engine that began it"
+            f"only the receipt of a state of round {receipt.round} is stored here; the client has the state. "
+            "Continue the run with the engine that began it"
         )
     return dict(sorted(safetensors.torch.load(data).items()))
 
 
 class Receipt(NamedTuple):
-    """Stands for the state of a client that keeps it elsewhere."""
+    """Placeholder for the state of a client that stores it elsewhere."""
 
     round: int
-    """In which the client made it."""
+    """Round in which the client computed the state."""
     sha256: str
 
     def encode(self) -> bytes:
-        """Bytes that are those of no state: these begin with the size of a header, which would be absurd."""
+        """Return bytes that cannot be mistaken for a state: as its header size they would be absurd."""
         return f"receipt {self.round} {self.sha256}".encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Receipt | None:
-        """None if the bytes are a state's."""
+        """Return the receipt, or None if the bytes are a state."""
         if not data.startswith(b"receipt "):
             return None
         _, round, digest = data.decode().split()
@@ -75,12 +81,12 @@ class Receipt(NamedTuple):
 
 
 def nbytes(state: Mapping[str, Tensor]) -> int:
-    """What a message costs: the bytes of its numbers."""
+    """Return the size of the state's values in bytes."""
     return sum(t.nbytes for t in state.values())
 
 
 def sha256(state: Mapping[str, Tensor]) -> str:
-    """Over name, dtype, shape and bytes in the order of the names: equal exactly for equal bits."""
+    """Return the SHA-256 of names, types, shapes and bytes, equal exactly for equal bits."""
     digest = hashlib.sha256()
     for name in sorted(state):
         tensor = state[name]
@@ -90,12 +96,12 @@ def sha256(state: Mapping[str, Tensor]) -> str:
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name is one of the patterns: itself, or what begins with it if it ends with a slash."""
+    """Return whether a name equals a pattern, or begins with a pattern that ends with a slash."""
     return any(name.startswith(p) if p.endswith("/") else name == p for p in patterns)
 
 
 def without(state: Mapping[str, Tensor], patterns: Iterable[str]) -> State:
-    """The entries that are `matches` by none of the patterns."""
+    """Return the entries that match none of the patterns."""
     names, prefixes = _divided(tuple(patterns))
     return {name: t for name, t in state.items() if name not in names and not name.startswith(prefixes)}
 
@@ -106,40 +112,88 @@ def _divided(patterns: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...]
 
 
 def moved(state: State, device: torch.device) -> State:
-    """The state on this device; itself, if it lies there."""
+    """Return the state on this device, without copying if it is there already."""
     if all(t.device == device for t in state.values()):
         return state
     return {name: t.to(device) for name, t in state.items()}
 
 
 def strip_prefix(state: Mapping[str, Tensor], prefix: str) -> State:
-    """The entries whose names start with the prefix, it being removed."""
+    """Return the entries whose names start with the prefix, without the prefix."""
     return {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
 
 
 def add_prefix(prefix: str, state: Mapping[str, Tensor]) -> State:
-    """The same entries with the prefix before their names."""
+    """Return the entries with the prefix added to their names."""
     return {prefix + name: t for name, t in state.items()}
 
 
 def sum_by_name(parts: Mapping[str, Tensor]) -> Tensor:
-    """The sum of what was computed per name, in the order of the names: a dictionary's own order depends on
-    where it came from, and the last bits of a sum on its order."""
+    """Return the sum of the values in the order of names.
+
+    The order of a dictionary depends on its origin, and the last bits of a sum on its order.
+    """
     return torch.stack([parts[name] for name in sorted(parts)]).sum(0)
 
 
 def weighted_mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> State:
-    """sum_i w_i s_i / sum_i w_i, entry by entry, always in the order given (so its bits are repeatable).
+    """Return sum_i w_i s_i / sum_i w_i for each entry.
 
-    Integer entries (BatchNorm's counters) are averaged as numbers and rounded.
+    The sum runs in the given order, so that its bits are reproducible.
+    Integer entries (BatchNorm's counters) are averaged as floats and rounded.
     """
     total = float(sum(weights))
     kinds = {n: t.dtype if t.is_floating_point() else torch.float64 for n, t in states[0].items()}
-    sums = {n: states[0][n].to(kind) * (weights[0] / total) for n, kind in kinds.items()}  # 0 + -0 is no -0
+    sums = {
+        n: states[0][n].to(kind) * (weights[0] / total) for n, kind in kinds.items()
+    }  # not from 0: 0 + -0 is not -0
     for state, weight in zip(states[1:], weights[1:], strict=True) if sums else ():
-        added = [state[n].to(kind) for n, kind in kinds.items()]
-        torch._foreach_add_(list(sums.values()), added, alpha=weight / total)  # one call for all
+        addends = [state[n].to(kind) for n, kind in kinds.items()]
+        torch._foreach_add_(
+            list(sums.values()), addends, alpha=weight / total
+        )  # a single call for all tensors
     return {
         n: mean if states[0][n].is_floating_point() else mean.round().to(states[0][n].dtype)
         for n, mean in sums.items()
     }
+
+
+Layout = Mapping[str, str]
+"""Name of a tensor -> its shape and type in words; a plain value, which a run stores."""
+
+
+def layout_of(state: State) -> dict[str, str]:
+    """Return the layout of a state."""
+    return {name: f"{tuple(tensor.shape)} {tensor.dtype}" for name, tensor in state.items()}
+
+
+def check_stored(state: State, wanted: Layout, folder: Path) -> None:
+    """Refuse a stored server state that lacks part of what its run began with; a method may add to it."""
+    if misfit := _misfit(state, wanted):
+        raise StoreError(
+            f"the server's state in '{folder}' is of another model: it should have {misfit}; restore it "
+            "from a copy or start again"
+        )
+
+
+def check_combined(state: State, wanted: Layout, method: str, round_: int) -> None:
+    """Refuse what a method made of the server's state if part of what it began with is lost.
+
+    Training would continue without that part, and the run could not be resumed.
+    """
+    if misfit := _misfit(state, wanted):
+        function = "combine" if round_ else "prepared"
+        raise FeddbeError(
+            f"{method}: {function} loses part of the server's state in round {round_}: it should have "
+            f"{misfit}; return all that server_init begins with, as in server | {{...}}; the round is "
+            "not written"
+        )
+
+
+def _misfit(state: State, wanted: Layout) -> str:
+    """Name the first tensor that is missing or has another shape or type."""
+    there = layout_of(state)
+    for name, form in wanted.items():
+        if there.get(name) != form:
+            return f"'{short(name)}' of {short(form)}, and has {there.get(name, 'none')}"
+    return ""

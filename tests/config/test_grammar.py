@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from feddbe.config.parameters import Parameters, parameter
-from feddbe.config.spec import find, read, signature
+from feddbe.config.parameters import Parameters, find, parameter, read, signature
 from feddbe.errors import BadInput
 
 

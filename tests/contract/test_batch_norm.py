@@ -18,7 +18,7 @@ from feddbe.config.options import Config
 from feddbe.errors import BadInput
 from feddbe.methods.moon import Moon
 from feddbe.methods.registry import METHODS
-from feddbe.models.architectures import BasicBlock
+from feddbe.models.registry import BasicBlock
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.simulation.client import BUFFER
 from feddbe.state import State, sha256, strip_prefix, weighted_mean
@@ -214,7 +214,7 @@ def test_moons_other_models_have_statistics_of_their_own_which_stay(buffers: str
         def _contrast(self, at: At, carry: State) -> tuple[torch.Tensor, State]:
             seen.append((strip_prefix(at.const, "global/"), strip_prefix(at.const, "previous/")))
             seen[-1] = tuple({n: t.clone() for n, t in s.items()} for s in seen[-1])  # type: ignore[assignment]
-            return super()._contrast(at, carry)
+            return super()._contrastive_loss(at, carry)
 
     method = Watching()
     server = {**e.task.model.parameters}

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from feddbe.methods.addons import MR, PRBM
+from feddbe.methods.addons import MR, PRBM, Composed
 from feddbe.methods.base import BODY, HEAD, MODEL, PERSONAL, Method, refused
-from feddbe.methods.composed import Composed
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.fedper import FedPer
 from feddbe.state import State, add_prefix, strip_prefix

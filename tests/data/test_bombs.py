@@ -20,7 +20,7 @@ import pytest
 
 from feddbe.data.builtin import ag_news, har
 from feddbe.data.builtin.images import read_idx
-from feddbe.data.io.archives import DAMAGE, members
+from feddbe.data.files import DAMAGE, members
 from feddbe.data.registry import load
 from feddbe.errors import BadInput
 
@@ -98,7 +98,7 @@ def test_news(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, opened: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(ag_news, "_LIMIT", MB)
-    for name in ag_news.MD5:
+    for name in ag_news.publisher.checksums:
         with opened(tmp_path / f"{name}{ending}", "wb") as file:
             zeros(file, 20 * MB)
     with refused("it has more than the 1048576 bytes that were expected", 16 * MB):

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from feddbe.data.builtin import digits
 from feddbe.data.builtin.images import DATASETS
-from feddbe.data.partition import partition
-from feddbe.data.split import Split, load_split
+from feddbe.data.split import Split, load_split, partition
 from feddbe.errors import BadInput
 
 Labels = npt.NDArray[np.int64]

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from feddbe.data import files
 from feddbe.data.builtin.images import DATASETS, IdxDataset
-from feddbe.data.io import download
-from feddbe.data.io.download import VERIFICATION_TEXTS, Verification
+from feddbe.data.files import VERIFICATION_TEXTS, Publisher, Verification
 from feddbe.data.registry import SOURCES, load
 from feddbe.errors import BadInput
 
@@ -27,7 +27,7 @@ def test_every_source_says_what_it_is() -> None:
 def test_digits_by_name() -> None:
     data = load("digits")
     assert (data.name, len(data)) == ("digits", 1797)
-    assert SOURCES["digits"].get is None
+    assert not SOURCES["digits"].is_downloadable
     assert SOURCES["digits"].found(None) == "in scikit-learn"
 
 
@@ -38,11 +38,11 @@ def test_fmnist_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     facts = DATASETS["fmnist"]
     assert isinstance(facts, IdxDataset)
     monkeypatch.setitem(DATASETS, "fmnist", replace(facts, system_folder=tmp_path / "debian"))
-    assert SOURCES["fmnist"].get is not None
+    assert SOURCES["fmnist"].is_downloadable
     assert SOURCES["fmnist"].found(tmp_path) is None
     with pytest.raises(BadInput, match="feddbe data get fmnist"):
         load("fmnist", tmp_path)
-    for name in facts.md5:
+    for name in facts.publisher.checksums:
         (tmp_path / name).touch()
     assert SOURCES["fmnist"].found(tmp_path) == str(tmp_path)
     with pytest.raises(BadInput, match="is not an IDX file"):
@@ -54,21 +54,22 @@ def test_what_is_verified_does_not_depend_on_the_texts(
 ) -> None:
     """The least verified file counts, also if its text is the shortest."""
     contents = {"train-images-idx3-ubyte.gz": b"images", "train-labels-idx1-ubyte.gz": b"labels"}
-    for name in DATASETS["mnist"].md5:
+    for name in DATASETS["mnist"].publisher.checksums:
         (tmp_path / name).write_bytes(contents.get(name, b"other"))
     texts = {verification: "-" * (9 - verification) for verification in VERIFICATION_TEXTS}
     for mapping in (VERIFICATION_TEXTS, texts):
-        monkeypatch.setattr(download, "VERIFICATION_TEXTS", mapping)
+        monkeypatch.setattr(files, "VERIFICATION_TEXTS", mapping)
         for right, expected in ((False, Verification.OTHER_CHECKSUM), (True, Verification.VERIFIED)):
-            md5 = {
-                name: hashlib.md5(
-                    b"wrong" if not right and name in contents else path.read_bytes()
-                ).hexdigest()
-                for name in DATASETS["mnist"].md5
+            checksums = {
+                name: "md5:"
+                + hashlib.md5(b"wrong" if not right and name in contents else path.read_bytes()).hexdigest()
+                for name in DATASETS["mnist"].publisher.checksums
                 if (path := tmp_path / name)
             }
             with monkeypatch.context() as patch:
-                patch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], md5=md5))
+                patch.setitem(
+                    DATASETS, "mnist", replace(DATASETS["mnist"], publisher=Publisher("", checksums))
+                )
                 assert SOURCES["mnist"].verified(tmp_path) == mapping[expected]
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddbe.data.preprocessing import tokenize
+from feddbe.data.dataset import tokenize
 from feddbe.data.rows import words
 
 # torchtext.data.utils: each pattern in turn, then split at white space

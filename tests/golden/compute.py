@@ -24,7 +24,7 @@ from feddbe.config.options import read
 from feddbe.data import shift
 from feddbe.data.builtin import digits
 from feddbe.data.dataset import Dataset
-from feddbe.data.partition import partition
+from feddbe.data.split import partition
 from feddbe.metrics.representations.discrepancy import discrepancy
 from feddbe.metrics.representations.linear_probe import linear_probe
 from feddbe.metrics.representations.mdl import Settings, mdl

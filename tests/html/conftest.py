@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import feddbe
-from feddbe.metrics.representations.registry import Taken, settings_of
+from feddbe.metrics.representations.points import Taken
+from feddbe.metrics.representations.registry import settings_of
 from feddbe.runs.analysis import _One, _write
 from feddbe.runs.replay import entry_of
 from feddbe.runs.store import Store

@@ -131,7 +131,7 @@ def test_it_loads_without_complaint_or_request(page: Page, file: str) -> None:
     page.open(file)
     assert page.requests() == [file]
     assert page.complaints() == []
-    assert len(page.texts("section")) == 14
+    assert len(page.texts("section")) == 13
 
 
 def test_every_figure_has_marks(shown: Page) -> None:
@@ -150,7 +150,7 @@ def test_every_figure_has_marks(shown: Page) -> None:
     assert {name for name, _ in found} == {
         f"figure-{name}"
         for name in (
-            "learning", "heat", "ranks", "differences", "adapting", "labels", "pooled", "mdl-quick", "probe",
+            "learning", "heat", "ranks", "differences", "newcomers", "labels", "mdl-quick", "probe",
             "discrepancy", "tsne",
         )
     }  # fmt: skip
@@ -173,20 +173,20 @@ def test_sorting(page: Page, file: str, press: str) -> None:
     page.open(file)
 
     def sort() -> None:
-        button = page.find("#runs-sort-3")
+        button = page.find("#runs-sort-4")
         if press == "click":
             button.click()
         else:
             button.send_keys(Keys.ENTER)
 
     def values() -> list[float]:
-        return [float(text) for text in page.texts("#table-runs tbody td:nth-child(4)")]
+        return [float(text) for text in page.texts("#table-runs tbody td:nth-child(5)")]
 
     before = values()
     assert len(set(before)) > 1
     sort()
     assert values() == sorted(before, reverse=True)
-    assert page.find("#table-runs th:nth-child(4)").get_attribute("aria-sort") == "descending"
+    assert page.find("#table-runs th:nth-child(5)").get_attribute("aria-sort") == "descending"
     sort()
     assert values() == sorted(before)
     page.find("#runs-sort-0").click()
@@ -209,7 +209,7 @@ def test_filtering(page: Page, file: str) -> None:
 def test_hover_and_arrow_keys_read_values(page: Page, file: str) -> None:
     page.open(file)
     whole = json.loads(page.texts("#content")[0])
-    curves = next(s for s in whole["sections"] if s["id"] == "curves")["blocks"][0]["choices"][0]
+    curves = next(s for s in whole["sections"] if s["id"] == "curves")["blocks"][0]["panels"][0]
     plot = page.find("#learning-plot .u-over")
     page.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
     ActionChains(page.driver).move_to_element_with_offset(plot, plot.size["width"] // 2 - 3, 0).perform()

@@ -14,18 +14,19 @@ import numpy as np
 import pytest
 
 import feddbe
-from feddbe import api
 from feddbe.callbacks.base import Watch
 from feddbe.cli.command import config_options
 from feddbe.config.options import read as options_read
 from feddbe.errors import BadInput
-from feddbe.reporting.figures import COLOURS
-from feddbe.reporting.html.blocks import Source, Sources, number, read, series, some, thinned
+from feddbe.reporting.build_figures import spread_evenly, thin
+from feddbe.reporting.figure import Axis, Curves, Figure, Scatter, Series
+from feddbe.reporting.html.blocks import Source, Sources, figure_block, number, read
 from feddbe.reporting.html.overview import measuring, running
 from feddbe.reporting.html.page import as_json, content, render, write_report
-from feddbe.reporting.tables import seeds_grid
-from feddbe.results.statistics import interval
+from feddbe.reporting.matplotlib_backend import COLORS
+from feddbe.reporting.tables import seeds_table
 from feddbe.runs.analysis import Question
+from feddbe.runs.execution import resolve_request
 from feddbe.runs.store import Store
 from feddbe.runs.summary import accuracies
 from tests.documents import document
@@ -57,17 +58,17 @@ def made_up(*documents: Any, labels: Any = None) -> Sources:
 
 def test_sections_are_there_where_there_is_something(found: dict[str, Any]) -> None:
     assert [section["id"] for section in found["sections"]] == [
-        "summary", "curves", "clients", "fairness", "newcomers", "data", "rounds", "discrepancy", "tsne",
+        "summary", "curves", "clients", "fairness", "newcomers", "data", "discrepancy", "tsne",
         "probe", "mdl-quick", "overhead", "configuration", "versions",
     ]  # fmt: skip
     assert all(section["blocks"] for section in found["sections"])
-    assert found["palette"]["lines"] == list(COLOURS)
+    assert found["palette"]["lines"] == list(COLORS)
 
 
 def test_sections_without_data_are_not_there(tmp_path: Path) -> None:
     feddbe.run("fedavg", out=str(tmp_path / "run"), rounds=1, **SMALL)
     ids = {section["id"] for section in content(read([tmp_path / "run"]))["sections"]}
-    assert not ids & {"newcomers", "rounds", "mdl", "discrepancy", "tsne"}
+    assert not ids & {"newcomers", "mdl", "discrepancy", "tsne"}
     assert "seeds" not in blocks(content(read([tmp_path / "run"])))
 
 
@@ -93,9 +94,10 @@ def test_a_run_that_was_stopped(after: int, far: str, tmp_path: Path) -> None:
         feddbe.run("fedavg+dbe", out=str(tmp_path / "run"), rounds=3, watch=Stops(after), **SMALL)
     shown = content(read([tmp_path / "run"]))
     assert shown["about"] == "1 run, 1 not finished"
-    row = blocks(shown)["runs"]["rows"][0]
-    assert row[2]["text"] == far
-    assert row[3]["text"] == ("-" if after < 1 else row[5]["text"])
+    table = blocks(shown)["runs"]
+    row = dict(zip(table["columns"], table["rows"][0], strict=True))
+    assert row["rounds"]["text"] == far
+    assert row["best weighted"]["text"] == ("-" if after < 1 else row["last weighted"]["text"])
     assert ("heat" in blocks(shown)) == (after == 1)
     as_json(shown)
 
@@ -109,24 +111,25 @@ def test_moments_are_told_apart(tmp_path: Path) -> None:
 
 def test_numbers_are_those_of_the_documents(found: dict[str, Any], sources: Sources) -> None:
     table = blocks(found)["runs"]
-    best = table["columns"].index("best %")
+    best = table["columns"].index("best weighted")
     for row, one in zip(table["rows"], sources.documents, strict=True):
         assert one["best"] is not None
         assert one["best"]["accuracy"] is not None
         assert row[best]["value"] == pytest.approx(one["best"]["accuracy"]["weighted"], abs=1e-4)
         assert row[best]["text"] == f"{100 * one['best']['accuracy']['weighted']:.2f}"
-    heat = blocks(found)["heat"]["choices"][0]
+    heat = blocks(found)["heat"]["panels"][0]
     entry = sources.documents[0]["rounds"][2]
     there = accuracies(sources.runs[0].folder, entry)
-    column = heat["rounds"].index(2)
-    shown = {client: row[column] for client, row in zip(heat["clients"], heat["values"], strict=True)}
-    assert shown == {client: round(1000 * value) for client, value in there.items()}
-    assert blocks(found)["labels"]["choices"][0]["counts"] == sources.runs[0].labels
+    column = heat["columns"].index("2")
+    shown = {int(client): row[column] for client, row in zip(heat["rows"], heat["values"], strict=True)}
+    assert shown == {client: round(100 * value, 1) for client, value in there.items()}
+    assert blocks(found)["labels"]["panels"][0]["counts"] == sources.runs[0].labels
 
 
 def test_seeds_are_one_line_with_a_band(found: dict[str, Any], sources: Sources) -> None:
-    (first, second) = blocks(found)["learning"]["choices"][0]["series"]
-    assert [first["runs"], second["runs"]] == [2, 2]
+    panel = blocks(found)["learning"]["panels"][0]
+    first, _ = panel["series"]
+    assert panel["band"] == "band: lower to higher of two seeds"
     curves = [
         [e["accuracy"]["weighted"] for e in d["rounds"] if e["accuracy"]] for d in sources.documents[::2]
     ]
@@ -138,12 +141,28 @@ def test_seeds_are_one_line_with_a_band(found: dict[str, Any], sources: Sources)
     assert seeds["rows"][1][-1] == "fewer than 3 seeds"
 
 
-def test_three_seeds_have_the_interval() -> None:
-    line = series("x", 0, [[1.0, 2.0], [2.0, 2.0], [3.0, None]])
-    expected = interval([1.0, 2.0, 3.0])
-    assert line["y"] == [2.0, 2.0]
-    assert line["low"] == pytest.approx([expected.mean - expected.half, 2.0], abs=1e-3)
-    assert line["high"] == pytest.approx([expected.mean + expected.half, 2.0], abs=1e-3)
+def test_curves_have_common_points_on_the_page() -> None:
+    """A curve has no value where it has no point; an edge of a band is there only where it has one."""
+    one = Series("a", 0, (0, 2), (1.0, 3.0), (0.5, 2.5), (1.5, 3.5))
+    other = Series("b", 1, (1, 2), (5.00004, float("inf")))
+    block = figure_block(
+        Figure("x", "", (Curves("c", Axis("round"), Axis("loss"), (one, other)),), "caption")
+    )
+    (panel,) = block["panels"]
+    assert panel["x"] == [0, 1, 2]
+    assert [series["y"] for series in panel["series"]] == [[1.0, None, 3.0], [None, 5.0, None]]
+    assert panel["series"][0]["low"] == [0.5, None, 2.5]
+    assert panel["series"][1]["low"] is None
+    assert panel["x_axis"] == {"label": "round", "unit": ""}
+    assert (block["kind"], block["caption"]) == ("curves", "caption")
+    assert "a goes from 1 to 3" in block["text"]
+
+
+def test_points_are_in_a_square_on_the_page() -> None:
+    panel = Scatter("p", (-1.0, 3.0), (0.0, 1.0), (0, 1), (5, 6))
+    (content,) = figure_block(Figure("x", "", (panel,)))["panels"]
+    assert (content["x"], content["y"]) == ([0, 1000], [375, 625])
+    assert (content["labels"], content["clients"]) == ([0, 1], [5, 6])
 
 
 def test_one_seed_shows_no_improvement() -> None:
@@ -163,10 +182,17 @@ def test_the_page_counts_the_seeds_that_the_terminal_counts() -> None:
     runs += [document("fedavg+dbe", [0.1, 0.7], seed=seed) for seed in range(3)]
     runs[2]["diverged"] = {"round": 2, "client": 0, "what": "loss", "value": "nan"}
     page = blocks(content_of(made_up(*runs)))["seeds"]["rows"]
-    terminal = seeds_grid(runs).rows
-    assert [row[1]["text"] for row in page] == [row[1] for row in terminal] == ["2 of 3", "3"]
-    assert [row[2]["text"] for row in page] == [row[2].shown() for row in terminal]
+    terminal = seeds_table(runs).records
+    assert [row[1]["text"] for row in page] == [str(row["counted"]) for row in terminal] == ["2 of 3", "3"]
+    assert [row[2]["text"] for row in page] == [row["best"].shown() for row in terminal]
     assert page[0][2]["text"] == "55.00 ± 63.53"
+
+
+def test_the_first_experiment_is_the_baseline_on_the_page_too() -> None:
+    runs = [document(method, [0.1, 0.5], seed=seed) for method in ("ditto", "fedavg") for seed in (0, 1)]
+    page = blocks(content_of(made_up(*runs)))["seeds"]
+    assert "best less ditto" in page["columns"]
+    assert [row[-1] for row in page["rows"]] == ["baseline", "fewer than 3 seeds"]
 
 
 def content_of(sources: Sources) -> dict[str, Any]:
@@ -179,8 +205,8 @@ def content_of(sources: Sources) -> dict[str, Any]:
 def test_a_copy_of_a_run_is_not_another_seed(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "s0" / "fedavg", tmp_path / "copy")
     shown = content(read([runs / "s0" / "fedavg", tmp_path / "copy"]))
-    lines = blocks(shown)["learning"]["choices"][0]["series"]
-    assert [line["runs"] for line in lines] == [1, 1]
+    lines = blocks(shown)["learning"]["panels"][0]["series"]
+    assert [line["low"] for line in lines] == [None, None]
     assert len({line["name"] for line in lines}) == 2
 
 
@@ -188,23 +214,22 @@ def test_many_rounds_are_thinned_and_it_is_said() -> None:
     curve = [0.1 + 0.8 * t / 2500 for t in range(2001)]
     curve[777] = 0.99
     block = blocks(content_of(made_up(document("fedavg", curve))))["learning"]
-    (choice, *_) = block["choices"]
-    assert len(choice["x"]) < 410
-    assert {0, 777, 2000} <= set(choice["x"])
-    (line,) = choice["series"]
-    assert choice["x"][line["best"]] == 777
-    assert line["y"][line["best"]] == 99
-    assert "Every 6th round is drawn, with the best and the last." in block["caption"]
+    (panel, *_) = block["panels"]
+    assert len(panel["x"]) < 410
+    assert {0, 777, 2000} <= set(panel["x"])
+    (line,) = panel["series"]
+    assert line["mark"] == {"x": 777, "y": 99, "text": "best 99.00 % in round 777"}
+    assert panel["note"] == "Every 6th round is drawn, with the best and the last."
 
 
 @pytest.mark.parametrize("count", [1, 7, 120, 121, 2000])
 def test_thinning_keeps_the_ends(count: int) -> None:
     items = list(range(count))
-    kept, step = thinned(items, 120, [count // 2])
+    kept, step = thin(items, 120, [count // 2])
     assert {0, count // 2, count - 1} <= set(kept)
     assert len(kept) <= 122
     assert (step > 1) == (count > 120)
-    chosen = some(items, 120)
+    chosen = spread_evenly(items, 120)
     assert chosen[0] == 0
     assert chosen[-1] == count - 1
     assert len(set(chosen)) == min(count, 120)
@@ -216,17 +241,16 @@ def test_many_clients_are_a_sample_and_it_is_said(tmp_path: Path) -> None:
     small = SMALL | {"clients": 300, "partition": "iid", "data": str(tmp_path / "many.npz")}
     feddbe.run("fedavg", out=str(tmp_path / "run"), rounds=1, join=0.05, **small)
     shown = blocks(content(read([tmp_path / "run"])))
-    heat, bubbles = shown["heat"]["choices"][0], shown["labels"]["choices"][0]
-    for one in (heat, bubbles):
-        assert len(one["clients"]) == 100
-        assert "100 of 300 clients" in one["note"]
-    assert heat["clients"][-1] == 299
+    heat, bubbles = shown["heat"]["panels"][0], shown["labels"]["panels"][0]
+    assert len(heat["rows"]) == len(bubbles["columns"]) == 100
+    assert all("100 of 300 clients" in panel["note"] for panel in (heat, bubbles))
+    assert heat["rows"][-1] == bubbles["columns"][-1] == "299"
 
 
 def test_clients_that_are_not_in_the_heat_map_are_told(tmp_path: Path) -> None:
     feddbe.run("fedavg", out=str(tmp_path / "run"), rounds=2, join=0.5, eval="cohort", **SMALL)
-    (heat,) = blocks(content(read([tmp_path / "run"])))["heat"]["choices"]
-    assert len(heat["clients"]) == 2
+    (heat,) = blocks(content(read([tmp_path / "run"])))["heat"]["panels"]
+    assert len(heat["rows"]) == 2
     assert heat["note"] == "the 2 clients that were evaluated in the best round"
 
 
@@ -270,7 +294,7 @@ def test_the_command_runs_the_same_again(method: str, options: dict[str, Any], t
     (run,) = read([tmp_path / "run"]).runs
     line = running(run)
     assert line is not None
-    (again,) = api.resolve(parsed(line), single=True)
+    (again,) = resolve_request(parsed(line), single=True)
     assert again.config_hash == run.document["config_hash"]
     assert again.options.rounds == 0
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from feddbe.methods.addons import MR, PRBM
 from feddbe.methods.base import Upload
-from feddbe.simulation.participation import who_prepares
+from feddbe.simulation.loop import who_prepares
 from feddbe.state import State
 from feddbe.training.task import Context, Task
 from feddbe.training.terms import At, Batch, MeanPull

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from feddbe.methods.addons import MR, PRBM
+from feddbe.methods.addons import MR, PRBM, Composed
 from feddbe.methods.base import MODEL, Upload
-from feddbe.methods.composed import Composed
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.scaffold import Scaffold
 from feddbe.training.task import Context

@@ -15,8 +15,8 @@ from feddbe.config.options import Config
 from feddbe.data.split import Ragged
 from feddbe.errors import BadInput
 from feddbe.methods.fedrep import FedRep
-from feddbe.methods.fedrod import _balanced
-from feddbe.methods.registry import parse
+from feddbe.methods.fedrod import _balanced_loss
+from feddbe.methods.registry import parse, parse_name
 from feddbe.methods.scaffold import CONTROL, Scaffold
 from feddbe.models.split_model import SplitModel
 from feddbe.runs.experiment import Experiment, resolve
@@ -148,10 +148,10 @@ def test_fedrods_balanced_softmax() -> None:
         torch.tensor([0, 1, 2, 0, 1, 2]),
     )
     batch = Batch(logits, y, logits, logits, logits.requires_grad_())
-    equal, _ = _balanced(At(None, {}, {"prior": torch.full((4,), 7.0).log()}, batch, 0), {})  # type: ignore[arg-type]
+    equal, _ = _balanced_loss(At(None, {}, {"prior": torch.full((4,), 7.0).log()}, batch, 0), {})  # type: ignore[arg-type]
     torch.testing.assert_close(equal, nn.functional.cross_entropy(logits, y))
     prior = torch.tensor([5.0, 3.0, 2.0, 0.0]).double().clamp(min=1e-8).log().float()
-    some, _ = _balanced(At(None, {}, {"prior": prior}, batch, 0), {})  # type: ignore[arg-type]
+    some, _ = _balanced_loss(At(None, {}, {"prior": prior}, batch, 0), {})  # type: ignore[arg-type]
     (gradient,) = torch.autograd.grad(some, logits)
     assert torch.isfinite(some)
     assert torch.isfinite(gradient).all()
@@ -284,22 +284,24 @@ def test_local_training_sends_nothing(tmp_path: Path) -> None:
 def test_what_the_paper_does_not_combine_is_refused_with_its_reason() -> None:
     for method in ("fedper", "fedrep", "fedrod", "fedbabu", "fedfomo"):
         parse(f"{method}+mr")
-        with pytest.raises(BadInput, match=f"{method} does not take \\+prbm: it personalises in its own way"):
+        with pytest.raises(
+            BadInput, match=f"{method} does not support \\+prbm: it has its own personalization"
+        ):
             parse(f"{method}+dbe")
-        parse(f"{method}+dbe", force=True)
+        parse_name(f"{method}+dbe").build(force=True)
     for method in ("ditto", "apfl"):
         parse(f"{method}+mr")
         with pytest.raises(BadInput, match="it trains two models, and PRBM is defined for one"):
-            parse(f"{method}+dbe", force=True)
+            parse_name(f"{method}+dbe").build(force=True)
     for method in ("fedbabu", "perfedavg"):
         with pytest.raises(BadInput, match="it adapts its model to each client already"):
-            parse(f"{method}+ft", force=True)
+            parse_name(f"{method}+ft").build(force=True)
     with pytest.raises(
-        BadInput, match="fedrod does not take \\+ft: plain SGD would train one of its two heads"
+        BadInput, match="fedrod does not support \\+ft: plain SGD would train one of its two heads"
     ):
-        parse("fedrod+ft", force=True)
+        parse_name("fedrod+ft").build(force=True)
     with pytest.raises(
-        BadInput, match="fedfomo does not take this \\+mr: init_keep_model=true would do nothing"
+        BadInput, match="fedfomo does not support this \\+mr: init_keep_model=true would do nothing"
     ):
         parse("fedfomo+mr(init_keep_model=true)")
     for method in ("perfedavg", "pfedme"):

@@ -25,7 +25,7 @@ from feddbe.methods.registry import METHODS
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.simulation.client import BUFFER, Job, Reply
 from feddbe.simulation.engines.base import ClientStates, Messages
-from feddbe.simulation.engines.serial import Serial
+from feddbe.simulation.engines.registry import Serial
 from feddbe.state import State, without
 from tests.federation import COMBINATIONS, Outcome, carry_out, experiment, samples
 from tests.oracles import methods as oracle

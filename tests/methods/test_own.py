@@ -19,8 +19,7 @@ import feddbe
 from feddbe import cli, methods
 from feddbe.config.parameters import parameter
 from feddbe.errors import BadInput
-from feddbe.methods.addons import MR, PRBM
-from feddbe.methods.composed import Composed
+from feddbe.methods.addons import MR, PRBM, Composed
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.fedprox import FedProx
 from feddbe.methods.registry import METHODS, hyper_parameters, in_memory, parse, spelled
@@ -217,7 +216,7 @@ def test_a_package(
     methods.packages.cache_clear()
     assert parse("fedavg") == FedAvg()
     with pytest.raises(
-        BadInput, match=r"^method 'fedavg' of the package package-of-mine .* one of feddbe's own"
+        BadInput, match=r"^method 'fedavg' of the package package-of-mine .* of a built-in method"
     ):
         set(METHODS)
     methods.packages.cache_clear()
@@ -253,12 +252,15 @@ WRONG = {
     (
         FILE.replace('parameter(True, "whether there is one")', "True"),
         ":MyProx",
-    ): "'on' is no option; write on: ",
+    ): "'on' is not an option; write on: ",
     (
         FILE.replace("mu: float", "mu: list[float]"),
         ":MyProx",
     ): "option 'mu' is of type list[float]; allowed: bool",
-    (FILE.replace("FedAvg", "Method"), ":MyProx"): "MyProx in FILE has no combine(...) (docs/own_method.md)",
+    (
+        FILE.replace("FedAvg", "Method"),
+        ":MyProx",
+    ): "MyProx in FILE has no combine(...) (docs/writing_a_method.md)",
     ("raise ValueError('no')", ":MyProx"): "FILE cannot be executed in line 1: ValueError: no",
     ("import sys; sys.exit(3)", ":MyProx"): "FILE cannot be executed in line 1: SystemExit: 3",
 }

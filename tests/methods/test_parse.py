@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from feddbe.errors import BadInput
-from feddbe.methods.addons import MR, PRBM
-from feddbe.methods.composed import Composed
+from feddbe.methods.addons import MR, PRBM, Composed
 from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.registry import ADDONS, METHODS, describe, hyper_parameters, parse
+from feddbe.methods.registry import ADDONS, METHODS, describe, hyper_parameters, parse, parse_name
 
 
 def test_names_and_options() -> None:
@@ -23,9 +22,9 @@ def test_names_and_options() -> None:
 
 
 def test_what_is_in_brackets_wins_over_defaults() -> None:
-    defaults = {"mr": {"kappa": 7.0, "mu": 0.2}}
-    assert hyper_parameters(parse("fedavg+dbe(mu=0.5)", defaults))["mr"]["kappa"] == 7.0
-    assert hyper_parameters(parse("fedavg+dbe(mu=0.5)", defaults))["mr"]["mu"] == 0.5
+    method = parse_name("fedavg+dbe(mu=0.5)").build({"mr": {"kappa": 7.0, "mu": 0.2}})
+    assert hyper_parameters(method)["mr"]["kappa"] == 7.0
+    assert hyper_parameters(method)["mr"]["mu"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -65,9 +64,11 @@ def test_an_add_on_that_a_method_does_not_take(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(METHODS, "refusing", Refusing)
     assert isinstance(parse("refusing+mr"), Composed)
     for name in ("refusing+prbm", "refusing+dbe"):
-        with pytest.raises(BadInput, match=r"refusing does not take \+prbm: it personalises in its own way"):
+        with pytest.raises(
+            BadInput, match=r"refusing does not support \+prbm: it personalises in its own way"
+        ):
             parse(name)
-        assert isinstance(parse(name, force=True), Composed)
+        assert isinstance(parse_name(name).build(force=True), Composed)
 
 
 def test_descriptions_are_complete() -> None:

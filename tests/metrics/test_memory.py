@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from feddbe.metrics.memory import used_mb
+from feddbe.simulation.engines.base import used_mb
 
 
 def touched(megabytes: int) -> mmap.mmap:
@@ -56,7 +56,7 @@ def test_workers_count() -> None:
 
 FAULTS = """
 import resource, sys, torch
-from feddbe.metrics.memory import keep_freed
+from feddbe.simulation.engines.base import keep_freed
 if sys.argv[1] == "kept":
     keep_freed()
 for round in range(6):

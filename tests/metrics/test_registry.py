@@ -14,7 +14,7 @@ import feddbe
 from feddbe import metrics
 from feddbe.cli.main import main
 from feddbe.errors import BadInput
-from feddbe.metrics import registry
+from feddbe.metrics import builtin
 from feddbe.metrics.records import ALL, Value
 from feddbe.models.split_model import SplitModel
 from feddbe.runs.store import Store
@@ -25,7 +25,7 @@ from tests.federation import experiment, samples
 @pytest.fixture
 def new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two measures that were not there before: of a pass, and of the training."""
-    monkeypatch.setattr(registry, "_MEASURES", dict(metrics.known()))
+    monkeypatch.setattr(builtin, "_MEASURES", dict(metrics.known()))
 
     @metrics.measure
     def norm(z_g: Tensor) -> Value:

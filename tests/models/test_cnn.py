@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddbe.errors import BadInput
-from feddbe.models.architectures import cnn, cnn_small, mlp
-from feddbe.models.registry import MODELS, build, fitting
+from feddbe.models.registry import MODELS, build, cnn, cnn_small, fitting, mlp
 from feddbe.models.split_model import SplitModel
 from feddbe.seeds import torch_seeded
 from feddbe.state import sha256

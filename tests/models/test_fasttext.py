@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput
-from feddbe.models.architectures import MeanEmbedding, fasttext
-from feddbe.models.registry import build, fitting
+from feddbe.models.registry import MeanEmbedding, build, fasttext, fitting
 from feddbe.runs.experiment import Experiment, resolve
 
 X = torch.tensor([[1, 2, 2, 0], [3, 0, 0, 0], [0, 0, 0, 0], [2, 1, 4, 3]])

@@ -11,7 +11,7 @@ import torch
 
 import feddbe
 from feddbe.config.options import Config
-from feddbe.data.user.sources import from_object
+from feddbe.data.user.arrays import from_object
 from feddbe.errors import BadInput
 from feddbe.runs.experiment import Experiment, resolve
 from tests.federation import outcome, same_bits, samples
@@ -138,12 +138,12 @@ WRONG = {
     (
         "def build(shape, classes, depth):\n    pass",
         "build",
-    ): "in FILE: build(shape, classes, depth): it is called with shape, classes and words, those that it "
-    "asks for by name; 'depth' is none of them: give it a default",
+    ): "in FILE: build(shape, classes, depth): a builder is called with those of shape, classes and "
+    "words that it names; 'depth' is none of them: give it a default",
     (
         returns("nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Softmax(dim=1))"),
         "build",
-    ): "the model ends in a softmax: it gives probabilities, but the loss takes logits",
+    ): "the model ends in a softmax: it returns probabilities, but the loss expects logits",
     (
         returns("7"),
         "build",

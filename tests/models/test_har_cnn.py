@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from feddbe.errors import BadInput
-from feddbe.models.architectures import har_cnn
-from feddbe.models.registry import build
+from feddbe.models.registry import build, har_cnn
 from feddbe.models.split_model import SplitModel
 from feddbe.seeds import torch_seeded
 

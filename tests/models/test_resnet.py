@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput
-from feddbe.models.architectures import CUTS, ResNet18, resnet18
-from feddbe.models.registry import build
+from feddbe.models.registry import CUTS, ResNet18, build, resnet18
 from feddbe.models.split_model import SplitModel
 from feddbe.runs.experiment import resolve
 from feddbe.seeds import torch_seeded

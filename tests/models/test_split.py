@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from feddbe.errors import BadInput
-from feddbe.models.architectures import cnn_small
-from feddbe.models.registry import build
+from feddbe.models.registry import build, cnn_small
 from feddbe.models.split_model import SplitModel
 from feddbe.seeds import torch_seeded
 from feddbe.state import State
@@ -241,7 +240,7 @@ def test_the_default_with_a_layer_used_twice() -> None:
 def test_models_without_a_useful_cut() -> None:
     with pytest.raises(BadInput, match=r"^the model has no cut: "):
         SplitModel(nn.Sequential(nn.Linear(4, 3)), X)
-    with pytest.raises(BadInput, match=r"^no place before the last linear layer is a cut; allowed: 0$"):
+    with pytest.raises(BadInput, match=r"^no layer before the last linear layer is a cut; allowed: 0$"):
         SplitModel(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), X)
     assert SplitModel(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), X, "0").feature_shape == (3,)
 
@@ -618,6 +617,6 @@ def test_places_have_other_names_also_in_another_process() -> None:
 def test_a_place_that_does_not_exist_is_one_line() -> None:
     model = SplitModel(nested(), X)
     with pytest.raises(
-        BadInput, match=r"^unknown place 'blok'; did you mean 'block'\? allowed: .*logits, z, z_g$"
+        BadInput, match=r"^unknown layer 'blok'; did you mean 'block'\? allowed: .*logits, z, z_g$"
     ):
         model.check_places(["z", "blok"])

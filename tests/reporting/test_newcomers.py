@@ -11,8 +11,9 @@ from rich.console import Console
 
 import feddbe
 from feddbe.errors import BadInput
-from feddbe.reporting import figures
-from feddbe.reporting.tables import newcomers_table
+from feddbe.reporting.build_figures import adaptation_curves
+from feddbe.reporting.matplotlib_backend import render
+from feddbe.reporting.tables import new_clients_table
 from feddbe.results.document import RunDocument
 from tests.documents import _accuracy, document
 from tests.federation import samples
@@ -32,7 +33,7 @@ def joined(method: str, curve: list[float], way: str = "full", **config: Any) ->
 def shown(documents: list[RunDocument], width: int = 80) -> list[str]:
     console = Console(width=width)
     with console.capture() as captured:
-        console.print(*newcomers_table(documents))
+        console.print(new_clients_table(documents))
     return captured.get().splitlines()
 
 
@@ -46,7 +47,7 @@ def test_a_line_for_each_run_with_newcomers_and_a_column_for_each_epoch() -> Non
         ["fedavg+dbe", "20.00", "75.00", "-"],
     ]
     assert "Prbm: only p_i was trained." in " ".join(" ".join(lines).split())
-    assert newcomers_table([document("fedprox", [0.1])]) == []
+    assert new_clients_table([document("fedprox", [0.1])]) is None
 
 
 @pytest.mark.parametrize(("epochs", "last"), [(7, "7"), (10, "10"), (300, "300")])
@@ -61,21 +62,24 @@ def test_the_first_and_the_last_epoch_are_always_there_and_the_lines_fit(epochs:
 
 def test_the_picture_has_the_mean_and_the_band_over_seeds() -> None:
     runs = [joined("fedavg", [0.1, 0.2, 0.4], seed=0), joined("fedavg", [0.3, 0.4, 0.8], seed=1)]
-    figure = figures._adaptation_figure([*runs, joined("fedavg+dbe", [0.5, 0.6, 0.3], "newton")])
+    figure = render(adaptation_curves([*runs, joined("fedavg+dbe", [0.5, 0.6, 0.3], "newton")]))
     axes = figure.axes[0]
-    assert [np.asarray(line.get_xdata()).tolist() for line in axes.lines] == [[0, 1, 2]] * 2
-    assert np.asarray(axes.lines[0].get_ydata()).tolist() == pytest.approx([20, 30, 60])
-    assert len(axes.collections) == 1
+    lines = [line for line in axes.lines if line.get_linestyle() != "None"]
+    assert [np.asarray(line.get_xdata()).tolist() for line in lines] == [[0, 1, 2]] * 2
+    assert np.asarray(lines[0].get_ydata()).tolist() == pytest.approx([20, 30, 60])
+    assert len(axes.collections) == 2, "the band and its key"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        "fedavg (2 seeds): 60.0 % after 2 epochs",
-        "fedavg+dbe, newton: 30.0 % after 2 epochs",
+        "fedavg (2 seeds): 60.00 % after 2 epochs",
+        "fedavg+dbe, newton: 30.00 % after 2 epochs",
+        "band: lower to higher of two seeds",
     ]
-    assert axes.lines[0].get_markevery() == [2], "the last, not the best"
+    marks = [np.asarray(line.get_xdata()).tolist() for line in axes.lines if line not in lines]
+    assert marks == [[2], [2]], "the last, not the best"
 
 
 def test_nothing_to_draw_is_said() -> None:
-    with pytest.raises(BadInput, match="no run has newcomers"):
-        figures._adaptation_figure([document("fedavg", [0.1])])
+    with pytest.raises(BadInput, match="nothing to draw"):
+        render(adaptation_curves([document("fedavg", [0.1])]))
 
 
 def test_a_run_with_newcomers_draws_them(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_fairness_in_percent_with_pairs() -> None:
     found = fairness(runs, [{0: 0.9, 1: 0.5, 2: 0.5}, {0: 0.8, 1: 0.6, 2: 0.5}, {0: 0.7, 1: 0.2, 2: 0.1}])
     table = text(fairness_table(found))
     assert row("fedavg+dbe", table) == [
-        *("fedavg+dbe", "@1", "63.33", "18.86", "50.00", "50.00", "50.00"),
+        *("fedavg+dbe", "1", "63.33", "18.86", "50.00", "50.00", "50.00"),
         *("3/0/0", "1/1/1"),
     ]
     assert row("local", table)[-1] == "0/0/3", "against fedavg, not against itself"

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from feddbe.reporting import tables, terminal
+from feddbe.reporting import tables
 from feddbe.reporting.formatting import Name, in_bytes, in_seconds
+from feddbe.reporting.table import render, to_html, to_page_block
 from feddbe.reporting.tables import RunRow
 from feddbe.results.document import Accuracy, at, labels
 from tests.documents import document
@@ -44,7 +45,6 @@ ROWS: list[RunRow] = [
     },
 ]
 LABELS = np.random.RandomState(0).poisson(1.5, (40, 10)).astype(np.int64)
-CURVE = document(LONG, [0.07 + 0.9 * t / 1999 for t in range(2000)], floor=0.214)
 EVERYTHING: dict[str, RenderableType] = {
     "results": tables.results_table(
         [
@@ -53,7 +53,6 @@ EVERYTHING: dict[str, RenderableType] = {
             document("moon", RISING, when="after"),
         ]
     ),
-    "curve": terminal.curves([CURVE]),
     "runs": tables.runs_table(ROWS),
     "split": tables.split_table(LABELS.sum(1), LABELS.sum(1), LABELS * 1000),
 }
@@ -99,7 +98,7 @@ def test_results_show_best_and_last_round_cost_and_floor(width: int) -> None:
 def test_results_without_room_for_costs_keep_the_accuracy() -> None:
     found = lines(tables.results_table([document("fedavg", RISING)]), 40)
     assert row(found, "best") == ["best", "@2", "91.23", "90.23", "86.23"]
-    assert "ytes" not in "".join(found)
+    assert "ytes" not in "".join(found), "its note goes with the column"
 
 
 def test_numbers_are_right_aligned() -> None:
@@ -158,7 +157,6 @@ def test_results_name_fine_tuning_newcomers_and_how_the_round_was_chosen() -> No
         "before": None, "adapted": tuned,
     }  # fmt: skip
     shown = words(tables.results_table([run]))
-    assert "new - - -" in shown
     assert "new, tuned 95.11 94.22 93.33" in shown
     assert "New: clients that took no part in the training." in shown
 
@@ -216,7 +214,6 @@ def test_brackets_in_a_name_are_shown_not_obeyed() -> None:
     run = document("[bold]x[/bold]", RISING)
     mixed = tables.results_table([run, document("y", RISING, when="after")])
     assert words(mixed).count("[bold]x[/bold]") == 2
-    assert "[bold]x[/bold]" in words(terminal.curves([run]))
     assert "[stopped], 2000" in words(EVERYTHING["runs"])
 
 
@@ -259,120 +256,6 @@ def test_seconds_in_three_digits(value: float, said: str) -> None:
     assert in_seconds(value) == said
 
 
-# The curve
-
-
-def plot(found: list[str]) -> list[str]:
-    """The rows of the plot, without the labels and the wall on their left."""
-    return [
-        line[5:] for line in found if re.match(r"[ \d]{3} [│┤|+]", line) and not line.startswith("    +--")
-    ]
-
-
-def test_the_curve_climbs_through_the_floor_in_ascii() -> None:
-    """From 0 to 100 % in a straight line over 9 rows: each row has its share of columns, left to right."""
-    straight = document("fedavg", [0.0, 0.25, 0.5, 0.75, 1.0], floor=0.25)
-    rows = plot(lines(terminal.curves([straight]), 77, "ascii"))
-    assert len(rows) == 9
-    starts = [re.search(r"[*O]", line) for line in rows]
-    places = [start.start() for start in starts if start]
-    assert len(places) == 9
-    assert places == sorted(places, reverse=True)
-    assert places[4] == pytest.approx(36, abs=5)
-    assert rows[0].rstrip().endswith("O")
-    dotted = [line.count(".") for line in rows]
-    assert dotted[6] > 55  # 25 % is the third row from below
-    assert sum(dotted) == dotted[6]
-
-
-@pytest.mark.parametrize("width", [60, 100])
-def test_the_curve_follows_the_width(width: int) -> None:
-    found = lines(terminal.curves([CURVE]), width)
-    assert max(map(len, found)) == width
-    assert 14 <= len(found) <= 16
-    said = " ".join(" ".join(found).split())
-    assert "test accuracy in % before local training, weighted by samples" in said
-    assert "best 97.00 @1999" in said
-    assert "clients' majority class 21.40" in said
-    assert re.search(r"^ +0 +round +1999$", found[-2])
-
-
-def test_the_curve_uses_braille_where_it_can() -> None:
-    found = "".join(plot(lines(terminal.curves([CURVE]))))
-    assert any("\u2801" <= char <= "\u28ff" for char in found)
-    assert found.count("◆") == 1
-    assert found.count("┈") > 60
-    assert "*" not in found
-
-
-def test_braille_dots_are_in_their_places() -> None:
-    """U+2800 + bits; dots 1..3 and 7 are the left column downwards, 4..6 and 8 the right one."""
-    left = [terminal._UNICODE.char({(0, row)}) for row in range(4)]
-    right = [terminal._UNICODE.char({(1, row)}) for row in range(4)]
-    assert "".join(left + right) == "⠁⠂⠄⡀⠈⠐⠠⢀"
-    assert terminal._UNICODE.char({(0, 0), (1, 3)}) == "⢁"
-
-
-@pytest.mark.parametrize("curve", [[0.5], [1.0, 1.0], [0.0], [None, 0.3, None]])
-@pytest.mark.parametrize("floor", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("width", [20, 60])
-def test_short_and_flat_curves_have_their_mark(curve: list[float | None], floor: float, width: int) -> None:
-    found = plot(lines(terminal.curves([document("fedavg", curve, floor=floor)]), width))
-    assert len(found) == 9
-    assert sum(line.count("◆") for line in found) == 1
-
-
-def test_equal_accuracies_of_one_hundred_stay_on_the_scale() -> None:
-    found = lines(terminal.curves([document("fedavg", [1.0, 1.0], floor=1.0)]))
-    assert [int(line[:3]) for line in found if "┤" in line] == [100, 95, 90]
-
-
-def test_curves_are_overlaid_in_the_order_typed_and_told_apart_by_letters() -> None:
-    runs = [document(name, [0.1, level]) for name, level in (("moon", 0.5), ("fedavg", 0.9), ("apfl", 0.7))]
-    found = lines(terminal.curves(runs), 60)
-    assert found[0] == "digits, 20 clients, 1 rounds, seed 0"
-    assert [line.split()[:2] for line in found if "best" in line] == [
-        ["A", "moon:"], ["B", "fedavg:"], ["C", "apfl:"],
-    ]  # fmt: skip
-    ends = [line.rstrip()[-1] for line in plot(found) if line.rstrip()[-1:] in tuple("ABC")]
-    assert ends == ["B", "C", "A"], "from the highest to the lowest"
-    ascii_lines = "".join(plot(lines(terminal.curves(runs), 60, "ascii")))
-    assert all(ascii_lines.count(letter) > 5 for letter in "abc")
-
-
-def test_a_curve_that_diverged_ends_with_a_cross() -> None:
-    run = document("fedprox", [0.1, 0.5, 0.3, None], rounds=40)
-    run["diverged"] = {"round": 4, "client": 1, "what": "loss", "value": "nan"}
-    never = document("moon", [None])
-    never["diverged"] = {"round": 1, "client": 0, "what": "loss", "value": "inf"}
-    found = lines(terminal.curves([document("fedavg", [0.2] * 41), run, never]))
-    assert "".join(plot(found)).count("×") == 1
-    said = " ".join(" ".join(found).split())
-    assert "B fedprox: best 50.00 @1, × diverged in round 4" in said
-    assert "moon: × diverged in round 1" in said
-    assert words(terminal.curves([never])) == "moon: diverged in round 1"
-    rising = document("fedprox", [0.1, 0.5, None])
-    rising["diverged"] = run["diverged"]
-    alone = lines(terminal.curves([rising]))
-    assert sum(line.count("×") for line in plot(alone)) == 1
-    assert "× diverged in round 4" in " ".join(alone)
-    first = lines(tables.results_table([run]), 120)[3]
-    assert first.startswith("fedprox (diverged in round 4)")
-
-
-def test_seeds_are_a_mean_and_a_band() -> None:
-    runs = [document("fedavg", [0.1, 0.2 + 0.3 * seed, 0.9], seed=seed) for seed in range(3)]
-    found = lines(terminal.curves(runs), 80)
-    assert found[0] == "fedavg (3 seeds): digits, 20 clients, 2 rounds, seeds 0 to 2"
-    assert sum(line.count("░") for line in plot(found)) > 50
-    assert any("from the lowest seed to the highest" in line for line in found)
-    assert "░" not in "".join(lines(terminal.curves(runs[:1])))
-
-
-def test_a_curve_without_points_says_so() -> None:
-    assert lines(terminal.curves([document("fedavg", [None])])) == ["fedavg: no round has been evaluated yet"]
-
-
 # Lists
 
 
@@ -400,7 +283,7 @@ def test_the_name_of_a_run_is_never_broken_and_all_is_said(width: int) -> None:
     found = lines(tables.runs_table(ROWS), width)
     assert "digits-fedavg+dbe-seed0" in {line.strip() for line in found}
     said = " ".join(" ".join(found).split())
-    about = "2000 rounds, best 97.16 %, last 50.00 %, 2026-11-17 05:20, finished"
+    about = "rounds 2000, best % 97.16, last % 50.00, 2026-11-17 05:20, finished"
     assert f"{LONG}, tiny_imagenet, seed 7, {about}" in said
 
 
@@ -425,7 +308,7 @@ def test_split_shows_sizes_and_the_most_frequent_labels() -> None:
 
 
 def test_of_equally_frequent_labels_the_lower_come_first() -> None:
-    assert tables._top(np.full(100, 3)) == "0 (1%), 1 (1%), 2 (1%)"
+    assert tables._frequent_labels(np.full(100, 3)) == "0 (1%), 1 (1%), 2 (1%)"
 
 
 @pytest.mark.parametrize(("clients", "shown"), [(25, 25), (26, 24), (1000, 24)])
@@ -443,3 +326,35 @@ def test_a_subset_is_marked_in_the_table() -> None:
     run = document("fedavg", RISING)
     run["note"] = "a subset: 9,995 of 120,000 training rows"
     assert "The data: a subset: 9,995 of 120,000 training rows." in words(tables.results_table([run]))
+
+
+# Metrics of users
+
+
+def test_a_metric_of_every_round_is_in_every_output() -> None:
+    """`sharpness` is measured of test data, `effort` of the training alone."""
+    run = document("fedavg", RISING)
+    for entry in run["rounds"]:
+        read = {"weighted": 2.5 + entry["round"], "mean": 0.0, "worst_tenth": 0.0, "std": 0.0}
+        entry["measures"] = {"before": {"sharpness": read, "loss": read}, "training": {"effort": read}}
+    table = tables.results_table([run])
+    assert table.to_records()[0]["best_sharpness"] == 4.5
+    assert table.to_records()[0]["last_effort"] == 5.5
+    for text in (render(table, "markdown"), render(table, "latex"), to_html(table)):
+        assert "best sharpness" in text
+        assert "last effort" in text
+    assert {"best sharpness", "last effort", "best loss"} <= set(to_page_block(table, "runs")["columns"])
+    wide = lines(table, 120)
+    assert row(wide, "method")[-2:] == ["sharpness", "effort"], "loss is measured anyway"
+    assert row(wide, "best")[-2:] == ["4.5", "4.5"]
+    assert "sharpness" not in " ".join(lines(table, 70)[:3])
+    frame = tables.rounds_table(run).to_pandas()
+    assert frame["sharpness"].tolist() == frame["effort"].tolist() == [2.5, 3.5, 4.5, 5.5]
+
+
+def test_a_metric_may_have_the_name_of_a_column() -> None:
+    run = document("fedavg", RISING)
+    for entry in run["rounds"]:
+        entry["measures"] = {"before": {"mean": {"weighted": 7.0}}}
+    record = tables.results_table([run]).to_records()[0]
+    assert (record["best_mean"], record["best_metric_mean"]) == (pytest.approx(0.90234), 7.0)

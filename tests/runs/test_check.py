@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from feddbe.errors import StoreError
-from feddbe.runs.store import FILE, Store
-from feddbe.runs.verify import PartStatus, check
+from feddbe.runs.store import FILE, PartStatus, Store, check
 from tests.federation import experiment, outcome
 
 

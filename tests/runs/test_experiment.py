@@ -19,10 +19,9 @@ from feddbe.data.dataset import Dataset
 from feddbe.data.federated import label_counts, load_data
 from feddbe.data.split import Split
 from feddbe.errors import BadInput
-from feddbe.methods.addons import MR
-from feddbe.methods.composed import Composed
+from feddbe.methods.addons import MR, Composed
 from feddbe.metrics.builtin import majority_floor
-from feddbe.runs import provenance
+from feddbe.runs import execution
 from feddbe.runs.experiment import Experiment, resolve, resolve_all
 from feddbe.seeds import torch_seeded
 from feddbe.simulation import loop
@@ -462,6 +461,6 @@ def test_label_counts_include_validation_rows() -> None:
     assert label_counts(held_out.dataset, held_out.split).tolist() == (
         label_counts(whole.dataset, whole.split).tolist()
     )
-    described = provenance.describe(tiny(validation=0.2), loop.initial_server_state(tiny(validation=0.2)))
+    described = execution.describe_run(tiny(validation=0.2), loop.initial_server_state(tiny(validation=0.2)))
     labels = described["labels"]
     assert np.sum(labels) == len(whole.dataset)

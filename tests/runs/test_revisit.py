@@ -20,7 +20,7 @@ from feddbe.runs.replay import Entry, reopened
 from feddbe.runs.store import FILE, Store
 from feddbe.simulation import engines
 from feddbe.simulation.client import Reply
-from feddbe.simulation.engines.serial import Serial
+from feddbe.simulation.engines.registry import Serial
 from feddbe.simulation.loop import initial_server_state
 from feddbe.state import decode
 from tests.federation import COMBINATIONS, experiment, measured, outcome, same_bits, samples

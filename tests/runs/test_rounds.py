@@ -15,7 +15,7 @@ from feddbe.errors import BadInput, Diverged, StoreError
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.store import Store
 from feddbe.simulation.client import BUFFER
-from feddbe.simulation.participation import who_evaluates
+from feddbe.simulation.loop import who_evaluates
 from feddbe.training.trainer import Local
 from tests.federation import Outcome, experiment, measured, outcome, same_bits, samples
 

@@ -111,7 +111,7 @@ class Writing(FedAvg):
         return found
 
 
-class Nothing:
+class Nothing(ClientStates):
     """What clients have that keep nothing."""
 
     def read(self, client: int) -> bytes | None:

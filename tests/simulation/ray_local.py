@@ -11,8 +11,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from feddbe.methods.addons import MR, PRBM
-from feddbe.methods.composed import Composed
+from feddbe.methods.addons import MR, PRBM, Composed
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State
 from feddbe.training.task import Context

@@ -23,7 +23,7 @@ from feddbe.simulation.client import Job, Reply
 from feddbe.simulation.engines import pool as worker
 from feddbe.simulation.engines.base import ClientStates, Messages, Waiting
 from feddbe.simulation.engines.pool import Parcel, Pool
-from feddbe.simulation.engines.serial import Serial
+from feddbe.simulation.engines.registry import Serial
 from feddbe.state import State, encode
 from feddbe.training.task import Context
 from feddbe.training.trainer import Local
@@ -128,7 +128,7 @@ def test_other_errors_say_where_they_happened() -> None:
     assert "in client 2, round 1" in "".join(error.value.__notes__)
 
 
-class _Empty:
+class _Empty(ClientStates):
     def read(self, client: int) -> bytes | None:
         return None
 
@@ -139,7 +139,7 @@ class _Empty:
         pass
 
 
-class _States:
+class _States(ClientStates):
     """The clients' states, as long as no round is written those of before; who was asked for is known."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from feddbe.errors import BadInput
 from feddbe.methods.registry import parse
 from feddbe.studies import paper
 from feddbe.studies.paper import NAMES, Study, printed, read
-from feddbe.studies.spec import Cell
+from feddbe.studies.runner import Cell
 
 CELLS = 488
 TABLES = [name for name in NAMES if not read(name).figure]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from feddbe.errors import BadInput
-from feddbe.studies.spec import Cell, grid
+from feddbe.studies.runner import Cell, grid
 
 
 def test_a_grid_is_every_combination_and_seeds_vary_first() -> None:

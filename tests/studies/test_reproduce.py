@@ -16,14 +16,13 @@ from rich.console import Console
 
 import feddbe
 from feddbe.errors import BadInput, DataMissingError
-from feddbe.reporting.paper_table import Compared, compared_table, written_out
+from feddbe.reporting.paper_table import Compared, paper_table, render_paper_table
 from feddbe.results.document import RunDocument
 from feddbe.runs.experiment import Experiment
 from feddbe.studies import paper, reproduce, runner
 from feddbe.studies.paper import Study, read
 from feddbe.studies.reproduce import draw
-from feddbe.studies.runner import Planned
-from feddbe.studies.spec import Cell
+from feddbe.studies.runner import Cell, Planned
 from tests.documents import document
 from tests.studies.conftest import Shell
 
@@ -46,7 +45,7 @@ def by_hand(study: Study, curves: Callable[[Cell], RunDocument | None]) -> repro
 def text_of(found: Compared, width: int = 80) -> str:
     console = Console(width=width, file=io.StringIO())
     with console.capture() as captured:
-        console.print(compared_table(found))
+        console.print(paper_table(found))
     return captured.get()
 
 
@@ -195,15 +194,15 @@ def test_the_formats_have_the_same_numbers() -> None:
     found = reproduce.compared(
         study, by_hand(study, lambda c: document(c.method, [0.1, 0.85]) if c.method == "fedavg" else None)
     )
-    markdown = written_out(found, "markdown")
+    markdown = render_paper_table(found, "markdown")
     assert "| FedAvg | 85.00 a (85.85, -0.85) |  |" in markdown
     assert "| APPLE |  | not run (53.22) |" in markdown
-    records = json.loads(written_out(found, "json"))
+    records = json.loads(render_paper_table(found, "json"))
     assert records[1] | {"difference": 0} == {
         "table": "practical", "row": "FedAvg", "column": "FMNIST", "ours": 85.0, "half_width": None,
         "trials": 1, "paper": 85.85, "difference": 0, "marks": "1 round of up to 2000",
     }  # fmt: skip
-    assert written_out(found, "csv").splitlines()[0].startswith("table,row,column,ours")
+    assert render_paper_table(found, "csv").splitlines()[0].startswith("table,row,column,ours")
 
 
 def test_runs_of_feddbe_run_are_recognised(shell: Shell) -> None:
@@ -300,7 +299,7 @@ def test_only_the_small_scale_measures_the_quick_mdl(
     images = np.zeros((1200, 1, 28, 28), np.float32)
     np.savez("digits28.npz", x=images, y=np.arange(1200) % 10)
     asked: list[bool] = []
-    monkeypatch.setattr("feddbe.api.measure", lambda *_, **options: asked.append(options["quick"]))
+    monkeypatch.setattr("feddbe.runs.analysis.answer", lambda _, question, **__: asked.append(question.quick))
     words = f"reproduce ablation {scale} --trials 1 --only 'FedAvg/MDL CNN' --rounds 1 --out here"
     assert shell(words).code == 0
     assert asked == [quick]

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 import feddbe
-from feddbe.callbacks.base import Watch
+from feddbe.callbacks.base import StudyCallback, Watch
 from feddbe.errors import Diverged, FeddbeError
 from feddbe.metrics.records import Row
 from feddbe.runs.store import Store, alone, make_folder
 from feddbe.simulation import loop
 from feddbe.studies import runner
-from feddbe.studies.runner import Board, Planned, plan, run
-from feddbe.studies.spec import Cell, grid
+from feddbe.studies.runner import Cell, grid, plan, run
 
 SMALL: dict[str, Any] = {
     "data": "digits",
@@ -31,14 +30,14 @@ SMALL: dict[str, Any] = {
 }
 
 
-class Notes(Board):
+class Notes(StudyCallback):
     """Writes down what it is told."""
 
     def __init__(self) -> None:
         self.ends: list[tuple[str, str]] = []
         self.rounds: list[int] = []
 
-    def watch(self, planned: Planned) -> Watch:
+    def watch(self, folder: Path) -> Watch:
         notes = self
 
         class Mine(Watch):
@@ -47,8 +46,9 @@ class Notes(Board):
 
         return Mine()
 
-    def ended(self, planned: Planned, error: Exception | None) -> None:
-        self.ends.append((planned.cell.method, str(error or "done")))
+    def ended(self, folder: Path, error: Exception | None) -> None:
+        method = folder.name.removeprefix("digits-").partition("-seed")[0]
+        self.ends.append((method, str(error or "done")))
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
@@ -186,7 +186,7 @@ STUDY = """
 import sys
 from pathlib import Path
 from feddbe.studies import runner
-from feddbe.studies.spec import grid
+from feddbe.studies.runner import grid
 runner.cores = lambda: 2
 options = {"data": "digits", "partition": "iid", "clients": 4, "rounds": 400, "measure": "accuracy"}
 runner.run(runner.plan(grid(["fedavg", "fedavg+dbe"], options), Path(sys.argv[1])))

@@ -168,8 +168,8 @@ def test_the_command_shows_what_was_found_beside_the_default(shell: Shell) -> No
     assert code == 0
     assert "1: fedavg+dbe(kappa=1): round 2 of 2" in err
     lines = out.splitlines()
-    assert [line.split()[0] for line in lines[2:4]] == ["found", "default"]
-    assert lines[3].split()[1] == "1"
+    assert [line.split()[0] for line in lines[3:5]] == ["found", "default"]
+    assert lines[4].split()[1] == "1"
     assert "The paper's kappa, mu: 50, 1 for cnn; 1, 0.1 for resnet18; 0.1, 1 for fasttext." in " ".join(
         out.split()
     )

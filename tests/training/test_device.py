@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from feddbe.errors import BadInput
 from feddbe.simulation import engines
-from feddbe.simulation.engines.serial import Serial
+from feddbe.simulation.engines.registry import Serial
 from feddbe.training.task import find
 from tests.federation import COMBINATIONS, carry_out, experiment, outcome, same_bits
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
-from feddbe.models.architectures import fasttext
+from feddbe.models.registry import fasttext
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.training.gradients import gradient
+from feddbe.training.backends import gradient
 from feddbe.training.plan import Samples
 from feddbe.training.trainer import Local
 from tests.federation import COMBINATIONS, outcome, same_bits

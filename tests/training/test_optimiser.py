@@ -17,8 +17,7 @@ from feddbe.methods.registry import METHODS
 from feddbe.methods.scaffold import CONTROL
 from feddbe.runs.experiment import Experiment
 from feddbe.state import strip_prefix
-from feddbe.training.optimizer import Decay
-from feddbe.training.task import Context
+from feddbe.training.task import Context, Decay
 from feddbe.training.trainer import Local
 from tests.federation import experiment, outcome, same_bits
 

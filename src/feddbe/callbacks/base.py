@@ -78,3 +78,14 @@ class Several(Watch):
     def _each(self, tell: Callable[[Watch], object]) -> None:
         for watch in self._all:
             tell(watch)
+
+
+class StudyCallback:
+    """Base class for callbacks of a study, whose runs proceed in parallel; every hook does nothing."""
+
+    def watch(self, folder: Path) -> Watch:
+        """Return the callback of the run in `folder`, which starts or resumes now."""
+        return Watch()
+
+    def ended(self, folder: Path, error: Exception | None) -> None:
+        """The run in `folder` is complete, or failed with this error."""

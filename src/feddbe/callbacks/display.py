@@ -1,4 +1,4 @@
-"""Ready ones to give as `watch=`, and what shows progress by itself."""
+"""Progress of runs and studies: bars by rich on a terminal, lines elsewhere, a line in a notebook."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Column
 
-from feddbe.callbacks.base import Watch
+from feddbe.callbacks.base import Several, StudyCallback, Watch
+from feddbe.paths import RUNS
 
 
 def progress(*, quiet: bool = False) -> Watch:
@@ -221,3 +223,104 @@ class Pace:
             left = (now - self._part_began) / share * (self._rounds - self._done - share)
             words.append(f"about {timedelta(seconds=round(left))} left")
         return ", ".join(words)
+
+
+class CliProgress(Several):
+    """Progress on standard error: bars on a terminal, else a line per round; it knows where the run is."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._last = _LastFolder()
+        display: Watch = Bars() if sys.stderr.isatty() else Lines()
+        super().__init__([self._last, Remarks() if quiet else display])
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the run that began last; None before the first."""
+        return self._last.folder
+
+    def root(self, *, single: bool) -> Path:
+        """Return the folder of the run, or of the comparison that it belongs to."""
+        folder = self.folder or RUNS
+        return folder if single else folder.parent
+
+
+class _LastFolder(Watch):
+    """Remembers the folder of the run that began last."""
+
+    folder: Path | None = None
+
+    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+        self.folder = folder
+
+
+class StudyBars(StudyCallback):
+    """A bar for each run that goes on, and a line when it has ended."""
+
+    def __init__(self, runs: int) -> None:
+        self.runs, self.done = runs, 0
+        self.shown: dict[Path, _Bar] = {}
+        self.bars = Progress(
+            *columns(),
+            console=Console(stderr=True),
+            auto_refresh=False,  # no thread of its own: processes are forked from this one
+            disable=not sys.stderr.isatty(),
+            transient=True,
+            expand=True,
+        )
+
+    def watch(self, folder: Path) -> Watch:
+        bar = self.shown[folder] = _Bar(self, folder.name)
+        return bar
+
+    def ended(self, folder: Path, error: Exception | None) -> None:
+        self.done += 1
+        bar = self.shown.pop(folder)
+        bar.remove()
+        how = f"{error}" if error else f"{bar.rounds} round{'s' * (bar.rounds != 1)}, {bar.accuracy}"
+        self.say(f"{self.done} of {self.runs}: {folder.name}: {how}")
+
+    def aside(self) -> _Bar:
+        """Is told of what comes after the runs."""
+        return _Bar(self, "")
+
+    def say(self, text: str) -> None:
+        self.bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class _Bar(Watch):
+    """One run."""
+
+    def __init__(self, board: StudyBars, name: str) -> None:
+        self.board, self.name = board, name
+        self.task: TaskID | None = None
+        self.rounds, self.accuracy = 0, "not evaluated"
+
+    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+        self.remove()
+        self.rounds, self.pace = done, Pace(self.name or name, done, rounds)
+        self.task = self.board.bars.add_task(self.name or name, total=rounds, completed=done, accuracy="")
+        self.board.bars.refresh()
+
+    def part(self, share: float) -> None:
+        if self.task is not None:
+            self.board.bars.update(self.task, completed=self.rounds + share)
+            self.board.bars.refresh()
+        if self.board.bars.disable and (said := self.pace.part(share)):
+            self.board.say(said)
+
+    def round(self, done: int, accuracy: float | None) -> None:
+        self.rounds = done
+        self.pace.round(done, accuracy)
+        if accuracy is not None:
+            self.accuracy = f"{100 * accuracy:.2f} %"
+        if self.task is not None:
+            self.board.bars.update(self.task, completed=done, accuracy=self.accuracy)
+            self.board.bars.refresh()
+
+    def remark(self, text: str) -> None:
+        self.board.say(f"feddbe: {self.name}: {text}")
+
+    def remove(self) -> None:
+        if self.task is not None:
+            self.board.bars.remove_task(self.task)
+            self.task = None

@@ -4,10 +4,15 @@ user got wrong."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
+import signal
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -130,10 +135,28 @@ def _names(option: str) -> str:
         data,
         models,  # seconds
     )
-    from feddbe.config.spec import signature
+    from feddbe.config.parameters import signature
 
     known = data.SOURCES if option == "data" else models.MODELS
     return ", ".join(signature(name, one.options) for name, one in known.items())
+
+
+def opening_runs_once(command: click.Command) -> click.Command:
+    """Let a command that reads runs open each run's file once; one that follows runs (`live`) may not."""
+    callback = command.callback
+    assert callback
+
+    @functools.wraps(callback)
+    def wrapped(**options: Any) -> Any:
+        from feddbe.runs.store import sharing_stores
+
+        if options.get("live"):
+            return callback(**options)
+        with sharing_stores():
+            return callback(**options)
+
+    command.callback = wrapped
+    return command
 
 
 def explain(error: click.ClickException) -> str:
@@ -181,3 +204,17 @@ def show_json(document: Any) -> None:
 
     rows = [f"{json.dumps(key)}: {lines(value)}" for key, value in document.items()]
     print("{" + ",\n ".join(rows) + "}")
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM end the block as cleanly as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

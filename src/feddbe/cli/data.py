@@ -52,13 +52,13 @@ def _get(name: str, again: bool, data_dir: Path | None) -> int:
         raise unknown("data set", name, data.SOURCES)
     source = data.SOURCES[name]
     place = source.found(data_dir)
-    if source.get is None:
+    if not source.is_downloadable:
         print(f"{name}: {place}")
         return 0
     if place is None or again:
         with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bars:
             task = bars.add_task(name)
-            source.get(data_dir, lambda done, of: bars.update(task, completed=done, total=of), again)
+            source.download(data_dir, lambda done, of: bars.update(task, completed=done, total=of), again)
         place = source.found(data_dir)  # not where it was put: another place may come first
     print(f"{name}: {place} ({source.verified(data_dir)})")
     return 0
@@ -74,14 +74,16 @@ def _get(name: str, again: bool, data_dir: Path | None) -> int:
 def _show(name: str, save: Path | None, plot: Path | None, **options: Any) -> int:
     """Show how a data set is divided among clients."""
     from feddbe.data.federated import label_counts, load_data
-    from feddbe.reporting import figures, tables
+    from feddbe.reporting import tables
+    from feddbe.reporting.build_figures import client_distribution
+    from feddbe.reporting.matplotlib_backend import draw
 
     asked = read(["data show"], {**options, "data": name})
     dataset, split, chosen = load_data(asked.config)
     labels = label_counts(dataset, split)
     title = f"{Path(name).name}, {chosen.partition or chosen.split or 'as given'}, {split.clients} clients"
     if plot is not None:
-        figures.bubbles(plot, labels, title, dataset.label_names, dataset.client_names)
+        draw(plot, client_distribution(labels, title, dataset.label_names, dataset.client_names))
     if save is not None:
         split.save(save)
     if chosen.json:

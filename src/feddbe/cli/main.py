@@ -11,18 +11,23 @@ from collections.abc import Sequence
 
 import click
 
-from feddbe.cli import data, export, methods, report, reproduce, results, run, tune
-from feddbe.cli.command import Group, complain, explain
+from feddbe.cli import data, export, methods, report, results, run, studies
+from feddbe.cli.command import Group, complain, explain, opening_runs_once
 from feddbe.errors import FeddbeError
 
 app = Group("feddbe", "Personalized federated learning with the Domain Bias Eliminator.")
 click.version_option(package_name="feddbe", message="feddbe %(version)s")(app)
+_READING = {
+    results.runs, results.show, results.check, results.measure, results.fairness, results.overhead,
+    report.report, export.export, export.predict,
+}  # fmt: skip
+"""Commands that read runs and start none."""
 for command in (
     run.run, run.compare, results.runs, results.show, results.check, results.measure, results.fairness,
-    results.overhead, report.report, reproduce.reproduce, tune.tune, export.export, export.predict,
+    results.overhead, report.report, studies.reproduce, studies.tune, export.export, export.predict,
     methods.methods, data.group,
 ):  # fmt: skip
-    app.add_command(command)
+    app.add_command(opening_runs_once(command) if command in _READING else command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ import click
 
 from feddbe.cli.command import AS_JSON, Argument, Command, show, show_json
 from feddbe.config import defaults
-from feddbe.config.spec import written
+from feddbe.config.parameters import written
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

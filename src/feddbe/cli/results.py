@@ -9,12 +9,11 @@ import click
 
 from feddbe import paths
 from feddbe.cli.command import AS_JSON, CODE, TRUST, Argument, Command, complain, show_json
-from feddbe.cli.command import show as print_table
 from feddbe.cli.command import show as show_tables
 from feddbe.errors import BadInput, Damaged, StoreError, unknown
 
 if TYPE_CHECKING:
-    from feddbe.reporting.formatting import Grid
+    from feddbe.reporting.table import Table
     from feddbe.reporting.tables import RunRow
     from feddbe.results.document import RunDocument
 
@@ -36,7 +35,7 @@ _TIDY = ("csv", "json")
 @AS_JSON
 def runs(where: Path | None, as_json: bool) -> int:
     """List the runs below a folder."""
-    from feddbe.reporting import tables
+    from feddbe.reporting.tables import runs_table
     from feddbe.runs import folders
 
     folder = where or paths.RUNS
@@ -44,7 +43,7 @@ def runs(where: Path | None, as_json: bool) -> int:
     if as_json:
         show_json({"runs": rows})
     elif rows:
-        show_tables(tables.runs_table(rows))
+        show_tables(runs_table(rows))
     else:
         print(f"no runs in {folder}/; start one with: feddbe run fedavg+dbe")
     return 0
@@ -89,25 +88,27 @@ def show(
     names: tuple[str, ...], when: str, clients: bool, form: str | None, plot: Path | None, as_json: bool
 ) -> int:
     """Show runs and comparisons: table and learning curves."""
-    from feddbe.reporting import figures, formatting
+    from feddbe.reporting.build_figures import learning_curves
+    from feddbe.reporting.matplotlib_backend import draw
+    from feddbe.reporting.table import FORMATS, render
     from feddbe.results.document import at
     from feddbe.runs import folders, summary
 
     if when not in (moments := ("published", "before", "adapted", "after")):
         raise unknown("moment", when, moments)
-    if form is not None and form not in formatting.FORMATS:
-        raise unknown("format", form, formatting.FORMATS)
+    if form is not None and form not in FORMATS:
+        raise unknown("format", form, FORMATS)
     documents = [summary.load(folder, hashes=as_json) for folder in folders.each(names)]
     if when != "published":
         documents = [at(document, when) for document in documents]
     if plot is not None:
-        figures.curves(plot, documents)
+        draw(plot, learning_curves(documents))
     if clients:
         _show_clients(documents, form, as_json=as_json)
     elif as_json:
         show_json(documents[0] if len(documents) == 1 else {"runs": documents})
     elif form is not None:
-        print(formatting.render(_grid(documents, form), form), end="")
+        print(render(_results(documents, tidy=form in _TIDY), form), end="")
     else:
         _show_results(documents)
         if plot is not None:
@@ -115,42 +116,40 @@ def show(
     return 0
 
 
-def _grid(documents: list[RunDocument], form: str) -> Grid:
-    """A row per run; for readers per experiment, where there are several seeds."""
-    from feddbe.reporting.tables import repeated, results_grid, seeds_grid
+def _results(documents: list[RunDocument], *, tidy: bool = False) -> Table:
+    """Return a record per run; for readers per experiment, if one has several seeds."""
+    from feddbe.reporting.tables import repeated, results_table, seeds_table
 
-    together = form not in _TIDY and repeated(documents)
-    return seeds_grid(documents) if together else results_grid(documents)
+    return seeds_table(documents) if not tidy and repeated(documents) else results_table(documents)
 
 
 def _show_results(documents: list[RunDocument]) -> None:
-    """Tables of all that there is, and the curves."""
-    from feddbe.reporting import representations, tables, terminal
-    from feddbe.reporting.formatting import as_rich
-    from feddbe.reporting.tables import newcomers_table, repeated, seeds_grid
+    """Print all tables of the runs, and the curves."""
+    from feddbe.reporting import representations
+    from feddbe.reporting.build_figures import learning_curves
+    from feddbe.reporting.tables import new_clients_table
+    from feddbe.reporting.terminal import CurveChart
 
-    joined = newcomers_table(documents)
-    several = repeated(documents)
-    table = as_rich(seeds_grid(documents)) if several else tables.results_table(documents)
-    show_tables(table, *joined, "", terminal.curves(documents))
-    for table in representations.measured_tables(documents):
+    tables = filter(None, [_results(documents), new_clients_table(documents)])
+    show_tables(*tables, "", CurveChart(learning_curves(documents)))
+    for table in representations.analysis_tables(documents):
         print()
         show_tables(table)
 
 
 def _show_clients(documents: list[RunDocument], form: str | None, *, as_json: bool) -> None:
-    from feddbe.reporting import formatting
-    from feddbe.reporting.tables import clients_grid, clients_side_by_side
+    from feddbe.reporting.table import render
+    from feddbe.reporting.tables import client_records_table, clients_table
     from feddbe.runs.summary import each
 
-    found = [each(document) for document in documents]
+    clients = [each(document) for document in documents]
     if as_json:
-        show_json({"clients": clients_grid(documents, found).records()})
+        show_json({"clients": client_records_table(documents, clients).to_records()})
     elif form is None:
-        show_tables(formatting.as_rich(clients_side_by_side(documents, found)))
+        show_tables(clients_table(documents, clients))
     else:
-        grid = (clients_grid if form in _TIDY else clients_side_by_side)(documents, found)
-        print(formatting.render(grid, form), end="")
+        table = (client_records_table if form in _TIDY else clients_table)(documents, clients)
+        print(render(table, form), end="")
 
 
 @click.command("check", cls=Command)
@@ -161,8 +160,8 @@ def _show_clients(documents: list[RunDocument], form: str | None, *, as_json: bo
 def check(names: tuple[str, ...], as_json: bool) -> int:
     """Read all of a run: what is whole, and from which round it can go on."""
     from feddbe.runs import folders
-    from feddbe.runs.verify import PartStatus
-    from feddbe.runs.verify import check as check_run
+    from feddbe.runs.store import PartStatus
+    from feddbe.runs.store import check as check_run
 
     checked = [check_run(folder) for name in names for folder in folders.find_all(name)]
     code = 0 if all(run.whole for run in checked) else 2
@@ -198,7 +197,9 @@ _QUALITY_RUNS = click.argument(
 @AS_JSON
 def fairness(names: tuple[str, ...], which: str, out: Path | None, as_json: bool) -> int:
     """Accuracy of each client: its spread, and who is helped and hurt against local and fedavg."""
-    from feddbe.reporting import figures, tables
+    from feddbe.reporting import tables
+    from feddbe.reporting.build_figures import client_differences, client_ranks
+    from feddbe.reporting.matplotlib_backend import draw
     from feddbe.results.fairness import fairness as fairness_fairness
     from feddbe.runs import folders
     from feddbe.runs.summary import accuracies as summary_accuracies
@@ -214,7 +215,7 @@ def fairness(names: tuple[str, ...], which: str, out: Path | None, as_json: bool
     found = fairness_fairness(documents, accuracies, which)
     first = folders.find_all(names[0])
     path = out or (first[0] if len(first) == 1 else first[0].parent) / "fairness.png"
-    figures.fairness(path, found)
+    draw(path, client_ranks(documents, found), *filter(None, [client_differences(documents, found)]))
     if as_json:
         show_json({"runs": found, "picture": str(path)})
         return 0
@@ -230,7 +231,7 @@ def fairness(names: tuple[str, ...], which: str, out: Path | None, as_json: bool
 @AS_JSON
 def overhead(names: tuple[str, ...], as_json: bool) -> int:
     """What methods cost: seconds, bytes, what clients keep, memory."""
-    from feddbe.reporting import tables
+    from feddbe.reporting.tables import overhead_table
     from feddbe.results.document import labels
     from feddbe.results.fairness import overhead as cost
     from feddbe.runs.summary import kept
@@ -240,7 +241,7 @@ def overhead(names: tuple[str, ...], as_json: bool) -> int:
     if as_json:
         show_json({"runs": costs})
     else:
-        show_tables(tables.overhead_table(costs, labels(documents)))
+        show_tables(overhead_table(costs, labels(documents)))
     return 0
 
 
@@ -293,12 +294,12 @@ def measure(
 ) -> int:
     """Measure the representations in runs: layer by layer, before and after local training."""
     from feddbe import api
-    from feddbe.cli.progress import Following
+    from feddbe.callbacks.display import CliProgress
     from feddbe.metrics.representations import registry
     from feddbe.reporting import representations
     from feddbe.runs import folders
 
-    watch, count = Following(), _count(n)
+    watch, count = CliProgress(), _count(n)
     try:
         with watch:
             documents = api.measure(
@@ -312,8 +313,8 @@ def measure(
     if as_json:
         show_json({"runs": documents, "pictures": [str(path) for path in paths]})
         return 0
-    for table in representations.measured_tables(documents.documents, registry.parse(what)):
-        print_table(table)
+    for table in representations.analysis_tables(documents.documents, registry.parse(what)):
+        show_tables(table)
         print()
     for path in paths:
         print(f"picture  {path}")

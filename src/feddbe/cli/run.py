@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from feddbe.cli.command import Argument, Command, Option, complain, config_options, show, show_json
+from feddbe.cli.command import (
+    Argument,
+    Command,
+    Option,
+    complain,
+    config_options,
+    show,
+    show_json,
+    sigterm_as_interrupt,
+)
 from feddbe.config.options import Given, several
 from feddbe.config.options import given as options_given
-from feddbe.config.spec import written
+from feddbe.config.parameters import written
 from feddbe.config.user_code import Permission
 from feddbe.errors import Diverged, FeddbeError
 
@@ -20,6 +30,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from feddbe.callbacks.display import CliProgress
     from feddbe.config.options import Several
     from feddbe.results.document import RunDocument
     from feddbe.runs.timing import Preview
@@ -71,16 +82,16 @@ compare = _command(
 
 
 def _carry_out(given: Given, allowed: Permission, typed: list[str], *, single: bool) -> int:
-    from feddbe import api
-    from feddbe.cli.progress import Following, stoppable
+    from feddbe.callbacks.display import CliProgress
+    from feddbe.runs.execution import run_requests
 
     as_json = given.values.get("json") is True
-    watch = Following(quiet=given.values.get("quiet") is True)
+    watch = CliProgress(quiet=given.values.get("quiet") is True)
     try:
-        with stoppable(), watch:
-            documents = api.carry_out_all(given, single=single, watch=watch, hashes=as_json, allowed=allowed)
+        with sigterm_as_interrupt(), watch:
+            documents = run_requests(given, single=single, watch=watch, hashes=as_json, allowed=allowed)
     except KeyboardInterrupt:
-        return complain(watch.stopped(typed, single=single), 130)
+        return complain(_stop_message(watch, typed, single=single), 130)
     folder = watch.root(single=single)
     _show(documents, folder, as_json=as_json, single=single)
     for document in documents:
@@ -90,16 +101,30 @@ def _carry_out(given: Given, allowed: Permission, typed: list[str], *, single: b
     return Diverged.exit_code if any(document["diverged"] for document in documents) else 0
 
 
+def _stop_message(watch: CliProgress, typed: Sequence[str], *, single: bool) -> str:
+    """Return what to print after Ctrl-C: the last stored round, and the command that resumes."""
+    from feddbe.runs import summary
+
+    if watch.folder is None:
+        return "stopped before anything was written"
+    rounds = summary.load(watch.folder, hashes=False)["rounds"]
+    progress = f"after round {rounds[-1]['round']}, which is kept" if rounds else "before the first round"
+    words = [word for word in typed if word != "--resume"]
+    if not any(word.split("=")[0] == "--out" for word in words):
+        words += ["--out", str(watch.root(single=single))]
+    return f"stopped {progress}; continue with: {shlex.join(['feddbe', *words, '--resume'])}"
+
+
 def _show(documents: list[RunDocument], folder: Path, *, as_json: bool, single: bool) -> None:
     """The table or the document, and pictures."""
     from feddbe import api
-    from feddbe.reporting import tables
-    from feddbe.reporting.tables import newcomers_table
+    from feddbe.reporting.tables import new_clients_table, results_table
 
     if as_json:
         show_json(documents[0] if single else {"runs": documents})
     else:
-        show(tables.results_table(documents), *newcomers_table(documents))
+        shown = filter(None, [results_table(documents), new_clients_table(documents)])
+        show(*shown)
     drawn = api.draw(folder, documents)
     if not as_json:
         print()
@@ -110,11 +135,15 @@ def _show(documents: list[RunDocument], folder: Path, *, as_json: bool, single: 
 
 def _preview(given: Given, allowed: Permission, *, single: bool) -> int:
     """What all methods share once, then each with what it has of its own."""
-    from feddbe import api
+    from feddbe.runs.execution import collect_requests, resolve_request
     from feddbe.runs.timing import preview
 
-    wanted, alone = api.wanted(given, single=single, allowed=allowed), single or not given.names
-    previews = [preview(experiment) for asked in wanted for experiment in api.resolve(asked, single=alone)]
+    requests, is_alone = collect_requests(given, allowed, single=single), single or not given.names
+    previews = [
+        preview(experiment)
+        for request in requests
+        for experiment in resolve_request(request, single=is_alone)
+    ]
     if given.values.get("json"):
         show_json(previews[0] if single else {"experiments": previews})
         return 0
@@ -173,10 +202,10 @@ def _settings(title: str, settings: dict[str, dict[str, Any]]) -> RenderableType
 
 def carry_out(wanted: Several, *, single: bool, dry_run: bool) -> int:
     """All cells; with `dry_run` only which there are."""
-    from feddbe.cli.progress import Bars, stoppable
+    from feddbe.callbacks.base import StudyCallback
+    from feddbe.callbacks.display import StudyBars
     from feddbe.errors import BadInput
     from feddbe.studies import sweep
-    from feddbe.studies.runner import Board
 
     if single and len(wanted.methods) > 1:
         raise BadInput(f"run takes one method, not {len(wanted.methods)}; compare takes several")
@@ -185,10 +214,10 @@ def carry_out(wanted: Several, *, single: bool, dry_run: bool) -> int:
     missing = {planned.place for planned in plans if planned.missing}
     if dry_run:
         return _would_run(plans, as_json=wanted.options.get("json") is True)
-    board = Bars(len(missing))
+    board = StudyBars(len(missing))
     try:
-        with stoppable(), board.bars:
-            plans, failed = sweep.carry_out(plans, Board() if wanted.options.get("quiet") else board)
+        with sigterm_as_interrupt(), board.bars:
+            plans, failed = sweep.carry_out(plans, StudyCallback() if wanted.options.get("quiet") else board)
     except KeyboardInterrupt:
         return complain("stopped; what is done is kept, and the same command goes on from there", 130)
     documents = [planned.found for planned in plans if planned.found]
@@ -206,19 +235,20 @@ def carry_out(wanted: Several, *, single: bool, dry_run: bool) -> int:
 
 def _several_show(documents: Sequence[RunDocument], folder: Path, wanted: Several) -> None:
     """The table over seeds or over the grid, and the curves: of a grid, of what was chosen."""
-    from feddbe.reporting import figures, tables
-    from feddbe.reporting.formatting import as_rich
+    from feddbe.reporting import tables
+    from feddbe.reporting.build_figures import learning_curves
+    from feddbe.reporting.matplotlib_backend import draw
     from feddbe.results.document import points
 
-    drawn = tables.choice(documents) if wanted.grid else documents
-    grid = (tables.sweep_grid if wanted.grid else tables.seeds_grid)(documents)
+    drawn = tables.chosen_runs(documents) if wanted.grid else documents
+    table = (tables.sweep_table if wanted.grid else tables.seeds_table)(documents)
     path = folder / "curves.png"
     if any(map(points, drawn)):
-        figures.curves(path, drawn)
+        draw(path, learning_curves(drawn))
     if wanted.options.get("json"):
-        show_json({"table": grid.records(), "runs": list(documents)})
+        show_json({"table": table.to_records(), "runs": list(documents)})
         return
-    show(as_rich(grid))
+    show(table)
     print()
     if any(map(points, drawn)):
         print(f"curves  {path}")

@@ -13,8 +13,7 @@ from feddbe import data
 from feddbe.config.defaults import Layers
 from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
-from feddbe.data.partition import partition
-from feddbe.data.split import Split, load_split
+from feddbe.data.split import Split, load_split, partition
 from feddbe.errors import BadInput
 from feddbe.paths import expand
 

@@ -1,61 +1,86 @@
-"""Data sets by name, as in `har(layout=scrambled)`, or a user's own in one of several forms; who reads them
-is imported when one is read."""
+"""Data sets by name (`har(layout=scrambled)`), by path, or as Python objects.
+
+A data set that is known by name is a module of `builtin/` and an entry of `SOURCES`. The module is imported
+when the data set is used, and has:
+
+    find(data_dir)    Where its files are: a path, a list of files, or None if they are not there. The
+                      folders to search, in order, are `files.folders(name, data_dir)`.
+    load(data_dir)    The `Dataset`: training set first, then test set, in the publisher's order. If the
+                      files are not there, `raise files.missing(...)`, which says where to put them. What
+                      takes long to decode goes through `cache.cached`.
+
+and, if they apply:
+
+    publisher         A `files.Publisher`: address and checksums of the files, for `feddbe data get`.
+    found(data_dir)   What `feddbe data list` shows instead of `find`'s path.
+    Layout            A subclass of `Arrangement`: options of the data set, as in `har(layout=scrambled)`.
+
+A module with several data sets has objects with these attributes in a dictionary `DATASETS` instead, and the
+entry of `SOURCES` names the module. What is read is not trusted: sizes are limited, nothing pickled is
+executed, and damage becomes a `BadInput` of one line. Defaults of a data set (partition, number of clients)
+are in `config/defaults.py`; without them, the general defaults apply.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddbe.config import spec
+from feddbe.config import parameters
 from feddbe.data.dataset import Arrangement, Dataset
-from feddbe.errors import unknown
+from feddbe.errors import BadInput, unknown
 from feddbe.paths import expand
 
 if TYPE_CHECKING:
-    from feddbe.data.io.download import Progress
+    from feddbe.data.files import Progress
 
 
 @dataclass(frozen=True)
 class Source:
-    """One data set that is known by name: who reads it is a module of `builtin`."""
+    """A data set that is known by name, read by a module of `builtin`."""
 
     name: str
     description: str
     module: str = ""
-    """The module that has this set and others in its `DATASETS`; none: the module of this name."""
+    """The module that has this data set in its `DATASETS`; empty: the module of the data set's name."""
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """All of it."""
+        """Load all of it."""
         dataset: Dataset = self._reader.load(data_dir)
         return dataset
 
     def found(self, data_dir: Path | None) -> str | None:
-        """Where the data is, in words; None if it is not there yet."""
+        """Describe where the data is; None if it is not there yet."""
         place = getattr(self._reader, "found", self._reader.find)(data_dir)
         return None if place is None else str(place)
 
     def verified(self, data_dir: Path | None) -> str:
-        """What is known of the publisher's files that are there, in words; one that is damaged raises."""
-        from feddbe.data.io.download import VERIFICATION_TEXTS, Verification, verify
+        """Describe how far the publisher's files that are there are verified; a damaged one raises."""
+        from feddbe.data.files import VERIFICATION_TEXTS, Verification, verify
 
         place = self._reader.find(data_dir)
         first = place[0] if isinstance(place, list) else Path(place)
         folder = first if first.is_dir() else first.parent
-        files = {folder / name: checksum for name, checksum in self._reader.sums().items()}
+        files = {folder / name: checksum for name, checksum in self._reader.publisher.checksums.items()}
         verifications = [verify(path, checksum) for path, checksum in files.items() if path.is_file()]
         return VERIFICATION_TEXTS[max(verifications, default=Verification.NOT_PUBLISHED)]
 
+    def download(self, data_dir: Path | None, progress: Progress | None = None, again: bool = False) -> None:
+        """Download the publisher's files into the first folder for data; intact ones only if `again`."""
+        from feddbe.data.files import cache_folders
+
+        self._reader.publisher.download(cache_folders(self.name, data_dir)[0], progress, again)
+
     @property
-    def get(self) -> Callable[[Path | None, Progress | None, bool], Path] | None:
-        """Downloads it and tells where it is now; None if there is nothing to download."""
-        return getattr(self._reader, "get", None)
+    def is_downloadable(self) -> bool:
+        """Whether there are files to download."""
+        return hasattr(self._reader, "publisher")
 
     @property
     def options(self) -> type[Arrangement]:
-        """What can be chosen of it, as in `har(layout=scrambled)`: the reader's `Layout`, if it has one."""
+        """The class of its options, as in `har(layout=scrambled)`: the reader's `Layout`, if it has one."""
         return getattr(self._reader, "Layout", Arrangement)
 
     @property
@@ -72,38 +97,70 @@ SOURCES: dict[str, Source] = {
         Source("fmnist", "70,000 grey clothes of 28x28", module="images"),
         Source("cifar10", "60,000 colour images of 32x32", module="images"),
         Source("cifar100", "60,000 colour images of 32x32", module="images"),
-        Source("tiny_imagenet", "100,000 colour images of 64x64"),
+        Source("tiny_imagenet", "100,000 colour images of 64x64", module="images"),
         Source("har", "10,299 sensor windows, 30 users"),
         Source("ag_news", "127,600 news in 4 classes"),
     )
 }
+USER_FORMS = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER", "hf:NAME")
 
 
-def find(text: str, defaults: spec.Defaults | None = None) -> spec.Named[Arrangement] | None:
-    """The known data set that `text` names, with its options; None if that may be a user's own."""
+def find(text: str, defaults: parameters.Defaults | None = None) -> parameters.Named[Arrangement] | None:
+    """Return the known data set that `text` names, with its options; None if that may be a user's own."""
     name = text.partition("(")[0].strip()
     if name not in SOURCES or (name != text and expand(text).exists()):
         return None
-    return spec.find("data set", text, {name: SOURCES[name].options}, defaults)
+    return parameters.find("data set", text, {name: SOURCES[name].options}, defaults)
 
 
 def load(name_or_path: str | Path, data_dir: Path | None = None) -> Dataset:
-    """The data set of this name, or the user's own in this place."""
+    """Load the data set of this name, or the user's own at this path."""
     wanted = str(name_or_path)
     if known := find(wanted):
         return known.options.arrange(SOURCES[known.name].load(data_dir))
-    from feddbe.data.user.sources import FORMS, load_own
+    dataset = _load_user_data(wanted)
+    if dataset is None:
+        raise unknown("data set", wanted.partition("(")[0], [*SOURCES, *USER_FORMS])
+    return dataset
 
-    own = load_own(wanted)
-    if own is None:
-        raise unknown("data set", wanted.partition("(")[0], [*SOURCES, *FORMS])
-    return own
+
+def _load_user_data(wanted: str) -> Dataset | None:
+    """Load the user's data at `PATH?QUERY`; None if it has none of the forms."""
+    from feddbe.data.files import require_regular_file
+    from feddbe.data.user import arrays, images, query, tables
+
+    place, _, text = wanted.partition("?")
+    path = expand(place)
+    choice = query.parse_query(text)
+    require_regular_file(path)
+    if place.startswith("hf:"):
+        choice.require_keys(query.TABLE_KEYS, place)
+        return tables.load_from_hub(place.removeprefix("hf:"), choice)
+    if path.is_dir():
+        if tables.is_hugging_face_folder(path):
+            choice.require_keys(query.TABLE_KEYS, place)
+            return tables.load_hugging_face_folder(path, choice)
+        if arrays.is_pfllib(path):
+            choice.require_keys((), place)
+            return arrays.load_pfllib(path)
+        choice.require_keys(query.FOLDER_KEYS, place)
+        return images.load_folder(path, choice.resize)
+    if path.suffix in (".csv", ".tsv", ".parquet"):
+        choice.require_keys(query.TABLE_KEYS, place)
+        load_table = tables.load_parquet if path.suffix == ".parquet" else tables.load_csv
+        return load_table(path, choice)
+    choice.require_keys(query.NPZ_KEYS if path.suffix == ".npz" else (), place)
+    if path.suffix == ".npz":
+        return arrays.load_npz(path, choice.words)
+    if len(path.parts) > 1:
+        raise BadInput(f"there is no file or folder {path}; accepted are {', '.join(USER_FORMS)}")
+    return None
 
 
 def in_memory(data: Any) -> Dataset | None:
-    """The data set that somebody gave as a Python object; None if it is a name or a path, or nothing."""
+    """Return the data set that a Python object holds; None if it is a name or a path, or nothing."""
     if data is None or isinstance(data, str | Path):
         return None
-    from feddbe.data.user.sources import from_object
+    from feddbe.data.user.arrays import from_object
 
     return from_object(data)

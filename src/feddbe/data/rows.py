@@ -11,7 +11,9 @@ import csv
 import io
 import math
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -52,26 +54,34 @@ def delimiter(lines: Sequence[str]) -> str:
     return found[0]
 
 
-def read_csv(path: Path) -> tuple[list[str], list[list[str]], list[int], str]:
-    """Names, rows, each row's line in the file, and what parts the columns."""
+@contextmanager
+def open_csv(path: Path) -> Iterator[tuple[list[str], str, Iterator[tuple[int, list[str]]]]]:
+    """Open a CSV file: names of the columns, the delimiter, and an iterator of line numbers with their cells.
+
+    Empty lines are passed over. A row in quotes may take several lines; its last one counts.
+
+    Raises:
+        ValueError: Two columns have the same name, or a row has another number of cells than the first line.
+    """
     with path.open(encoding="utf-8-sig", newline="") as file:
-        start = "".join(line for line, _ in zip(file, range(_LOOKED_AT), strict=False))
+        start = "".join(islice(file, _LOOKED_AT))
     mark = "\t" if path.suffix == ".tsv" else delimiter(_whole(start))
-    rows, lines = [], []
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=mark)
         names = next(reader, [])
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"{path} has two columns of one name, '{twice[:100]}'; name each column once")
-        for row in filter(None, reader):
-            if len(row) != len(names):
-                raise ValueError(
-                    f"line {reader.line_num} of {path} has {len(row)} values, its first {len(names)}"
-                )
-            rows.append(row)
-            lines.append(reader.line_num)
-    return names, rows, lines, mark
+
+        def records() -> Iterator[tuple[int, list[str]]]:
+            for cells in filter(None, reader):
+                if len(cells) != len(names):
+                    raise ValueError(
+                        f"line {reader.line_num} of {path} has {len(cells)} values, its first {len(names)}"
+                    )
+                yield reader.line_num, cells
+
+        yield names, mark, records()
 
 
 def _whole(start: str) -> list[str]:
@@ -243,12 +253,13 @@ def read(about: Mapping[str, Any], path: Path) -> Array:
     if path.suffix.lower() not in (".csv", ".tsv", ".txt"):
         raise ValueError(f"{path} is no .csv or .tsv file; write the new rows as one")
     try:
-        names, rows, lines, _ = read_csv(path)
+        with open_csv(path) as (names, _, records):
+            lines, cells = [*zip(*records, strict=True)] or ((), ())
     except csv.Error as error:
         raise ValueError(f"cannot read {path} as CSV: {error}") from None
-    if not rows:
+    if not cells:
         raise ValueError(f"{path} has no rows")
-    table = {name: [row[at] for row in rows] for at, name in enumerate(names)}
+    table = dict(zip(names, zip(*cells, strict=True), strict=True))
     try:
         if about["kind"] == "table":
             return of_table(about, table, lambda row: f"line {lines[row]}")

@@ -4,14 +4,14 @@
     logits = h(z) + h_p(z) with z = f(x)        of FedRoD
 
 The parameters are those with which the entry was evaluated, global and private parts together, recomputed
-from the run's file (`runs/revisit.py`). Preprocessing, labels and clients' names are those that the run
+from the run's file (`runs/replay.py`). Preprocessing, labels and clients' names are those that the run
 stored. Whatever a method does to predict, the module must give the same logits on the client's own test rows,
 and the accuracy that the run has, or it is not handed out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,11 @@ from torch import Tensor, nn
 
 from feddbe.config.user_code import NOTHING, Permission, permit
 from feddbe.data import rows
-from feddbe.data.dataset import Dataset
-from feddbe.data.preprocessing import Preprocessing
+from feddbe.data.dataset import Dataset, Preprocessing
 from feddbe.data.registry import in_memory
 from feddbe.errors import BadInput, FeddbeError, one_line, short
 from feddbe.methods.base import PERSONAL
-from feddbe.models.architectures import MeanEmbedding
-from feddbe.models.registry import ModelSource
+from feddbe.models.registry import MeanEmbedding, ModelSource
 from feddbe.paths import expand
 from feddbe.runs import folders
 from feddbe.runs.replay import Entry, reopened
@@ -135,8 +133,6 @@ def _stored_data(store: Store, dataset: Dataset) -> tuple[Preprocessing, list[st
     The training data may have been edited since in ways that its numbers do not show.
     """
     stored = {key: store.meta(key) for key in ("preprocessing", "label_names", "client_names", "labels")}
-    if stored["preprocessing"] is None:  # begun by a feddbe that did not store it
-        return dataset.about, list(dataset.labels), list(dataset.client_names)
     try:
         preprocessing = dataset.about.restored(stored["preprocessing"])
     except ValueError:
@@ -213,11 +209,6 @@ def close(found: Tensor, expected: Tensor) -> bool:
     """Whether these are the same logits, but for sums in another order."""
     largest = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
     return found.shape == expected.shape and bool(((found - expected).abs() <= _CLOSE * largest).all())
-
-
-def weights_of(module: nn.Module) -> Mapping[str, Tensor]:
-    """By name, each in memory of its own: safetensors refuses what is shared."""
-    return {name: tensor.detach().clone().contiguous() for name, tensor in module.state_dict().items()}
 
 
 _BATCH = 256

@@ -23,7 +23,7 @@ from torch import nn
 from feddbe.config.user_code import permit
 from feddbe.data import rows
 from feddbe.errors import BadInput, FeddbeError, one_line, short
-from feddbe.export.client_model import Taken, close, take, weights_of
+from feddbe.export.client_model import Taken, close, take
 from feddbe.models.registry import ModelSource
 from feddbe.paths import expand
 
@@ -90,7 +90,11 @@ def export_model(
 def _write(taken: Taken, folder: Path, *, onnx: bool) -> None:
     about = taken.preprocessing.to_json()
     (folder / "preprocessing.json").write_text(json.dumps(about | taken.about, indent=1), encoding="utf-8")
-    (folder / "model.safetensors").write_bytes(save(dict(weights_of(taken.module))))
+    # each tensor in memory of its own: safetensors refuses what is shared
+    weights = {
+        name: tensor.detach().clone().contiguous() for name, tensor in taken.module.state_dict().items()
+    }
+    (folder / "model.safetensors").write_bytes(save(weights))
     _program(taken, folder / "model.pt2")
     if onnx:
         _onnx(taken, folder / "model.onnx")

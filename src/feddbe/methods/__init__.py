@@ -1,9 +1,8 @@
 """Federated methods by name."""
 
 from feddbe.config.parameters import parameter
-from feddbe.methods.addons import MR, PRBM
+from feddbe.methods.addons import MR, PRBM, Composed
 from feddbe.methods.base import AddOn, Method, Upload
-from feddbe.methods.composed import Composed
 from feddbe.methods.registry import (
     ADDONS,
     METHODS,
@@ -16,7 +15,6 @@ from feddbe.methods.registry import (
     from_package,
     hyper_parameters,
     identity,
-    in_brackets,
     in_file,
     in_memory,
     owner,
@@ -48,7 +46,6 @@ __all__ = [
     "from_package",
     "hyper_parameters",
     "identity",
-    "in_brackets",
     "in_file",
     "in_memory",
     "owner",

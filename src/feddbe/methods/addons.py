@@ -1,11 +1,14 @@
-"""The Domain Bias Eliminator (Zhang et al., NeurIPS 2023): PRBM, MR, and DBE = both.
+"""The Domain Bias Eliminator: PRBM, MR, and DBE = both.
 
-PRBM, the personalized representation bias memory: a private vector p_i, 0 at the start, trained by SGD with
-the model and never sent:
+Zhang, Hua, Cao, Wang, Song, Xue, Ma and Guan, "Eliminating Domain Bias for Federated Learning in
+Representation Space", NeurIPS 2023, https://arxiv.org/abs/2311.14975
+
+PRBM, the personalized representation bias memory, is a private vector p_i, 0 at the start, trained by SGD
+with the model and never sent:
 
     z = f(x) + p_i,   logits = h(z)
 
-MR, mean regularization: with the client's running mean r (0 at the start of each round) over its batches,
+MR, mean regularization, uses the client's running mean r (0 at the start of each round) over its batches:
 
     r <- (1 - mu) stop(r) + mu mean_batch f(x)        loss += kappa/2 mean_k (r_k - zbar_k)^2
 
@@ -13,28 +16,31 @@ so a sample's feature receives the gradient kappa mu / (K B) (r - zbar). The glo
 once: before round 1 every client trains theta^0 for one plain epoch and uploads its mean; the models trained
 there are discarded.
 
-kappa = 0 or mu = 0 is no MR; PRBM with prbm_lr = 0 is no PRBM. FT, the fine-tuned ceiling, is no part of DBE.
+kappa = 0 or mu = 0 is no MR; PRBM with prbm_lr = 0 is no PRBM. FT, fine-tuning after the last round, is not
+part of DBE.
 
 Departures from the paper: its client mean is taken "over their data" (`init_mean=exact`); the default is the
 published code's running mean (`momentum`; at mu = 1 that of the last batch only). `start` takes the mean at
-theta^0, before any training; with epsilon, delta and clip it is sent with a guarantee (`private_mean.py`).
-The factor 1/2, the start of r at 0 and the missing bias correction are the code's; the paper is silent.
+theta^0, before any training; with epsilon, delta and clip it is sent with a privacy guarantee (`dp_mean.py`).
+The factor 1/2, the start of r at 0 and the missing bias correction come from the published code; the paper
+does not mention them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from feddbe.config.parameters import parameter
 from feddbe.errors import BadInput
-from feddbe.methods.base import AddOn, Method, Names, Upload
+from feddbe.methods.base import AddOn, Method, Names, Upload, refused
 from feddbe.methods.dp_mean import Guarantee
-from feddbe.state import State, weighted_mean
+from feddbe.state import State, matches, weighted_mean, without
 from feddbe.training.task import Context, Task
 from feddbe.training.terms import MeanPull, Term
 from feddbe.training.trainer import Extra, Local
@@ -42,13 +48,13 @@ from feddbe.training.trainer import Extra, Local
 
 @dataclass(frozen=True)
 class PRBM(AddOn):
-    """The private translation vector p_i."""
+    """Personalized representation bias memory: the private translation vector p_i."""
 
     name: ClassVar[str] = "prbm"
     keeps: ClassVar[Names] = ("prbm",)
     secret: ClassVar[Names] = ("prbm",)
 
-    prbm_lr: float | None = parameter(None, "learning rate of p_i; none: that of the model", low=0)
+    prbm_lr: float | None = parameter(None, "learning rate of p_i; none: the model's", low=0)
 
     def client_init(self, ctx: Context) -> State:
         return {"prbm": torch.zeros(ctx.task.model.feature_shape)}
@@ -59,7 +65,7 @@ class PRBM(AddOn):
 
 @dataclass(frozen=True)
 class MR(AddOn):
-    """Mean regularization; `kappa` and `mu` have defaults per model and data set (`options/defaults.py`)."""
+    """Mean regularization; `kappa` and `mu` have defaults per model and data set (`config/defaults.py`)."""
 
     name: ClassVar[str] = "mr"
     sends: ClassVar[Names] = ("mean",)
@@ -87,18 +93,20 @@ class MR(AddOn):
         False, "average the models trained before round 1 instead of discarding"
     )
     mean_weights: str = parameter("samples", "weights of the global mean", choices=("samples", "uniform"))
-    mr_half: bool = parameter(True, "the factor 1/2 in the loss")
+    mr_half: bool = parameter(True, "factor 1/2 in the loss")
     mr_bias_correct: bool = parameter(False, "divide the running mean by its total weight in training too")
     s: float = parameter(
-        0.0, "noise on the uploaded mean, (1 - q) r + N(0, s^2): its standard deviation", low=0
+        0.0, "standard deviation of the noise on the uploaded mean, (1 - q) r + N(0, s^2)", low=0
     )
-    q: float = parameter(0.0, "noise on the uploaded mean: how much of it is taken away", low=0, high=1)
+    q: float = parameter(
+        0.0, "share of the uploaded mean that is removed, (1 - q) r + N(0, s^2)", low=0, high=1
+    )
     epsilon: float | None = parameter(
-        None, "guarantee on the uploaded mean: its epsilon; none: no guarantee", above=0, high=1e6
+        None, "epsilon of the privacy guarantee on the uploaded mean; none: no guarantee", above=0, high=1e6
     )
-    delta: float | None = parameter(None, "guarantee: its delta", above=0, high=0.5)
+    delta: float | None = parameter(None, "delta of the privacy guarantee", above=0, high=0.5)
     clip: float | None = parameter(
-        None, "guarantee: L2 norm that each sample's representation is clipped to", above=0
+        None, "privacy guarantee: L2 norm to which each sample's representation is clipped", above=0
     )
 
     def __post_init__(self) -> None:
@@ -109,12 +117,12 @@ class MR(AddOn):
         if not missing and self.init_mean != "start":
             raise BadInput(
                 f"mr init_mean = {self.init_mean}; a guarantee needs init_mean=start: of a model trained on "
-                "the client's data, every sample is in every representation"
+                "the client's data, every sample influences every representation"
             )
         if not missing and (self.s or self.q):
-            raise BadInput("mr: a guarantee has a noise of its own; leave out s and q")
+            raise BadInput("mr: a guarantee has its own noise; leave out s and q")
         if self.init_mean == "start" and self.init_keep_model:
-            raise BadInput("mr init_mean = start; init_keep_model=true needs the epoch that it leaves out")
+            raise BadInput("mr init_mean = start; init_keep_model=true needs the epoch that it omits")
 
     @property
     def preparing(self) -> int | None:
@@ -128,28 +136,31 @@ class MR(AddOn):
         return ""
 
     def attach(self, local: Local, tracks: Sequence[str], received: State, private: State) -> None:
-        pull = MeanPull(self.mu, self.kappa * self._half, self.mr_bias_correct and self.mu > 0)
-        carry = pull.start(local.task.model.feature_shape)
+        regularizer = MeanPull(self.mu, self.kappa * self._half, self.mr_bias_correct and self.mu > 0)
+        start = regularizer.start(local.task.model.feature_shape)
         for track in tracks:
-            local.attach(track, Term(pull, {"mean": received["mean"]}, carry))
+            local.attach(track, Term(regularizer, {"mean": received["mean"]}, start))
 
     def prepare(self, ctx: Context, local: Local, received: State) -> State:
-        """One plain epoch from theta^0, and the mean representation it leaves; or that of theta^0 itself."""
+        """Return the client's mean representation after one plain epoch from theta^0, or at theta^0."""
         if self.init_mean == "start":
-            return {"mean": self._noisy(local, self._over_data(local, received))}
+            return {"mean": self._add_noise(local, self._mean_over_data(local, received))}
         model = ctx.task.model
-        watch = MeanPull(self.mu)
-        seen = Term(watch, {}, watch.start(model.feature_shape))
-        fit = local.fit(received, epochs=self.init_epochs, terms=[seen])
+        running_mean = MeanPull(self.mu)
+        term = Term(running_mean, {}, running_mean.start(model.feature_shape))
+        fit = local.fit(received, epochs=self.init_epochs, terms=[term])
         if self.init_mean == "exact":
-            mean = self._over_data(local, fit.params)
+            mean = self._mean_over_data(local, fit.params)
         else:
-            carry = fit.carries[0]
-            mean = watch.mean_of(carry) if self.init_mean == "debiased" else carry["r"]
-        return {"mean": self._noisy(local, mean), **(fit.params if self.init_keep_model else {})}
+            last_carry = fit.carries[0]
+            mean = running_mean.mean_of(last_carry) if self.init_mean == "debiased" else last_carry["r"]
+        message = {"mean": self._add_noise(local, mean)}
+        if self.init_keep_model:
+            message |= fit.params
+        return message
 
     def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
-        """zbar = sum_i n_i/n r_i."""
+        """Return the server state with zbar = sum_i n_i/n r_i."""
         samples = [u.samples for u in uploads]
         weights = samples if self.mean_weights == "samples" else [1] * len(uploads)
         new = {**server, **weighted_mean([{"mean": u.state["mean"]} for u in uploads], weights)}
@@ -162,8 +173,8 @@ class MR(AddOn):
         guarantee = self._guarantee
         return [guarantee.stated(task.samples[: task.members])] if guarantee else []
 
-    def _over_data(self, local: Local, params: State) -> Tensor:
-        """The mean representation of the client's training data, of clipped ones for a guarantee."""
+    def _mean_over_data(self, local: Local, params: State) -> Tensor:
+        """Return the mean representation of the client's training data; for a guarantee, of clipped ones."""
         model, guarantee = local.task.model, self._guarantee
 
         def total(p: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -173,8 +184,8 @@ class MR(AddOn):
         sums, _ = local.predict(params, total, on="train")
         return sums.sum(0) / local.samples
 
-    def _noisy(self, local: Local, mean: Tensor) -> Tensor:
-        """What is sent of a mean: with a guarantee, with the paper's noise, or as it is."""
+    def _add_noise(self, local: Local, mean: Tensor) -> Tensor:
+        """Return the mean to send: with a guarantee's noise, with the paper's noise, or unchanged."""
         sigma = self._guarantee.sigma(local.samples) if self._guarantee else self.s
         if not (sigma or self.q):
             return mean
@@ -194,9 +205,141 @@ class MR(AddOn):
 
 @dataclass(frozen=True)
 class FT(AddOn):
-    """Fine-tuning: at the end each client trains the final global model on its own data (`adapt_epochs`) by
-    plain SGD, without the method's own terms, and its accuracy then is recorded too. The rounds stay as they
-    are; newcomers adapt by the method's own local training, as the paper has it."""
+    """Fine-tuning after the last round.
+
+    Each client trains the final global model on its own data (`adapt_epochs`) by plain SGD, without the
+    method's terms; the accuracy after it is recorded too. The rounds do not change. New clients adapt by the
+    method's local training, as in the paper.
+    """
 
     name: ClassVar[str] = "ft"
     adapts: ClassVar[str] = "last"
+
+
+@dataclass(frozen=True)
+class Composed(Method):
+    """A method with add-ons.
+
+    The inner method sees the model's parameters only: its proximal terms, control variates and uploads never
+    touch an add-on's part. Add-ons act in the fits on the method's `addon_tracks`.
+    """
+
+    name: ClassVar[str] = "composed"
+
+    inner: Method
+    addons: tuple[AddOn, ...]
+
+    def __post_init__(self) -> None:
+        inner = self.inner
+        declarations: dict[str, Any] = {
+            "family": inner.family,
+            "same_for_all": inner.same_for_all,
+            "deployed_track": inner.deployed_track,
+            "keeps_uploads": inner.keeps_uploads,
+            "needs_all": inner.needs_all,
+            "keeps_to": inner.keeps_to,
+            "adapts": inner.adapts or next((a.adapts for a in self.addons if a.adapts), ""),
+        }
+        for names in ("keeps", "secret", "sends", "receives", "constant"):
+            declarations[names] = sum((getattr(part, names) for part in (inner, *self.addons)), ())
+        for name, value in declarations.items():
+            object.__setattr__(self, name, value)
+        for addon in self.addons:
+            if reason := addon.refuse(inner):
+                raise BadInput(f"{inner.name} does not support this +{addon.name}: {reason}")
+
+    @property
+    def base(self) -> str:
+        return self.inner.base
+
+    def unused(self, task: Task) -> Mapping[str, str]:
+        unused = self.inner.unused(task)
+        return {} if any(a.adapts for a in self.addons) else unused  # fine-tuning is training
+
+    @property
+    def prepares(self) -> bool:
+        return self.inner.prepares or any(a.prepares for a in self.addons)
+
+    @property
+    def preparing(self) -> int | None:
+        needed = [a.preparing for a in self.addons if a.prepares]
+        return needed[0] if needed and not self.inner.prepares else self.inner.preparing
+
+    def server_init(self, ctx: Context) -> State:
+        return self.inner.server_init(ctx)
+
+    def client_init(self, ctx: Context) -> State:
+        private = self.inner.client_init(ctx)
+        for addon in self.addons:
+            private |= addon.client_init(ctx)
+        return private
+
+    def prepare(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        up, private = self.inner.prepare(ctx, local, received, private)
+        for addon in self.addons:
+            up = up | addon.prepare(ctx, local, received)
+        # An add-on may send a model, of which the method may not send a part.
+        unsent = set(refused(ctx.task.model.parameters, self.inner.sends, ctx.task.model))
+        return {name: t for name, t in up.items() if name not in unsent}, private
+
+    def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        server = self.inner.prepared(ctx, server, uploads)
+        for addon in self.addons:
+            server = addon.prepared(ctx, server, uploads)
+        return server
+
+    def down(self, ctx: Context, server: State, client: int) -> State:
+        received = [name for a in self.addons for name in a.receives if name not in a.constant]
+        addon_entries = {name: t for name, t in server.items() if matches(name, received)}
+        return self.inner.down(ctx, self._inner_state(server), client) | addon_entries
+
+    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+        self._attach(local, self.inner.addon_tracks, received, private)
+        up, new = self.inner.train(ctx, local, self._inner_state(received), self._inner_state(private))
+        return up, new | {name: extra.value for name, extra in local.extras.items()}
+
+    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        inner_state = self._inner_state(server)
+        addon_state = {name: t for name, t in server.items() if name not in inner_state}
+        uploads = [u._replace(state=self._inner_state(u.state)) for u in uploads]
+        return self.inner.combine(ctx, inner_state, uploads) | addon_state
+
+    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+        self._attach(local, self.inner.addon_tracks, received, private)
+        return self.inner.deployed(ctx, local, self._inner_state(received), self._inner_state(private))
+
+    def tune(self, ctx: Context, local: Local, received: State, private: State) -> State:
+        self._attach(local, self.inner.addon_tracks, received, private)
+        return self.inner.tune(ctx, local, self._inner_state(received), self._inner_state(private))
+
+    def adapt(self, ctx: Context, local: Local, received: State, private: State) -> State:
+        self._attach(local, self.inner.addon_tracks, received, private)
+        return self.inner.adapt(ctx, local, self._inner_state(received), self._inner_state(private))
+
+    def newcomer(self, ctx: Context, received: State) -> State:
+        private = self.inner.newcomer(ctx, received)
+        for addon in self.addons:
+            private |= addon.client_init(ctx)
+        return private
+
+    def remarks(self, task: Task) -> list[str]:
+        return [*self.inner.remarks(task), *(text for a in self.addons for text in a.remarks(task))]
+
+    @property
+    def own_logits(self) -> bool:
+        return self.inner.own_logits
+
+    def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        return self.inner.logits(local, state, x)
+
+    def _attach(self, local: Local, tracks: Sequence[str], received: State, private: State) -> None:
+        for addon in self.addons:
+            addon.attach(local, tracks, received, private)
+
+    def _inner_state(self, state: State) -> State:
+        """Return the entries that belong to the inner method."""
+        return without(state, self._addon_names)
+
+    @cached_property
+    def _addon_names(self) -> tuple[str, ...]:
+        return tuple(n for a in self.addons for n in (*a.keeps, *a.sends, *a.receives))

@@ -1,4 +1,7 @@
-"""APFL (Deng et al., 2020)."""
+"""APFL.
+
+Deng, Kamani and Mahdavi, "Adaptive Personalized Federated Learning", 2020, https://arxiv.org/abs/2003.13461
+"""
 
 from __future__ import annotations
 
@@ -23,20 +26,21 @@ ALPHA, STATISTICS = "alpha", "statistics/"
 
 @dataclass(frozen=True)
 class APFL(FedAvg):
-    """FedAvg for w, and on the same batches a personal v that is trained and deployed in mixture with it:
+    """FedAvg for w, and on the same batches a personal v that is trained and deployed in mixture with w:
 
         m = alpha v + (1 - alpha) w          v <- v - eta alpha grad f(m)
         alpha <- alpha - eta <v - w, grad f(m)>, kept in [0, 1]
 
     with w and v as they were before this batch. v and alpha stay with the client; v starts at theta^0. The
-    mixture has BatchNorm statistics of its own, which stay with the client too. alpha = 0 (not adaptive) is
-    FedAvg, alpha = 1 (not adaptive) local training.
+    mixture has BatchNorm statistics that also stay with the client. Without adaptation, alpha = 0 is FedAvg
+    and alpha = 1 is local training.
 
-    Default alpha = 0.5: its own code. +MR acts on w. Averaging: its paper plainly, the published experiments
-    and the default by samples.
+    Default alpha = 0.5: the authors' code. +MR acts on w. The paper averages plainly; the published
+    experiments and the default weight by samples.
 
-    Departures: from its code, parameters are mixed, not outputs, as in its paper, and alpha adapts with every
-    batch; from the published experiments, which took v's gradient at v and overwrote v with the mixture.
+    Departures: from the authors' code, parameters are mixed instead of outputs, as in the paper, and alpha
+    adapts with every batch. From the published experiments: they took v's gradient at v and overwrote v with
+    the mixture.
     """
 
     name: ClassVar[str] = "apfl"
@@ -60,20 +64,22 @@ class APFL(FedAvg):
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         lr = torch.tensor(ctx.lr)
         start = private | add_prefix(STATISTICS, local.buffers("personal"))
-        fit = local.fit(received, terms=[Term(self._personal, {"lr": lr}, start, at_end=True)])
+        fit = local.fit(received, terms=[Term(self._update_personal, {"lr": lr}, start, at_end=True)])
         local.set_buffers("personal", strip_prefix(fit.carries[0], STATISTICS))
         return fit.params, without(fit.carries[0], [STATISTICS])
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        return _mixture(private, received)
+        return _mix(private, received)
 
-    def _personal(self, at: At, carry: State) -> tuple[None, State]:
-        """v and alpha after this batch: carried beside the training of w, to whose loss they add nothing."""
-        lr, alpha, v = at.const["lr"], carry[ALPHA], strip_prefix(carry, PERSONAL)
-        w = {name: at.params[name].detach() for name in v}
-        with torch_seeded(at.key):  # dropout in it must not change that of w
-            mixture, statistics = _mixture(carry, w), strip_prefix(carry, STATISTICS)
-            grads, _, statistics = at.differentiate(at.model, mixture, statistics, at.batch.x, at.batch.y)
+    def _update_personal(self, context: At, state: State) -> tuple[None, State]:
+        """Return v and alpha after this batch; they are carried along and add nothing to the loss of w."""
+        lr, alpha, v = context.const["lr"], state[ALPHA], strip_prefix(state, PERSONAL)
+        w = {name: context.params[name].detach() for name in v}
+        with torch_seeded(context.key):  # dropout in it must not change that of w
+            mixture, statistics = _mix(state, w), strip_prefix(state, STATISTICS)
+            grads, _, statistics = context.differentiate(
+                context.model, mixture, statistics, context.batch.x, context.batch.y
+            )
         moved = {name: torch.addcmul(p, grads[name], -lr * alpha) for name, p in v.items()}
         if self.adaptive:
             slope = sum_by_name({n: torch.dot((v[n] - w[n]).flatten(), grads[n].flatten()) for n in v})
@@ -81,6 +87,7 @@ class APFL(FedAvg):
         return None, add_prefix(PERSONAL, moved) | add_prefix(STATISTICS, statistics) | {ALPHA: alpha}
 
 
-def _mixture(private: State, w: Mapping[str, Tensor]) -> State:
+def _mix(private: State, w: Mapping[str, Tensor]) -> State:
+    """Return alpha v + (1 - alpha) w."""
     alpha = private[ALPHA]
     return {name: torch.lerp(w[name], v, alpha) for name, v in strip_prefix(private, PERSONAL).items()}

@@ -1,4 +1,8 @@
-"""APPLE (Luo and Wu, IJCAI 2022)."""
+"""APPLE.
+
+Luo and Wu, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning", IJCAI 2022,
+https://arxiv.org/abs/2110.08394
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from feddbe.config.parameters import parameter
 from feddbe.methods.base import NO_MR, NO_PRBM, OWN_STEPS, Facts, Method, Names, Upload
 from feddbe.seeds import torch_seed
 from feddbe.state import State, add_prefix, strip_prefix, sum_by_name
-from feddbe.training.gradients import gradient
+from feddbe.training.backends import gradient
 from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import Local
@@ -22,7 +26,9 @@ from feddbe.training.trainer import Local
 CORE, RELATIONS = "core/", "relations/p"
 
 
-class _Mixing(NamedTuple):
+class _MixingState(NamedTuple):
+    """State of local training: the cores, the weights of the mixture, BatchNorm statistics and losses."""
+
     cores: State
     """Every parameter of all clients' cores, stacked."""
     p: Tensor
@@ -30,9 +36,11 @@ class _Mixing(NamedTuple):
     losses: Losses
 
 
-class _Steps(NamedTuple):
+class _StepSettings(NamedTuple):
+    """Constants of local training; `own` is the client's index, `pull` is lambda mu."""
+
     task: Task
-    own: int
+    client: int
     p0: Tensor
     eta1: float
     eta2: float
@@ -41,25 +49,27 @@ class _Steps(NamedTuple):
 
 @dataclass(frozen=True)
 class APPLE(Method):
-    """Each client has a core model c_i, which it sends, and private weights p_i, with which it mixes all
-    cores into its own model. It trains p_i and its own core through the mixture:
+    """Personal models as learned mixtures of all clients' core models.
+
+    Each client has a core model c_i, which it sends, and private weights p_i, with which it mixes all cores
+    into its model. It trains p_i and its core through the mixture:
 
         w = sum_j p_ij c_j          g = grad f(w)
         c_i <- c_i - eta1 p_ii g    p_ij <- p_ij - eta2 (<g, c_j> + lambda mu (p_ij - p0_j))
 
-    p_i starts at p0_j = n_j/n, the cores each at an initialisation of its own; lambda falls from 1 along half
-    a cosine to 0 at round `rounds_l`. The others' cores are those of the last round. p_i = e_i with eta2 = 0
-    is local training.
+    p_i starts at p0_j = n_j/n and each core at its own initialization; lambda decreases from 1 to 0 along
+    half a cosine until round `rounds_l`. The other clients' cores are those of the last round. p_i = e_i with
+    eta2 = 0 is local training.
 
-    Defaults mu = 0.1, eta2 = 0.001: its code; eta1 = N lr: the published experiments'. At p_ii = 1/N a step
-    of the core moves the mixture by eta1/N^2 only, and with eta1 = lr digits get no further than 45 %.
+    Defaults mu = 0.1 and eta2 = 0.001: the authors' code; eta1 = N lr: the published experiments. At p_ii =
+    1/N a step of the core changes the mixture by eta1/N^2 only; with eta1 = lr, digits do not exceed 45 %.
 
-    Departures: from its paper, none: the pull is the gradient of its lambda mu/2 |p_i - p0|^2. From its code,
-    which has no 1/2 there (its mu is twice this one) and whose default lambda falls exponentially, to 0.001
-    at `rounds_l` (the cosine is its other choice); no momentum (its 0.9 makes up for some of that), and
-    `rounds_l` is a number of rounds (its tenth of all would change what a run was when it is extended); a
-    client's own core is sent to it with the others. From the published experiments, which never learnt p_i
-    (eta2 = 0), let clients see cores of the same round, and replaced the cores by the mixtures.
+    Departures: none from the paper; the last term is the gradient of lambda mu/2 |p_i - p0|^2. The authors'
+    code has no 1/2 there (its mu is twice this one), its default lambda decays exponentially to 0.001 at
+    `rounds_l` (the cosine is its other choice), and it uses momentum 0.9. `rounds_l` is a number of rounds
+    here (there a tenth of all, which would change a run when it is extended). A client's own core is sent to
+    it with the others. The published experiments never learned p_i (eta2 = 0), let clients see cores of the
+    same round, and replaced the cores by the mixtures.
     """
 
     name: ClassVar[str] = "apple"
@@ -90,7 +100,7 @@ class APPLE(Method):
         return {}
 
     def client_init(self, ctx: Context) -> State:
-        return {RELATIONS: _shares(ctx)}
+        return {RELATIONS: _sample_shares(ctx)}
 
     def prepare(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         return ctx.task.model.fresh(torch_seed(ctx.task.seed, "core", 0, local.client)), private
@@ -103,17 +113,17 @@ class APPLE(Method):
         return message
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        own, p0 = local.client, _shares(ctx)
+        client, p0 = local.client, _sample_shares(ctx)
         eta1 = ctx.task.split.clients * ctx.lr if self.eta1 is None else self.eta1
         past = (ctx.round - 1) / self.rounds_l
         pull = self.mu * (math.cos(math.pi * past) + 1) / 2 if past < 1 else 0.0
 
-        const = _Steps(ctx.task, own, p0, eta1, self.eta2, pull)
-        cores = _stacked(ctx, received)
-        start = _Mixing(cores, private[RELATIONS], local.buffers("shared"), no_losses())
+        const = _StepSettings(ctx.task, client, p0, eta1, self.eta2, pull)
+        cores = _stack_cores(ctx, received)
+        start = _MixingState(cores, private[RELATIONS], local.buffers("shared"), no_losses())
         end = local.scan(_step, start, const)
         local.set_buffers("shared", end.statistics)
-        return {name: c[own].clone() for name, c in end.cores.items()}, {RELATIONS: end.p}
+        return {name: c[client].clone() for name, c in end.cores.items()}, {RELATIONS: end.p}
 
     def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         return server
@@ -122,28 +132,32 @@ class APPLE(Method):
         # after training `received` also has the client's new core, under the plain names
         new = {n: t for n, t in received.items() if not n.startswith(CORE)}
         received = received | add_prefix(f"{CORE}{local.client}/", new)
-        return _mixture(_stacked(ctx, received), private[RELATIONS])
+        return _mix(_stack_cores(ctx, received), private[RELATIONS])
 
 
-def _shares(ctx: Context) -> Tensor:
+def _sample_shares(ctx: Context) -> Tensor:
+    """Return the clients' shares of all training samples, p0."""
     samples = torch.tensor(ctx.task.samples, dtype=torch.get_default_dtype())
     return samples / samples.sum()
 
 
-def _stacked(ctx: Context, received: State) -> State:
+def _stack_cores(ctx: Context, received: State) -> State:
+    """Return each parameter of all received cores, stacked over clients."""
     cores = [strip_prefix(received, f"{CORE}{j}/") for j in range(ctx.task.split.clients)]
     return {name: torch.stack([core[name] for core in cores]) for name in cores[0]}
 
 
-def _mixture(cores: State, p: Tensor) -> State:
+def _mix(cores: State, p: Tensor) -> State:
+    """Return sum_j p_j c_j."""
     return {name: torch.tensordot(p, c, 1) for name, c in cores.items()}
 
 
-def _step(now: _Mixing, const: _Steps, samples: Samples, key: int) -> _Mixing:
-    cores, p, own = now.cores, now.p, const.own
-    g = gradient(const.task, _mixture(cores, p), now.statistics, samples)
+def _step(state: _MixingState, const: _StepSettings, samples: Samples, key: int) -> _MixingState:
+    """Return cores and weights after one batch."""
+    cores, p, client = state.cores, state.p, const.client
+    g = gradient(const.task, _mix(cores, p), state.statistics, samples)
     slopes = sum_by_name({n: torch.tensordot(c, g.of[n], g.of[n].dim()) for n, c in cores.items()})
     for name, c in cores.items():  # in place: this stack of all cores is the scan's own, and large
-        c[own] -= const.eta1 * p[own] * g.of[name]
+        c[client] -= const.eta1 * p[client] * g.of[name]
     p = p - const.eta2 * (slopes + const.pull * (p - const.p0))
-    return _Mixing(cores, p, g.statistics, now.losses.add(g.loss, len(samples.y)))
+    return _MixingState(cores, p, g.statistics, state.losses.add(g.loss, len(samples.y)))

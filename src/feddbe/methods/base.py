@@ -1,4 +1,8 @@
-"""Method: a frozen dataclass whose fields are its hyper-parameters, and pure functions on named tensors."""
+"""The interface of methods and add-ons.
+
+A method is a frozen dataclass. Its fields are its hyperparameters, its class attributes declare what it
+keeps, sends and receives, and its functions are pure functions of named tensors.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,16 @@ from feddbe.training.task import Context, Task
 from feddbe.training.trainer import Local
 
 Names = tuple[str, ...]
-"""Names in a state: each itself, or with a slash at its end what begins so, or one of the three below."""
+"""Names in a state: a name, a prefix that ends with a slash, or one of the three constants below."""
 MODEL, BODY, HEAD = "<model>", "<f>", "<h>"
-"""Stand for the model's own parameter names: all of them, those before the cut, those after it."""
+"""Placeholders for the model's parameter names: all of them, those before the cut, those after the cut."""
 
 PERSONAL = "personal/"
-"""Prefix of a client's own parameters."""
+"""Prefix of a client's personal parameters."""
 
 
 class Upload(NamedTuple):
-    """What came from one client, and how many training samples it stands for."""
+    """One client's upload, and the number of training samples behind it."""
 
     client: int
     samples: int
@@ -32,8 +36,11 @@ class Upload(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What `feddbe methods` tells of a method. Messages of a round and what a client keeps are in models, f
-    and h being its parts, N the clients; `numbers` are single ones."""
+    """Description of a method in `feddbe methods`.
+
+    Message sizes and kept state are given in models; f and h are the parts of a model, N is the number of
+    clients, and `numbers` are single values.
+    """
 
     down: str = "1"
     up: str = "1"
@@ -42,7 +49,7 @@ class Facts(NamedTuple):
 
 
 def refused(state: Iterable[str], allowed: Names, model: SplitModel) -> list[str]:
-    """The names that are none of those allowed."""
+    """Return the names that no pattern of `allowed` covers."""
     groups: dict[str, Iterable[str]] = {MODEL: model.parameters, BODY: model.body, HEAD: model.head}
     exact = {name for pattern in allowed for name in groups.get(pattern, (pattern,))}
     prefixes = tuple(pattern for pattern in allowed if pattern.endswith("/"))
@@ -50,12 +57,17 @@ def refused(state: Iterable[str], allowed: Names, model: SplitModel) -> list[str
 
 
 def averaging(default: str = "samples") -> Any:
-    """The option of every method that averages: with which weights."""
+    """Return the hyperparameter that selects the weights of an average."""
     return parameter(default, "weights of the average", choices=("samples", "uniform"))
 
 
 def average(uploads: Sequence[Upload], weights: str) -> State:
-    """sum_i w_i theta_i / sum_i w_i with w_i = n_i (`samples`) or 1 (`uniform`)."""
+    """Return sum_i w_i theta_i / sum_i w_i.
+
+    Args:
+        uploads: Uploads in client order; the sum runs in this order.
+        weights: `samples` for w_i = n_i, or `uniform` for w_i = 1.
+    """
     return weighted_mean(
         [u.state for u in uploads], [u.samples if weights == "samples" else 1 for u in uploads]
     )
@@ -63,49 +75,59 @@ def average(uploads: Sequence[Upload], weights: str) -> State:
 
 @dataclass(frozen=True)
 class Method(Parameters):
-    """What a method is. Functions are pure; `received` is the message of this round plus the constants."""
+    """Base class of federated methods.
+
+    All functions are pure: the same arguments give the same result on any engine, and nothing global changes.
+    Arguments that recur:
+
+        ctx: The task (model, data, training settings) and the round.
+        local: Trains, evaluates and samples on one client's data.
+        received: The server's message of this round, including the constants.
+        private: The client's state of its last round, or `client_init` at first contact.
+        server: The server's state.
+    """
 
     family: ClassVar[str] = "traditional"
     facts: ClassVar[Facts] = Facts()
     keeps: ClassVar[Names] = ()
-    """What stays with a client from round to round. It need not be secret: some of it is what was sent."""
+    """State that a client keeps from round to round; not necessarily secret, since part of it may be sent."""
     secret: ClassVar[Names] = ()
-    """What of it nobody else may ever see, under any name."""
+    """Kept state that must never leave the client, under any name."""
     sends: ClassVar[Names] = (MODEL,)
-    """What a client may send, in the preparation or a round."""
+    """State that a client may send, before round 1 or in a round."""
     receives: ClassVar[Names] = (MODEL,)
-    """What it may be sent in a round, constants included. In the preparation that is theta^0."""
+    """State that a client may receive in a round, including constants; before round 1 it receives theta^0."""
     constant: ClassVar[Names] = ()
-    """Server entries fixed by `prepared`: sent to a client once, at its first round."""
+    """Server entries that are fixed before round 1: sent to a client once, in its first round."""
     same_for_all: ClassVar[bool] = True
-    """Whether `down` gives every client the same message."""
+    """Whether every client receives the same message."""
     refuses: ClassVar[Mapping[str, str]] = {}
-    """Add-ons that it does not take, each with the reason; `--force` allows them."""
+    """Add-ons that are rejected unless `--force` is given, each with the reason."""
     cannot: ClassVar[Mapping[str, str]] = {}
-    """Add-ons that would do nothing on it, each with the reason."""
+    """Add-ons that would have no effect, each with the reason."""
     keeps_to: ClassVar[Mapping[str, str]] = {}
-    """Options of local training that it does not take, each with the reason."""
+    """Options of local training that cannot be changed, each with the reason."""
     deployed_track: ClassVar[str] = "shared"
-    """The track whose BatchNorm statistics the deployed model uses."""
+    """Track whose BatchNorm statistics are used for predictions."""
     keeps_uploads: ClassVar[bool] = False
-    """Whether the store keeps each client's last upload, for `down` to send to others (`ctx.uploads`)."""
+    """Whether the store keeps each client's last upload, to be sent to others (`ctx.uploads`)."""
     needs_all: ClassVar[str] = ""
-    """Why all clients must take part in every round, if they must."""
+    """Why all clients must take part in every round; empty if they need not."""
     adapts: ClassVar[str] = ""
-    """Whether `tune` is part of the method: `each` time it is evaluated, or at the `last`."""
+    """Whether fine-tuning is part of the method: `each` evaluation, or after the `last` round."""
 
     @property
     def addon_tracks(self) -> tuple[str, ...]:
-        """The tracks of `Local.fit` on which add-ons act."""
+        """Tracks of `ClientTrainer.fit` on which add-ons act."""
         return ("shared",)
 
     @property
     def base(self) -> str:
-        """Its name without add-ons."""
+        """Name without add-ons."""
         return self.name
 
     def unused(self, task: Task) -> Mapping[str, str]:
-        """Options of a run that do nothing for this method, each with the reason."""
+        """Return the options of a run that have no effect on this method, each with the reason."""
         return {}
 
     @property
@@ -115,83 +137,89 @@ class Method(Parameters):
 
     @property
     def preparing(self) -> int | None:
-        """How many clients, drawn at random, take part in it; None: all."""
+        """Number of clients, drawn at random, that take part in the exchange before round 1; None: all."""
         return None
 
     def server_init(self, ctx: Context) -> State:
-        """The server's state at the start: theta^0."""
+        """Return the initial server state: theta^0."""
         return dict(ctx.task.model.parameters)
 
     def client_init(self, ctx: Context) -> State:
-        """A client's private state at first contact."""
+        """Return a client's private state at first contact."""
         return {}
 
     def prepare(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        """A client's part of the exchange before round 1: (message, private state)."""
+        """Return a client's message and private state of the exchange before round 1."""
         return {}, private
 
     def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
-        """The server's part of it."""
+        """Return the server state after the exchange before round 1."""
         return server
 
     def down(self, ctx: Context, server: State, client: int) -> State:
-        """This round's message to a client (constants travel on their own)."""
+        """Return this round's message to a client; constants are sent separately."""
         return server
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        """A client's round: (message, private state)."""
+        """Run a client's local training of one round and return its message and private state."""
         raise NotImplementedError
 
     def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
-        """The server's round; uploads come in client order."""
+        """Return the server state after the round; uploads are in client order."""
         raise NotImplementedError
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        """What the client predicts with after it received this message, before it trains."""
+        """Return the parameters with which the client predicts, given the message, before it trains."""
         return received
 
     def tune(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        """What the client predicts with after it tuned what it deploys to its own data: by plain SGD on the
-        cross-entropy, without a term of the method or of an add-on."""
+        """Return the parameters with which the client predicts after fine-tuning on its own data.
+
+        Fine-tuning is plain SGD on the cross-entropy, without terms of the method or of add-ons.
+        """
         start = self.deployed(ctx, local, received, private)
         return local.fit(start, track=self.deployed_track, plain=True).params
 
     def adapt(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        """What a newcomer predicts with after it trained on its own from what it received: by the method's
-        local training, as the paper has it."""
+        """Return the parameters with which a new client predicts after training on its own data.
+
+        It trains from the received state by the method's local training, as in the paper.
+        """
         up, new = self.train(ctx, local, received, private)
         return self.deployed(ctx, local, received | up, new)
 
     def newcomer(self, ctx: Context, received: State) -> State:
-        """The private state of a client that joins when training is over: of its personal parameters those
-        that the server has begin there, the others at theta^0."""
+        """Return the private state of a client that joins after training.
+
+        Personal parameters that the server has start there, all others at theta^0.
+        """
         return {
             name: received.get(name.removeprefix(PERSONAL), value) if name.startswith(PERSONAL) else value
             for name, value in self.client_init(ctx).items()
         }
 
     def remarks(self, task: Task) -> list[str]:
-        """What a reader of a run's results must know of it."""
+        """Return notes that a reader of a run's results must know."""
         return []
 
     @property
     def own_logits(self) -> bool:
-        """Whether it predicts with more than the logits of a model."""
+        """Whether predictions need more than the logits of a model."""
         return type(self).logits is not Method.logits
 
     def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Predictions of a deployed state."""
+        """Return the predictions of inference parameters."""
         return local.forward(state, x).logits
 
 
 @dataclass(frozen=True)
 class AddOn(Parameters):
-    """A part that goes on a method without the method knowing."""
+    """Base class of add-ons: parts that act on a method without the method's knowledge."""
 
     keeps: ClassVar[Names] = ()
     secret: ClassVar[Names] = ()
     sends: ClassVar[Names] = ()
-    """Beside the method's message; of the model's parameters, those go that the method sends."""
+    """State sent in addition to the method's message; model parameters only if the method sends them."""
     receives: ClassVar[Names] = ()
     constant: ClassVar[Names] = ()
     prepares: ClassVar[bool] = False
@@ -199,51 +227,54 @@ class AddOn(Parameters):
 
     @property
     def preparing(self) -> int | None:
-        """How many clients prepare for it; None: all."""
+        """Number of clients that take part in the exchange before round 1; None: all."""
         return None
 
     def refuse(self, method: Method) -> str:
-        """Why one of its options cannot be on this method."""
+        """Return why one of this add-on's options does not work with the method, or an empty text."""
         return ""
 
     def client_init(self, ctx: Context) -> State:
+        """Return the add-on's private state at first contact."""
         return {}
 
     def attach(self, local: Local, tracks: Sequence[str], received: State, private: State) -> None:
-        """Put this add-on's terms on these tracks, and its extra trainables on the model."""
+        """Attach this add-on's loss terms to these tracks, and its extra parameters to the model."""
 
     def prepare(self, ctx: Context, local: Local, received: State) -> State:
+        """Return the add-on's part of a client's message before round 1."""
         return {}
 
     def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        """Return the server state with the add-on's part after the exchange before round 1."""
         return server
 
     def remarks(self, task: Task) -> list[str]:
-        """What a reader of a run's results must know of it."""
+        """Return notes that a reader of a run's results must know."""
         return []
 
 
-_OWN_WAY = "it personalises in its own way, a second one goes against it (--force allows it)"
+_OWN_WAY = "it has its own personalization, and a second one conflicts with it (--force allows it)"
 NO_PRBM = {"prbm": _OWN_WAY, "ft": _OWN_WAY}
-"""What a personalized method refuses."""
+"""Discouraged add-ons of personalized methods."""
 
 TWO_MODELS = {"prbm": "it trains two models, and PRBM is defined for one"}
-"""What one with a global and a personal model cannot take."""
+"""Unsupported add-ons of methods with a global and a personal model."""
 
 TUNES = {"ft": "it adapts its model to each client already"}
-"""What one that tunes by itself cannot take."""
+"""Unsupported add-ons of methods that fine-tune."""
 
 _NOT_SGD = "its local scheme is not plain SGD, so it would need another definition"
 NO_MR = {"mr": _NOT_SGD, "prbm": _NOT_SGD}
-"""What one with steps of its own cannot take."""
+"""Unsupported add-ons of methods whose local steps are not plain SGD."""
 
 OWN_STEPS = dict.fromkeys(
-    ("optimiser", "momentum", "weight_decay", "clip_norm"), "it takes steps of its own, not an optimiser's"
+    ("optimiser", "momentum", "weight_decay", "clip_norm"), "its local steps are not those of an optimizer"
 )
-"""What one with steps of its own keeps to."""
+"""Fixed options of methods whose local steps are not plain SGD."""
 
 SUM_OF_GRADIENTS = dict.fromkeys(
     ("optimiser", "momentum", "clip_norm"),
-    "its control variates are mean gradients, which (x - y) / (T eta) is after plain SGD only",
+    "its control variates are mean gradients, and (x - y) / (T eta) equals them after plain SGD only",
 )
-"""What SCAFFOLD keeps to (its option II)."""
+"""Fixed options of SCAFFOLD (option II)."""

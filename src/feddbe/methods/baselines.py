@@ -1,4 +1,4 @@
-"""What every comparison needs below it: no exchange at all, and no learning at all."""
+"""Baselines: local training without exchange, and the majority class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ALONE = dict.fromkeys(("prbm", "mr", "ft"), "there is no exchange that it could
 
 @dataclass(frozen=True)
 class LocalOnly(Method):
-    """Each client trains its own model from theta^0; nothing is sent."""
+    """Local training from theta^0; nothing is sent."""
 
     name: ClassVar[str] = "local"
     family: ClassVar[str] = "floor"
@@ -48,7 +48,7 @@ class LocalOnly(Method):
 
 @dataclass(frozen=True)
 class Majority(Method):
-    """Each client always answers with its own most frequent training label: the floor of every table."""
+    """Prediction of each client's most frequent training label: the lower bound of every table."""
 
     name: ClassVar[str] = "majority"
     family: ClassVar[str] = "floor"

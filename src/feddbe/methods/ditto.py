@@ -1,4 +1,8 @@
-"""Ditto (Li et al., ICML 2021)."""
+"""Ditto.
+
+Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021,
+https://arxiv.org/abs/2012.04221
+"""
 
 from __future__ import annotations
 
@@ -16,18 +20,18 @@ from feddbe.training.trainer import Local
 
 @dataclass(frozen=True)
 class Ditto(FedAvg):
-    """FedAvg for a global model w, and beside it a personal one near to it, which the client deploys:
+    """FedAvg for a global model w, and a personal model v close to it, with which the client predicts:
 
         v <- v - eta (grad f(v) + lam (v - w))
 
-    trained first, from its last value (theta^0 at first). The shared track is FedAvg bit for bit; lam = 0 is
-    local training.
+    v is trained first, from its last value (theta^0 at first). The shared track equals FedAvg bit for bit;
+    lam = 0 is local training.
 
-    Default lam = 1: its own Fashion-MNIST scripts. +MR acts on the global track (`mr_target=both`: on v too).
-    Averaging: its code plainly, the published experiments and the default by samples.
+    Default lam = 1: the authors' Fashion-MNIST scripts. +MR acts on the global track (`mr_target=both`: also
+    on v). The authors' code averages plainly; the published experiments and the default weight by samples.
 
-    Departures: from its paper, none; from the published experiments, whose default lam = 0 is local training
-    and whose accuracy list mixes global and personal models.
+    Departures: none from the paper. From the published experiments: their default lam = 0 is local training,
+    and their list of accuracies mixes global and personal models.
     """
 
     name: ClassVar[str] = "ditto"
@@ -53,8 +57,10 @@ class Ditto(FedAvg):
         return add_prefix(PERSONAL, ctx.task.model.parameters)
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        near, own = prox(self.lam, received), strip_prefix(private, PERSONAL)
-        v = local.fit(own, track="personal", epochs=self.personal_epochs, terms=[near]).params
+        v = strip_prefix(private, PERSONAL)
+        v = local.fit(
+            v, track="personal", epochs=self.personal_epochs, terms=[prox(self.lam, received)]
+        ).params
         return local.fit(received).params, add_prefix(PERSONAL, v)
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:

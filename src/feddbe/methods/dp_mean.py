@@ -1,25 +1,26 @@
-"""A client's mean with a guarantee: (epsilon, delta)-differential privacy by the analytic Gaussian mechanism.
+"""A client's mean with (epsilon, delta)-differential privacy by the analytic Gaussian mechanism.
 
-Two data sets of one client are neighbours if one of its n samples is replaced by another; n is public. Each
-sample's representation is clipped to the L2 norm C, and the mean of them is sent with Gaussian noise:
+Two data sets of one client are neighbors if one of its n samples is replaced by another; n is public. Each
+sample's representation is clipped to the L2 norm C, and the mean is sent with Gaussian noise:
 
     r = 1/n sum_j z_j min(1, C / |z_j|) + N(0, sigma^2 I)          sensitivity 2 C / n
 
-The bound holds if z_j depends on sample j alone. It does not for features of a model that was trained on the
-client's data, where every sample has a part in every z_j: of such a mean no more can be said than that it
-lies in a ball of radius C, which is a sensitivity of 2 C whatever n. So the mean is that of theta^0
-(`init_mean=start`), which is the same at every client and knows no data.
+The bound holds if z_j depends on sample j alone. It does not hold for features of a model trained on the
+client's data, where every sample influences every z_j: such a mean is only known to be inside a ball of
+radius C, a sensitivity of 2 C for any n. Therefore the mean is that of theta^0 (`init_mean=start`), which is
+equal for all clients and independent of their data.
 
-sigma is the smallest that suffices (Balle and Wang, "Improving the Gaussian Mechanism for Differential
-Privacy", ICML 2018, theorem 8): with a = sensitivity / sigma, the mechanism is (epsilon, delta)-private
-exactly if
+sigma is the smallest sufficient value (Balle and Wang, "Improving the Gaussian Mechanism for Differential
+Privacy", ICML 2018, theorem 8, https://arxiv.org/abs/1805.06530): with a = sensitivity / sigma, the mechanism
+is (epsilon, delta)-private exactly if
 
     Phi(a/2 - epsilon/a) - e^epsilon Phi(-a/2 - epsilon/a) <= delta.
 
-It is written out because neither library that has it can be had beside the others here: diffprivlib 0.6.6
-cannot be imported with scikit-learn 1.9, dp-accounting 0.6.0 asks for attrs < 24 and dm-tree.
+The formula is implemented here because neither library with it can be installed with the other dependencies:
+diffprivlib 0.6.6 cannot be imported with scikit-learn 1.9, dp-accounting 0.6.0 requires attrs < 24 and
+dm-tree.
 
-docs/privacy.md says what this covers, and what not.
+docs/privacy.md says what the guarantee covers and what it does not.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ import torch
 from torch import Tensor
 
 _ROUNDING = 1e-6
-"""By so much sigma is enlarged, so that the error of the root never costs privacy."""
+"""Relative increase of sigma, so that the error of the root never weakens the guarantee."""
 
 
 class Guarantee(NamedTuple):
-    """What is promised of the mean that a client sends."""
+    """Privacy guarantee of the mean that a client sends."""
 
     epsilon: float
     delta: float
@@ -44,30 +45,30 @@ class Guarantee(NamedTuple):
     """C."""
 
     def clipped(self, z: Tensor) -> Tensor:
-        """Each sample's z, in double precision, shortened to the norm C if it is longer."""
+        """Return each sample's z in double precision, shortened to the norm C if it is longer."""
         flat = z.double().flatten(1)
         norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
         short: Tensor = flat * (self.clip / norms.clamp(min=self.clip))
         return short.view(z.shape)
 
     def sigma(self, samples: int) -> float:
-        """The noise on each coordinate of a mean over so many samples."""
+        """Return the noise's standard deviation on each coordinate of a mean over `samples` samples."""
         return noise_scale(self.epsilon, self.delta) * 2 * self.clip / samples
 
     def stated(self, sizes: Sequence[int]) -> str:
-        """In words, for clients with so many samples."""
+        """Return the guarantee in words, for clients with these numbers of samples."""
         few, many = self.sigma(min(sizes)), self.sigma(max(sizes))
         return (
             f"the mean that a client sends before round 1 is ({self.epsilon:g}, {self.delta:g})-"
             "differentially private for the replacement of one of its n training samples, n public: norms "
             f"clipped to {self.clip:g}, noise of sigma {self.sigma(1):.4g}/n on each coordinate, {many:.3g} "
-            f"to {few:.3g} here; this covers that mean and no other message, and the noise comes from the "
-            "run's seed, so that this simulates the mechanism: in earnest it must be each client's secret"
+            f"to {few:.3g} here; this covers that mean and no other message; the noise comes from the "
+            "run's seed, which simulates the mechanism: in production it must be each client's secret"
         )
 
 
 def log_delta(epsilon: float, ratio: float) -> float:
-    """log of the smallest delta at this epsilon, if ratio = sensitivity / sigma."""
+    """Return the logarithm of the smallest delta at this epsilon, with ratio = sensitivity / sigma."""
     from scipy.special import log_ndtr
 
     plus = float(log_ndtr(ratio / 2 - epsilon / ratio))
@@ -76,7 +77,7 @@ def log_delta(epsilon: float, ratio: float) -> float:
 
 
 def noise_scale(epsilon: float, delta: float) -> float:
-    """sigma for a sensitivity of 1; it grows in proportion."""
+    """Return sigma for a sensitivity of 1; sigma is proportional to the sensitivity."""
     from scipy.optimize import brentq
 
     def excess(log_ratio: float) -> float:

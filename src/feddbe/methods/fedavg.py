@@ -1,4 +1,8 @@
-"""FedAvg (McMahan et al., AISTATS 2017)."""
+"""FedAvg.
+
+McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
+Decentralized Data", AISTATS 2017, https://arxiv.org/abs/1602.05629
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,13 @@ from feddbe.training.trainer import Local
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """Clients train the global model, the server averages: theta <- sum_{i in S} n_i/n_S theta_i.
+    """Average of locally trained models: theta <- sum_{i in S} n_i/n_S theta_i.
 
-    One client is centralised SGD, exactly. `weights=uniform` takes the plain mean; its paper and the
-    published experiments weigh by samples, and so do all methods here that average, unless they say
-    otherwise.
+    With one client this is exactly centralized SGD. `weights=uniform` takes the plain mean; the paper and the
+    published experiments weight by samples, and so does every averaging method here unless it says otherwise.
 
-    Departures: from its paper, none; from the published experiments, sums run in client order (theirs in
-    random order, so that the last bits differed from run to run).
+    Departures: none from the paper. From the published experiments: sums run in client order (theirs in
+    random order, so the last bits differed from run to run).
     """
 
     name: ClassVar[str] = "fedavg"

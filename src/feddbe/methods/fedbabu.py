@@ -1,4 +1,8 @@
-"""FedBABU (Oh et al., ICLR 2022)."""
+"""FedBABU.
+
+Oh, Kim and Yun, "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022,
+https://arxiv.org/abs/2106.06042
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,14 @@ from feddbe.training.trainer import Local
 
 @dataclass(frozen=True)
 class FedBABU(FedAvg):
-    """The body is trained and averaged, the head stays at theta^0 for all. At the end each client fine-tunes
-    both, from the final global body (`adapt_epochs`), without MR.
+    """Averaged body; the head stays at theta^0 for all clients.
 
-    Departures: from its paper, 10 epochs of fine-tuning without momentum (its code: 5, with); from the
-    published experiments, whose fine-tuning starts from each client's last local model, not from the global.
+    After the last round each client fine-tunes both parts from the final global body (`adapt_epochs`),
+    without MR.
+
+    Departures: from the paper, 10 epochs of fine-tuning without momentum (its code: 5 with momentum). From
+    the published experiments: their fine-tuning starts from each client's last local model, not from the
+    global one.
     """
 
     name: ClassVar[str] = "fedbabu"
@@ -35,14 +42,15 @@ class FedBABU(FedAvg):
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         model = ctx.task.model
-        new = local.fit(self._whole(ctx, received), trainable=model.body).params
+        new = local.fit(self._full_model(ctx, received), trainable=model.body).params
         return {name: new[name] for name in model.body}, private
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        return self._whole(ctx, received)
+        return self._full_model(ctx, received)
 
     def adapt(self, ctx: Context, local: Local, received: State, private: State) -> State:
         return self.tune(ctx, local, received, private)
 
-    def _whole(self, ctx: Context, body: State) -> State:
+    def _full_model(self, ctx: Context, body: State) -> State:
+        """Return the full model: the head of theta^0 and this body."""
         return {**ctx.task.model.parameters, **body}

@@ -1,4 +1,8 @@
-"""FedFomo (Zhang et al., ICLR 2021)."""
+"""FedFomo.
+
+Zhang, Sapra, Fidler, Yeung and Alvarez, "Personalized Federated Learning with First Order Model
+Optimization", ICLR 2021, https://arxiv.org/abs/2012.08565
+"""
 
 from __future__ import annotations
 
@@ -21,23 +25,24 @@ OLD, CURRENT, OTHERS, AFFINITY, UPLOADED = "old/", "current/", "others/", "fomo/
 
 @dataclass(frozen=True)
 class FedFomo(Method):
-    """No global model: a client receives models of others and mixes those that do better than its own old
-    mixture on data it holds out of its training, then trains from the mixture:
+    """Mixtures of other clients' models instead of a global model.
+
+    A client receives models of others and mixes those that have a lower loss than its previous mixture on
+    data held out of its training, then trains from the mixture:
 
         w_j = (L(old) - L(theta_j)) / ||theta_j - old||      theta = sum_j [w_j]+ theta_j / sum_j [w_j]+
 
-    over the models received and its own; without any w_j > 0 it goes on from its own model as last trained. L
-    is the plain cross-entropy, and `old` the mixture before its last training (theta^0 at first). The server
-    adds the w_j up, harmful ones with their sign, and fills each of a client's m - 1 places with the model it
-    liked best so far, or, with a probability epsilon that sinks from round to round, with any; ties are
-    broken at random. +MR is in the training, not in the w_j.
+    over the received models and its own. Without any w_j > 0 it continues from its own model as last trained.
+    L is the plain cross-entropy, and `old` the mixture before its last training (theta^0 at first). The
+    server adds the w_j up, negative ones included. It sends each client m - 1 models: the one with the
+    highest sum so far or, with a probability epsilon that decreases from round to round, a random one; ties
+    are broken at random. +MR acts in the training, not in the w_j.
 
-    Defaults m = 5, epsilon = 0.3 sinking by 0.05: its paper and code.
+    Defaults m = 5 and epsilon = 0.3 decreasing by 0.05: paper and code.
 
-    Departures: from its paper, none; its own model is not sent to a client that has it. From its code, which
-    divides a round's w_j by |sum_j w_j| before it adds them, and without any w_j > 0 falls back to what w_j
-    compares with (`old`). From the published experiments, which added [w_j]+, never explored, broke ties by
-    number and did not shuffle their batches.
+    Departures: none from the paper; a client's own model is not sent to it. The authors' code divides a
+    round's w_j by |sum_j w_j| before adding them, and without any w_j > 0 falls back to `old`. The published
+    experiments added [w_j]+, never explored, broke ties by index and did not shuffle their batches.
     """
 
     name: ClassVar[str] = "fedfomo"
@@ -69,23 +74,23 @@ class FedFomo(Method):
     def down(self, ctx: Context, server: State, client: int) -> State:
         assert ctx.uploads is not None
         message: State = {}
-        for other in self.chosen(ctx, server, client):
+        for other in self.select_models(ctx, server, client):
             model = {n: t for n, t in ctx.uploads(other).items() if n in ctx.task.model.parameters}
             message |= add_prefix(f"{OTHERS}{other}/", model)
         return message
 
-    def chosen(self, ctx: Context, server: State, client: int) -> list[int]:
-        """Whose models this client is sent."""
+    def select_models(self, ctx: Context, server: State, client: int) -> list[int]:
+        """Return the clients whose models this client receives."""
         rng = seeds.stream(ctx.task.seed, "explore", ctx.round, client)
-        there = [j for j in server[UPLOADED].nonzero().flatten().tolist() if j != client]
-        any_: list[int] = rng.permutation(there).astype(int).tolist()
-        liked = sorted(any_, key=lambda j: -float(server[AFFINITY][client, j]))
-        epsilon, places = self.epsilon - self.epsilon_decay * (ctx.round - 1), min(self.m - 1, len(any_))
-        chosen: list[int] = []
-        for _ in range(places):
-            order = any_ if rng.random_sample() < epsilon else liked
-            chosen.append(next(j for j in order if j not in chosen))
-        return chosen
+        candidates = [j for j in server[UPLOADED].nonzero().flatten().tolist() if j != client]
+        shuffled: list[int] = rng.permutation(candidates).astype(int).tolist()
+        by_affinity = sorted(shuffled, key=lambda j: -float(server[AFFINITY][client, j]))
+        epsilon = self.epsilon - self.epsilon_decay * (ctx.round - 1)
+        selected: list[int] = []
+        for _ in range(min(self.m - 1, len(shuffled))):
+            order = shuffled if rng.random_sample() < epsilon else by_affinity
+            selected.append(next(j for j in order if j not in selected))
+        return selected
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         local.hold_out(self.held_out)
@@ -99,9 +104,10 @@ class FedFomo(Method):
         for j, model in models.items():
             if distance := _distance(model, old):
                 weights[j] = (before - _loss(local, model)) / distance
-        mixture, good = current, weights.clamp(min=0)
-        if good.any():
-            mixture = weighted_mean(list(models.values()), [float(good[j]) for j in models])
+        mixture = current
+        positive = weights.clamp(min=0)
+        if positive.any():
+            mixture = weighted_mean(list(models.values()), [float(positive[j]) for j in models])
         new = local.fit(mixture).params
         return new | {AFFINITY: weights}, add_prefix(OLD, mixture) | add_prefix(CURRENT, new)
 
@@ -117,9 +123,11 @@ class FedFomo(Method):
 
 
 def _loss(local: Local, params: State) -> float:
+    """Return the cross-entropy on the client's held-out data."""
     logits, y = local.predict(params, on="held_out")
     return float(F.cross_entropy(logits, y))
 
 
 def _distance(a: State, b: State) -> float:
+    """Return the Euclidean distance of two models."""
     return float(sum_by_name({n: F.mse_loss(a[n], b[n], reduction="sum") for n in b}).sqrt())

@@ -1,4 +1,8 @@
-"""FedGen's generator of representations: pure functions of named tensors, and its training by Adam."""
+"""FedGen.
+
+Zhu, Hong and Zhou, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML 2021,
+https://arxiv.org/abs/2105.10056
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 def new_generator(noise: int, classes: int, hidden: int, shape: tuple[int, ...]) -> State:
-    """A new generator: noise and label -> hidden, BatchNorm, ReLU -> a representation of this shape."""
+    """Return a new generator: noise and label -> hidden, BatchNorm, ReLU -> a representation."""
     # no bias before BatchNorm: it would do nothing, but Adam would blow its rounding errors up to steps
     wide, norm = nn.Linear(noise + classes, hidden, bias=False), nn.BatchNorm1d(hidden)
     layers = nn.ModuleDict({"in": wide, "norm": norm, "out": nn.Linear(hidden, math.prod(shape))})
@@ -41,7 +45,7 @@ def generate(
     *,
     training: bool = False,
 ) -> Tensor:
-    """G(eps, y); in training the statistics of BatchNorm are those of this batch, and move."""
+    """Return G(eps, y); in training mode BatchNorm uses and updates the statistics of this batch."""
     g = generator
     label = F.one_hot(y, g["in.weight"].shape[1] - eps.shape[1])
     hidden = F.linear(torch.cat([eps, label], 1), g["in.weight"])
@@ -50,15 +54,18 @@ def generate(
     return F.linear(hidden.relu(), g["out.weight"], g["out.bias"]).reshape(-1, *shape)
 
 
-def sameness(eps: Tensor, z: Tensor) -> Tensor:
-    """e^{-mean |eps_j - eps_k|^2 |z_j - z_k|_1}, distances per coordinate: 1 if z does not depend on eps."""
+def similarity(eps: Tensor, z: Tensor) -> Tensor:
+    """Return e^{-mean |eps_j - eps_k|^2 |z_j - z_k|_1}, with distances per coordinate.
+
+    It is 1 if z does not depend on eps.
+    """
     z = z.flatten(1)
-    apart = torch.cdist(eps, eps) ** 2 / eps.shape[1] * torch.cdist(z, z, p=1) / z.shape[1]
-    return (-apart.mean()).exp()
+    distances = torch.cdist(eps, eps) ** 2 / eps.shape[1] * torch.cdist(z, z, p=1) / z.shape[1]
+    return (-distances.mean()).exp()
 
 
 def train_generator(state: State, lr: float, steps: int, loss: Callable[[State], Tensor]) -> State:
-    """The generator and Adam's state after so many steps on `loss(generator)`."""
+    """Return the generator and its Adam state after `steps` steps on `loss(generator)`."""
     g = {name: t.clone() for name, t in state.items() if not name.startswith(ADAM)}
     learnt = {name: t.requires_grad_() for name, t in g.items() if "running" not in name}
     adam = torch.optim.Adam(learnt.values(), lr=lr)
@@ -78,25 +85,26 @@ GENERATOR, COUNTS, PRIOR = "generator/", "labels/counts", "labels/prior"
 
 @dataclass(frozen=True)
 class FedGen(FedAvg):
-    """FedAvg with a generator G(eps, y) of representations that the server trains and clients learn from:
+    """FedAvg with a generator G(eps, y) of representations, which the server trains and clients learn from:
 
         client    CE(h(f(x)), y) + a_t CE(h(G(eps, y')), y') + b_t KL(stop h(G(eps', y)) || h(f(x)))
         server    min_G CE(sum_i w_iy h_i(G(eps, y)), y) + diversity e^{-mean |eps_j - eps_k|^2 |z_j - z_k|_1}
 
-    y' is drawn from all clients' labels, a_t = alpha decay^(t-1), b_t = beta decay^(t-1); in round 1 the
-    generator is untrained and the client terms are left out. h_i are the heads of this round's clients, w_iy
-    their shares of the samples with label y; clients send their label counts once, before round 1.
-    alpha = beta = 0 is FedAvg.
+    y' is drawn from all clients' labels, a_t = alpha decay^(t-1), b_t = beta decay^(t-1). In round 1 the
+    generator is untrained, and the client terms are omitted. h_i are the heads of this round's clients, w_iy
+    their shares of the samples with label y; clients send their label counts once, before round 1. alpha =
+    beta = 0 is FedAvg.
 
-    Defaults: its code, but alpha = beta = 1. Its code has 10 at a learning rate of 0.01; they multiply, and
-    on digits at 0.1 a weight of 10 diverges in round 3. `lite` is what the published experiments ran: no KL,
-    no decay, no diversity, and shares of all samples instead of those of a label. `level` z feeds generated
-    features to h as they are, z_g adds a client's PRBM vector to them first; the server knows no PRBM.
+    Defaults: the authors' code, except alpha = beta = 1. The code has 10 at a learning rate of 0.01; the two
+    multiply, and on digits at 0.1 a weight of 10 diverges in round 3. `lite` is the published experiments'
+    version: no KL, no decay, no diversity, and shares of all samples instead of those of a label. With
+    `level=z` generated features enter h unchanged; with `level=z_g` a client's PRBM vector is added first.
+    The server does not know PRBM.
 
-    Departures: from its code, the cross-entropy of the mixed logits as in its paper (the code mixes losses),
-    a generator batch of 128 (its code: that of the clients, 32), no weight decay and no decay of the
-    generator's learning rate (its code 0.98 per round, the published experiments 0.99); from the published
-    experiments, no untrained generator in round 1, and clients use the generator's BatchNorm statistics
+    Departures: from the authors' code, the cross-entropy of the mixed logits as in the paper (the code mixes
+    losses), a generator batch of 128 (there the clients' 32), no weight decay, and no decay of the
+    generator's learning rate (there 0.98 per round, in the published experiments 0.99). From the published
+    experiments: no untrained generator in round 1, and clients use the generator's BatchNorm statistics
     without changing them.
     """
 
@@ -144,9 +152,9 @@ class FedGen(FedAvg):
         model = without(received, [GENERATOR, PRIOR])
         if ctx.round == 1:
             return local.fit(model).params, private
-        now = torch.tensor(1.0 if self.lite else self.decay ** (ctx.round - 1))
-        const = {n: t for n, t in received.items() if n not in model} | {"now": now}
-        return local.fit(model, terms=[Term(self._learn, const, at_end=True)]).params, private
+        weight = torch.tensor(1.0 if self.lite else self.decay ** (ctx.round - 1))
+        const = {n: t for n, t in received.items() if n not in model} | {"now": weight}
+        return local.fit(model, terms=[Term(self._generator_loss, const, at_end=True)]).params, private
 
     def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         return {
@@ -158,28 +166,28 @@ class FedGen(FedAvg):
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
         return without(received, [GENERATOR, PRIOR])
 
-    def _learn(self, at: At, carry: State) -> tuple[Tensor, State]:
-        """The two client terms, the second one not in `lite`."""
-        n = len(at.batch.y)
-        with torch_seeded(at.key):
-            drawn = torch.multinomial(at.const[PRIOR], n, replacement=True)
+    def _generator_loss(self, context: At, state: State) -> tuple[Tensor, State]:
+        """Return the two client terms; `lite` omits the second."""
+        n = len(context.batch.y)
+        with torch_seeded(context.key):
+            drawn = torch.multinomial(context.const[PRIOR], n, replacement=True)
             noise = [torch.rand(n, self.noise) for _ in range(1 if self.lite else 2)]
-        shift = (at.batch.z - at.batch.z_g)[0] if self.level == "z_g" else 0.0
-        head = {name: at.params[name] for name in at.model.head}
+        shift = (context.batch.z - context.batch.z_g)[0] if self.level == "z_g" else 0.0
+        head = {name: context.params[name] for name in context.model.head}
 
         def answers(y: Tensor, eps: Tensor) -> Tensor:
-            z = generate(strip_prefix(at.const, GENERATOR), eps, y, at.model.feature_shape)
-            return at.model.classify(head, z + shift)
+            z = generate(strip_prefix(context.const, GENERATOR), eps, y, context.model.feature_shape)
+            return context.model.classify(head, z + shift)
 
-        loss = self.alpha * at.const["now"] * F.cross_entropy(answers(drawn, noise[0]), drawn)
+        loss = self.alpha * context.const["now"] * F.cross_entropy(answers(drawn, noise[0]), drawn)
         if not self.lite:
-            target = F.softmax(answers(at.batch.y, noise[1]).detach(), 1)
-            match = F.kl_div(F.log_softmax(at.batch.logits, 1), target, reduction="batchmean")
-            loss = loss + self.beta * at.const["now"] * match
-        return loss, carry
+            target = F.softmax(answers(context.batch.y, noise[1]).detach(), 1)
+            match = F.kl_div(F.log_softmax(context.batch.logits, 1), target, reduction="batchmean")
+            loss = loss + self.beta * context.const["now"] * match
+        return loss, state
 
     def _train_generator(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
-        """The generator after this round, its Adam state included."""
+        """Return the generator after this round, including its Adam state."""
         model = ctx.task.model
         counts = server[COUNTS][[u.client for u in uploads]]
         labels = counts.sum(0).nonzero().flatten()
@@ -197,7 +205,7 @@ class FedGen(FedAvg):
             z = generate(generator, eps, y, model.feature_shape, training=True)
             logits = [share[y, None] * model.classify(h, z) for share, h in zip(shares, heads, strict=True)]
             taught = F.cross_entropy(torch.stack(logits).sum(0), y)
-            return taught if self.lite else taught + self.diversity * sameness(eps, z)
+            return taught if self.lite else taught + self.diversity * similarity(eps, z)
 
         return add_prefix(
             GENERATOR, train_generator(strip_prefix(server, GENERATOR), self.gen_lr, self.steps, loss)

@@ -1,4 +1,8 @@
-"""FedPer (Arivazhagan et al., 2019)."""
+"""FedPer.
+
+Arivazhagan, Aggarwal, Singh and Choudhary, "Federated Learning with Personalization Layers", 2019,
+https://arxiv.org/abs/1912.00818
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,12 @@ from feddbe.training.trainer import Local
 
 @dataclass(frozen=True)
 class FedPer(FedAvg):
-    """The body f is averaged, the head h stays with the client; both are trained together. A cut after the
-    last layer (no head) is FedAvg. With PRBM (`--force`) p_i is one more part of the private head.
+    """Averaged body f and private head h, trained together.
 
-    Departures: from its paper, none; from the published experiments, none.
+    A cut after the last layer (no head) is FedAvg. With PRBM (`--force`) p_i is one more part of the private
+    head.
+
+    Departures: none from the paper, none from the published experiments.
     """
 
     name: ClassVar[str] = "fedper"
@@ -41,7 +47,7 @@ class FedPer(FedAvg):
         return {n: new[n] for n in model.body}, add_prefix(PERSONAL, {n: new[n] for n in model.head})
 
     def update(self, local: Local, params: State) -> State:
-        """One round's training of body and head."""
+        """Return body and head after one round of local training."""
         return local.fit(params).params
 
     def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:

@@ -1,4 +1,8 @@
-"""FedProx (Li et al., MLSys 2020)."""
+"""FedProx.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Federated Optimization in Heterogeneous Networks", MLSys
+2020, https://arxiv.org/abs/1812.06127
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,11 @@ from feddbe.training.trainer import Local
 class FedProx(FedAvg):
     """FedAvg with a proximal term: local loss + mu/2 |theta - theta_global|^2. mu = 0 is FedAvg.
 
-    Default mu = 0.001: the smallest of its paper's grid, and the published experiments' example command.
-    Averaging: its paper plainly, the published experiments and the default by samples.
+    Default mu = 0.001: the smallest value of the paper's grid and the published experiments' example command.
+    The paper averages plainly; the published experiments and the default weight by samples.
 
-    Departures: from its paper, none (its systems heterogeneity, partial work, is not simulated); from the
-    published experiments, whose code's own default mu = 0 is a silent FedAvg.
+    Departures: none from the paper, except that partial work (its systems heterogeneity) is not simulated.
+    From the published experiments: their code's own default mu = 0 is plain FedAvg.
     """
 
     name: ClassVar[str] = "fedprox"

@@ -1,4 +1,8 @@
-"""FedRep (Collins et al., ICML 2021)."""
+"""FedRep.
+
+Collins, Hassani, Mokhtari and Shakkottai, "Exploiting Shared Representations for Personalized Federated
+Learning", ICML 2021, https://arxiv.org/abs/2102.07078
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,12 @@ from feddbe.training.trainer import Local
 class FedRep(FedPer):
     """FedPer in two phases: first the head with the body frozen, then the body with the head frozen.
 
-    Default: 10 head epochs and as many body epochs as a round has (1): its own CIFAR-10 setting. +MR acts in
-    the body phase only; PRBM (`--force`) is trained in both. Averaging: its paper plainly, the published
-    experiments and the default by samples.
+    Default: 10 head epochs, and as many body epochs as a round has (1), which is the paper's CIFAR-10
+    setting. +MR acts in the body phase only; PRBM (`--force`) is trained in both. The paper averages plainly;
+    the published experiments and the default weight by samples.
 
-    Departures: from its paper, plain SGD without momentum, and BatchNorm statistics do not move in the head
-    phase (in public code they do); from the published experiments, which ran one head epoch
-    (`head_epochs=1`).
+    Departures: from the paper, plain SGD without momentum, and BatchNorm statistics do not change in the head
+    phase (in public code they do). The published experiments ran one head epoch (`head_epochs=1`).
     """
 
     name: ClassVar[str] = "fedrep"

@@ -1,4 +1,8 @@
-"""FedRoD (Chen and Chao, ICLR 2022)."""
+"""FedRoD.
+
+Chen and Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022,
+https://arxiv.org/abs/2107.00778
+"""
 
 from __future__ import annotations
 
@@ -20,16 +24,18 @@ from feddbe.training.trainer import Local
 
 @dataclass(frozen=True)
 class FedRoD(FedAvg):
-    """Two predictors on one body: the generic head h, trained with the balanced softmax and averaged with f,
-    and a private head h_p on top of it, which sees z and h(z) but does not change them:
+    """Two predictors on one body.
+
+    The generic head h is trained with the balanced softmax and averaged with f. A private head h_p is added
+    to it; it reads z and h(z) without changing them:
 
         CE(h(z) + log n_c, y)    trains f, h          CE(stop h(z) + h_p(stop z), y)    trains h_p
 
-    with n_c the client's samples of each class. It predicts h(z) + h_p(z). With equal n_c the first loss is
-    the plain cross-entropy. h_p starts as a copy of h. +MR belongs to the first loss.
+    with n_c the client's number of samples of each class. The prediction is h(z) + h_p(z). With equal n_c the
+    first loss is the plain cross-entropy. h_p starts as a copy of h. +MR belongs to the first loss.
 
-    Departures: from its paper, the linear variant only (no hypernetwork); from the published experiments,
-    n_c is counted on all training samples (theirs missed a dropped batch, which could make log 0).
+    Departures: from the paper, the linear variant only (no hypernetwork). From the published experiments: n_c
+    is counted on all training samples (theirs missed a dropped batch, which could result in log 0).
     """
 
     name: ClassVar[str] = "fedrod"
@@ -44,12 +50,12 @@ class FedRoD(FedAvg):
         return {PERSONAL + name: ctx.task.model.parameters[name] for name in ctx.task.model.head}
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        # a class without samples must not win: log of a tiny number, because log 0 has no finite loss
+        # A class without samples gets the log of a tiny number, because log 0 has no finite loss.
         prior = local.label_counts().double().clamp(min=1e-8).log().to(torch.get_default_dtype())
         new = local.fit(
             received | private,
-            loss=Term(_balanced, {"prior": prior}, at_end=True),
-            terms=[Term(_personal, at_end=True)],
+            loss=Term(_balanced_loss, {"prior": prior}, at_end=True),
+            terms=[Term(_personal_loss, at_end=True)],
         ).params
         return without(new, [PERSONAL]), add_prefix(PERSONAL, strip_prefix(new, PERSONAL))
 
@@ -61,10 +67,12 @@ class FedRoD(FedAvg):
         return out.logits + local.task.model.classify(strip_prefix(state, PERSONAL), out.z)
 
 
-def _balanced(at: At, carry: State) -> tuple[Tensor, State]:
-    return F.cross_entropy(at.batch.logits + at.const["prior"], at.batch.y), carry
+def _balanced_loss(context: At, state: State) -> tuple[Tensor, State]:
+    """Return the balanced softmax loss of the generic head."""
+    return F.cross_entropy(context.batch.logits + context.const["prior"], context.batch.y), state
 
 
-def _personal(at: At, carry: State) -> tuple[Tensor, State]:
-    own = at.model.classify(strip_prefix(at.params, PERSONAL), at.batch.z.detach())
-    return F.cross_entropy(at.batch.logits.detach() + own, at.batch.y), carry
+def _personal_loss(context: At, state: State) -> tuple[Tensor, State]:
+    """Return the loss of the private head; no gradient reaches the body or the generic head."""
+    personal = context.model.classify(strip_prefix(context.params, PERSONAL), context.batch.z.detach())
+    return F.cross_entropy(context.batch.logits.detach() + personal, context.batch.y), state

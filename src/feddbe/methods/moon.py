@@ -1,4 +1,7 @@
-"""MOON (Li et al., CVPR 2021)."""
+"""MOON.
+
+Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021, https://arxiv.org/abs/2103.16257
+"""
 
 from __future__ import annotations
 
@@ -25,20 +28,23 @@ PROJECTION, PREVIOUS, GLOBAL = "projection/", "previous/", "global/"
 
 @dataclass(frozen=True)
 class Moon(FedAvg):
-    """FedAvg with a contrast of representations: near the received global model's (z_glob), far from the
-    client's own model of last time (z_prev, theta^0 at first), s being the cosine:
+    """FedAvg with a model-contrastive term.
+
+    The representation z is attracted by the received global model's z_glob and repelled by z_prev of the
+    client's previous local model (theta^0 at first), with s the cosine similarity:
 
         loss + mu * -log( e^{s(z, z_glob)/tau} / (e^{s(z, z_glob)/tau} + e^{s(z, z_prev)/tau}) )
 
-    mu = 0 is FedAvg. Defaults mu = 1, tau = 0.5: its paper and code. `projection` > 0 contrasts the output of
-    a shared two-layer head of that width on z (its paper: 256). `contrast` chooses f(x) or, with PRBM,
-    f(x) + p_i for the model that is trained; the other two are always f(x).
+    mu = 0 is FedAvg. Defaults mu = 1 and tau = 0.5: paper and code. `projection` > 0 contrasts the output of
+    a shared two-layer head of that width on z (paper: 256). `contrast` selects f(x) or, with PRBM, f(x) + p_i
+    for the trained model; the two other models always use f(x).
 
-    The two other models are evaluated, each with BatchNorm statistics of its own, which stay as they are: the
-    global one's those with which it came, the previous one's those that its training left.
+    The two other models are evaluated with fixed BatchNorm statistics: the global model with those it was
+    received with, the previous model with those that its training left.
 
-    Departures: from its paper, no projection head by default (as the published experiments ran it); from
-    those, whose global model was in training mode and had its statistics moved by every client.
+    Departures: from the paper, no projection head by default, as in the published experiments. From the
+    published experiments: their global model was in training mode, so that every client changed its
+    statistics.
     """
 
     name: ClassVar[str] = "moon"
@@ -55,31 +61,33 @@ class Moon(FedAvg):
     contrast: str = parameter("z_g", "representation that is contrasted", choices=("z_g", "z"))
 
     def server_init(self, ctx: Context) -> State:
-        return super().server_init(ctx) | self._head(ctx)
+        return super().server_init(ctx) | self._init_projection(ctx)
 
     def client_init(self, ctx: Context) -> State:
-        return add_prefix(PREVIOUS, ctx.task.model.parameters | self._head(ctx))
+        return add_prefix(PREVIOUS, ctx.task.model.parameters | self._init_projection(ctx))
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        came = {name: b.clone() for name, b in local.buffers("shared").items()}
-        others = (
-            private | add_prefix(PREVIOUS, local.buffers("previous")) | add_prefix(GLOBAL, received | came)
-        )
-        new = local.fit(received, terms=[Term(self._contrast, others, at_end=True)]).params
+        received_buffers = {name: b.clone() for name, b in local.buffers("shared").items()}
+        global_model = add_prefix(GLOBAL, received | received_buffers)
+        others = private | add_prefix(PREVIOUS, local.buffers("previous")) | global_model
+        new = local.fit(received, terms=[Term(self._contrastive_loss, others, at_end=True)]).params
         local.set_buffers("previous", local.buffers("shared"))
         return new, add_prefix(PREVIOUS, new)
 
-    def _contrast(self, at: At, carry: State) -> tuple[Tensor, State]:
-        z = _project(at.batch.z if self.contrast == "z" else at.batch.z_g, at.params)
+    def _contrastive_loss(self, context: At, state: State) -> tuple[Tensor, State]:
+        """Return the contrastive loss of one batch."""
+        z = _project(context.batch.z if self.contrast == "z" else context.batch.z_g, context.params)
         with torch.no_grad():
-            others = [strip_prefix(at.const, prefix) for prefix in (GLOBAL, PREVIOUS)]
-            contrasts = [_project(at.model.forward(other, at.batch.x).z_g, other) for other in others]
+            others = [strip_prefix(context.const, prefix) for prefix in (GLOBAL, PREVIOUS)]
+            contrasts = [
+                _project(context.model.forward(other, context.batch.x).z_g, other) for other in others
+            ]
         cosines = torch.stack([F.cosine_similarity(z, other, dim=1) for other in contrasts], 1)
-        nearest = torch.zeros(len(z), dtype=torch.long)  # the global model's is the one to be near to
-        return self.mu * F.cross_entropy(cosines / self.tau, nearest), carry
+        positive = torch.zeros(len(z), dtype=torch.long)  # index 0: the global model is the positive pair
+        return self.mu * F.cross_entropy(cosines / self.tau, positive), state
 
-    def _head(self, ctx: Context) -> State:
-        """The projection head's start, the same for all."""
+    def _init_projection(self, ctx: Context) -> State:
+        """Return the initial projection head, equal for all clients."""
         if not self.projection:
             return {}
         width = math.prod(ctx.task.model.feature_shape)
@@ -91,6 +99,7 @@ class Moon(FedAvg):
 
 
 def _project(z: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+    """Apply the projection head, if there is one."""
     z = z.flatten(1)
     if f"{PROJECTION}0.weight" not in params:
         return z

@@ -1,4 +1,8 @@
-"""Per-FedAvg (Fallah et al., NeurIPS 2020)."""
+"""Per-FedAvg.
+
+Fallah, Mokhtari and Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
+Meta-Learning Approach", NeurIPS 2020, https://arxiv.org/abs/2002.07948
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from feddbe.config.parameters import parameter
 from feddbe.methods.base import NO_MR, NO_PRBM, OWN_STEPS, TUNES, Facts
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State
-from feddbe.training.gradients import gradient
+from feddbe.training.backends import gradient
 from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import Local
@@ -18,21 +22,21 @@ from feddbe.training.trainer import Local
 
 @dataclass(frozen=True)
 class PerFedAvg(FedAvg):
-    """A global model from which one step adapts to a client. Per 2B samples D1, D2 (3B with D3):
+    """Global model from which one step adapts to a client. For 2B samples D1, D2 (3B with D3):
 
         first-order     w' = w - alpha g(w; D1)       w <- w - beta g(w'; D2)
         Hessian-free    w <- w - beta (u - alpha d),  u = g(w'; D2),
                         d = (g(w + delta u; D3) - g(w - delta u; D3)) / (2 delta)
 
-    At each evaluation a client adapts the global model by one step alpha on one batch, and that is what
-    counts; newcomers fine-tune it by plain SGD, with the run's learning rate. alpha = 0 is FedAvg on every
-    second batch. Averaging: its paper plainly, the published experiments and the default by samples.
+    At each evaluation a client adapts the global model by one step alpha on one batch; that accuracy counts.
+    New clients fine-tune it by plain SGD with the run's learning rate. alpha = 0 is FedAvg on every second
+    batch. The paper averages plainly; the published experiments and the default weight by samples.
 
-    Default alpha = 0.01: from the range of its paper; beta is the learning rate.
+    Default alpha = 0.01: from the paper's range; beta is the learning rate.
 
-    Departures: from its paper, none; from the published experiments, alpha is not the learning rate (on
-    digits, at 0.1, the network dies), one pass over the data per epoch (theirs two), and a client with fewer
-    than 2B samples divides what it has (theirs did not train).
+    Departures: none from the paper. From the published experiments: alpha is not the learning rate (on
+    digits, at 0.1, the network stops learning), one pass over the data per epoch (theirs two), and a client
+    with fewer than 2B samples divides what it has (theirs did not train).
     """
 
     name: ClassVar[str] = "perfedavg"
@@ -56,8 +60,10 @@ class PerFedAvg(FedAvg):
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
         parts = 2 if self.hessian == "first-order" else 3
         beta = ctx.lr if self.beta is None else self.beta
-        const = _Steps(ctx.task, self.alpha, beta, self.delta, parts)
-        end = local.scan(_step, _Walk(received, local.buffers("shared"), no_losses()), const, batches=parts)
+        const = _StepSettings(ctx.task, self.alpha, beta, self.delta, parts)
+        end = local.scan(
+            _meta_step, _MetaState(received, local.buffers("shared"), no_losses()), const, batches=parts
+        )
         local.set_buffers("shared", end.statistics)
         return end.w, private
 
@@ -65,19 +71,25 @@ class PerFedAvg(FedAvg):
         return super().tune(ctx, local, received, private)
 
     def tune(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        const = _Steps(ctx.task, self.alpha, 0.0, 0.0, 1)
-        end = local.scan(_once, _Walk(received, local.buffers("shared"), no_losses()), const, epochs=1)
+        const = _StepSettings(ctx.task, self.alpha, 0.0, 0.0, 1)
+        end = local.scan(
+            _adapt_once, _MetaState(received, local.buffers("shared"), no_losses()), const, epochs=1
+        )
         local.set_buffers("shared", end.statistics)
         return end.w
 
 
-class _Walk(NamedTuple):
+class _MetaState(NamedTuple):
+    """State of local training: the parameters, BatchNorm statistics and losses."""
+
     w: State
     statistics: State
     losses: Losses
 
 
-class _Steps(NamedTuple):
+class _StepSettings(NamedTuple):
+    """Constants of local training; `parts` is the number of parts of a batch."""
+
     task: Task
     alpha: float
     beta: float
@@ -85,39 +97,48 @@ class _Steps(NamedTuple):
     parts: int
 
 
-def _step(now: _Walk, const: _Steps, samples: Samples, key: int) -> _Walk:
-    first, second, *third = _cut(samples, const.parts)
-    g, now = _gradient(now, const, now.w, first)
-    u, now = _gradient(now, const, _moved(now.w, g, -const.alpha), second)
+def _meta_step(state: _MetaState, const: _StepSettings, samples: Samples, key: int) -> _MetaState:
+    """Return the state after one meta-step."""
+    first, second, *third = _split_batch(samples, const.parts)
+    g, state = _gradient(state, const, state.w, first)
+    u, state = _gradient(state, const, _add_scaled(state.w, g, -const.alpha), second)
     if third:
-        ahead, now = _gradient(now, const, _moved(now.w, u, const.delta), third[0])
-        behind, now = _gradient(now, const, _moved(now.w, u, -const.delta), third[0])
+        ahead, state = _gradient(state, const, _add_scaled(state.w, u, const.delta), third[0])
+        behind, state = _gradient(state, const, _add_scaled(state.w, u, -const.delta), third[0])
         u = {n: u[n] - const.alpha * (ahead[n] - behind[n]) / (2 * const.delta) for n in u}
-    return now._replace(w=_moved(now.w, u, -const.beta))
+    return state._replace(w=_add_scaled(state.w, u, -const.beta))
 
 
-def _once(now: _Walk, const: _Steps, samples: Samples, key: int) -> _Walk:
-    """One step of the adaptation, on the first batch."""
-    if now.losses.samples:
-        return now
-    g, now = _gradient(now, const, now.w, samples)
-    return now._replace(w=_moved(now.w, g, -const.alpha))
+def _adapt_once(state: _MetaState, const: _StepSettings, samples: Samples, key: int) -> _MetaState:
+    """Return the state after one adaptation step, taken on the first batch only."""
+    if state.losses.samples:
+        return state
+    g, state = _gradient(state, const, state.w, samples)
+    return state._replace(w=_add_scaled(state.w, g, -const.alpha))
 
 
-def _gradient(now: _Walk, const: _Steps, w: State, samples: Samples) -> tuple[State, _Walk]:
-    g = gradient(const.task, w, now.statistics, samples)
-    return g.of, _Walk(now.w, g.statistics, now.losses.add(g.loss, len(samples.y)))
+def _gradient(
+    state: _MetaState, const: _StepSettings, w: State, samples: Samples
+) -> tuple[State, _MetaState]:
+    """Return the gradient at `w`, and the state with its statistics and loss."""
+    g = gradient(const.task, w, state.statistics, samples)
+    return g.of, _MetaState(state.w, g.statistics, state.losses.add(g.loss, len(samples.y)))
 
 
-def _moved(w: State, direction: State, by: float) -> State:
+def _add_scaled(w: State, direction: State, by: float) -> State:
+    """Return w + by * direction."""
     return {name: p + by * direction[name] for name, p in w.items()}
 
 
-def _cut(samples: Samples, parts: int) -> list[Samples]:
-    """Equal consecutive parts; with fewer samples than parts, each is the whole."""
+def _split_batch(samples: Samples, parts: int) -> list[Samples]:
+    """Return equal consecutive parts of a batch.
+
+    With fewer samples than parts, each part is the whole batch.
+    """
     size = len(samples.y) // parts
     if not size:
         return [samples] * parts
     return [
-        Samples(samples.x[at : at + size], samples.y[at : at + size]) for at in range(0, parts * size, size)
+        Samples(samples.x[start : start + size], samples.y[start : start + size])
+        for start in range(0, parts * size, size)
     ]

@@ -1,4 +1,8 @@
-"""pFedMe (Dinh et al., NeurIPS 2020)."""
+"""pFedMe.
+
+Dinh, Tran and Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020,
+https://arxiv.org/abs/2006.08848
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from feddbe.methods.base import (
     averaging,
 )
 from feddbe.state import State, add_prefix, strip_prefix
-from feddbe.training.gradients import descend
+from feddbe.training.backends import descend
 from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
 from feddbe.training.terms import Steps
@@ -31,19 +35,19 @@ from feddbe.training.trainer import Local
 
 @dataclass(frozen=True)
 class PFedMe(Method):
-    """A personal model theta near the global w, K steps per batch towards the prox point of w:
+    """Personal model theta near the global w, K steps per batch toward the proximal point of w:
 
         theta <- theta - lr_p (g(theta) + lam (theta - w))    K times on the same batch
         w <- w - eta lam (w - theta)                           after each batch
 
-    theta starts at the received w in each round. The server mixes: w <- (1 - beta) w + beta mean, by default
-    the plain mean, as in its paper (the published experiments weighed by samples). The client deploys theta
-    as its last round left it. The run's learning rate does nothing.
+    theta starts at the received w in each round. The server computes w <- (1 - beta) w + beta mean, by
+    default with the plain mean, as in the paper (the published experiments weighted by samples). The client
+    predicts with theta of its last round. The run's learning rate has no effect.
 
-    Defaults lam = 15, K = 5, lr_p = 0.01, eta = 0.005, beta = 1: its paper and code.
+    Defaults lam = 15, K = 5, lr_p = 0.01, eta = 0.005, beta = 1: paper and code.
 
-    Departures: from its code, no hidden weight decay; from the published experiments, whose default beta = 0
-    freezes the server, and which evaluated w_i instead of theta_i (`evaluate=w`).
+    Departures: from the authors' code, no hidden weight decay. From the published experiments: their default
+    beta = 0 freezes the server, and they evaluated w_i instead of theta_i (`evaluate=w`).
     """
 
     name: ClassVar[str] = "pfedme"
@@ -70,7 +74,7 @@ class PFedMe(Method):
         return add_prefix(PERSONAL, ctx.task.model.parameters)
 
     def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        start = _Walk(received, received, local.buffers("shared"), no_losses())
+        start = _PfedmeState(received, received, local.buffers("shared"), no_losses())
         end = local.scan(_step, start, (ctx.task, self))
         local.set_buffers("shared", end.statistics)
         return end.w, add_prefix(PERSONAL, end.theta if self.evaluate == "theta" else end.w)
@@ -83,16 +87,19 @@ class PFedMe(Method):
         return strip_prefix(private, PERSONAL)
 
 
-class _Walk(NamedTuple):
+class _PfedmeState(NamedTuple):
+    """State of local training: personal and global parameters, BatchNorm statistics and losses."""
+
     theta: State
     w: State
     statistics: State
     losses: Losses
 
 
-def _step(now: _Walk, const: tuple[Task, PFedMe], samples: Samples, key: int) -> _Walk:
-    task, own = const
-    steps = Steps(own.k, own.lr_p, own.lam, now.w)
-    theta, loss, statistics = descend(task, now.theta, now.statistics, samples, steps)
-    w = {name: torch.lerp(p, theta[name], own.eta * own.lam) for name, p in now.w.items()}
-    return _Walk(theta, w, statistics, now.losses.add(loss, own.k * len(samples.y)))
+def _step(state: _PfedmeState, const: tuple[Task, PFedMe], samples: Samples, key: int) -> _PfedmeState:
+    """Return the state after K proximal steps on one batch and one step of w."""
+    task, method = const
+    steps = Steps(method.k, method.lr_p, method.lam, state.w)
+    theta, loss, statistics = descend(task, state.theta, state.statistics, samples, steps)
+    w = {name: torch.lerp(p, theta[name], method.eta * method.lam) for name, p in state.w.items()}
+    return _PfedmeState(theta, w, statistics, state.losses.add(loss, method.k * len(samples.y)))

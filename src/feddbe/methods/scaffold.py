@@ -1,4 +1,8 @@
-"""SCAFFOLD (Karimireddy et al., ICML 2020)."""
+"""SCAFFOLD.
+
+Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated
+Learning", ICML 2020, https://arxiv.org/abs/1910.06378
+"""
 
 from __future__ import annotations
 
@@ -19,15 +23,15 @@ CONTROL = "control/"
 
 @dataclass(frozen=True)
 class Scaffold(Method):
-    """Control variates c (server) and c_i (client) correct the drift of the local steps, T of them:
+    """Control variates c (server) and c_i (client) that correct the drift of T local steps:
 
-        y <- y - eta (g + c - c_i)                c_i+ = c_i - c + (x - y) / (T eta)      (its option II)
+        y <- y - eta (g + c - c_i)                c_i+ = c_i - c + (x - y) / (T eta)      (option II)
         x <- x + eta_g mean_S (y_i - x)           c <- c + 1/N sum_S (c_i+ - c_i)
 
-    Plain means over the cohort, as in its paper and in the published experiments; `weights=samples` weighs
+    Means over the cohort are plain, as in the paper and the published experiments; `weights=samples` weights
     the y_i, never the c_i. With identical clients and full batches it is FedAvg.
 
-    Departures: from its paper, none; from the published experiments, T counts all epochs (theirs one).
+    Departures: none from the paper. From the published experiments: T counts all epochs (theirs counted one).
     """
 
     name: ClassVar[str] = "scaffold"

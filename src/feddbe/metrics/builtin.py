@@ -1,17 +1,36 @@
-"""Accuracy of what a client predicts with, and the floor below it."""
+"""What clients measure: small pure functions, registered by name and chosen by `--measure`.
+
+A new one is a function under `@measure` in this file. It is given what its parameters name, and by that its
+moment is chosen:
+
+- a pass over one client's rows: `logits`, labels `y`, representations `z_g` = f(x) and `z` = z_g + p_i (these
+  two are computed only if somebody asks);
+- its local training: `loss_sum` over the `samples` trained on, `seconds`, `bytes_up`, `bytes_down`.
+
+It returns (value, weight), the weight being what the client counts for in the mean over clients, or None
+where it is not defined. It is never asked about no rows at all.
+
+A *pooled* measure asks for `points` alone: z_g of test samples of all clients that were evaluated, at most
+`POOLED_ROWS` of each, the same ones in every round. It returns the numbers of clients, or of `ALL` together.
+For it clients send representations to the server, which no method does: it is for simulations.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from feddbe.metrics.records import ALL, Value
-from feddbe.metrics.registry import measure
+from feddbe.errors import BadInput, unknown
+from feddbe.metrics.records import ALL, Numbers, Value
 from feddbe.metrics.representations.discrepancy import mean_distances
 from feddbe.metrics.representations.linear_probe import linear_probe
 from feddbe.metrics.representations.points import Points
@@ -21,7 +40,90 @@ if TYPE_CHECKING:
     from feddbe.data.split import Split
 
 
-@measure
+Function = Callable[..., Any]
+"""Gives a `Value` or None; a pooled one, a `Value` for each client, or for `ALL`."""
+PASS = {"logits", "y", "z", "z_g"}
+TRAINING = {"loss_sum", "samples", "seconds", "bytes_up", "bytes_down"}
+POOLED = {"points"}
+POOLED_ROWS = 100
+"""Test samples of a client whose representations it sends for pooled measures."""
+_MEASURES: dict[str, tuple[Function, frozenset[str]]] = {}
+_DESCRIPTIONS: dict[str, tuple[str, str]] = {}
+
+
+@overload
+def measure(function: Function) -> Function: ...
+@overload
+def measure(*, label: str, unit: str = "") -> Callable[[Function], Function]: ...
+def measure(function: Function | None = None, *, label: str = "", unit: str = "") -> Any:
+    """Register a measure under the function's name.
+
+    Args:
+        function: The measure, if the decorator is used without arguments.
+        label: The quantity in tables and figures, as in `client drift`; by default the function's name.
+        unit: Its unit. Values of a measure in `%` are fractions of one.
+    """
+    if function is None:
+        return partial(measure, label=label, unit=unit)
+    asks = frozenset(inspect.signature(function).parameters)
+    if not any(asks <= given for given in (PASS, TRAINING, POOLED)):
+        raise TypeError(
+            f"measure {function.__name__} asks for {sorted(asks)}; there are {PASS}, {TRAINING} or {POOLED}"
+        )
+    _MEASURES[function.__name__] = function, asks
+    _DESCRIPTIONS[function.__name__] = label or function.__name__, unit
+    return function
+
+
+def describe_metric(name: str) -> tuple[str, str]:
+    """Return the label and the unit of a metric; a run may have one that is no longer registered."""
+    return _DESCRIPTIONS.get(name, (name, ""))
+
+
+def known() -> Mapping[str, tuple[Function, frozenset[str]]]:
+    """All measures by name, each with what it asks for."""
+    return _MEASURES
+
+
+def parse(spec: str, always: Iterable[str] = ("accuracy",)) -> tuple[str, ...]:
+    """The names in `auc,loss`, after those that are measured `always`: accuracy chooses the best round."""
+    names = [name.strip() for name in spec.split(",") if name.strip()]
+    for name in names:
+        if name not in known():
+            raise unknown("measure", name, known())
+    return tuple(dict.fromkeys([*always, *names]))
+
+
+def asked(names: Iterable[str]) -> set[str]:
+    """What these measures ask for."""
+    return {parameter for name in names for parameter in known()[name][1]}
+
+
+def take(names: Iterable[str], given: Mapping[str, Any]) -> Numbers:
+    """Those of the measures that ask for nothing but what is given; what is not defined is left out."""
+    found: Numbers = {}
+    for name in names:
+        function, asks = known()[name]
+        if asks <= given.keys() and (value := function(**{key: given[key] for key in asks})) is not None:
+            found[name] = value
+    return found
+
+
+def pool(names: Iterable[str], points: Points) -> dict[int, Numbers]:
+    """The pooled ones of the measures, by client, `ALL` among them; what cannot be said of these points (too
+    few, of one label) is left out."""
+    found: dict[int, Numbers] = {}
+    for name in names:
+        function, asks = known()[name]
+        values: Mapping[int, Value] = {}
+        with suppress(BadInput):
+            values = function(points) if asks == POOLED else {}
+        for client, value in values.items():
+            found.setdefault(client, {})[name] = value
+    return found
+
+
+@measure(label="accuracy", unit="%")
 def accuracy(logits: Tensor, y: Tensor) -> Value:
     """Share of the labels that are hit; a fraction, so that over clients it is all hits over all samples."""
     return Fraction(int((logits.argmax(1) == y).sum()), len(y)), len(y)
@@ -38,7 +140,7 @@ def majority_floor(dataset: Dataset, split: Split, members: int | None = None) -
     return int(correct.sum()) / len(correct) if len(correct) else 0.0
 
 
-@measure
+@measure(label="AUC")
 def auc(logits: Tensor, y: Tensor) -> Value | None:
     """Area under the ROC curve over all (sample, class) pairs, the micro-average over one-hot labels and
     softmax: how often a true pair outranks a false one. With one class there are no false pairs.
@@ -64,7 +166,7 @@ def loss(logits: Tensor, y: Tensor) -> Value:
     return float(F.cross_entropy(logits, y)), len(y)
 
 
-@measure
+@measure(label="client drift", unit="standard deviations")
 def drift(points: Points) -> dict[int, Value]:
     """Of each client, the distance of its mean z_g from that of the others, in units of the spread within
     clients (`representations/discrepancy.py`); it counts for as many samples as were looked at."""
@@ -72,7 +174,7 @@ def drift(points: Points) -> dict[int, Value]:
     return {client: (value, counts[client]) for client, value in mean_distances(points).items()}
 
 
-@measure
+@measure(label="linear probe accuracy", unit="%")
 def probe(points: Points) -> dict[int, Value]:
     """Accuracy of a linear probe on the pooled z_g (`representations/linear_probe.py`), of all together."""
     return {ALL: (linear_probe(points), len(points.y))}

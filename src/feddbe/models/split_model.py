@@ -1,9 +1,9 @@
-"""SplitModel: any `nn.Module` cut at a named place into features f and classifier h.
+"""SplitModel: any `nn.Module` divided at a named cut into features f and classifier h.
 
     z_g = f(x)        z = z_g + prbm        logits = h(z)
 
-A place is a cut if exactly one tensor crosses it. A cut renames nothing: parameters keep the module's own
-names, the cut only divides them into those of f and those of h.
+A layer is a cut if exactly one tensor crosses the boundary after it. A cut renames nothing: parameters keep
+the module's names, and the cut only divides them into those of f and those of h.
 """
 
 from __future__ import annotations
@@ -16,27 +16,231 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from feddbe.errors import BadInput, unknown
-from feddbe.models.split_points import (
-    Halves,
-    before_last_linear,
-    find_cuts,
-    find_layers,
-    linear_of,
-    places_of,
-    walk,
-)
+from feddbe.errors import BadInput, one_line, unknown
 from feddbe.seeds import torch_seeded
 from feddbe.state import State, moved
+
+Halves = tuple[nn.Module, nn.Module]
+Layers = list[tuple[nn.Module, dict[str, str]]]
+"""Layers in order, each with the model's names of its parameters."""
+Cuts = dict[str, Callable[[], Halves]]
+PLACES = "places"
+"""Key in a traced node's `meta` of the names of its cut."""
+
+
+def find_cuts(module: nn.Module) -> Cuts:
+    """Return all cuts of the module by name, each with a function that makes the two halves."""
+    if _plain(module):
+        return _sequential_cuts(module)
+    if "forward" in vars(module):  # torch.fx traces the forward of the class
+        raise BadInput(
+            f"torch.fx cannot trace this {type(module).__name__}: its forward is replaced on the instance; "
+            "define it in a class, or give a pair (features, classifier) instead"
+        )
+    try:
+        graph = fx.symbolic_trace(module)
+    except Exception as error:  # a module's own forward can fail in any way when it is traced
+        raise BadInput(
+            f"torch.fx cannot trace {type(module).__name__} ({one_line(error)}); "
+            "give a pair (features, classifier) instead"
+        ) from error
+    return _traced_cuts(graph)
+
+
+def _plain(module: nn.Module) -> bool:
+    """Return whether this is a Sequential that only calls its layers one after the other."""
+    sequential = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    return sequential and "forward" not in vars(module)
+
+
+def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers of nested Sequentials in order, with their dotted names."""
+    for name, child in module._modules.items():  # named_children leaves out a layer's second use
+        assert child is not None
+        if _plain(child):
+            yield from _leaves(child, f"{prefix}{name}.")
+        else:
+            yield prefix + name, child
+
+
+def layers_of(half: nn.Module) -> list[nn.Module]:
+    """Return the layers of a Sequential in order; of any other module, the module."""
+    return [layer for _, layer in _leaves(half)] if _plain(half) else [half]
+
+
+def find_layers(half: nn.Module, names: Mapping[int, str]) -> Layers:
+    """Return the half's layers in order, each with the model's names of its parameters."""
+    return [
+        (layer, {name: names[id(p)] for name, p in layer.named_parameters()}) for layer in layers_of(half)
+    ]
+
+
+def linear_of(half: nn.Module) -> nn.Linear | None:
+    """Return the linear layer if the half consists of exactly one; else None."""
+    called: list[nn.Module | None] = [*layers_of(half)]
+    if isinstance(half, fx.GraphModule):
+        nodes = [node for node in half.graph.nodes if node.op not in ("placeholder", "output")]
+        called = [half.get_submodule(n.target) if n.op == "call_module" else None for n in nodes]
+    (layer,) = called if len(called) == 1 else [None]
+    return layer if type(layer) is nn.Linear and not hooked(layer) else None
+
+
+def hooked(layer: nn.Module) -> bool:
+    """Return whether the layer has hooks or a replaced forward."""
+    hooks = (
+        layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks,
+    )  # fmt: skip
+    return any(hooks) or "forward" in vars(layer)
+
+
+def _ends(module: nn.Module) -> dict[str, int]:
+    """Return, for each layer or block, the number of layers up to its end."""
+    ends: dict[str, int] = {}
+    for position, (name, _) in enumerate(_leaves(module), start=1):
+        parts = name.split(".")
+        for depth in range(1, len(parts) + 1):
+            ends[".".join(parts[:depth])] = position
+    return ends
+
+
+def places_of(module: nn.Module, cut: str) -> tuple[list[list[str]], list[list[str]]]:
+    """Return the names of the position after each layer, up to the cut and after it.
+
+    A traced module stores them in its graph.
+    """
+    if not _plain(module):
+        return [[]], [[]]
+    ends = _ends(module)
+    names: list[list[str]] = [[] for _ in range(max(ends.values()))]
+    for name, position in ends.items():
+        names[position - 1].append(name)
+    return names[: ends[cut]], names[ends[cut] :]
+
+
+def _sequential_cuts(module: nn.Module) -> Cuts:
+    """Return the cuts of a Sequential."""
+    ends, layers = _ends(module), layers_of(module)
+
+    def halves(position: int) -> Halves:
+        return _row(layers[:position]), _row(layers[position:])
+
+    # By position; of several names for a position, the shortest last.
+    ordered = sorted(ends.items(), key=lambda item: (item[1], -len(item[0])))
+    return {
+        name: lambda position=position: halves(position)  # type: ignore[misc]
+        for name, position in ordered
+        if position < len(layers)
+    }
+
+
+def _row(layers: list[nn.Module]) -> nn.Module:
+    """Return the layers as one module."""
+    return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
+
+
+def _traced_cuts(graph: fx.GraphModule) -> Cuts:
+    """Return the cuts of a traced module."""
+    nodes = list(graph.graph.nodes)
+    position = {node: i for i, node in enumerate(nodes)}
+    ends: dict[str, fx.Node] = {}
+    for node in nodes:
+        if node.op in ("call_module", "call_function", "call_method"):
+            for path, _ in node.meta.get("nn_module_stack", {}).values():
+                ends[path] = node  # a block ends with its last node
+            ends[str(node.target) if node.op == "call_module" else node.name] = node
+    ends.pop("", None)
+    result = set(nodes[-1].all_input_nodes)
+
+    def crosses_alone(cut: fx.Node) -> bool:
+        later = nodes[position[cut] + 1 :]
+        needed = {
+            a for n in later for a in n.all_input_nodes if position[a] <= position[cut] and a.op != "get_attr"
+        }
+        return needed == {cut}
+
+    cuts: Cuts = {}
+    for name, node in sorted(ends.items(), key=lambda item: (position[item[1]], -len(item[0]))):
+        if node not in result and crosses_alone(node):
+            node.meta[PLACES] = (*node.meta.get(PLACES, ()), name)
+            cuts[name] = lambda node=node: _halves_at(graph, node)  # type: ignore[misc]
+    return cuts
+
+
+def _halves_at(traced: fx.GraphModule, cut: fx.Node) -> Halves:
+    """Return two graphs over the same layers: the nodes up to the cut, and those after it."""
+    nodes = list(traced.graph.nodes)
+    position = nodes.index(cut)
+    first, second = fx.Graph(), fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in nodes[: position + 1]:
+        copies[node] = first.node_copy(node, lambda n: copies[n])
+    first.output(copies[cut])
+    later: dict[fx.Node, fx.Node] = {cut: second.placeholder("z")}
+    used = {argument for node in nodes[position + 1 :] for argument in node.all_input_nodes}
+    for node in [n for n in nodes[: position + 1] if n.op == "get_attr" and n in used] + nodes[
+        position + 1 :
+    ]:
+        later[node] = second.node_copy(node, lambda n: later[n])
+    return fx.GraphModule(traced, first), fx.GraphModule(traced, second)
+
+
+def before_last_linear(module: nn.Module, cuts: tuple[str, ...]) -> str:
+    """Return the last cut before the last linear layer."""
+    linear = [
+        name for name, layer in module.named_modules(remove_duplicate=False) if isinstance(layer, nn.Linear)
+    ]
+    before = list(cuts)
+    if linear and linear[-1] in before:
+        before = before[: before.index(linear[-1])]
+    if not before:
+        raise BadInput(f"no layer before the last linear layer is a cut; allowed: {', '.join(cuts)}")
+    return before[-1]
+
+
+Keep = Callable[[str, Tensor], None]
+
+
+def walk(half: nn.Module, x: Tensor, names: Iterable[Iterable[str]], keep: Keep) -> Tensor:
+    """Return the half's output for `x`, and call `keep` with each named activation.
+
+    Args:
+        half: f or h.
+        x: Input of the half.
+        names: Names of the position after each layer of a Sequential; a traced half stores them in its graph.
+        keep: Called with a name and the activation.
+    """
+    if isinstance(half, fx.GraphModule):
+        out: Tensor = _Walk(half, keep).run(x)
+        return out
+    for layer, layer_names in zip(layers_of(half), names, strict=True):
+        x = layer(x)
+        for name in layer_names:
+            keep(name, x)
+    return x
+
+
+class _Walk(fx.Interpreter):
+    """Interpreter of a traced graph that reports named activations."""
+
+    def __init__(self, half: fx.GraphModule, keep: Keep) -> None:
+        super().__init__(half)
+        self.keep = keep
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        for name in n.meta.get(PLACES, ()):
+            self.keep(name, value)
+        return value
+
 
 Owner = MutableMapping[str, Any]
 Slots = dict[str, list[tuple[Owner, str]]]
 
 
 class Forward(NamedTuple):
-    """One pass: the representation before and after the translation, and the logits."""
+    """One forward pass: the representation before and after adding PRBM's vector, and the logits."""
 
     z_g: Tensor
     z: Tensor
@@ -44,13 +248,17 @@ class Forward(NamedTuple):
 
 
 class SplitModel:
-    """Pure functions of named tensors, computed by one module into which those tensors are bound.
+    """Pure functions of named tensors, computed by one module into which the tensors are bound.
 
-    `module`: an `nn.Sequential` (every place in it is a cut, nested ones by dotted name), a pair
-    (features, classifier), or any other module that torch.fx can trace. `sample`: an input with a batch axis.
-    `cut`: default is before the last linear layer; `aliases` are other names of cuts. `onednn=False` also
-    drops the channels-last layout: for tiny images both cost more than they give, for some networks the
-    layout alone (`channels_last=False`).
+    Args:
+        module: An `nn.Sequential` (every layer is a cut, nested ones by dotted name), a pair (features,
+            classifier), or another module that torch.fx can trace.
+        sample: An input with a batch axis.
+        cut: Name of the cut; None: before the last linear layer.
+        onednn: Whether to use oneDNN; without it the channels-last layout is not used either. For tiny
+            images both cost more than they save.
+        channels_last: Whether to use the channels-last layout, which is slower for some networks.
+        aliases: Other names of cuts.
     """
 
     def __init__(
@@ -70,26 +278,26 @@ class SplitModel:
             module, cut = pair, cut or "features"
         self.module, self.onednn, self.channels_last = module, onednn, onednn and channels_last
         self.remake: Callable[[], nn.Module | Halves] | None = None
-        """Makes such a module again, where its classes cannot be imported (a user's file)."""
+        """Rebuilds the module where its classes cannot be imported (a user's file)."""
         self._sample, self.input_shape = sample, tuple(sample.shape[1:])
         # One pair of halves per mode, because tracing writes the training flag of F.dropout into the graph.
         modes = {training: find_cuts(module.train(training)) for training in (True, False)}
         self.cuts = tuple(modes[False])
         if not self.cuts:
-            raise BadInput("the model has no cut: nowhere between its layers does exactly one tensor cross")
+            raise BadInput("the model has no cut: after none of its layers does exactly one tensor cross")
         self.aliases = dict(aliases or {})
         names = {name: name for name in self.cuts} | self.aliases
         if cut is not None and cut not in names:
             raise unknown("cut", cut, names)
         self.cut = names[cut] if cut is not None else before_last_linear(module, self.cuts)
-        self._places = places_of(module, self.cut)
+        self._layer_names = places_of(module, self.cut)
         self._halves = {training: cuts[self.cut]() for training, cuts in modes.items()}
         roots = [module, *self._halves[True], *self._halves[False]]
         self._slots = _slots(module.named_parameters(), [m._parameters for r in roots for m in r.modules()])
         self._slots |= _slots(module.named_buffers(), [m._buffers for r in roots for m in r.modules()])
         full = {id(p): name for name, p in module.named_parameters()}
         self.layers = tuple(find_layers(half, full) for half in self._halves[True])
-        """Those of f, those of h."""
+        """Layers of f and of h."""
         self._bound: Mapping[str, Tensor] | None = None
         self._training = False
 
@@ -100,14 +308,14 @@ class SplitModel:
         f, h = self._halves[False]
         self.feature_shape, self.classes, self._in_place = self._try(f, h)
         in_head = {id(p) for p in h.parameters()}
-        own = linear_of(h) if in_head.isdisjoint(id(p) for p in f.parameters()) else None
-        self.linear_head = {name: full[id(p)] for name, p in own.named_parameters()} if own else {}
-        """The names of its weight and bias, if h is one linear layer and shares neither with f."""
+        linear = linear_of(h) if in_head.isdisjoint(id(p) for p in f.parameters()) else None
+        self.linear_head = {name: full[id(p)] for name, p in linear.named_parameters()} if linear else {}
+        """Names of weight and bias, if h is a single linear layer that shares neither with f."""
         self.head = tuple(name for name, p in module.named_parameters() if id(p) in in_head)
         self.body = tuple(name for name in self.parameters if name not in self.head)
 
     def _try(self, f: nn.Module, h: nn.Module) -> tuple[tuple[int, ...], int, bool]:
-        """The shape of z, how many classes there are, and whether h writes into z, from one pass."""
+        """Return the shape of z, the number of classes, and whether h modifies z in place, from one pass."""
         versions = {name: p._version for name, p in self.module.named_parameters()}
         with torch.no_grad():
             z = f(self._sample)
@@ -121,22 +329,22 @@ class SplitModel:
         return tuple(z.shape[1:]), classes, z._version != before
 
     def apart(self, state: Mapping[str, Tensor]) -> Halves:
-        """f and h at these values, for prediction, as modules that share nothing with this one."""
+        """Return f and h at these values, for prediction, as modules that share nothing with this one."""
         module = copy.deepcopy(self.module)
         module.load_state_dict({n: t.detach().clone() for n, t in state.items()}, strict=False)
         return SplitModel(module, self._sample, self.cut, onednn=self.onednn)._halves[False]
 
     def on(self, device: torch.device) -> SplitModel:
-        """The same model there."""
+        """Return the model on this device."""
         module = copy.deepcopy(self.module).to(device)
         how = self._sample.to(device), self.cut, self.onednn, self.channels_last, self.aliases
-        with device:  # a traced graph makes its constants where it was traced
-            there = _rebuilt(module, *how, moved(self.parameters, device), moved(self.buffers, device))
-        there.remake = self.remake
-        return there
+        with device:  # a traced graph creates its constants on the device of tracing
+            rebuilt = _rebuilt(module, *how, moved(self.parameters, device), moved(self.buffers, device))
+        rebuilt.remake = self.remake
+        return rebuilt
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as what it was made from: the graphs of a traced module cannot be pickled."""
+        """Pickle the arguments instead of the object: the graphs of a traced module cannot be pickled."""
         how = self._sample, self.cut, self.onednn, self.channels_last, self.aliases
         return _rebuilt, (self.remake or self.module, *how, self.parameters, self.buffers)
 
@@ -150,7 +358,7 @@ class SplitModel:
     ) -> Iterator[None]:
         """Compute with these tensors until the end of the block; BatchNorm updates `buffers` in place.
 
-        Names that are not the module's are left to those who know them.
+        Names that the module does not have are ignored.
         """
         before = self._bound, self._training
         tensors = {name: t for name, t in {**params, **(buffers or {})}.items() if name in self._slots}
@@ -168,7 +376,7 @@ class SplitModel:
             self._set_mode(self._training)
 
     def _set_mode(self, training: bool) -> None:
-        if self.module.training != training:  # a small model is through with its pass before it is told this
+        if self.module.training != training:  # setting the mode takes longer than a pass of a small model
             self.module.train(training)
 
     def forward(
@@ -179,8 +387,11 @@ class SplitModel:
         *,
         training: bool = False,
     ) -> Forward:
-        """The pass at `params`: those bound, or others, which are bound for this call, in evaluation mode
-        unless `training`. Others may have buffers among them; BatchNorm's are the bound model's otherwise."""
+        """Return the forward pass at `params`.
+
+        If `params` are not the bound ones, they are bound for this call, in evaluation mode unless
+        `training`. They may include buffers; otherwise BatchNorm uses the bound model's.
+        """
         if params is not self._bound:
             with self.bind(params, training=training):
                 return self.forward(params, x, prbm)
@@ -190,37 +401,40 @@ class SplitModel:
         return Forward(z_g, z, h(z.clone() if self._in_place else z))
 
     def check_places(self, names: Iterable[str]) -> None:
-        """Whether all of them are places: cuts, their other names, z_g, z, logits."""
+        """Raise an error unless all names are cuts, their aliases, z_g, z or logits."""
         allowed = {*self.cuts, *self.aliases, *Forward._fields}
         for name in names:
             if name not in allowed:
-                raise unknown("place", name, allowed)
+                raise unknown("layer", name, allowed)
 
     def at(
         self, params: Mapping[str, Tensor], x: Tensor, names: Iterable[str], prbm: Tensor | None = None
     ) -> State:
-        """What is at these places in one pass in evaluation mode, a copy of each. Before the cut that is of f
-        alone, after it with the translation; the cut's own name is z_g."""
+        """Return copies of the activations of these layers in one pass in evaluation mode.
+
+        Layers before the cut are computed by f alone, layers after it include PRBM's vector; the cut's name
+        stands for z_g.
+        """
         if params is not self._bound:
             with self.bind(params):
                 return self.at(params, x, names, prbm)
-        wanted = {name: self.aliases.get(name, name) for name in names}
-        found: State = {}
+        layers = {name: self.aliases.get(name, name) for name in names}
+        activations: State = {}
 
-        def keep(place: str, value: Tensor) -> None:
-            if place in wanted.values():
-                found[place] = value.clone()
+        def keep(layer: str, value: Tensor) -> None:
+            if layer in layers.values():
+                activations[layer] = value.clone()
 
-        (f, h), (before, after) = self._halves[self._training], self._places
+        (f, h), (before, after) = self._halves[self._training], self._layer_names
         z_g = walk(f, x, before, keep)
         keep("z_g", z_g)
         z = z_g if prbm is None else z_g + prbm
         keep("z", z)
         keep("logits", walk(h, z, after, keep))
-        return {name: found[place] for name, place in wanted.items()}
+        return {name: activations[layer] for name, layer in layers.items()}
 
     def features(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """f alone."""
+        """Return f(x)."""
         if params is not self._bound:
             with self.bind(params):
                 return self.features(params, x)
@@ -228,7 +442,7 @@ class SplitModel:
         return z_g
 
     def classify(self, params: Mapping[str, Tensor], z: Tensor) -> Tensor:
-        """h alone, on representations that did not come from f."""
+        """Return h(z), for representations that were not computed by f."""
         if params is not self._bound:
             with self.bind(params):
                 return self.classify(params, z)
@@ -236,17 +450,22 @@ class SplitModel:
         return logits
 
     def fresh(self, seed: int) -> State:
-        """Parameters of another initialisation: each layer's own (`reset_parameters`), children first. A
-        parameter that no layer resets stays at theta^0."""
-        module = copy.deepcopy(self.module).cpu()  # the same one for every device
+        """Return the parameters of another initialization by each layer's `reset_parameters`, children first.
+
+        A parameter that no layer resets stays at theta^0.
+        """
+        module = copy.deepcopy(self.module).cpu()  # on the CPU, so that it is equal on every device
         with torch.device("cpu"), torch_seeded(seed):
             module.apply(lambda layer: getattr(layer, "reset_parameters", lambda: None)())
         device = self._sample.device
         return {name: p.detach().to(device) for name, p in module.named_parameters()}
 
     def layout(self, tensor: Tensor, *, copy: bool = True) -> Tensor:
-        """A copy in the memory layout in which this model is fast; `copy=False`: or the tensor itself."""
-        # `contiguous` would leave one-channel tensors as they are, and all that follows in the slow layout
+        """Return a copy in the memory layout in which this model is fast.
+
+        With `copy=False` the tensor itself is returned if its layout is right already.
+        """
+        # `contiguous` would keep one-channel tensors, and everything after them, in the slow layout.
         channels_last = self.channels_last and tensor.dim() == 4
         if not copy and not channels_last:
             return tensor.contiguous()
@@ -269,12 +488,12 @@ def _rebuilt(
     parameters: State,
     buffers: State,
 ) -> SplitModel:
-    """The same model in another process."""
+    """Rebuild a model, for example in another process."""
     module: nn.Module | Halves
     if isinstance(source, nn.Module):
         module = source
     else:
-        with torch_seeded(0):  # whatever it draws is overwritten
+        with torch_seeded(0):  # its random values are overwritten
             module = source()
     model = SplitModel(module, sample, cut, onednn=onednn, channels_last=channels_last, aliases=aliases)
     model.remake = None if isinstance(source, nn.Module) else source
@@ -284,7 +503,7 @@ def _rebuilt(
 
 
 def _classes(logits: object) -> int:
-    """How many there are in the output for one sample."""
+    """Return the number of classes of a model's output."""
     if not isinstance(logits, Tensor):
         raise BadInput(
             f"the model gives a {type(logits).__name__}; expected logits of shape (batch, classes)"
@@ -296,14 +515,13 @@ def _classes(logits: object) -> int:
 
 
 def _slots(named: Iterator[tuple[str, Tensor]], owners: list[Owner]) -> Slots:
-    """For each named tensor, every dictionary entry that holds it: tied layers and traced copies included."""
+    """Return all dictionary entries that hold each named tensor, including tied layers and traced copies."""
     names = {id(tensor): name for name, tensor in named}
     slots: Slots = {name: [] for name in names.values()}
     for owner in owners:
         for key, tensor in owner.items():
-            place = (owner, key)
             if id(tensor) in names and not any(o is owner and k == key for o, k in slots[names[id(tensor)]]):
-                slots[names[id(tensor)]].append(place)
+                slots[names[id(tensor)]].append((owner, key))
     return slots
 
 
@@ -315,8 +533,8 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 def asked(
     function: Callable[..., Any], shape: Shape, classes: int, words: int
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments, by place and by name, that it is called with."""
-    given: dict[str, Any] = {"shape": shape, "classes": classes, "words": words}
+    """Return the positional and keyword arguments with which a model builder is called."""
+    known: dict[str, Any] = {"shape": shape, "classes": classes, "words": words}
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (ValueError, TypeError):  # some builtins have none
@@ -327,23 +545,23 @@ def asked(
     ]  # fmt: skip
     strange = [p for p in required if p.name not in KNOWN]
     if strange and all(p.kind in _POSITIONAL for p in strange) and required[:2] == parameters[:2]:
-        # named as the user likes: (shape, classes) by place
-        places, rest = parameters[:2], [p for p in required[2:] if p.name not in KNOWN]
-        if len(required) >= 2 and not rest and not any(p.name == "words" for p in places):
-            more = {p.name: given[p.name] for p in parameters[2:] if p.name in KNOWN}
+        # (shape, classes) by position, under any names
+        positional, rest = parameters[:2], [p for p in required[2:] if p.name not in KNOWN]
+        if len(required) >= 2 and not rest and not any(p.name == "words" for p in positional):
+            more = {p.name: known[p.name] for p in parameters[2:] if p.name in KNOWN}
             return [shape, classes], more
     if strange:
         name = getattr(function, "__name__", "build")
         raise BadInput(
-            f"{name}{inspect.signature(function)}: it is called with shape, classes and words, those that it "
-            f"asks for by name; '{strange[0].name}' is none of them: give it a default"
+            f"{name}{inspect.signature(function)}: a builder is called with those of shape, classes and "
+            f"words that it names; '{strange[0].name}' is none of them: give it a default"
         )
     first = list(takewhile(lambda p: p.name in KNOWN and p.kind in _POSITIONAL, parameters))
     rest = [p for p in parameters[len(first) :] if p.name in KNOWN]
-    return [given[p.name] for p in first], {p.name: given[p.name] for p in rest}
+    return [known[p.name] for p in first], {p.name: known[p.name] for p in rest}
 
 
 def call(function: Callable[..., Any], shape: Shape, classes: int, words: int) -> Any:
-    """What it makes for inputs of this shape."""
-    places, names = asked(function, shape, classes, words)
-    return function(*places, **names)
+    """Call a model builder for inputs of this shape."""
+    arguments, keywords = asked(function, shape, classes, words)
+    return function(*arguments, **keywords)

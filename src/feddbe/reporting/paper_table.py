@@ -1,16 +1,11 @@
-"""A table of the paper beside ours: in a terminal, in Markdown or LaTeX for readers, as CSV or JSON for
-programs."""
+"""Tables of the paper next to ours."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_lowercase
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.text import Text
-
-from feddbe.reporting.formatting import Column, Grid, Name, caption, plain_table, render
+from feddbe.reporting.table import TEXT, Column, Kind, Narrow, Table, render
 from feddbe.results.statistics import Interval
 
 
@@ -59,91 +54,56 @@ class Compared:
         return next((p for p in self.places if (p.row, p.column) == (row, column)), None)
 
 
-def compared_table(found: Compared) -> RenderableType:
-    """For a terminal: ours above the paper's number and the difference; as many columns beside each other as
-    there is room for."""
-    return _Table(found)
-
-
-@dataclass(frozen=True)
-class _Table:
-    """A class because what there is room for depends on the console's width."""
-
-    found: Compared
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        found, letters = self.found, self.found.letters()
-        yield Text(f"{found.name}: {found.title}", style="bold")
-        cells = {
-            column: [_two_lines(found.at(row, column), letters) for row in found.rows]
-            for column in found.columns
-        }
-        widths = {
-            column: max(len(line) for text in [column, *texts] for line in text.split("\n"))
-            for column, texts in cells.items()
-        }
-        names = max(len(row) for row in found.rows)
-        for number, block in enumerate(
-            _blocks(found.columns, widths, options.max_width - min(names, 20) - 2)
-        ):
-            if number:
-                yield Text()
-            table = plain_table(gap=2)
-            table.add_column("", overflow="fold")
-            for column in block:
-                table.add_column(column, justify="right", no_wrap=True)
-            for index, row in enumerate(found.rows):
-                if any(cells[column][index] for column in block):
-                    table.add_row(Name(row, "bold"), *(cells[column][index] for column in block))
-            yield table
-        yield caption(found.legend())
-
-
-def _blocks(columns: Sequence[str], widths: dict[str, int], room: int) -> list[list[str]]:
-    """The columns in groups that fit beside each other."""
-    blocks: list[list[str]] = [[]]
-    for column in columns:
-        if blocks[-1] and sum(widths[c] + 2 for c in [*blocks[-1], column]) > room:
-            blocks.append([])
-        blocks[-1].append(column)
-    return blocks
-
-
-def written_out(found: Compared, form: str) -> str:
-    """The table in one of `FORMATS`: as the paper's for readers, a place to a line for programs."""
-    grid = _matrix(found) if form in ("markdown", "latex") else _records(found)
-    head = {"markdown": f"**{found.name}: {found.title}**\n\n", "latex": f"% {found.name}: {found.title}\n"}
-    return head.get(form, "") + render(grid, form)
-
-
-def _matrix(found: Compared) -> Grid:
-    letters = found.letters()
-    rows = [[row, *(one_line(found.at(row, c), letters) for c in found.columns)] for row in found.rows]
-    columns = [Column("", "method", text=True), *(Column("", column) for column in found.columns)]
-    return Grid(columns, rows, found.legend())
-
-
-def _records(found: Compared) -> Grid:
-    keys = ("table", "row", "column", "ours", "half_width", "trials", "paper", "difference", "marks")
-    rows = [
-        [
-            found.name, p.row, p.column,
-            *(p.ours if p.ours else (None, None, 0)),
-            p.theirs, p.difference, "; ".join(p.marks) or ("" if p.ours else p.state),
-        ]
-        for p in found.places
+def paper_table(compared: Compared) -> Table:
+    """Return the table as the paper prints it, for readers: a record for each of its rows."""
+    letters = compared.letters()
+    kind = Kind(
+        lambda place: _one_line(place, letters),
+        sort_value=lambda place: place.ours.mean if place.ours else None,
+        terminal_format=lambda place: _two_lines(place, letters),
+    )
+    columns = [
+        Column("row", "method", TEXT, lambda row: row),
+        *(Column(f"column_{index}", name, kind, lambda row, name=name: compared.at(row, name))  # type: ignore[misc]
+          for index, name in enumerate(compared.columns)),
     ]  # fmt: skip
-    return Grid([Column(key, key) for key in keys], rows)
+    heading = f"{compared.name}: {compared.title}"
+    return Table.from_sources(
+        columns, compared.rows, title=heading, note=compared.legend(), narrow=Narrow.STACK_BLOCKS
+    )
+
+
+def paper_records_table(compared: Compared) -> Table:
+    """Return the table for programs: a record for each number of the paper."""
+    columns = [
+        Column("table", value=lambda place: compared.name),
+        Column("row", value=lambda place: place.row),
+        Column("column", value=lambda place: place.column),
+        Column("ours", value=lambda place: place.ours.mean if place.ours else None),
+        Column("half_width", value=lambda place: place.ours.half if place.ours else None),
+        Column("trials", value=lambda place: place.ours.n if place.ours else 0),
+        Column("paper", value=lambda place: place.theirs),
+        Column("difference", value=lambda place: place.difference),
+        Column("marks", value=lambda place: "; ".join(place.marks) or ("" if place.ours else place.state)),
+    ]
+    return Table.from_sources(columns, compared.places)
+
+
+def render_paper_table(compared: Compared, form: str) -> str:
+    """Return the table in one of `FORMATS`: as the paper's for readers, a number to a record for programs."""
+    is_for_readers = form in ("markdown", "latex")
+    return render(paper_table(compared) if is_for_readers else paper_records_table(compared), form)
 
 
 def _two_lines(place: Place | None, letters: dict[str, str]) -> str:
+    """Return ours above the paper's number and the difference."""
     if place is None:
         return ""
     return f"{_ours(place, letters)}\n{'  '.join(_paper(place))}"
 
 
-def one_line(place: Place | None, letters: dict[str, str]) -> str:
-    """Ours, and in brackets the paper's and the difference."""
+def _one_line(place: Place | None, letters: dict[str, str]) -> str:
+    """Return ours, and in brackets the paper's number and the difference."""
     if place is None:
         return ""
     paper = _paper(place)
@@ -156,9 +116,9 @@ def _ours(place: Place, letters: dict[str, str]) -> str:
 
 
 def _paper(place: Place) -> list[str]:
-    """What the paper has, and the difference."""
-    found = [] if place.theirs is None else [f"{place.theirs:.{place.digits}f}"]
-    return found + ([] if place.difference is None else [f"{place.difference:+.{place.digits}f}"])
+    """Return the paper's number and the difference, as far as there are any."""
+    texts = [] if place.theirs is None else [f"{place.theirs:.{place.digits}f}"]
+    return texts + ([] if place.difference is None else [f"{place.difference:+.{place.digits}f}"])
 
 
 def _letter(index: int) -> str:

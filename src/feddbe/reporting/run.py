@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from feddbe.errors import BadInput, unknown
-from feddbe.reporting.formatting import as_html, percent
-from feddbe.reporting.tables import choice, repeated, results_grid, rounds_grid, seeds_grid, sweep_grid
+from feddbe.errors import unknown
+from feddbe.reporting.formatting import percent
+from feddbe.reporting.table import to_html
+from feddbe.reporting.tables import (
+    chosen_runs,
+    repeated,
+    results_table,
+    rounds_table,
+    seeds_table,
+    sweep_table,
+)
 from feddbe.results.document import RunDocument, ending, title
 from feddbe.runs import summary
 
@@ -39,11 +47,7 @@ class Run(dict[str, Any]):
 
     def to_pandas(self) -> DataFrame:
         """A frame with a row per round; `DataFrame(run.clients())` is the one with a row per client."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise BadInput("pandas is not installed; pip install pandas") from error
-        return pandas.DataFrame(rounds_grid(self.document).records()).set_index("round")
+        return rounds_table(self.document).to_pandas().set_index("round")
 
     def __repr__(self) -> str:
         """In a line; `dict(run)` shows all of it."""
@@ -53,7 +57,7 @@ class Run(dict[str, Any]):
         return f"<Run {', '.join(filter(None, [*words, ending(self.document)]))}, {self['folder']!r}>"
 
     def _repr_html_(self) -> str:
-        return as_html(results_grid([self.document]))
+        return to_html(results_table([self.document]))
 
 
 class Runs(list[Run]):
@@ -67,7 +71,7 @@ class Runs(list[Run]):
 
     def _repr_html_(self) -> str:
         runs = self.documents
-        return as_html(seeds_grid(runs) if repeated(runs) else results_grid(runs))
+        return to_html(seeds_table(runs) if repeated(runs) else results_table(runs))
 
 
 class Sweep(Runs):
@@ -76,8 +80,8 @@ class Sweep(Runs):
     @property
     def chosen(self) -> Runs:
         """Of each method the runs with the values that are best on validation data."""
-        those = {id(document) for document in choice(self.documents)}
+        those = {id(document) for document in chosen_runs(self.documents)}
         return Runs(run for run in self if id(run) in those)
 
     def _repr_html_(self) -> str:
-        return as_html(sweep_grid(self.documents))
+        return to_html(sweep_table(self.documents))

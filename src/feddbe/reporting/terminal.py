@@ -1,4 +1,4 @@
-"""Learning curves as a chart of characters."""
+"""Draws curves (`figure.py`) with characters: braille dots, or letters where the terminal has ASCII only."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.padding import Padding
 from rich.text import Text
 
-from feddbe.results.curves import Line, lines
-from feddbe.results.document import RunDocument, labels, title
+from feddbe.reporting.figure import Curves, Figure, Series
 
 _ROWS = 9
 _BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+_COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 Cell = tuple[int, int]
 Drawn = dict[Cell, tuple[str, str]]
@@ -38,7 +37,7 @@ class _Look:
     ground: str
 
     def char(self, dots: set[tuple[int, int]], letter: str = "*") -> str:
-        """The character that shows these dots (column, row) of a cell; without Unicode the line's letter."""
+        """Return the character with these dots (column, row); without Unicode the letter."""
         if self.across == 1:
             return letter
         return chr(0x2800 + sum(_BRAILLE[row][column] for column, row in dots))
@@ -49,110 +48,128 @@ _ASCII = _Look(1, 1, floor=".", best="O", end="x", band=":", wall="|", tick="+",
 
 
 @dataclass(frozen=True)
-class _Curves:
-    """Learning curves that take the width of their console. One line has its best round marked; several have
-    letters, by which they are told apart without colours."""
+class CurveChart:
+    """The curves of a figure, as wide as the console and about a dozen lines high.
 
-    documents: tuple[RunDocument, ...]
+    The mark of a single curve is a symbol. Several curves have letters, which distinguish them without
+    colors; the marked point has the capital letter.
+    """
+
+    figure: Figure
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        every = lines(self.documents)
-        drawn = [line for line in every if line.rounds]
-        floors = sorted({100 * document["floor"] for document in self.documents})
+        (panel,) = self.figure.panels
+        assert isinstance(panel, Curves)
+        drawn = [series for series in panel.series if series.x]
         if not drawn:
-            for name, said in [(line.name, line.ending) for line in every] or [
-                (name, "no round has been evaluated yet") for name in labels(self.documents)
-            ]:
-                yield Text(f"{name}: {said}")
+            yield from (Text(series.legend) for series in panel.series)
             return
         look = _ASCII if options.ascii_only else _UNICODE
-        columns = max(10, options.max_width - 5)
-        values = [*floors, *(y for line in drawn for y in (*line.low, *line.high))]
-        low = min(90, 10 * math.floor(min(values) / 10))
-        high = max(10 * math.ceil(max(values) / 10), low + 10)
-        xs = min(line.rounds[0] for line in drawn), max(line.rounds[-1] for line in drawn)
-        plot = _Plot(look, columns, xs, (low, high))
-        yield from _heading(self.documents, drawn)
-        cells = _drawn(plot, drawn)
-        dotted = {plot.cell(xs[0], floor)[1] for floor in floors}
-        marks = {0: high, _ROWS // 2: (low + high) // 2, _ROWS - 1: low}
-        for row in range(_ROWS):
-            line = Text(f"{marks.get(row, ''):>3} {look.tick if row in marks else look.wall}", no_wrap=True)
-            for column in range(columns):
-                empty = (look.floor, "dim") if row in dotted else (" ", "")
-                line.append(*cells.get((column, row), empty))
-            yield line
-        yield Text(f"    {look.corner}{look.ground * columns}", no_wrap=True)
-        first, last = map(str, xs)
-        yield Text(f"     {first}{'round':^{columns - len(first) - len(last)}}{last}", no_wrap=True)
-        yield from _legend(look, every, floors)
+        limits = _limits(panel)
+        labels = _y_labels(*limits)
+        margin = max(3, *map(len, labels.values()))
+        columns = max(10, options.max_width - margin - 2)
+        xs = min(series.x[0] for series in drawn), max(series.x[-1] for series in drawn)
+        plot = _Plot(look, columns, xs, limits)
+        name = f"{drawn[0].name}: " if len(drawn) == 1 else ""
+        yield Text.assemble((name, "bold"), self.figure.title)
+        yield Text(f"{panel.y_axis.label}. {self.figure.caption}".strip(), style="dim")
+        for row, line in enumerate(_rows(plot, drawn, [reference.y for reference in panel.references])):
+            wall = look.tick if row in labels else look.wall
+            yield Text.assemble(f"{labels.get(row, ''):>{margin}} {wall}", line, no_wrap=True)
+        yield Text(f"{' ' * margin} {look.corner}{look.ground * columns}", no_wrap=True)
+        first, last = (f"{x:g}" for x in xs)
+        yield Text(
+            f"{' ' * margin}  {first}{panel.x_axis.label:^{columns - len(first) - len(last)}}{last}",
+            no_wrap=True,
+        )
+        for text in _legend(look, panel):
+            yield Padding(text, (0, 0, 0, margin + 2))
 
 
-def _heading(documents: Sequence[RunDocument], drawn: Sequence[Line]) -> Iterator[Text]:
-    """What the runs are about, and what is drawn of them."""
-    name = f"{drawn[0].name}: " if len(drawn) == 1 else ""
-    moments = list(dict.fromkeys(line.moment for line in drawn))
-    when = f" {moments[0]}" if len(moments) == 1 else ""
-    yield Text.assemble((name, "bold"), title(documents))
-    yield Text(f"test accuracy in %{when}, weighted by samples", style="dim")
+def _limits(panel: Curves) -> tuple[float, float]:
+    """Return round numbers around all values: of percentages multiples of ten, within 0 and 100."""
+    values = [y for series in panel.series for edge in (series.mean, series.low, series.high) for y in edge]
+    values += [reference.y for reference in panel.references]
+    is_percent = panel.y_axis.unit == "%"
+    if is_percent:
+        values = [min(100.0, max(0.0, value)) for value in values]
+    step = 10.0 if is_percent else 10.0 ** math.floor(math.log10(max(max(values) - min(values), 1e-6)))
+    low = step * math.floor(min(values) / step)
+    high = step * math.ceil(max(values) / step)
+    if low == high and is_percent and high == 100:
+        low -= step
+    elif low == high:
+        high += step
+    return low, high
 
 
-def _drawn(plot: _Plot, drawn: Sequence[Line]) -> Drawn:
-    """Bands below lines below marks; of two in one place the one that was named first."""
-    look, alone, found = plot.look, len(drawn) == 1, Drawn()
-    for index, line in reversed(list(enumerate(drawn))):
-        colour = _COLOURS[index % len(_COLOURS)]
-        found |= dict.fromkeys(plot.band(line) if line.runs > 1 else (), (look.band, f"{colour} dim"))
-    for index, line in reversed(list(enumerate(drawn))):
-        cells = plot.line(list(zip(line.rounds, line.mean, strict=True)))
-        letter = "*" if alone else _letter(index).lower()
-        colour = _COLOURS[index % len(_COLOURS)]
-        found |= {cell: (look.char(dots, letter), colour) for cell, dots in cells.items()}
-    for index, line in reversed(list(enumerate(drawn))):
-        colour = "bold" if alone else f"bold {_COLOURS[index % len(_COLOURS)]}"
-        last, best = plot.cell(line.rounds[-1], line.mean[-1]), plot.cell(*line.best)
-        if not alone:
-            found[last] = _letter(index).lower(), colour
-        found[best] = look.best if alone else _letter(index), colour
-        if line.ending:
-            beside = min(last[0] + (last == best), plot.columns - 1), last[1]
-            found[beside] = look.end, colour
-    return found
+def _y_labels(low: float, high: float) -> dict[int, str]:
+    """Return labels by row: at the top, in the middle and at the bottom."""
+    return {row: f"{y:.3g}" for row, y in ((0, high), (_ROWS // 2, (low + high) / 2), (_ROWS - 1, low))}
+
+
+def _rows(plot: _Plot, drawn: Sequence[Series], references: Sequence[float]) -> Iterator[Text]:
+    """Yield the rows of the plot from the top."""
+    cells = _cells(plot, drawn)
+    dotted = {plot.cell(plot.xs[0], y)[1] for y in references}
+    for row in range(_ROWS):
+        line = Text(no_wrap=True)
+        for column in range(plot.columns):
+            empty = (plot.look.floor, "dim") if row in dotted else (" ", "")
+            line.append(*cells.get((column, row), empty))
+        yield line
+
+
+def _cells(plot: _Plot, drawn: Sequence[Series]) -> Drawn:
+    """Return bands below curves below marks; of two in one cell the one that was named first."""
+    look, is_single, cells = plot.look, len(drawn) == 1, Drawn()
+    for index, series in reversed(list(enumerate(drawn))):
+        cells |= dict.fromkeys(plot.band(series) if series.low else (), (look.band, f"{_color(index)} dim"))
+    for index, series in reversed(list(enumerate(drawn))):
+        letter = "*" if is_single else _letter(index).lower()
+        crossed = plot.line(series.x, series.mean)
+        cells |= {cell: (look.char(dots, letter), _color(index)) for cell, dots in crossed.items()}
+    for index, series in reversed(list(enumerate(drawn))):
+        style = "bold" if is_single else f"bold {_color(index)}"
+        last = plot.cell(series.x[-1], series.mean[-1])
+        marked = plot.cell(series.mark.x, series.mark.y) if series.mark else None
+        if not is_single:
+            cells[last] = _letter(index).lower(), style
+        if marked:
+            cells[marked] = look.best if is_single else _letter(index), style
+        if series.ending:
+            beside = min(last[0] + (last == marked), plot.columns - 1), last[1]
+            cells[beside] = look.end, style
+    return cells
+
+
+def _color(index: int) -> str:
+    return _COLORS[index % len(_COLORS)]
 
 
 def _letter(index: int) -> str:
     return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[index % 26]
 
 
-def _legend(look: _Look, every: Sequence[Line], floors: Sequence[float]) -> Iterator[Padding]:
-    """Each line's letter, name and best round; of one line alone, it and the floor in one row."""
-    floor = f"{look.floor * 3} clients' majority class {' or '.join(f'{floor:.2f}' for floor in floors)}"
-    drawn = [line for line in every if line.rounds]
-    if len(every) == 1:
-        round, best = drawn[0].best
-        end = f"   {look.end} {drawn[0].ending}" if drawn[0].ending else ""
-        yield _beside(Text(f"{look.best} best {best:.2f} @{round}{end}   {floor}"))
-        yield from _band(look, drawn)
-        return
-    moments = {line.moment for line in drawn}
-    for index, line in enumerate(every):
-        told = f"best {line.best[1]:.2f} @{line.best[0]}" if line.rounds else ""
-        ended = f"{look.end} {line.ending}" if line.ending else ""
-        words = filter(None, [told, line.moment if len(moments) > 1 else "", ended])
-        key, colour = (_letter(index), _COLOURS[index % len(_COLOURS)]) if line.rounds else (" ", "")
-        yield _beside(Text.assemble((f"{key} ", f"bold {colour}"), f"{line.name}: {', '.join(words)}"))
-    yield from _band(look, drawn)
-    yield _beside(Text(floor))
-
-
-def _beside(text: Text) -> Padding:
-    """Under the plot, also where it takes another line."""
-    return Padding(text, (0, 0, 0, 5))
-
-
-def _band(look: _Look, drawn: Sequence[Line]) -> Iterator[Padding]:
-    if any(line.runs > 1 for line in drawn):
-        yield _beside(Text(f"{look.band * 3} from the lowest seed to the highest; lines are means"))
+def _legend(look: _Look, panel: Curves) -> Iterator[Text]:
+    """Yield each curve's key with its legend, then the meaning of the band and of dotted lines."""
+    index = 0
+    for series in panel.series:
+        if len(panel.series) == 1:
+            key, style, text = look.best, "bold", series.mark.text if series.mark else series.name
+        elif series.x:
+            key, style, text = _letter(index), f"bold {_color(index)}", series.name
+            text += f": {series.mark.text}" if series.mark else ""
+        else:
+            key, style, text = " ", "", series.name
+        index += bool(series.x)
+        end = f", {look.end} {series.ending}" if series.ending else ""
+        yield Text.assemble((f"{key} ", style), f"{text}{end}")
+    if panel.band:
+        yield Text(f"{look.band * 3} {panel.band}")
+    for reference in panel.references:
+        yield Text(f"{look.floor * 3} {reference.text}")
 
 
 @dataclass(frozen=True)
@@ -161,41 +178,39 @@ class _Plot:
 
     look: _Look
     columns: int
-    xs: tuple[int, int]
-    ys: tuple[int, int]
+    xs: tuple[float, float]
+    ys: tuple[float, float]
 
     def _dot(self, x: float, y: float) -> tuple[int, int]:
-        """The limits of y lie in the middle of the lowest and the highest row, beside their labels."""
+        """Return the dot of a point; values beyond the limits are on them.
+
+        The limits of y are in the middle of the lowest and the highest row, next to their labels.
+        """
+        low, high = self.ys
         across, down = self.look.across * self.columns - 1, self.look.down * (_ROWS - 1)
         right = (x - self.xs[0]) / max(1, self.xs[1] - self.xs[0])
-        up = (y - self.ys[0]) / (self.ys[1] - self.ys[0])
+        up = (min(high, max(low, y)) - low) / (high - low)
         return math.floor(right * across + 0.5), math.floor((1 - up) * down + self.look.down / 2)
 
     def cell(self, x: float, y: float) -> Cell:
         column, row = self._dot(x, y)
         return column // self.look.across, row // self.look.down
 
-    def line(self, found: Sequence[tuple[int, float]]) -> dict[Cell, set[tuple[int, int]]]:
-        """The dots of each cell that the line through the points crosses."""
+    def line(self, x: Sequence[float], y: Sequence[float]) -> dict[Cell, set[tuple[int, int]]]:
+        """Return the dots of each cell that the line through the points crosses."""
         cells: dict[Cell, set[tuple[int, int]]] = {}
-        dots = [self._dot(*point) for point in found]
+        dots = list(map(self._dot, x, y))
         for (x0, y0), (x1, y1) in zip([dots[0], *dots], dots, strict=False):
             steps = max(abs(x1 - x0), abs(y1 - y0), 1)
             for step in range(steps + 1):
-                x, y = (math.floor(a + (b - a) * step / steps + 0.5) for a, b in ((x0, x1), (y0, y1)))
-                inside = x % self.look.across, y % self.look.down
-                cells.setdefault((x // self.look.across, y // self.look.down), set()).add(inside)
+                across, down = (math.floor(a + (b - a) * step / steps + 0.5) for a, b in ((x0, x1), (y0, y1)))
+                inside = across % self.look.across, down % self.look.down
+                cells.setdefault((across // self.look.across, down // self.look.down), set()).add(inside)
         return cells
 
-    def band(self, line: Line) -> Iterator[Cell]:
-        """The cells between the line's lowest and highest runs."""
-        edges = [self.line(list(zip(line.rounds, values, strict=True))) for values in (line.high, line.low)]
+    def band(self, series: Series) -> Iterator[Cell]:
+        """Yield the cells between the edges of the band."""
+        edges = [self.line(series.x, series.high), self.line(series.x, series.low)]
         for column in {column for column, _ in edges[0]}:
             rows = [row for edge in edges for x, row in edge if x == column]
             yield from ((column, row) for row in range(min(rows), max(rows) + 1))
-
-
-def curves(documents: Sequence[RunDocument]) -> RenderableType:
-    """All learning curves in one chart of about a dozen lines, as wide as the console, in the order of the
-    runs; the floor is a dotted line."""
-    return _Curves(tuple(documents))

@@ -207,6 +207,25 @@ def points(document: RunDocument) -> list[tuple[int, float]]:
     return [(e["round"], 100 * e["accuracy"]["weighted"]) for e in document["rounds"] if e["accuracy"]]
 
 
+def metric_names(documents: Sequence[RunDocument]) -> list[str]:
+    """Return the metrics other than accuracy that any run has for its rounds, such as `auc` and `loss`.
+
+    A metric that a user registers with `@measure` and selects with `--measure` is among them.
+    """
+    entries = [entry for document in documents for entry in document["rounds"]]
+    moments = [
+        entry["measures"].get(moment, {}) for entry in entries for moment in (entry["when"], "training")
+    ]
+    return list(dict.fromkeys(name for numbers in moments for name in numbers))
+
+
+def metric_value(entry: Entry, name: str) -> float | None:
+    """Return a metric at the moment that counts, weighted over clients; else that of the training."""
+    measures = entry["measures"]
+    numbers = measures.get(entry["when"], {}).get(name) or measures.get("training", {}).get(name)
+    return numbers["weighted"] if numbers else None
+
+
 def ending(document: RunDocument) -> str:
     """What a reader must know of where a run ended; nothing if all was well."""
     mark = document["diverged"]

@@ -24,8 +24,8 @@ from feddbe.errors import BadInput
 from feddbe.metrics.records import ALL, AT, Row
 from feddbe.metrics.representations import registry
 from feddbe.metrics.representations.mdl import listening
-from feddbe.metrics.representations.points import Points
-from feddbe.metrics.representations.registry import MEASURES, Taken
+from feddbe.metrics.representations.points import Points, Taken
+from feddbe.metrics.representations.registry import MEASURES
 from feddbe.models.registry import ModelSource
 from feddbe.results.document import Measurement, RunDocument
 from feddbe.runs.experiment import Experiment

@@ -1,42 +1,131 @@
-"""Begin runs or carry them on, each in its folder, which nobody else does meanwhile."""
+"""Run methods: collect requests, resolve experiments, run or resume each in its folder.
+
+`feddbe.run`, `feddbe.compare`, the command line and studies all go through the functions of this module.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+from feddbe import methods, metrics
 from feddbe.callbacks.base import Watch
 from feddbe.config.options import Asked, Config, Given
-from feddbe.config.user_code import Permission
+from feddbe.config.user_code import NOTHING, Permission
+from feddbe.data.dataset import Dataset
+from feddbe.data.federated import label_counts
 from feddbe.errors import BadInput, Diverged
+from feddbe.models.registry import ModelSource
 from feddbe.paths import expand
-from feddbe.results.document import RunDocument
-from feddbe.runs import folders, provenance, summary
-from feddbe.runs.experiment import Experiment
+from feddbe.results.document import RunDocument, cut
+from feddbe.runs import folders, summary
+from feddbe.runs.experiment import Experiment, resolve_all
 from feddbe.runs.replay import admit, differences
 from feddbe.runs.store import Store, alone, make_folder
 from feddbe.simulation import engines, loop
 from feddbe.simulation.engines import base
+from feddbe.state import State, layout_of
+from feddbe.training import backends
 
 
-def again(given: Given, allowed: Permission) -> list[Asked]:
-    """What the runs in the folder `out` were asked to be, one by one, with what is given now over it; code in
-    files must be `allowed`."""
-    found = []
-    for folder in folders.find_all(str(given.values["out"])):
-        store = Store.open(folder)
-        try:
-            now = {"json": False, "quiet": False, **given.values, "out": str(folder)}
-            method, options = admit(store, allowed, now)
+def run_requests(
+    given: Given,
+    *,
+    single: bool,
+    dataset: Dataset | None = None,
+    model: ModelSource | None = None,
+    watch: Watch | None = None,
+    hashes: bool = True,
+    allowed: Permission = NOTHING,
+) -> list[RunDocument]:
+    """Run the requested methods; without a method, resume all runs in `out`.
+
+    All methods of a request are resolved first, so that a mistake in the last is reported before the first
+    one runs. If a method diverges, the others run nevertheless; its document says so.
+
+    Args:
+        given: Methods and options from the user.
+        single: Whether one run is requested rather than a comparison.
+        dataset: Data that was passed as a Python object.
+        model: Model that was passed as a Python object.
+        watch: Notified while the runs proceed.
+        hashes: Whether the documents contain hashes of the states, for which all states are read.
+        allowed: Code in users' files that may be executed for stored runs.
+
+    Returns:
+        A document per run, in the order of the methods.
+    """
+    callbacks = watch or Watch()
+    documents = list[RunDocument]()
+    requests = collect_requests(given, allowed, single=single)
+    is_alone = single or not given.names
+    if model is None and any(request.config.model == "own" for request in requests):
+        raise BadInput(f"the model of '{requests[0].config.out}' came from Python; give it again as model=")
+    for request in requests:
+        options = request.config
+        experiments = resolve_request(request, single=is_alone, dataset=dataset, model=model)
+        output_dirs = choose_output_dirs(experiments, options, callbacks, single=is_alone)
+        with folders.none_left_empty(output_dirs, made=not options.out):
+            for experiment, folder in zip(experiments, output_dirs, strict=True):
+                try:
+                    document = run_or_resume(experiment, folder, callbacks, hashes=hashes)
+                except Diverged:
+                    document = summary.load(folder, hashes=hashes)
+                if not is_alone and "rounds" in request.origins:  # a resumed run may have more rounds
+                    document = cut(document, experiment.options.rounds or 0, options.patience)
+                documents.append(document)
+    return documents
+
+
+def collect_requests(given: Given, allowed: Permission = NOTHING, *, single: bool) -> list[Asked]:
+    """Return the request that was given or, without a method, those of the runs in `out` to resume.
+
+    Args:
+        given: Methods and options from the user. Options win over those of a stored run.
+        allowed: Code in users' files that may be executed for stored runs.
+        single: Whether only one run may be resumed.
+    """
+    if given.names or not (given.values.get("resume") and given.values.get("out")):
+        return [given.asked()]
+    requests = []
+    out = str(given.values["out"])
+    for folder in folders.find_all(out):
+        with closing(Store.open(folder)) as store:
+            options_now = {"json": False, "quiet": False, **given.values, "out": str(folder)}
+            method, options = admit(store, allowed, options_now)
             origins = dict.fromkeys(store.meta("config"), f"the run in '{folder}'") | given.origins
-        finally:
-            store.close()
-        found.append(Asked([method], options, origins))
-    return found
+        requests.append(Asked([method], options, origins))
+    if single and len(requests) > 1:
+        raise BadInput(f"'{out}' holds {len(requests)} runs; compare --resume --out {out} continues them all")
+    return requests
 
 
-def places(experiments: Sequence[Experiment], options: Config, watch: Watch, *, single: bool) -> list[Path]:
-    """The folder of each run; checked before any of them begins."""
+def resolve_request(
+    asked: Asked, *, single: bool, dataset: Dataset | None = None, model: ModelSource | None = None
+) -> list[Experiment]:
+    """Return one experiment per method, with every default filled in; nothing is run or written."""
+    names, options, origins = asked
+    if single and len(names) > 1:
+        raise BadInput(f"run takes one method, not {len(names)} ({', '.join(names)}); compare takes several")
+    engines.find(options.engine)
+    loop.who_evaluates(options.eval, 0, 0, 1, [])
+    metrics.parse(options.measure)
+    experiments = resolve_all(names, options, dataset=dataset, model=model, origins=origins)
+    if len({folders.slug(name) for name in names}) < len(names):
+        raise BadInput(f"the same method twice: {', '.join(names)}")
+    return experiments
+
+
+def choose_output_dirs(
+    experiments: Sequence[Experiment], options: Config, watch: Watch, *, single: bool
+) -> list[Path]:
+    """Return the folder of each run; all are checked before any run begins."""
     slugs = [folders.slug(experiment.name) for experiment in experiments]
     data = Path(experiments[0].task.dataset.name).stem
     if options.out:
@@ -47,71 +136,70 @@ def places(experiments: Sequence[Experiment], options: Config, watch: Watch, *, 
         root = folders.newest(wanted, remark=watch.remark)
     else:
         root = folders.numbered(f"{data}-{slugs[0]}" if single else f"compare-{data}")
-    found = [root] if single else [root / slug for slug in slugs]
-    held = [Store.is_run(place) for place in found]
-    if options.resume and not any(held):
+    output_dirs = [root] if single else [root / slug for slug in slugs]
+    if options.resume and not any(map(Store.is_run, output_dirs)):
         raise BadInput(f"--resume: no run in '{root}'; start it without --resume")
-    for experiment, place in zip(experiments, found, strict=True):
-        if Store.is_run(place):
-            _check_same(experiment, place, resume=options.resume)
-    return found
+    for experiment, folder in zip(experiments, output_dirs, strict=True):
+        if Store.is_run(folder):
+            with closing(Store.open(folder)) as store:
+                _check_same(experiment, store, resume=options.resume)
+    return output_dirs
 
 
-def _check_same(experiment: Experiment, place: Path, *, resume: bool) -> None:
-    """A folder holds one run: refuse another one, and refuse to begin the same one again."""
-    store = Store.open(place)
-    same = store.meta("config_hash") == experiment.config_hash
-    shown = "" if same else differences(store, experiment)
-    store.close()
-    if not same:
-        raise BadInput(f"'{place}' holds a run with another configuration ({shown}); choose another --out")
+def run_or_resume(experiment: Experiment, folder: Path, watch: Watch, *, hashes: bool = False) -> RunDocument:
+    """Run one experiment in its folder, from its start or after the last complete round.
+
+    Raises:
+        Diverged: Training diverged. The run's document says so from then on.
+        StoreError: Another process works on the run, or its file cannot be used.
+    """
+    options = experiment.options
+    waiting = base.Waiting(options.worker_timeout, remark=watch.remark)
+    with closing(engines.make(options.engine, experiment.task, experiment.method, waiting)) as engine:
+        make_folder(folder)
+        with alone(folder), closing(_open_or_create(experiment, folder, watch)) as store:
+            try:
+                loop.run_experiment(experiment, store, engine, watch)
+            except Diverged as error:
+                with store.transaction(store.last_round()):
+                    store.set_meta("diverged", summary.divergence(error))
+                raise
+            return summary.document(store, hashes=hashes)
+
+
+def _open_or_create(experiment: Experiment, folder: Path, watch: Watch) -> Store:
+    """Return the run in this folder, which another process may have begun since it was checked."""
+    if not Store.is_run(folder):
+        start = loop.initial_server_state(experiment)
+        return Store.create(folder, describe_run(experiment, start), start)
+    store = Store.open(folder)
+    try:
+        _check_same(experiment, store, resume=experiment.options.resume)
+        _record_resume(experiment, store, watch)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _check_same(experiment: Experiment, store: Store, *, resume: bool) -> None:
+    """Refuse a folder that holds another run, and refuse to begin the same one again."""
+    folder = store.folder
+    if store.meta("config_hash") != experiment.config_hash:
+        raise BadInput(
+            f"'{folder}' holds a run with another configuration ({differences(store, experiment)}); choose "
+            "another --out"
+        )
     if not resume:
         raise BadInput(
-            f"'{place}' holds this run already; continue it with --resume, or choose another --out"
+            f"'{folder}' holds this run already; continue it with --resume, or choose another --out"
         )
 
 
-def carry_on(experiment: Experiment, place: Path, watch: Watch, *, hashes: bool = False) -> RunDocument:
-    """Begin or continue one run in this folder. One that diverges raises `Diverged`, and its document says so
-    from then on."""
-    options = experiment.options
-    waiting = base.Waiting(options.worker_timeout, remark=watch.remark)
-    engine = engines.make(options.engine, experiment.task, experiment.method, waiting)
-    try:
-        make_folder(place)
-        with alone(place):
-            return _alone(experiment, place, engine, watch, hashes=hashes)
-    finally:
-        engine.close()
-
-
-def _alone(
-    experiment: Experiment, place: Path, engine: base.Engine, watch: Watch, *, hashes: bool
-) -> RunDocument:
-    begun = Store.is_run(place)
-    if begun:  # by another process, since we looked
-        _check_same(experiment, place, resume=experiment.options.resume)
-        store = Store.open(place)
-    else:
-        start = loop.initial_server_state(experiment)
-        store = Store.create(place, provenance.describe(experiment, start), start)
-    try:
-        if begun:
-            _go_on(experiment, store, watch)
-        loop.run_experiment(experiment, store, engine, watch)
-        return summary.document(store, hashes=hashes)
-    except Diverged as error:
-        with store.transaction(store.last_round()):
-            store.set_meta("diverged", summary.divergence(error))
-        raise
-    finally:
-        store.close()
-
-
-def _go_on(experiment: Experiment, store: Store, watch: Watch) -> None:
-    """Say, and write, what is new about a run that is carried on."""
+def _record_resume(experiment: Experiment, store: Store, watch: Watch) -> None:
+    """Report and store how this process differs from the one that began the run."""
     recorded, known = store.meta("versions"), store.meta("remarks") or []
-    others = provenance.other_versions(recorded, experiment) if recorded else ""
+    others = _other_versions(recorded, experiment) if recorded else ""
     news = [text for text in (others, _other_trainer(experiment, store)) if text]
     for text in news:
         watch.remark(text)
@@ -126,3 +214,66 @@ def _go_on(experiment: Experiment, store: Store, watch: Watch) -> None:
 def _other_trainer(experiment: Experiment, store: Store) -> str:
     then, now = store.meta("config").get("trainer", "auto"), experiment.options.trainer
     return "" if then == now else f"carried on with trainer {now}, before with {then}: the last bits differ"
+
+
+_LABELS_AT_MOST = 100_000
+"""Label counts of larger federations are not stored: nobody can look at them."""
+
+
+def describe_run(experiment: Experiment, start: State) -> dict[str, Any]:
+    """What is written about a run when it begins; `start` is the server's state then."""
+    task = experiment.task
+    small = task.split.clients * task.dataset.classes <= _LABELS_AT_MOST
+    return {
+        "config": experiment.config,
+        "config_hash": experiment.config_hash,
+        "layout": layout_of(start),
+        "floor": experiment.floor,
+        "bn_buffers": experiment.options.bn_buffers if task.model.buffers else None,
+        "note": task.dataset.note,
+        "remarks": experiment.remarks,
+        "label_names": list(task.dataset.labels),
+        "client_names": list(task.dataset.client_names) if small else [],
+        "looks": list(task.dataset.looks),
+        "preprocessing": task.dataset.about.to_json(),
+        "labels": label_counts(task.dataset, task.split).tolist() if small else None,
+        "keeps_best": experiment.options.keep_best,
+        "begun": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "sources": {kind: source._asdict() for kind, source in experiment.sources.items()},
+        "versions": _versions(experiment),
+        "machine": platform.platform(),
+        "git_commit": _git_commit(),
+        "seeds": {"run": task.seed, "partition": experiment.options.partition_seed},
+    }
+
+
+def _versions(experiment: Experiment) -> dict[str, str]:
+    """Of what numbers depend on, the package that brings the method among it."""
+    packages = ("feddbe", "torch", "numpy", "scikit-learn", "safetensors", *backends.packages())
+    found = {name: version(name) for name in packages} | {"python": platform.python_version()}
+    return found | methods.package_versions(experiment.method)
+
+
+def _other_versions(recorded: Mapping[str, str], experiment: Experiment) -> str:
+    """What to say if a run goes on with others than it began with; its bits may then be others, too."""
+    now = _versions(experiment)
+    others = [
+        f"{name} {recorded.get(name, 'none')} then, {now.get(name, 'none')} now"
+        for name in sorted({*recorded, *now})
+        if recorded.get(name) != now.get(name)
+    ]
+    return f"carried on with other versions: {', '.join(others)}" if others else ""
+
+
+def _git_commit() -> str | None:
+    """The commit that the working directory is at, if it is a checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--dirty"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -14,8 +14,7 @@ import numpy as np
 from feddbe import data, methods, models
 from feddbe.config.defaults import Layers, Setting
 from feddbe.config.options import Config, identity
-from feddbe.config.parameters import Parameters
-from feddbe.config.spec import Named
+from feddbe.config.parameters import Named, Parameters
 from feddbe.config.user_code import Source, names_file
 from feddbe.data.dataset import Dataset
 from feddbe.data.federated import Held, load_data
@@ -23,12 +22,11 @@ from feddbe.data.split import Split
 from feddbe.errors import BadInput
 from feddbe.methods import new_clients
 from feddbe.methods.base import Method
-from feddbe.methods.registry import hyper_parameters, in_brackets, parse
+from feddbe.methods.registry import MethodName, hyper_parameters, parse_name
 from feddbe.metrics.builtin import majority_floor
 from feddbe.models.registry import FromFile, ModelSource, builder
 from feddbe.state import sha256
-from feddbe.training.optimizer import Decay, Optimiser
-from feddbe.training.task import Task, Training
+from feddbe.training.task import Decay, Optimiser, Task, Training
 
 
 @dataclass(frozen=True)
@@ -73,14 +71,15 @@ def resolve_all(
 
     `origins`: where the options came from that were given.
     """
-    for name in names:
-        parse(name, force=options.force)  # a wrong name should not have to wait for the data
+    parsed = [parse_name(name) for name in names]
+    for method in parsed:
+        method.build(force=options.force)  # reports a wrong name before the data is loaded
     changed = [f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default]
     given = dict.fromkeys(changed, "given") | dict(origins or {})
     objects = {"data": dataset, "model": None if isinstance(model, str) else model}
     in_memory = " and ".join(what for what, one in objects.items() if one is not None)
     common = _prepare(options, given, load_data(options, dataset), model, in_memory)
-    return [_resolve_one(name, common) for name in names]
+    return [_resolve_one(method, common) for method in parsed]
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ def _prepare(
     content["model"] = str(named or "own")
     if named is None:
         content |= {"module": str(built.module), "theta0": sha256(built.parameters)}
-    file = source.found if isinstance(source, FromFile) else None
+    file = source.user_object if isinstance(source, FromFile) else None
     if file:
         content["file"] = file.sha256
     task = Task(
@@ -150,15 +149,15 @@ def _prepare(
     )
 
 
-def _resolve_one(name: str, common: _Common) -> Experiment:
+def _resolve_one(parsed: MethodName, common: _Common) -> Experiment:
     """The experiment of one method."""
     options, task, given = common.options, common.task, common.given
-    base = parse(name, force=options.force).base
-    chosen = Layers(options.variant, task.dataset.name, common.kind, base)
+    name = parsed.text
+    chosen = Layers(options.variant, task.dataset.name, common.kind, parsed.base)
     parts = chosen.of_parts()
     if parts.get("mr", {}).get("init_epochs") == "epochs":
         parts["mr"]["init_epochs"] = options.epochs
-    method = parse(name, parts, force=options.force)
+    method = parsed.build(parts, force=options.force)
     check_members(name, method, options, task.split)
     check_optimiser(name, method, options, task)
     remarks = []
@@ -189,13 +188,15 @@ def _resolve_one(name: str, common: _Common) -> Experiment:
         config_hash=digest,
         floor=common.floor,
         remarks=remarks,
-        settings=_settings(name, common, config, chosen),
+        settings=_settings(parsed, common, config, chosen),
         sources={kind: source for kind, source in sources.items() if source},
         in_memory=" and ".join(filter(None, [common.in_memory, "method" * methods.in_memory(method)])),
     )
 
 
-def _settings(name: str, common: _Common, config: Mapping[str, Any], chosen: Layers) -> dict[str, Setting]:
+def _settings(
+    parsed: MethodName, common: _Common, config: Mapping[str, Any], chosen: Layers
+) -> dict[str, Setting]:
     """Where each value came from; what is given wins, then what the layers of defaults say."""
     data_set, model = (
         f"data set {common.task.dataset.name}",
@@ -205,7 +206,7 @@ def _settings(name: str, common: _Common, config: Mapping[str, Any], chosen: Lay
     if common.options.partition in (None, "natural"):  # the data came divided
         origins |= {"partition": data_set, "clients": data_set}
     origins |= {"method": "given"} | common.given
-    parts, brackets = dict(config["method_options"]), in_brackets(name)
+    parts, brackets = dict(config["method_options"]), parsed.options_in_brackets
     for named in (data.find(common.asked.data, chosen.of_parts()), common.model):
         if named:
             parts[named.name] = dataclasses.asdict(named.options)

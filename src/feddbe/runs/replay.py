@@ -22,18 +22,16 @@ from feddbe.errors import BadInput, FeddbeError, StoreError, short, unknown
 from feddbe.methods.registry import METHODS
 from feddbe.metrics.representations import registry
 from feddbe.metrics.representations.discrepancy import has_enough_samples
-from feddbe.metrics.representations.points import points
-from feddbe.metrics.representations.registry import Taken
+from feddbe.metrics.representations.points import Taken, points
 from feddbe.models.registry import ModelSource
 from feddbe.paths import expand
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.store import KEPT, Store, damaged
 from feddbe.simulation import engines
 from feddbe.simulation.client import Job, Missing, Reply, deployed
-from feddbe.simulation.engines.base import Engine
-from feddbe.simulation.layout import check_stored, layout_of
+from feddbe.simulation.engines.base import ClientStates, Engine
 from feddbe.simulation.loop import build_broadcast, deterministic_section, initial_server_state
-from feddbe.state import State, decode
+from feddbe.state import State, check_stored, decode, layout_of
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import Local
 
@@ -108,7 +106,7 @@ def entry_of(store: Store, which: str) -> int:
     return found
 
 
-class Entry:
+class Entry(ClientStates):
     """The `best` or the `last` entry of a run, with the states that it was evaluated with. It is what engines
     read the clients' states from; what they stage is discarded."""
 
@@ -151,11 +149,11 @@ class Entry:
         method, task = self.experiment.method, self.experiment.task
         ctx = Context(task, self.round + 1, self.upload if method.keeps_uploads else None)
         adapt = {"each": 0, "last": self.experiment.options.adapt_epochs}.get(method.adapts)
-        kept = self.read(client)
+        kept = self.load(client)
         with deterministic_section():
             received = build_broadcast(method, ctx, self.store.server(self.which)).to(client)
             job = Job(client, self.round + 1, adapt=adapt)
-            return deployed(task, method, job, received, None if kept is None else decode(kept))
+            return deployed(task, method, job, received, kept)
 
     def jobs(
         self, moments: Iterable[str], places: Iterable[str], rows: Mapping[int, Sequence[int] | None]

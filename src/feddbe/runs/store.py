@@ -1,4 +1,4 @@
-"""One process at a time works on a run; reading needs no lock."""
+"""The run's file: one SQLite database, its lock, its checksums, and the check of all its parts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from filelock import FileLock, Timeout
@@ -19,7 +22,8 @@ from filelock import FileLock, Timeout
 from feddbe.errors import Damaged, StoreError
 from feddbe.metrics.records import ALL, AT, Row
 from feddbe.results.document import Entry, entry
-from feddbe.state import Receipt, State, decode, encode, nbytes, sha256
+from feddbe.simulation.engines.base import ClientStates
+from feddbe.state import Receipt, State, check_stored, decode, encode, nbytes, sha256
 
 LOCK = ".lock"
 """Its name; only a kill leaves it, and the next run there takes it."""
@@ -226,7 +230,30 @@ def settle(db: sqlite3.Connection) -> None:
         db.execute("DELETE FROM states WHERE kind = ?", (aside,))
 
 
-class Store:
+_open_stores: ContextVar[dict[Path, Store] | None] = ContextVar("open_stores", default=None)
+
+
+@contextmanager
+def sharing_stores() -> Iterator[None]:
+    """Open each run's file at most once in this block, for commands that read runs.
+
+    `Store.open` returns the same store for the same folder, and all stores are closed at the end of the
+    block.
+    """
+    if _open_stores.get() is not None:
+        yield  # an outer block shares them already
+        return
+    stores = dict[Path, Store]()
+    token = _open_stores.set(stores)
+    try:
+        yield
+    finally:
+        _open_stores.reset(token)
+        for store in stores.values():
+            store._db.close()
+
+
+class Store(ClientStates):
     """An open run. `read` and `stage` are the engines' view of the clients' states."""
 
     def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
@@ -234,6 +261,8 @@ class Store:
         self._round = 0
         self._file: os.stat_result | None = None
         """What was opened."""
+        self._is_shared, self._users = False, 0
+        """Whether it is shared in a block, and by how many that have not closed it yet."""
 
     @classmethod
     def create(cls, folder: Path, meta: Mapping[str, Any], server: State) -> Store:
@@ -251,6 +280,11 @@ class Store:
     @classmethod
     def open(cls, folder: Path) -> Store:
         """Return the run in this folder, with everything that it says about itself verified."""
+        shared = _open_stores.get()
+        path = folder.resolve()
+        if shared is not None and path in shared:
+            shared[path]._users += 1
+            return shared[path]
         if not cls.is_run(folder):
             raise StoreError(f"'{folder}' holds no run (no {FILE} in it)")
         with clear(folder):
@@ -266,6 +300,9 @@ class Store:
             except BaseException:
                 store.close()
                 raise
+            if shared is not None:
+                shared[path] = store
+                store._is_shared, store._users = True, 1
             return store
 
     @staticmethod
@@ -274,11 +311,18 @@ class Store:
         return (folder / FILE).is_file()
 
     def close(self) -> None:
-        self._db.close()
+        """Close the file; a store that is shared in a block is closed at its end."""
+        if not self._is_shared:
+            self._db.close()
+            return
+        self._users -= 1
+        if not self._users and self._db.in_transaction:
+            self._db.execute("ROLLBACK")  # ends `hold`, nothing was written
 
     def hold(self) -> None:
         """All that is read from now on is of one moment, whoever writes meanwhile."""
-        self._db.execute("BEGIN")
+        if not self._db.in_transaction:
+            self._db.execute("BEGIN")
 
     @contextmanager
     def transaction(self, round: int) -> Iterator[None]:
@@ -480,3 +524,90 @@ class Store:
             for statement in SCHEMA.split(";"):
                 self._db.execute(statement)
             fill(self)
+
+
+class PartStatus(Enum):
+    """Result of reading one part of a run's file."""
+
+    WHOLE = "whole"
+    SKIPPED = "skipped"
+    DAMAGED = "damaged"
+
+
+class Part(NamedTuple):
+    """One part of a run's file: its status, and as text what is wrong or why the part was not compared."""
+
+    status: PartStatus
+    text: str = "whole"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Result of checking one run.
+
+    Attributes:
+        folder: the run's folder.
+        round: the last finished round, from which the run can continue; -1 before the preparation, None if
+            the run cannot continue.
+        parts: every part that was read, by name.
+    """
+
+    folder: str
+    round: int | None
+    parts: dict[str, Part]
+
+    @property
+    def whole(self) -> bool:
+        """Whether no part is damaged."""
+        return all(part.status is not PartStatus.DAMAGED for part in self.parts.values())
+
+    def texts(self, status: PartStatus) -> list[str]:
+        """Return the texts of the parts with this status."""
+        return [part.text for part in self.parts.values() if part.status is status]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the values that JSON can hold, each part as its text."""
+        parts = {name: part.text for name, part in self.parts.items()}
+        return {"folder": self.folder, "whole": self.whole, "round": self.round, "parts": parts}
+
+
+def check(folder: Path) -> Checked:
+    """Read all of a run's file and return the status of its parts; nothing is repaired."""
+    try:
+        store = Store.open(folder)
+    except StoreError as error:
+        return Checked(str(folder), None, {"file": Part(PartStatus.DAMAGED, str(error))})
+    try:
+        checks: dict[str, Callable[[], object]] = {
+            "SQLite": store.check_pages,
+            "rows": store.check_rows,
+            "states": store.check_states,
+            "rounds": store.entries,
+        }
+        parts = {"meta": Part(PartStatus.WHOLE)}  # otherwise the file could not have been opened
+        for name, read in checks.items():
+            try:
+                read()
+                parts[name] = Part(PartStatus.WHOLE)
+            except StoreError as error:
+                parts[name] = Part(PartStatus.DAMAGED, str(error))
+        parts["model"] = _check_layout(store)
+        found = Checked(str(folder), None, parts)
+        return replace(found, round=store.last_round()) if found.whole else found
+    finally:
+        store.close()
+
+
+def _check_layout(store: Store) -> Part:
+    """Compare the server's states with the layout that the run's file states. Nothing that a run names is
+    built, read or executed."""
+    try:
+        layout = store.meta("layout")
+        if not isinstance(layout, dict):
+            return Part(PartStatus.SKIPPED, "not compared: the run does not say what its model is like")
+        for which in ("last", "best"):
+            if store.round_of(which) is not None:
+                check_stored(store.server(which), layout, store.folder)
+    except StoreError as error:
+        return Part(PartStatus.DAMAGED, str(error))
+    return Part(PartStatus.WHOLE)

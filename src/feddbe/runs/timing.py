@@ -16,12 +16,11 @@ import numpy as np
 
 from feddbe.data.split import Ragged, Split
 from feddbe.methods.base import Method
-from feddbe.metrics.memory import used_mb
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.store import Store
-from feddbe.simulation import engines, loop, participation
+from feddbe.simulation import engines, loop
 from feddbe.simulation.client import Job, Reply, perform
-from feddbe.simulation.engines.base import ClientStates, Messages
+from feddbe.simulation.engines.base import ClientStates, Messages, used_mb
 from feddbe.state import decode, encode, nbytes
 from feddbe.training.task import Task
 
@@ -212,13 +211,13 @@ def estimate(experiment: Experiment, found: Probe) -> Estimate:
     probed = _TRAINING * options.epochs * len(found.split.train.flat) + len(found.split.test.flat)
     cohort = max(1, round(options.join * task.members))
     workers = min(engines.find(options.engine).processes(), task.split.clients)
-    tested = len(participation.who_evaluates(options.eval, 0, 1, task.members, range(cohort))) / task.members
+    tested = len(loop.who_evaluates(options.eval, 0, 1, task.members, range(cohort))) / task.members
     train, test = (int(part.sizes[: task.members].sum()) for part in (task.split.train, task.split.test))
     train, after = _TRAINING * options.epochs * train, test * options.eval_after
     unit = found.of(2) / probed / max(1, min(workers, cohort))
     each = unit * (options.join * (train + after) + tested * test) + found.server
     # before the first round and after the last all clients are asked, if they are asked
-    first = len(participation.who_prepares(method, task.seed, task.members)) / task.members
+    first = len(loop.who_prepares(method, task.seed, task.members)) / task.members
     ends = (found.of(0) * first + found.of(3)) / found.of(2) * unit * (train + after + test)
     new = sum(task.samples[task.members :])
     count = options.rounds or 0

@@ -14,8 +14,8 @@ from torch import Tensor
 from feddbe.errors import FeddbeError
 from feddbe.methods import new_clients
 from feddbe.methods.base import MODEL, Method, refused
+from feddbe.metrics.builtin import asked, take
 from feddbe.metrics.records import Measured, Numbers
-from feddbe.metrics.registry import asked, take
 from feddbe.state import State, add_prefix, matches, moved, nbytes, strip_prefix, without
 from feddbe.training.task import Context, Task, at_work
 from feddbe.training.trainer import Local
@@ -67,6 +67,11 @@ class Reply(NamedTuple):
     """Representations that the job asked for, as MOMENT/PLACE, and `y`, their labels; nothing, if what the
     client deploys is no model."""
 
+    def to(self, device: torch.device) -> Reply:
+        """Return the same with all tensors on this device."""
+        private = None if self.private is None else moved(self.private, device)
+        return self._replace(up=moved(self.up, device), private=private, seen=moved(self.seen, device))
+
     def tensors(self) -> State:
         """All of them in one state, to be sent on a way of their own."""
         return add_prefix("up/", self.up) | add_prefix("seen/", self.seen)
@@ -85,15 +90,16 @@ class Missing(NamedTuple):
 def perform(task: Task, method: Method, job: Job, received: State, private: State | None) -> Reply:
     """Do the job where the task lies; messages and states come from the CPU, and go back there. `private` is
     None at first contact."""
-    device, cpu = task.device, torch.device("cpu")
+    device, start = task.device, time.perf_counter()
     try:
         with at_work(device):
             kept = None if private is None else moved(private, device)
-            reply = _perform(task, method, job, moved(received, device), kept)
-        if device == cpu:
-            return reply
-        new = None if reply.private is None else moved(reply.private, cpu)
-        return reply._replace(up=moved(reply.up, cpu), private=new, seen=moved(reply.seen, cpu))
+            call = _Call.begin(task, method, job, moved(received, device), kept)
+            measured = call.evaluate() if job.evaluate else {}
+            reply = Reply(job.client, measured=measured)
+            if job.work != "none":
+                reply = call.work(measured, start)
+        return reply._replace(seen=call.seen).to(torch.device("cpu"))
     except SystemExit as error:  # it would end us as if all were well
         raise FeddbeError(
             f"client {job.client}, round {job.round}: the model's or method's own code called "
@@ -112,25 +118,6 @@ def deployed(
         return call.adapted(job.adapt or task.training.epochs)
 
 
-def _perform(task: Task, method: Method, job: Job, received: State, private: State | None) -> Reply:
-    start = time.perf_counter()
-    call = _Call.begin(task, method, job, received, private)
-    measured = call.evaluate() if job.evaluate else {}
-    if job.work == "none":
-        return Reply(job.client, measured=measured, seen=call.seen)
-    reply, kept, buffers = call.work()
-    if job.after:
-        after = dataclasses.replace(call, message=call.message | reply.up, buffers=buffers)
-        measured["after"] = after.look("after", *after.deployed(kept))
-    up, new = call.with_statistics(reply.up, kept, buffers)
-    loss = reply.trained.get("loss")
-    cost = {"seconds": time.perf_counter() - start, "bytes_up": nbytes(up), "bytes_down": nbytes(received)}
-    trained = reply.trained | {name: (value, 1) for name, value in cost.items()}
-    about = {"loss_sum": float(loss[0] * loss[1]), "samples": int(loss[1])} if loss else {}
-    trained |= take(job.measures, cost | about)
-    return reply._replace(up=up, private=new, measured=measured, trained=trained, seen=call.seen)
-
-
 @dataclass(frozen=True)
 class _Call:
     """One client with what it has at hand: its message, what it kept, its BatchNorm statistics by track."""
@@ -141,6 +128,8 @@ class _Call:
     message: State
     private: State
     buffers: Mapping[str, State]
+    bytes_down: int
+    """Size of the received message."""
     seen: State
     """Filled with what the job wants to see."""
 
@@ -156,7 +145,7 @@ class _Call:
         buffers = {track: strip_prefix(kept, f"{track}/") for track in {name.split("/")[0] for name in kept}}
         if averaged:
             buffers["shared"] = averaged
-        return cls(task, method, job, message, private, buffers, {})
+        return cls(task, method, job, message, private, buffers, nbytes(received), {})
 
     def local(self, task: Task) -> Local:
         return Local(task, self.job.round, self.job.client, self.buffers)
@@ -216,19 +205,39 @@ class _Call:
             state = method.tune(ctx, local, self.message, self.private)
         return local, state
 
-    def work(self) -> tuple[Reply, State, dict[str, State]]:
-        """Prepare or train: what came of it, what the client keeps, and its statistics then."""
+    def work(self, measured: dict[str, Numbers], start: float) -> Reply:
+        """Prepare or train, as the job says.
+
+        Args:
+            measured: What was measured of the received model; the moment `after` is added to it.
+            start: The time at which the call began.
+        """
         job, method, model = self.job, self.method, self.task.model
         local = self.local(self.task)
         work = method.prepare if job.work == "prepare" else method.train
-        up, new = work(Context(self.task, job.round), local, self.message, self.private)
-        _refuse(method, "send", [name for name in up if matches(name, method.secret)])
-        _refuse(method, "send", refused(up, method.sends, model))
+        upload, new = work(Context(self.task, job.round), local, self.message, self.private)
+        _refuse(method, "send", [name for name in upload if matches(name, method.secret)])
+        _refuse(method, "send", refused(upload, method.sends, model))
         _refuse(method, "keep", refused(new, method.keeps, model))
-        loss, seen = local.losses.get("shared", (0.0, 0))
-        trained: Numbers = {"loss": (loss / seen, seen)} if seen else {}
-        reply = Reply(job.client, up, trained=trained, trainers=local.trainers)
-        return reply, new, local.trained_buffers()
+        buffers = local.trained_buffers()
+        if job.after:
+            after = dataclasses.replace(self, message=self.message | upload, buffers=buffers)
+            measured["after"] = after.look("after", *after.deployed(new))
+        upload, kept = self.with_statistics(upload, new, buffers)
+        trained = self._training_metrics(local, upload, time.perf_counter() - start)
+        return Reply(job.client, upload, kept, measured, trained, local.trainers)
+
+    def _training_metrics(self, local: Local, upload: State, seconds: float) -> Numbers:
+        """Return the loss and the cost of local training, and the metrics of training itself."""
+        cost = {"seconds": seconds, "bytes_up": nbytes(upload), "bytes_down": self.bytes_down}
+        trained: Numbers = {}
+        values: dict[str, float] = dict(cost)
+        loss_sum, samples = local.losses.get("shared", (0.0, 0))
+        if samples:
+            trained["loss"] = (loss_sum / samples, samples)
+            values |= {"loss_sum": float(loss_sum / samples * samples), "samples": samples}
+        trained |= {name: (value, 1) for name, value in cost.items()}
+        return trained | take(self.job.measures, values)
 
     def with_statistics(self, up: State, new: State, buffers: dict[str, State]) -> tuple[State, State | None]:
         """What is sent and what is kept (None: it is unchanged), BatchNorm statistics with them."""

@@ -10,6 +10,7 @@ exchange with each client. The model after the last round is evaluated by `Round
 from __future__ import annotations
 
 import gc
+import re
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,14 +20,21 @@ import torch
 
 from feddbe import seeds
 from feddbe.callbacks.base import Watch
-from feddbe.errors import FeddbeError
+from feddbe.errors import BadInput, FeddbeError
 from feddbe.methods.base import Method, Upload
 from feddbe.simulation.client import BUFFER, Job, Missing, Reply
 from feddbe.simulation.engines.base import Engine, Messages
-from feddbe.simulation.layout import check_combined, check_stored, layout_of
-from feddbe.simulation.participation import who_evaluates, who_prepares
 from feddbe.simulation.recorder import Recorder, pooled_indices
-from feddbe.state import State, add_prefix, matches, weighted_mean, without
+from feddbe.state import (
+    State,
+    add_prefix,
+    check_combined,
+    check_stored,
+    layout_of,
+    matches,
+    weighted_mean,
+    without,
+)
 from feddbe.training.task import Context
 
 if TYPE_CHECKING:
@@ -326,3 +334,22 @@ def deterministic_section() -> Iterator[None]:
     finally:
         gc.unfreeze()
         torch.set_num_threads(threads)
+
+
+def who_prepares(method: Method, seed: int, clients: int) -> list[int]:
+    """Who takes part before round 1: nobody, all, or as many as the method needs."""
+    if not method.prepares:
+        return []
+    return seeds.draw(seeds.stream(seed, "prepare"), clients, method.preparing or clients)
+
+
+def who_evaluates(spec: str, seed: int, round: int, clients: int, cohort: Sequence[int]) -> Sequence[int]:
+    """Who evaluates in the call of this round: `all`, its `cohort`, or `sample:M` drawn anew each time."""
+    if spec == "all":
+        return range(clients)
+    if spec == "cohort":
+        return cohort
+    match = re.fullmatch(r"sample:([1-9][0-9]*)", spec)
+    if match is None:
+        raise BadInput(f"eval = '{spec}'; allowed: all, cohort, sample:M with M >= 1")
+    return seeds.draw(seeds.stream(seed, "evaluate", round), clients, int(match[1]))

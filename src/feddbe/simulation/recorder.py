@@ -11,11 +11,11 @@ import numpy as np
 from feddbe import metrics, seeds
 from feddbe.callbacks.base import Watch
 from feddbe.methods.base import Method
-from feddbe.metrics.memory import used_mb
 from feddbe.metrics.records import ALL, Numbers, Row, rows
 from feddbe.metrics.representations.points import Points, points
 from feddbe.results.document import entry, score
 from feddbe.simulation.client import Missing, Reply
+from feddbe.simulation.engines.base import used_mb
 from feddbe.state import State, nbytes
 from feddbe.training.task import Task
 

@@ -21,7 +21,7 @@ from feddbe.errors import BadInput, unknown
 from feddbe.results.document import Accuracy, Measurement, RunDocument
 from feddbe.results.fairness import overhead
 from feddbe.runs.store import Store
-from feddbe.studies.spec import Cell
+from feddbe.studies.runner import Cell
 
 NAMES = (
     "splitting-cnn", "splitting-resnet", "ablation", "noise", "traditional", "pathological", "practical",

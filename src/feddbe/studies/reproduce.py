@@ -6,29 +6,32 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from feddbe import api
 from feddbe.callbacks.base import Watch
 from feddbe.config.options import Config
 from feddbe.data.federated import label_counts, load_data
 from feddbe.errors import BadInput
-from feddbe.reporting import figures
+from feddbe.reporting.build_figures import analysis_figures, client_distribution, learning_curves
+from feddbe.reporting.matplotlib_backend import draw as draw_figure
 from feddbe.reporting.paper_table import Compared, Place
 from feddbe.results.document import Extent, RunDocument, extent, reached
 from feddbe.results.seeds import counted
 from feddbe.results.statistics import RULE, Comparison, interval, judge, paired
-from feddbe.runs import folders
+from feddbe.runs import analysis, folders
+from feddbe.runs.analysis import Question
 from feddbe.studies import paper, runner
 from feddbe.studies.paper import Column, Slot, Study
-from feddbe.studies.runner import Planned
-from feddbe.studies.spec import Cell
+from feddbe.studies.runner import Cell, Planned
+
+TSNE = Question(what=("tsne",), places=("z_g", "z"))
+"""What a picture of representations needs."""
 
 
 def measure_embeddings(study: Study, plans: Plans, watch: Watch | None = None) -> None:
-    """What a picture of representations needs."""
+    """Lay out the representations that the study draws."""
     if study.figure == "tsne":
         for column in study.columns:
             for document in _documents(study, column, plans):
-                api.measure(document["folder"], what="tsne", at="z_g,z", watch=watch, quiet=True)
+                analysis.answer(Path(document["folder"]), TSNE, watch=watch)
 
 
 def draw(study: Study, plans: Plans, folder: Path) -> dict[str, Path | str]:
@@ -43,14 +46,16 @@ def draw(study: Study, plans: Plans, folder: Path) -> dict[str, Path | str]:
             cells = [cell for slot in study.slots if slot.column is column for cell in slot.cells]
             found[column.title] = next((plans[c].refused for c in cells if plans[c].refused), "not run")
         elif study.figure == "curves":
-            figures.curves(path, documents)
+            draw_figure(path, learning_curves(documents))
             found[column.title] = path
         else:
             tsne: list[Any] = [
                 {**d, "measured": [one for one in d["measured"] if one["what"] == "tsne"]} for d in documents
             ]
-            drawn = api.draw_measured(folder, tsne)
-            found[column.title] = drawn[0].replace(path) if drawn else "not measured"
+            figure = next(iter(analysis_figures(tsne, analysis.layout).values()), None)
+            if figure is not None:
+                draw_figure(path, figure)
+            found[column.title] = "not measured" if figure is None else path
     return found
 
 
@@ -68,7 +73,7 @@ def _bubbles(path: Path, options: Mapping[str, Any]) -> Path | str:
     except BadInput as error:
         return str(error)
     title = f"{options['data']}, {held.options.partition}, {held.split.clients} clients"
-    figures.bubbles(path, label_counts(held.dataset, held.split), title)
+    draw_figure(path, client_distribution(label_counts(held.dataset, held.split), title))
     return path
 
 
@@ -101,9 +106,11 @@ def measure(study: Study, plans: Plans, *, quick: bool, watch: Watch | None = No
                     wanted.setdefault(plans[cell].place, []).append(place)
     problems = []
     for folder, places in wanted.items():
-        at = ",".join(dict.fromkeys(places))
+        question = Question(
+            what=("mdl",), moments=("before",), places=tuple(dict.fromkeys(places)), quick=quick
+        )
         try:
-            api.measure(folder, what="mdl", at=at, moment="before", quick=quick, watch=watch, quiet=True)
+            analysis.answer(folder, question, watch=watch)
         except BadInput as error:  # no model is deployed, too few samples
             problems.append(f"{folder.name}: {error}")
     return problems

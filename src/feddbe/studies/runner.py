@@ -1,20 +1,20 @@
 """Run what is missing of a study: cells whose runs are in a folder already are known by their configuration's
 hash, whatever their folders are called; others are begun or continued, several side by side.
 
-A run is written after every round and can be continued, so a study can be stopped, or killed, at any time.
-"""
+A run is written after every round and can be continued, so a study can be stopped, or killed, at any time."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import multiprocessing
 import signal
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,24 +23,73 @@ from typing import Any
 
 import torch
 
-from feddbe import api, data
-from feddbe.callbacks.base import Watch
-from feddbe.config.options import Asked, Config
+from feddbe import data
+from feddbe.callbacks.base import StudyCallback, Watch
+from feddbe.config.options import Asked, Config, read
+from feddbe.config.parameters import written
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput, DataMissingError, Diverged, FeddbeError, StoreError
 from feddbe.models.registry import ModelSource
 from feddbe.paths import expand
 from feddbe.results.document import RunDocument, cut, ending, last_round, reached
 from feddbe.runs import folders
-from feddbe.runs.execution import carry_on
+from feddbe.runs.execution import resolve_request, run_or_resume
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.store import FILE, Store
 from feddbe.runs.summary import load
 from feddbe.runs.timing import BATCHES, TESTED, estimate, probe
 from feddbe.simulation.engines.base import portable
 from feddbe.simulation.engines.pool import cores, end_with_parent
-from feddbe.studies.spec import Cell
-from feddbe.training import gradients
+from feddbe.training import backends
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run to be: a method, and options of `Config` by name; what is not given has its default."""
+
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> int:
+        """The trial that it is."""
+        return int(self.options.get("seed", 0))
+
+    def asked(self, **more: Any) -> Asked:
+        """As it would be asked for; `more` wins over its own options."""
+        return read([self.method], {**self.options, **more})
+
+    def __str__(self) -> str:
+        """The method and the options that were given, as in `fedavg, lr 0.1, seed 2`."""
+        told = {**self.options, "seed": self.seed}
+        return ", ".join([self.method, *(f"{key} {written(value)}" for key, value in told.items())])
+
+    def __hash__(self) -> int:
+        return hash((self.method, repr(sorted(self.options.items()))))
+
+
+def grid(
+    methods: Sequence[str], options: Mapping[str, Any] | None = None, seeds: Sequence[int] = (0,)
+) -> list[Cell]:
+    """Every method with every combination of values, each with every seed; the last option varies first, and
+    seeds before that.
+
+    An option whose value is a list has these values, one after the other; all others are the same for all.
+    """
+    for what, values in {"method": methods, "seed": seeds, **(options or {})}.items():
+        if isinstance(values, list | tuple) and not values:
+            raise BadInput(f"{what} = []; a list of values needs at least one")
+    lists = {
+        key: list(value) if isinstance(value, list | tuple) else [value]
+        for key, value in (options or {}).items()
+    }
+    return [
+        Cell(method, dict(zip(lists, values, strict=True)) | {"seed": seed})
+        for method in methods
+        for values in itertools.product(*lists.values())
+        for seed in seeds
+    ]
+
 
 Remark = Callable[[str], None]
 
@@ -73,17 +122,6 @@ class Planned:
         return not self.refused and not self.done
 
 
-class Board:
-    """Is told how a study goes on; this one does nothing with it."""
-
-    def watch(self, planned: Planned) -> Watch:
-        """This cell is carried on now; its run tells this one."""
-        return Watch()
-
-    def ended(self, planned: Planned, error: Exception | None) -> None:
-        """It is done, or this is why not."""
-
-
 def plan(
     cells: Sequence[Cell],
     folder: Path,
@@ -111,31 +149,31 @@ def plan(
     return [planned for planned in found if planned]
 
 
-def run(plans: Sequence[Planned], board: Board | None = None) -> dict[Path, FeddbeError]:
+def run(plans: Sequence[Planned], board: StudyCallback | None = None) -> dict[Path, FeddbeError]:
     """Carry on what is missing, each run once; by the place of a run that failed, why.
 
     With cores to spare, runs go side by side, each on one of them; one alone has all.
     """
-    board = board or Board()
+    board = board or StudyCallback()
     by_rounds = sorted((p for p in plans if p.missing and p.experiment), key=_rounds)
     wanted = {planned.place: planned for planned in by_rounds}  # of equal cells the one with most rounds
     missing = [planned for planned in plans if wanted.get(planned.place) is planned]
     work = [(planned.experiment, planned.place) for planned in missing if planned.experiment]
     failed: dict[Path, FeddbeError] = {}
     if len(work) > 1 and cores() > 1:
-        with closing(carry_on_all(work, cores(), lambda i: board.watch(missing[i]))) as ended:
+        with closing(carry_on_all(work, cores(), lambda i: board.watch(missing[i].place))) as ended:
             for index, error in ended:
-                board.ended(missing[index], error)
+                board.ended(missing[index].place, error)
                 if error:
                     failed[missing[index].place] = error
         return failed
-    for planned, (experiment, place) in zip(missing, work, strict=True):
+    for experiment, place in work:
         failure: FeddbeError | None = None
         try:
-            carry_on(experiment, place, board.watch(planned))
+            run_or_resume(experiment, place, board.watch(place))
         except FeddbeError as error:
             failure = failed[place] = error
-        board.ended(planned, failure)
+        board.ended(place, failure)
     return failed
 
 
@@ -170,7 +208,7 @@ def _resolve(
     _, options, origins = cells[0].asked(resume=True)
     held = _load(options, loaded) if dataset is None else dataset
     try:
-        found = api.resolve(Asked(names, options, origins), single=False, dataset=held, model=model)
+        found = resolve_request(Asked(names, options, origins), single=False, dataset=held, model=model)
     except BadInput as error:
         if len(names) == 1:
             return [error] * len(cells)
@@ -243,7 +281,7 @@ def carry_on_all(
     what kept it from its end. `watch` gives who is told of a run that begins."""
     models = {experiment.options.model: experiment.task for experiment, _ in work}
     for task in models.values():  # compile before there are processes that all would
-        gradients.get_ready(task, lambda text: None)
+        backends.warm_up(task, lambda text: None)
     waiting, running = deque(range(len(work))), dict[Connection, _Child]()
     watches: dict[int, Watch] = {}
     try:
@@ -337,7 +375,7 @@ def _work(experiment: Experiment, place: Path, pipe: Connection, inherited: Sequ
             other.close()
         torch.set_num_threads(1)
         options = dataclasses.replace(experiment.options, engine="serial")
-        carry_on(dataclasses.replace(experiment, options=options), place, _Teller(pipe))
+        run_or_resume(dataclasses.replace(experiment, options=options), place, _Teller(pipe))
     except KeyboardInterrupt:
         return
     except FeddbeError as error:

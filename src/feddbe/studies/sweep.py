@@ -5,75 +5,33 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from feddbe import api, paths
-from feddbe.callbacks.base import Watch
-from feddbe.callbacks.display import progress
-from feddbe.config.options import Several, given, several
+from feddbe import paths
+from feddbe.callbacks.base import StudyCallback, Watch
+from feddbe.config.options import Several
 from feddbe.data.dataset import Dataset
-from feddbe.data.registry import in_memory
 from feddbe.errors import BadInput, Diverged
-from feddbe.methods.base import Method
-from feddbe.methods.registry import spelled
 from feddbe.models.registry import ModelSource
 from feddbe.paths import expand
-from feddbe.reporting.run import Run, Runs, Sweep
 from feddbe.results.document import RunDocument
 from feddbe.runs import folders
 from feddbe.runs.store import Store
 from feddbe.studies import runner
-from feddbe.studies.runner import Board, Planned
-from feddbe.studies.spec import Cell, grid
+from feddbe.studies.runner import Cell, Planned, grid
 from feddbe.studies.tune import VALIDATION
 
 _NOT_OF_A_CELL = ("out", "resume", "json", "quiet")
 
 
-def compare(
-    methods: Sequence[str | Method] = (),
-    *,
-    data: Any = None,
-    model: ModelSource | None = None,
-    watch: Watch | None = None,
-    code: Sequence[str | Path] = (),
-    trust: bool = False,
-    **options: Any,
-) -> Runs:
-    """Run several methods on the same data, split, model and seed, one folder each in a common one.
-
-    `seeds` (how many, or a list) runs each with these seeds; a list of values (`lr=[0.01, 0.1]`, or in a
-    method's brackets) with each of them, and a `Sweep` is returned, which has the ones that were chosen on
-    validation data. Then what is in the folder `out` already is not run again, and runs go side by side. The
-    document of one that diverged says so in `diverged`. `code` and `trust`: as in `run`.
-    """
-    dataset = in_memory(data)
-    source = data if dataset is None else dataset
-    names = [one if isinstance(one, str) else spelled(one) for one in methods]
-    told = {
-        "data": dataset.name if dataset else data if isinstance(data, list) else data and str(data),
-        "model": model if isinstance(model, str | list) else None,
-    }
-    wanted = several(given(names, options | told))
-    if wanted is None:
-        return api.compare(names, data=source, model=model, watch=watch, code=code, trust=trust, **options)
-    if watch is not None:
-        raise BadInput("watch: several seeds or values run side by side, which nobody can watch as one run")
-    plans = plan(validated(wanted), dataset=dataset, model=None if told["model"] else model)
-    with progress(quiet=wanted.options.get("quiet") is True) as shown:
-        documents = found(*carry_out(plans, _Counted(plans, shown)))
-    return (Sweep if wanted.grid else Runs)(Run(document) for document in documents)
-
-
-class _Counted(Board):
-    """Shows how many of the runs are done."""
+class RunCounter(StudyCallback):
+    """Progress as the number of runs that are done."""
 
     def __init__(self, plans: Sequence[Planned], shown: Watch) -> None:
         self._shown, self._done = shown, 0
         missing = {planned.place for planned in plans if planned.missing}
         shown.begin(f"{len(missing)} runs", plans[0].place.parent, 0, len(missing))
 
-    def ended(self, planned: Planned, error: Exception | None) -> None:
+    def ended(self, folder: Path, error: Exception | None) -> None:
         self._done += 1
         self._shown.round(self._done, None)
 
@@ -131,7 +89,7 @@ def place(wanted: Several) -> Path:
 
 
 def carry_out(
-    plans: Sequence[Planned], board: Board | None = None
+    plans: Sequence[Planned], board: StudyCallback | None = None
 ) -> tuple[list[Planned], dict[Path, Exception]]:
     """Run what is missing; the plans with what there is then, and why others failed than by diverging."""
     failed = runner.run(plans, board)

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddbe import methods, paths, seeds
-from feddbe.callbacks.base import Watch
+from feddbe.callbacks.base import StudyCallback, Watch
 from feddbe.config.options import Asked, Config
-from feddbe.config.parameters import number_or_text
-from feddbe.config.spec import written
+from feddbe.config.parameters import number_or_text, written
 from feddbe.data.split import Split
 from feddbe.errors import BadInput, Diverged, unknown
 from feddbe.paths import expand
@@ -28,7 +27,7 @@ from feddbe.runs import folders, store
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.studies import runner
 from feddbe.studies.paper import published_accuracy
-from feddbe.studies.spec import Cell
+from feddbe.studies.runner import Cell
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -168,13 +167,13 @@ class _Search:
         return Trial({key: found.params[key] for key in self.space}, None if pruned else found.value, note)
 
 
-class _Board(runner.Board):
+class _Board(StudyCallback):
     """Hands each round's accuracy to the pruner."""
 
     def __init__(self, search: _Search, trial: Asking) -> None:
         self.search, self.trial = search, trial
 
-    def watch(self, planned: runner.Planned) -> Watch:
+    def watch(self, folder: Path) -> Watch:
         return _Pruning(self.search, self.trial)
 
 

@@ -1,147 +1,191 @@
-"""Any plan, by torch's autograd.
+"""Training backend for any plan, by torch's autograd.
 
-With PRBM or MR before a linear classifier h(z) = W z + b the end of the step is written out, because many
-small operations and their gradients cost more than their arithmetic. For B samples, with z = f(x) + p and
-G = (softmax(h(z)) - one-hot(y)) / B,
+With PRBM or MR before a linear classifier h(z) = W z + b the end of the step is computed explicitly, because
+many small operations and their gradients cost more than their arithmetic. For B samples, with z = f(x) + p
+and G = (softmax(h(z)) - one-hot(y)) / B,
 
     dW = G^T z      db = sum_i G_i      dp = sum_i (G W)_i      df(x)_i = (G W)_i + dMR
 
-and only f is left to autograd. The others stay as they are: their bits are those of runs that were made.
+and only f is left to autograd. All other plans use autograd alone, which keeps the bits of existing runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from feddbe.models.split_model import SplitModel
 from feddbe.state import State
 from feddbe.training.plan import FitPlan, Fitted, Losses, Samples, check_values, fold, no_losses
-from feddbe.training.terms import CROSS_ENTROPY, At, Batch, MeanPull
+from feddbe.training.terms import CROSS_ENTROPY, At, Batch, Gradient, MeanPull, Moved, Steps, by_autograd
 
 RANK = 100
 
 
-class _Moving(NamedTuple):
-    """A fit under way. Its tensors are its own and move in place, which saves a copy in every step."""
+class _FitState(NamedTuple):
+    """State of a fit; its tensors are updated in place, which saves a copy in every step."""
 
     params: State
     extras: State
     leaves: list[Tensor]
     values: list[Tensor]
-    """The same memory, unseen by autograd."""
+    """The same memory, detached from autograd."""
     carries: list[State]
     losses: Losses
     optimiser: torch.optim.Optimizer | None
-    """None: plain SGD, written out below."""
+    """None: plain SGD, implemented below."""
+
+
+def packages() -> list[str]:
+    return []
+
+
+def warm_up(model: SplitModel, tell: Callable[[str], None]) -> None:
+    """Do nothing: there is nothing to compile."""
 
 
 def refuses(plan: FitPlan) -> str:
+    """Return why the plan is not supported: never."""
     return ""
 
 
+def refuses_passes(model: SplitModel, params: Mapping[str, Tensor]) -> str:
+    return ""
+
+
+def gradient(
+    model: SplitModel, params: Mapping[str, Tensor], statistics: Mapping[str, Tensor], x: Tensor, y: Tensor
+) -> Gradient:
+    return by_autograd(model, params, statistics, x, y)
+
+
+def descend(model: SplitModel, params: State, statistics: State, x: Tensor, y: Tensor, steps: Steps) -> Moved:
+    (times, rate, pull, anchor), total = steps, torch.zeros(())
+    for _ in range(times):
+        g = by_autograd(model, params, statistics, x, y)
+        params = {n: p - rate * (g.of[n] + pull * (p - anchor[n])) for n, p in params.items()}
+        statistics, total = g.statistics, total + g.loss
+    return Moved(params, total / times, statistics)
+
+
+def predictor(model: SplitModel, params: Mapping[str, Tensor], prbm: Tensor | None) -> None:
+    """Return None: the model's own passes are torch's."""
+
+
 def train(plan: FitPlan) -> Fitted:
+    """Execute the plan."""
     params = {name: plan.model.layout(p.detach()) for name, p in plan.params.items()}
     extras = {name: p.detach().clone() for name, p in plan.extras.items()}
     moving = {name: (params | extras)[name].requires_grad_() for name in plan.rates}
     leaves = list(moving.values())
     values, carries = [leaf.detach() for leaf in leaves], [term.carry for term in (plan.loss, *plan.terms)]
     optimiser = None if plan.optimiser.plain else plan.optimiser.over(plan.rates, moving, extras)
-    start = _Moving(params, extras, leaves, values, carries, no_losses(), optimiser)
+    start = _FitState(params, extras, leaves, values, carries, no_losses(), optimiser)
     with plan.model.bind(params, plan.statistics, training=True):
-        end = fold(_step_by_hand if _known(plan) else _step, start, plan, plan.model, plan.batches)
+        end = fold(
+            _explicit_step if _has_explicit_gradient(plan) else _step, start, plan, plan.model, plan.batches
+        )
     params = {name: p.detach().contiguous() for name, p in params.items()}
     extras = {name: p.detach() for name, p in extras.items()}
     check_values(params | extras, plan.batches)
     return Fitted(params, extras, end.carries, end.losses)
 
 
-def _step(now: _Moving, plan: FitPlan, samples: Samples, key: int) -> _Moving:
-    out = plan.model.forward(now.params, samples.x, now.extras.get("prbm"))
+def _step(state: _FitState, plan: FitPlan, samples: Samples, key: int) -> _FitState:
+    """Return the state after one batch, with all gradients by autograd."""
+    out = plan.model.forward(state.params, samples.x, state.extras.get("prbm"))
     batch = Batch(*samples, *out)
     parts = [
-        term.apply(At(plan.model, now.params, term.const, batch, key), carry)
-        for term, carry in zip((plan.loss, *plan.terms), now.carries, strict=True)
+        term.apply(At(plan.model, state.params, term.const, batch, key), carry)
+        for term, carry in zip((plan.loss, *plan.terms), state.carries, strict=True)
     ]
     losses = [value for value, _ in parts if value is not None]
     whole = sum(losses[1:], losses[0])
-    grads = torch.autograd.grad(whole, now.leaves, allow_unused=True) if now.leaves else ()
-    return _moved(now, plan, grads, losses[0], [carry for _, carry in parts], len(samples.y))
+    grads = torch.autograd.grad(whole, state.leaves, allow_unused=True) if state.leaves else ()
+    return _update(state, plan, grads, losses[0], [carry for _, carry in parts], len(samples.y))
 
 
-def _moved(
-    now: _Moving,
+def _update(
+    state: _FitState,
     plan: FitPlan,
     grads: Sequence[Tensor | None],
     loss: Tensor,
     carries: list[State],
     samples: int,
-) -> _Moving:
-    """After a step along these gradients."""
-    if now.optimiser is None:
-        _descend(now, plan, grads)
+) -> _FitState:
+    """Update the parameters along these gradients and return the state."""
+    if state.optimiser is None:
+        _sgd_step(state, plan, grads)
     else:
-        _optimise(now, plan, grads)
-    return now._replace(carries=carries, losses=now.losses.add(loss, samples))
+        _optimizer_step(state, plan, grads)
+    return state._replace(carries=carries, losses=state.losses.add(loss, samples))
 
 
-def _descend(now: _Moving, plan: FitPlan, grads: Sequence[Tensor | None]) -> None:
-    """A step of plain SGD: p <- p - rate (grad + correction)."""
-    for (name, rate), p, grad in zip(plan.rates.items(), now.values, grads, strict=True):
+def _sgd_step(state: _FitState, plan: FitPlan, grads: Sequence[Tensor | None]) -> None:
+    """Take a step of plain SGD: p <- p - rate (grad + correction)."""
+    for (name, rate), p, grad in zip(plan.rates.items(), state.values, grads, strict=True):
         if grad is not None:
-            p.add_(grad, alpha=-rate)  # of a sparse gradient only its rows
+            p.add_(grad, alpha=-rate)  # a sparse gradient updates its rows only
         if name in plan.correction:
             p.add_(plan.correction[name], alpha=-rate)
 
 
-def _known(plan: FitPlan) -> bool:
-    """Whether the end of the step is written out for this plan."""
+def _has_explicit_gradient(plan: FitPlan) -> bool:
+    """Return whether the end of the step has an explicit gradient for this plan."""
     terms = [type(term.apply) for term in plan.terms]
     wanted = plan.loss is CROSS_ENTROPY and (terms == [MeanPull] or (not terms and "prbm" in plan.extras))
     return wanted and plan.extras.keys() <= {"prbm"} and bool(plan.model.linear_head)
 
 
-def _step_by_hand(now: _Moving, plan: FitPlan, samples: Samples, key: int) -> _Moving:
+def _explicit_step(state: _FitState, plan: FitPlan, samples: Samples, key: int) -> _FitState:
+    """Return the state after one batch, with the gradients of classifier, PRBM and MR computed explicitly."""
     model, (matrix, *bias) = plan.model, plan.model.linear_head.values()
-    traced = model.features(now.params, samples.x)
+    features = model.features(state.params, samples.x)
     with torch.no_grad():
-        z_g, prbm, weight = traced.detach(), now.extras.get("prbm"), now.params[matrix]
+        z_g, prbm, weight = features.detach(), state.extras.get("prbm"), state.params[matrix]
         z = z_g if prbm is None else z_g + prbm
-        logits = F.linear(z, weight, *(now.params[name] for name in bias))
-        chances = F.log_softmax(logits, 1)
-        loss, size = F.nll_loss(chances, samples.y), len(samples.y)
-        hits = samples.y.unsqueeze(1)
-        slope = chances.exp_().scatter_add_(1, hits, -torch.ones_like(hits, dtype=z.dtype)).div_(size)
-        back = slope @ weight
-        found: dict[str, Tensor | None] = {matrix: slope.T @ z, "prbm": back.sum(0)}
-        found |= {name: slope.sum(0) for name in bias}
-        carries = now.carries
+        logits = F.linear(z, weight, *(state.params[name] for name in bias))
+        log_probabilities = F.log_softmax(logits, 1)
+        loss, size = F.nll_loss(log_probabilities, samples.y), len(samples.y)
+        targets = samples.y.unsqueeze(1)
+        logits_grad = (
+            log_probabilities.exp_()
+            .scatter_add_(1, targets, -torch.ones_like(targets, dtype=z.dtype))
+            .div_(size)
+        )
+        features_grad = logits_grad @ weight
+        by_name: dict[str, Tensor | None] = {matrix: logits_grad.T @ z, "prbm": features_grad.sum(0)}
+        by_name |= {name: logits_grad.sum(0) for name in bias}
+        carries = state.carries
         for term in plan.terms:
             assert isinstance(term.apply, MeanPull)
-            carry = term.apply.next(now.carries[1], z_g)
-            carries = [now.carries[0], carry]
+            term_carry = term.apply.next(state.carries[1], z_g)
+            carries = [state.carries[0], term_carry]
             if "mean" in term.const:
-                back += term.apply.pull(carry, term.const["mean"], size)
-    leaves = {name: leaf for name, leaf in zip(plan.rates, now.leaves, strict=True) if name not in found}
-    if leaves and traced.requires_grad:
-        grads = torch.autograd.grad(traced, list(leaves.values()), back, allow_unused=True)
-        found |= dict(zip(leaves, grads, strict=True))
-    return _moved(now, plan, [found.get(name) for name in plan.rates], loss, carries, size)
+                features_grad += term.apply.pull(term_carry, term.const["mean"], size)
+    leaves = {name: leaf for name, leaf in zip(plan.rates, state.leaves, strict=True) if name not in by_name}
+    if leaves and features.requires_grad:
+        grads = torch.autograd.grad(features, list(leaves.values()), features_grad, allow_unused=True)
+        by_name |= dict(zip(leaves, grads, strict=True))
+    return _update(state, plan, [by_name.get(name) for name in plan.rates], loss, carries, size)
 
 
-def _optimise(now: _Moving, plan: FitPlan, grads: Sequence[Tensor | None]) -> None:
-    """A step of the optimiser on the gradients, clipped first, as torch does it."""
-    assert now.optimiser is not None
-    for (name, leaf), grad in zip(zip(plan.rates, now.leaves, strict=True), grads, strict=True):
+def _optimizer_step(state: _FitState, plan: FitPlan, grads: Sequence[Tensor | None]) -> None:
+    """Take a step of the optimizer on the gradients, clipped first."""
+    assert state.optimiser is not None
+    for (name, leaf), grad in zip(zip(plan.rates, state.leaves, strict=True), grads, strict=True):
         leaf.grad = torch.zeros_like(leaf) if grad is None else grad.to_dense()
         if name in plan.correction:
             leaf.grad = leaf.grad + plan.correction[name]
-    if plan.optimiser.clip_norm is not None:  # a sum over names, whose order a decoded state has changed
-        by_name = [
-            leaf for _, leaf in sorted(zip(plan.rates, now.leaves, strict=True), key=lambda pair: pair[0])
+    if (
+        plan.optimiser.clip_norm is not None
+    ):  # The norm is a sum over names, and decoding a state changes their order.
+        ordered = [
+            leaf for _, leaf in sorted(zip(plan.rates, state.leaves, strict=True), key=lambda pair: pair[0])
         ]
-        torch.nn.utils.clip_grad_norm_(by_name, plan.optimiser.clip_norm)
-    now.optimiser.step()
+        torch.nn.utils.clip_grad_norm_(ordered, plan.optimiser.clip_norm)
+    state.optimiser.step()

@@ -1,55 +1,159 @@
-"""Training backends and the choice among them.
+"""Training backends, the choice among them, and passes outside of a fit.
 
-A backend is a module with a RANK (the lowest that takes a plan trains it), `refuses(plan)`, which returns the
-reason or an empty text, and `train(plan)`. autograd takes every plan and comes last.
+A backend is a module in `MODULES` with what `Backend` lists. The first one by RANK that takes a plan trains
+it; the first one that takes a model's parameters computes gradients, proximal steps and forward passes for
+methods with a scheme of their own. autograd takes everything and comes last.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from typing import NamedTuple, Protocol, cast
 
+from torch import Tensor
+
 from feddbe.errors import BadInput
-from feddbe.training.plan import FitPlan, Fitted
+from feddbe.models.split_model import Forward, SplitModel
+from feddbe.state import State
+from feddbe.training.plan import FitPlan, Fitted, Samples
+from feddbe.training.task import Task
+from feddbe.training.terms import Gradient, Moved, Steps
 
 MODULES = {"compiled": "feddbe.training.compiled.backend", "autograd": "feddbe.training.autograd"}
 """Every backend: its name and its module."""
 
 
-class Trainer(Protocol):
-    """What the module of a backend has."""
+class Predictor(Protocol):
+    """Forward passes at fixed parameters."""
+
+    params: Mapping[str, Tensor]
+
+    def __call__(self, x: Tensor) -> Forward: ...
+
+    def logits(self, x: Tensor) -> Tensor: ...
+
+
+class Backend(Protocol):
+    """Interface of a backend's module."""
 
     RANK: int
 
-    def refuses(self, plan: FitPlan) -> str: ...
+    def packages(self) -> list[str]:
+        """Return the installed packages that its numbers depend on, besides torch."""
 
-    def train(self, plan: FitPlan) -> Fitted: ...
+    def warm_up(self, model: SplitModel, tell: Callable[[str], None]) -> None:
+        """Compile what this model needs, if anything; `tell` receives what the user should know."""
+
+    def refuses(self, plan: FitPlan) -> str:
+        """Return why it does not train this plan; empty if it does."""
+
+    def train(self, plan: FitPlan) -> Fitted:
+        """Train a plan."""
+
+    def refuses_passes(self, model: SplitModel, params: Mapping[str, Tensor]) -> str:
+        """Return why it does not compute passes at these parameters; empty if it does."""
+
+    def gradient(
+        self,
+        model: SplitModel,
+        params: Mapping[str, Tensor],
+        statistics: Mapping[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+    ) -> Gradient:
+        """Return the gradient of the cross-entropy in training mode."""
+
+    def descend(
+        self, model: SplitModel, params: State, statistics: State, x: Tensor, y: Tensor, steps: Steps
+    ) -> Moved:
+        """Return the result of these proximal steps on one batch, in training mode."""
+
+    def predictor(
+        self, model: SplitModel, params: Mapping[str, Tensor], prbm: Tensor | None
+    ) -> Predictor | None:
+        """Return forward passes at these parameters; None: the model's own."""
 
 
 @cache
-def every() -> dict[str, Trainer]:
-    """All trainers by name, the one to be asked first first."""
-    found = {name: cast(Trainer, import_module(module)) for name, module in MODULES.items()}
-    return dict(sorted(found.items(), key=lambda item: item[1].RANK))
+def every() -> dict[str, Backend]:
+    """Return all backends by name, in the order of their ranks."""
+    modules = {name: cast(Backend, import_module(module)) for name, module in MODULES.items()}
+    return dict(sorted(modules.items(), key=lambda item: item[1].RANK))
 
 
 class Chosen(NamedTuple):
-    """The trainer that takes a plan, and why faster ones do not."""
+    """A selected backend, and why faster ones were rejected."""
 
     name: str
-    trainer: Trainer
+    trainer: Backend
     why: str
 
 
-def trainer_of(plan: FitPlan, asked: str = "auto") -> Chosen:
-    """The first that takes this plan; of one that is asked for by name, that one or an error."""
+def _select(asked: str, refuses: Callable[[Backend], str]) -> Chosen:
+    """Return the first backend that does not refuse; only one that is `asked` for by name, if any.
+
+    Raises:
+        BadInput: The backend that is asked for refuses.
+    """
     refused: dict[str, str] = {}
-    for name, trainer in every().items():
+    for name, backend in every().items():
         if asked in ("auto", name):
-            reason = trainer.refuses(plan)
+            reason = refuses(backend)
             if not reason:
                 why = "; ".join(f"not {other}: {reason}" for other, reason in refused.items())
-                return Chosen(name, trainer, why)
+                return Chosen(name, backend, why)
             refused[name] = reason
     raise BadInput(f"trainer = {asked} does not take this: {refused[asked]}; take auto")
+
+
+def trainer_of(plan: FitPlan, asked: str = "auto") -> Chosen:
+    """Return the backend that trains this plan."""
+    return _select(asked, lambda backend: backend.refuses(plan))
+
+
+def trainer(task: Task) -> dict[str, str]:
+    """Return the backend that computes gradients for this task, and why faster ones were rejected."""
+    model = task.model
+    chosen = _select(task.training.trainer, lambda backend: backend.refuses_passes(model, model.parameters))
+    return {chosen.name: chosen.why}
+
+
+def _for_passes(task: Task, params: Mapping[str, Tensor]) -> Backend:
+    """Return the first backend that takes these parameters, which need not be all of the model's."""
+    asked = task.training.trainer
+    *faster, last = every().items()
+    for name, backend in faster:
+        if asked in ("auto", name) and not backend.refuses_passes(task.model, params):
+            return backend
+    return last[1]
+
+
+def gradient(
+    task: Task, params: Mapping[str, Tensor], statistics: Mapping[str, Tensor], samples: Samples
+) -> Gradient:
+    """Return the gradient of the cross-entropy at `params`, in training mode; 0 for what is frozen."""
+    return _for_passes(task, params).gradient(task.model, params, statistics, *samples)
+
+
+def descend(task: Task, params: State, statistics: State, samples: Samples, steps: Steps) -> Moved:
+    """Return the result of these proximal steps from `params` on one batch, in training mode."""
+    return _for_passes(task, params).descend(task.model, params, statistics, *samples, steps)
+
+
+def predictor(task: Task, params: Mapping[str, Tensor], prbm: Tensor | None) -> Predictor | None:
+    """Return forward passes at these parameters; None: the model's own."""
+    return _for_passes(task, params).predictor(task.model, params, prbm)
+
+
+def warm_up(task: Task, tell: Callable[[str], None]) -> None:
+    """Compile what this task needs, if anything: once, and before there are processes that all would."""
+    for name, backend in every().items():
+        if task.training.trainer in ("auto", name):
+            backend.warm_up(task.model, tell)
+
+
+def packages() -> list[str]:
+    """Return the installed packages that numbers depend on, besides torch."""
+    return [name for backend in every().values() for name in backend.packages()]

@@ -1,8 +1,8 @@
-"""What a client is to train, as a plain value, and the one loop over its batches.
+"""A client's local training as a value, and the loop over its batches.
 
-A `FitPlan` says where the parameters start, which of them move and how fast, what the loss is and on which
-batches; a trainer (`trainers/`) carries it out. A method with steps of its own folds them over the same
-batches.
+A `FitPlan` states the initial parameters, the learning rates of those that are trained, the loss and the
+batches; a backend (`backends.py`) executes it. A method whose local steps are not plain SGD iterates over the
+same batches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from feddbe.data.dataset import Dataset
 from feddbe.errors import Diverged
 from feddbe.models.split_model import SplitModel
 from feddbe.state import State
-from feddbe.training.optimizer import PLAIN, Optimiser
+from feddbe.training.task import PLAIN, Optimiser
 from feddbe.training.terms import Term
 
 Carry = TypeVar("Carry")
@@ -30,31 +30,38 @@ Const = TypeVar("Const")
 
 
 class Samples(NamedTuple):
-    """A batch as it comes from the data."""
+    """Inputs and labels of a batch."""
 
     x: Tensor
     y: Tensor
 
 
 class Losses(NamedTuple):
-    """The sum of a loss over the samples trained on, and their number. Nobody looks into the tensor before
-    the end of an epoch: on some devices a look has to wait for all that was begun."""
+    """Sum of a loss over the samples trained on, and their number.
+
+    The tensor is not read before the end of an epoch: on some devices reading waits for all pending work.
+    """
 
     total: Tensor
     samples: int = 0
 
     def add(self, loss: Tensor, samples: int) -> Losses:
+        """Return the sum with the mean loss of `samples` more samples."""
         return Losses(torch.add(self.total, loss.detach(), alpha=samples), self.samples + samples)
 
 
 def no_losses() -> Losses:
+    """Return an empty sum of losses."""
     return Losses(torch.zeros((), dtype=torch.float64))
 
 
 @dataclass(frozen=True)
 class Batches:
-    """One client's batches of one round: consecutive slices of a fresh permutation per epoch, the incomplete
-    last one dropped; of fewer samples than a batch, one short batch."""
+    """One client's batches of one round.
+
+    Batches are consecutive slices of a new permutation per epoch. The incomplete last batch is dropped; a
+    client with fewer samples than a batch has one short batch.
+    """
 
     dataset: Dataset
     rows: npt.NDArray[np.int64]
@@ -66,41 +73,44 @@ class Batches:
 
     @property
     def key(self) -> int:
-        """Seeds what is random in training besides the order."""
+        """Seed of the random operations of training other than the order of batches."""
         return seeds.torch_seed(self.seed, "torch", self.round, self.client)
 
     def gathered(self) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """Each epoch's data in its order, and the size of a batch."""
+        """Yield each epoch's inputs and labels in their order, and the batch size."""
         n = len(self.rows)
         size = min(self.size, n)
         for order in seeds.permutations(self.epochs, n, self.seed, "batches", self.round, self.client):
-            taken = torch.from_numpy(self.rows[order[: n // size * size]]).to(self.dataset.y.device)
-            yield self.dataset.x.index_select(0, taken), self.dataset.y.index_select(0, taken), size
+            indices = torch.from_numpy(self.rows[order[: n // size * size]]).to(self.dataset.y.device)
+            yield self.dataset.x.index_select(0, indices), self.dataset.y.index_select(0, indices), size
 
 
 @dataclass(frozen=True)
 class FitPlan:
-    """SGD from `params` on `loss` plus `terms`: p <- p - rate (grad + correction) for each name with a
-    rate, or what the optimiser makes of (grad + correction)."""
+    """SGD from `params` on `loss` plus `terms`.
+
+    Each name with a rate is updated by p <- p - rate (grad + correction), or by the optimizer's step on (grad
+    + correction).
+    """
 
     model: SplitModel
     params: State
-    """Where they start; a trainer works on copies."""
+    """Initial values; a backend works on copies."""
     extras: State
-    """Private tensors that are trained beside the model's parameters, such as PRBM's vector."""
+    """Private tensors that are trained with the model's parameters, such as PRBM's vector."""
     rates: Mapping[str, float]
-    """The learning rates of those of both that move."""
+    """Learning rates of the trained parameters and extras."""
     loss: Term
     terms: tuple[Term, ...]
     correction: State
     statistics: State
-    """BatchNorm's, which training moves in place."""
+    """BatchNorm statistics, which training updates in place."""
     batches: Batches
     optimiser: Optimiser = PLAIN
 
 
 class Fitted(NamedTuple):
-    """What a trainer leaves: new values, the last carry of the loss and of each term, and the loss."""
+    """Result of a fit: new values, the last carry of the loss and of each term, and the losses."""
 
     params: State
     extras: State
@@ -115,17 +125,16 @@ def fold(
     model: SplitModel,
     batches: Batches,
 ) -> Carry:
-    """`step(carry, const, batch, key)` over all batches. If the carry has `losses`, they are looked at after
-    each epoch.
+    """Apply `step(carry, const, batch, key)` to all batches and return the last carry.
 
-    Every fold sees the same batches in the same order, and torch's own generator (dropout) in the same state,
-    whatever was trained before it.
+    If the carry has `losses`, they are checked after each epoch. Every call sees the same batches in the same
+    order, and torch's generator (dropout) in the same state, whatever was trained before.
     """
     key = batches.key % 2**62
     with seeds.torch_seeded(batches.key):
         for x, y, size in batches.gathered():
-            for some, labels in zip(torch.split(x, size), torch.split(y, size), strict=True):
-                inputs = model.layout(batches.dataset.inputs(some), copy=False)
+            for raw_inputs, labels in zip(torch.split(x, size), torch.split(y, size), strict=True):
+                inputs = model.layout(batches.dataset.inputs(raw_inputs), copy=False)
                 carry = step(carry, const, Samples(inputs, labels), key)
                 key += 1
             check(getattr(carry, "losses", None), batches)
@@ -133,13 +142,13 @@ def fold(
 
 
 def check(losses: Losses | None, batches: Batches) -> None:
-    """Whether these are numbers."""
+    """Raise `Diverged` if the loss is not finite."""
     if losses is not None and not math.isfinite(total := float(losses.total)):
         raise Diverged(batches.client, batches.round, "loss", total)
 
 
 def check_values(values: Mapping[str, Tensor], batches: Batches) -> None:
-    """Whether what came of a fit is numbers; every trainer asks."""
+    """Raise `Diverged` if a trained value is not finite; every backend calls this."""
     for name, p in values.items():
-        if p.numel() and not torch.stack(torch.aminmax(p)).isfinite().all():  # one pass, no copy
+        if p.numel() and not torch.stack(torch.aminmax(p)).isfinite().all():  # a single pass without a copy
             raise Diverged(batches.client, batches.round, f"update of {name}", p.abs().max().item())

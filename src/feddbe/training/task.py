@@ -1,15 +1,18 @@
-"""What is to be learnt, by whom and how: the part of an experiment that every method shares."""
+"""The learning task: model, data, split and training settings, shared by all methods."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from feddbe import seeds
 from feddbe.data.dataset import Dataset
@@ -17,13 +20,91 @@ from feddbe.data.split import Split
 from feddbe.errors import BadInput
 from feddbe.models.split_model import SplitModel
 from feddbe.state import State
-from feddbe.training.optimizer import PLAIN, Decay, Optimiser
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """Settings of torch's SGD or Adam.
+
+    The optimizer's state is reset with every fit: a client keeps none between rounds, so that a round does
+    not depend on when the client last took part.
+    """
+
+    name: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    """L2 penalty on the model's parameters; none on PRBM's vector, which is a translation."""
+    clip_norm: float | None = None
+    """Maximum norm of the gradient of all trained parameters."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether this is SGD without momentum, decay and clipping, which backends implement directly."""
+        return self == PLAIN
+
+    def over(
+        self, rates: Mapping[str, float], leaves: Mapping[str, Tensor], undecayed: Collection[str]
+    ) -> torch.optim.Optimizer:
+        """Return torch's optimizer of these tensors, each with its learning rate."""
+        groups = [
+            {
+                "params": [leaves[name]],
+                "lr": rate,
+                "weight_decay": 0.0 if name in undecayed else self.weight_decay,
+            }
+            for name, rate in rates.items()
+        ]
+        if self.name == "adam":
+            return torch.optim.Adam(groups)
+        return torch.optim.SGD(groups, lr=0.0, momentum=self.momentum)
+
+
+PLAIN = Optimiser()
+
+
+@dataclass(frozen=True)
+class Decay:
+    """Schedule of the learning rate over rounds.
+
+    `step:EVERY:FACTOR` multiplies it by FACTOR after every EVERY rounds; `cosine:ROUNDS` decreases it along
+    half a cosine to 0 after ROUNDS rounds. The exchange before round 1 uses the rate of round 1.
+    """
+
+    kind: str
+    rounds: int
+    factor: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str, rounds: int) -> Decay:
+        """Parse a schedule; `cosine` alone spans all `rounds` of the run."""
+        if match := re.fullmatch(r"step:([1-9][0-9]{0,8}):([0-9.eE+-]+)", text):
+            try:
+                factor = float(match[2])
+            except ValueError:
+                factor = 0.0
+            if 0 < factor <= 1:
+                return cls("step", int(match[1]), factor)
+        elif match := re.fullmatch(r"cosine(?::([1-9][0-9]{0,8}))?", text):
+            return cls("cosine", int(match[1] or max(rounds, 1)))
+        raise BadInput(
+            f"lr_decay = '{text}'; allowed: step:EVERY:FACTOR with a factor in 0 to 1, as in step:10:0.5, "
+            "cosine or cosine:ROUNDS"
+        )
+
+    def __str__(self) -> str:
+        return f"step:{self.rounds}:{self.factor:g}" if self.kind == "step" else f"cosine:{self.rounds}"
+
+    def at(self, round: int) -> float:
+        """Return the factor of the learning rate in this round."""
+        past = max(round - 1, 0)
+        if self.kind == "step":
+            return self.factor ** (past // self.rounds)
+        return (1 + math.cos(math.pi * min(past / self.rounds, 1.0))) / 2
 
 
 @dataclass(frozen=True)
 class Training:
-    """How a client trains: by default plain SGD, batches reshuffled every epoch, the incomplete last one
-    dropped."""
+    """Settings of local training; by default plain SGD with batches reshuffled every epoch."""
 
     lr: float
     batch: int = 10
@@ -33,18 +114,18 @@ class Training:
     trainer: str = "auto"
     """Training backend: auto, compiled or autograd."""
     device: str = "cpu"
-    """Where clients train (`training/device.py`)."""
+    """Device on which clients train."""
     optimiser: Optimiser = PLAIN
     decay: Decay | None = None
 
     def rate(self, round: int) -> float:
-        """The learning rate of a round."""
+        """Return the learning rate of a round."""
         return self.lr if self.decay is None else self.lr * self.decay.at(round)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A model at theta^0, data, who holds which rows of it, and how they train."""
+    """A model at theta^0, the data, its split among clients, and the training settings."""
 
     model: SplitModel
     dataset: Dataset
@@ -53,7 +134,7 @@ class Task:
     seed: int = 0
     rounds: int = 1
     newcomers: int = 0
-    """So many of the clients, the last ones, join when training is over."""
+    """Number of clients, the last ones, that join after training."""
 
     @cached_property
     def samples(self) -> tuple[int, ...]:
@@ -62,58 +143,61 @@ class Task:
 
     @property
     def members(self) -> int:
-        """N: the clients that training is about."""
+        """N: number of clients that take part in training."""
         return self.split.clients - self.newcomers
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors lie."""
+        """Device of the task's tensors."""
         return self.dataset.y.device
 
     def on(self, device: torch.device) -> Task:
-        """The same task with data and model on this device."""
+        """Return the task with data and model on this device."""
         if device == self.device:
             return self
         x, y = self.dataset.x.to(device), self.dataset.y.to(device)
         return replace(self, dataset=replace(self.dataset, x=x, y=y), model=self.model.on(device))
 
     def adapting(self, epochs: int) -> Task:
-        """The same task for so many epochs of adaptation, whose learning rate no round lowers."""
+        """Return the task with this number of adaptation epochs and a constant learning rate."""
         return replace(self, training=replace(self.training, epochs=epochs, decay=None))
 
 
 @dataclass(frozen=True)
 class Context:
-    """A task at one round; the preparation before round 1 is round 0."""
+    """A task in one round; the exchange before round 1 is round 0."""
 
     task: Task
     round: int
     uploads: Callable[[int], State] | None = None
-    """On the server of a method that `keeps_uploads`: the last upload of each client."""
+    """Last upload of each client, on the server of a method with `keeps_uploads`."""
 
     @property
     def lr(self) -> float:
-        """The learning rate of this round."""
+        """Learning rate of this round."""
         return self.task.training.rate(self.round)
 
     def stream(self, purpose: str) -> np.random.RandomState:
-        """The server's own randomness in this round."""
+        """Return the server's random generator for this purpose in this round."""
         return seeds.stream(self.task.seed, purpose, self.round)
 
 
 def find(name: str) -> torch.device:
-    """`auto` is the first GPU that torch can use, or the CPU."""
+    """Return the device with this name; `auto` is the first GPU that torch can use, or the CPU."""
     gpus = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
-    there = [*gpus, *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]
-    wanted = there[0] if name == "auto" else "cuda:0" if name == "cuda" else name
-    if wanted not in there:
-        raise BadInput(f"device = '{name}'; torch can use here: {', '.join(there)}")
-    return torch.device(wanted)
+    available = [*gpus, "cpu"]
+    if torch.backends.mps.is_available():
+        available.insert(-1, "mps")
+    aliases = {"auto": available[0], "cuda": "cuda:0"}
+    device = aliases.get(name, name)
+    if device not in available:
+        raise BadInput(f"device = '{name}'; torch can use here: {', '.join(available)}")
+    return torch.device(device)
 
 
 @contextmanager
 def at_work(device: torch.device) -> Iterator[None]:
-    """What is made in the block lies on this device, and the same work gives the same bits there."""
+    """Create tensors on this device inside the block, with deterministic algorithms."""
     if device.type == "cpu":
         yield
         return

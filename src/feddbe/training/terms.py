@@ -1,6 +1,9 @@
-"""Terms that a local loss can have. A term is a pure function and closes over no tensor: what it needs of
-other tensors is its `const`, what it keeps from batch to batch its `carry`. One that is a class with fields,
-not a mere function, can be recognised by a trainer that has it written out."""
+"""Terms of a local loss.
+
+A term is a pure function that closes over no tensor: other tensors that it needs are its `const`, and what it
+keeps from batch to batch is its `carry`. A backend can recognize a term that is a class with fields, such as
+`Prox`, and execute it without autograd.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class Batch(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """The gradient of the cross-entropy, its value, and BatchNorm's statistics after the pass."""
+    """Gradient of the cross-entropy, its value, and the BatchNorm statistics after the pass."""
 
     of: State
     loss: Tensor
@@ -38,7 +41,7 @@ class Gradient(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """So many times p <- p - rate (grad + pull (p - anchor)), of the cross-entropy on one batch."""
+    """Repeated steps p <- p - rate (grad + pull (p - anchor)) on the cross-entropy of one batch."""
 
     times: int
     rate: float
@@ -47,7 +50,7 @@ class Steps(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """The parameters after steps, the mean of the losses before each, and BatchNorm's statistics."""
+    """Parameters after the steps, mean of the losses before each step, and BatchNorm statistics."""
 
     params: State
     loss: Tensor
@@ -57,47 +60,48 @@ class Moved(NamedTuple):
 def by_autograd(
     model: SplitModel, params: Mapping[str, Tensor], statistics: Mapping[str, Tensor], x: Tensor, y: Tensor
 ) -> Gradient:
-    """The gradient at `params`, in training mode. What is frozen has a gradient of 0."""
+    """Return the gradient at `params` in training mode; frozen parameters have gradient 0."""
     work = {name: p.detach().requires_grad_() for name, p in params.items()}
-    moved = {name: b.clone() for name, b in statistics.items()}
-    with model.bind(work, moved, training=True):
+    updated = {name: b.clone() for name, b in statistics.items()}
+    with model.bind(work, updated, training=True):
         loss = F.cross_entropy(model.forward(work, x).logits, y)
         grads = torch.autograd.grad(loss, list(work.values()))
     dense = {name: g.to_dense() for name, g in zip(work, grads, strict=True)}
-    of = {name: torch.zeros_like(g) if name in model.frozen else g for name, g in dense.items()}
-    return Gradient(of, loss.detach(), moved)
+    gradients = {name: torch.zeros_like(g) if name in model.frozen else g for name, g in dense.items()}
+    return Gradient(gradients, loss.detach(), updated)
 
 
 class At(NamedTuple):
-    """Where a term is evaluated: the model and its parameters now, the term's constants, and the batch."""
+    """Arguments of a term: the model and its current parameters, the term's constants, and the batch."""
 
     model: SplitModel
     params: Mapping[str, Tensor]
     const: State
     batch: Batch
     key: int
-    """Seeds what is random in it."""
+    """Seed of random operations in the term."""
     differentiate: Callable[..., Gradient] = by_autograd
-    """For a term that needs gradients at other parameters: by whoever trains."""
+    """Computes gradients at other parameters, by the backend that trains."""
 
 
 TermFunction = Callable[[At, State], tuple[Tensor | None, State]]
-"""(at, carry) -> (loss or None, carry)."""
+"""(context, carry) -> (loss or None, carry)."""
 
 
 class Term(NamedTuple):
-    """One summand of the local loss, with its constants and the carry that each `fit` starts from."""
+    """One summand of the local loss, with its constants and the carry at the start of each fit."""
 
     apply: TermFunction
     const: State = {}  # noqa: RUF012  (never written to)
     carry: State = {}  # noqa: RUF012
     at_end: bool = False
-    """Whether all that it looks at is z_g, z and logits, as numbers that came from somewhere, and parameters:
-    then the passes through the model can be compiled and only what comes after them is autograd's. Not so a
-    term that differentiates what the batch has by parameters or inputs."""
+    """Whether the term reads only z_g, z, logits and parameters. Then the passes through the model can be
+    compiled, and autograd differentiates the term alone. Not allowed for a term that differentiates values of
+    the batch with respect to parameters or inputs."""
 
 
 def cross_entropy(at: At, carry: State) -> tuple[Tensor, State]:
+    """Return the cross-entropy of the batch."""
     return F.cross_entropy(at.batch.logits, at.batch.y), carry
 
 
@@ -106,7 +110,7 @@ CROSS_ENTROPY = Term(cross_entropy)
 
 @dataclass(frozen=True)
 class Prox:
-    """weight/2 sum_k (p_k - anchor_k)^2, the anchor being the constants."""
+    """Proximal term weight/2 sum_k (p_k - anchor_k)^2; the anchor is the term's constants."""
 
     weight: float
 
@@ -116,24 +120,24 @@ class Prox:
 
 
 def prox(weight: float, anchor: Mapping[str, Tensor]) -> Term:
-    """A pull of the parameters towards `anchor`."""
+    """Return the proximal term that attracts the parameters to `anchor`."""
     return Term(Prox(weight), dict(anchor))
 
 
 @lru_cache(8)
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> State:
-    """Nobody writes into a carry."""
+def _initial_carry(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> State:
+    """Return the initial carry; it is shared, because a carry is never modified in place."""
     return {"r": torch.zeros(shape, dtype=dtype), "weight": torch.zeros((), dtype=dtype)}
 
 
 @dataclass(frozen=True)
 class MeanPull:
-    """MR: a running mean r of z_g, and a pull of it towards the constant `mean`, zbar:
+    """MR: a running mean r of z_g, and a penalty on its distance from the constant `mean`, zbar:
 
         r <- (1 - mu) stop(r) + mu mean_batch z_g          loss: factor mean_k (r_k / d - zbar_k)^2
 
     d is 1 or, if `corrected`, r's total weight 1 - (1 - mu)^b after b batches. Without `mean` there is no
-    loss, r is only observed. The carry has r and its total weight.
+    loss, and r is only observed. The carry holds r and its total weight.
     """
 
     mu: float
@@ -141,39 +145,40 @@ class MeanPull:
     corrected: bool = False
 
     def start(self, shape: tuple[int, ...]) -> State:
-        """The carry before the first batch."""
-        return _zeros(shape, torch.get_default_dtype(), torch.get_default_device())
+        """Return the carry before the first batch."""
+        return _initial_carry(shape, torch.get_default_dtype(), torch.get_default_device())
 
     def __call__(self, at: At, carry: State) -> tuple[Tensor | None, State]:
         new = self.next(carry, at.batch.z_g)
         if "mean" not in at.const:
             return None, {name: t.detach() for name, t in new.items()}
-        apart = F.mse_loss(self.mean_of(new) if self.corrected else new["r"], at.const["mean"])
-        return self.factor * apart, {name: t.detach() for name, t in new.items()}
+        mean = self.mean_of(new) if self.corrected else new["r"]
+        distance = F.mse_loss(mean, at.const["mean"])
+        return self.factor * distance, {name: t.detach() for name, t in new.items()}
 
     def next(self, carry: State, z_g: Tensor) -> State:
-        """r and its weight after a batch."""
+        """Return r and its weight after a batch."""
         batch = z_g.mean(0)
-        if self.mu == 1:  # the same, but cheaper: small steps add up
+        if self.mu == 1:  # equal and cheaper: many small steps add up
             return {"r": batch, "weight": torch.ones(())}
         r = torch.lerp(carry["r"], batch, self.mu)
         return {"r": r, "weight": (1 - self.mu) * carry["weight"] + self.mu}
 
     def mean_of(self, carry: State) -> Tensor:
-        """r divided by its total weight; at mu = 0 there is none and r stays 0."""
+        """Return r divided by its total weight; at mu = 0 the weight is 0 and r stays 0."""
         return carry["r"] / carry["weight"] if self.mu else carry["r"]
 
-    # the same, as a trainer that writes the step out needs it
+    # The same mathematics for backends that compute the step without autograd.
 
     def weights(self, start: float, batches: int) -> npt.NDArray[np.floating[Any]]:
-        """r's total weight after each batch: 1 - (1 - mu)^b (1 - start)."""
+        """Return r's total weight after each batch: 1 - (1 - mu)^b (1 - start)."""
         return 1 - (1 - self.mu) ** np.arange(1, batches + 1) * (1 - start)
 
     def slope(self, features: int, batch: int) -> float:
-        """dL/dz_g of each sample is slope / d (r / d - zbar)."""
+        """Return the factor of dL/dz_g of a sample, which is slope / d (r / d - zbar)."""
         return 2 * self.factor * self.mu / (features * batch)
 
     def pull(self, carry: State, mean: Tensor, batch: int) -> Tensor:
-        """That of one sample, after the carry's batch."""
+        """Return the gradient with respect to one sample's z_g, after the carry's batch."""
         r, weight = carry["r"], float(carry["weight"]) if self.corrected and self.mu else 1.0
         return (r / weight - mean) * (self.slope(mean.numel(), batch) / weight)

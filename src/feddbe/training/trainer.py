@@ -1,4 +1,4 @@
-"""What one client can do with its data at one moment: fit a model to it, scan it, predict on it."""
+"""Local training, prediction and sampling on one client's data."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from feddbe import seeds
 from feddbe.errors import BadInput
 from feddbe.models.split_model import Forward
 from feddbe.state import State
-from feddbe.training import gradients
-from feddbe.training.backends import trainer_of
-from feddbe.training.compiled.backend import Predictor
+from feddbe.training import backends
+from feddbe.training.backends import Predictor, trainer_of
 from feddbe.training.plan import Batches, FitPlan, Losses, Samples, fold
 from feddbe.training.task import Task
 from feddbe.training.terms import CROSS_ENTROPY, Term
@@ -23,11 +22,11 @@ from feddbe.training.terms import CROSS_ENTROPY, Term
 Carry = TypeVar("Carry")
 Const = TypeVar("Const")
 PREDICT_BATCH = 128
-"""Fastest on CPUs: larger batches fall out of the cache, smaller ones waste time between kernels."""
+"""Samples per forward pass; fastest on CPUs: larger batches exceed the cache, smaller ones add overhead."""
 
 
 class Extra(NamedTuple):
-    """A private tensor trained beside the model's parameters, such as PRBM's vector."""
+    """A private tensor trained together with the model's parameters, such as PRBM's vector."""
 
     value: Tensor
     lr: float | None = None
@@ -35,14 +34,18 @@ class Extra(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """What a fit leaves: the parameters, and the last carry of each of its own terms."""
+    """Result of a fit: the parameters, and the last carry of each term passed to it."""
 
     params: State
     carries: list[State]
 
 
 class Local:
-    """One client at one moment. Add-ons leave their parts here: `extras` and terms bound to a track."""
+    """One client in one round: trains, predicts and samples on its data.
+
+    Add-ons register their parts here: `extras` and the terms attached to a track. A track is a model that is
+    trained separately, such as `shared` and `personal`.
+    """
 
     def __init__(
         self, task: Task, round: int, client: int, buffers: Mapping[str, State] | None = None
@@ -50,50 +53,52 @@ class Local:
         self.task, self.round, self.client = task, round, client
         self.extras: dict[str, Extra] = {}
         self.losses: dict[str, tuple[float, int]] = {}
-        """Per track: sum of the first term over the samples trained on, and their number."""
+        """By track: sum of the loss over the samples trained on, and their number."""
         self.trainers: dict[str, str] = {}
-        """Who did the training, and why none that is faster."""
+        """Backends that trained, each with the reason why no faster one did."""
         self._predictor: Predictor | None = None
         split = task.split
         self.rows = {"train": split.train[client], "test": split.test[client]}
         if split.validation:
             self.rows["validation"] = split.validation[client]
         self._terms: dict[str, list[Term]] = {}
-        # copies: training writes into them
+        # Copies, because training updates them in place.
         self._buffers = {t: {n: b.clone() for n, b in state.items()} for t, state in (buffers or {}).items()}
 
     def stream(self, purpose: str) -> np.random.RandomState:
-        """This client's own randomness in this round."""
+        """Return this client's random generator for this purpose in this round."""
         return seeds.stream(self.task.seed, purpose, self.round, self.client)
 
     @property
     def lr(self) -> float:
-        """The learning rate of this round."""
+        """Learning rate of this round."""
         return self.task.training.rate(self.round)
 
     @property
     def samples(self) -> int:
-        """n_i."""
+        """n_i: number of training samples."""
         return len(self.rows["train"])
 
     def index(self, on: str) -> Tensor:
-        """The client's `test`, `train` or other rows, to take them from the data."""
+        """Return the indices of the client's `test`, `train` or other samples."""
         return torch.from_numpy(self.rows[on]).to(self.task.device)
 
     def hold_out(self, share: float) -> None:
-        """From now on train without the last `share` of the training data: at least one sample stays out, and
-        one in. They are there as `held_out`."""
+        """Exclude the last `share` of the training samples from training; they become `held_out`.
+
+        At least one sample is excluded and at least one remains.
+        """
         rows = self.rows["train"]
-        held = max(1, int(share * len(rows)))
-        self.rows |= {"train": rows[:-held] if len(rows) > held else rows, "held_out": rows[-held:]}
+        count = max(1, int(share * len(rows)))
+        self.rows |= {"train": rows[:-count] if len(rows) > count else rows, "held_out": rows[-count:]}
 
     def steps(self, epochs: int | None = None) -> int:
-        """Batches in a scan."""
+        """Return the number of batches of a fit."""
         size = min(self.task.training.batch, self.samples)
         return (epochs or self.task.training.epochs) * (self.samples // size)
 
     def label_counts(self) -> Tensor:
-        """n_c: training samples of each class."""
+        """Return n_c: training samples of each class."""
         rows = self.index("train")
         return torch.bincount(self.task.dataset.y[rows], minlength=self.task.dataset.classes)
 
@@ -102,15 +107,15 @@ class Local:
         self._terms.setdefault(track, []).append(term)
 
     def buffers(self, track: str) -> State:
-        """The track's BatchNorm statistics; those of theta^0 until it was trained."""
+        """Return the track's BatchNorm statistics; those of theta^0 before its first training."""
         return self._buffers.setdefault(track, {n: b.clone() for n, b in self.task.model.buffers.items()})
 
     def set_buffers(self, track: str, statistics: State) -> None:
-        """Leave copies of these BatchNorm statistics as those of the track."""
+        """Set the track's BatchNorm statistics to copies of these."""
         self._buffers[track] = {n: b.clone() for n, b in statistics.items()}
 
     def trained_buffers(self) -> dict[str, State]:
-        """The BatchNorm statistics of all tracks that were used."""
+        """Return the BatchNorm statistics of all tracks that were used."""
         return {track: state for track, state in self._buffers.items() if state}
 
     def scan(
@@ -121,12 +126,22 @@ class Local:
         epochs: int | None = None,
         batches: int = 1,
     ) -> Carry:
-        """Fold `step(carry, const, batch, key)` over this round's batches, `batches` of them at a time: for a
-        method with steps of its own. `losses` of the carry become those of the shared track."""
+        """Apply `step(carry, const, batch, key)` to this round's batches and return the last carry.
+
+        This serves methods whose local steps are not plain SGD. `losses` of the carry become those of the
+        shared track.
+
+        Args:
+            step: A pure function that returns the next carry.
+            carry: The first carry.
+            const: Values that do not change.
+            epochs: Number of epochs; None: those of the run.
+            batches: Number of batches that are passed to a step together.
+        """
         end = fold(step, carry, const, self.task.model, self._batches(epochs, batches))
         if losses := getattr(end, "losses", None):
-            self._keep_losses("shared", losses)
-        self.trainers |= gradients.trainer(self.task)
+            self._record_losses("shared", losses)
+        self.trainers |= backends.trainer(self.task)
         return end
 
     def fit(
@@ -143,12 +158,23 @@ class Local:
         keep_statistics: bool = True,
         plain: bool = False,
     ) -> Fit:
-        """SGD from `params` on `loss` plus `terms` plus what add-ons attached to this track, unless `plain`.
+        """Train from `params` on `loss` plus `terms` plus the terms that add-ons attached to the track.
 
-        p <- p - lr (grad + correction), or a step of the run's optimiser, for the `trainable` names (default:
-        all), less those whose module had requires_grad off, and for the extras. `params` are not changed; the
-        new values of the extras stay in `extras`. `keep_statistics=False` leaves the track's BatchNorm
-        statistics as they were.
+        Each trained name is updated by p <- p - lr (grad + correction), or by the run's optimizer. Parameters
+        whose module had requires_grad off stay fixed. `params` are not changed; the new values of the extras
+        are in `extras`.
+
+        Args:
+            params: Initial parameters.
+            track: Track whose terms and BatchNorm statistics are used.
+            epochs: Number of epochs; None: those of the run.
+            trainable: Names that are trained; None: all.
+            loss: The first term, whose sum is recorded as the loss.
+            terms: Further terms.
+            correction: Constant added to the gradient, by name.
+            lr: Learning rate; None: that of the round.
+            keep_statistics: If False, the track's BatchNorm statistics stay unchanged.
+            plain: If True, terms of add-ons are omitted.
         """
         model, rate = self.task.model, self.lr if lr is None else lr
         names = [name for name in (params if trainable is None else trainable) if name not in model.frozen]
@@ -156,7 +182,7 @@ class Local:
         if statistics and min(self.samples, self.task.training.batch) == 1:
             raise BadInput(
                 f"client {self.client} trains on one sample at a time, too few for BatchNorm; "
-                "merge clients, or choose a larger batch"
+                "merge clients, or choose a larger batch size"
             )
         plan = FitPlan(
             model,
@@ -170,26 +196,26 @@ class Local:
             self._batches(epochs),
             self.task.training.optimiser,
         )
-        chosen = trainer_of(plan, self.task.training.trainer)
-        self.trainers[chosen.name] = chosen.why
-        found = chosen.trainer.train(plan)
-        self._keep_losses(track, found.losses)
-        self.extras = {name: Extra(found.extras[name], extra.lr) for name, extra in self.extras.items()}
-        return Fit(found.params, found.carries[1 : 1 + len(terms)])
+        selection = trainer_of(plan, self.task.training.trainer)
+        self.trainers[selection.name] = selection.why
+        result = selection.trainer.train(plan)
+        self._record_losses(track, result.losses)
+        self.extras = {name: Extra(result.extras[name], extra.lr) for name, extra in self.extras.items()}
+        return Fit(result.params, result.carries[1 : 1 + len(terms)])
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor) -> Forward:
-        """The model's pass at `params`, translated by PRBM's vector if there is one."""
+        """Return the model's forward pass at `params`, with PRBM's vector if there is one."""
         if self._predictor is not None and params is self._predictor.params:
             return self._predictor(x)
         return self.task.model.forward(params, x, self.prbm)
 
     def at(self, params: Mapping[str, Tensor], x: Tensor, places: Iterable[str]) -> State:
-        """What is at these places of the model in that pass."""
+        """Return the activations of these layers in the forward pass at `params`."""
         return self.task.model.at(params, x, places, self.prbm)
 
     @property
     def prbm(self) -> Tensor | None:
-        """PRBM's vector, if there is one."""
+        """PRBM's vector, or None."""
         prbm = self.extras.get("prbm")
         return None if prbm is None else prbm.value
 
@@ -201,25 +227,31 @@ class Local:
         on: str = "test",
         track: str = "shared",
     ) -> tuple[Tensor, Tensor]:
-        """`function(params, x)` in evaluation mode, by default the logits, over the client's `test`, `train`
-        or other rows; the labels."""
+        """Return `function(params, x)` in evaluation mode, by default the logits, and the labels.
+
+        Args:
+            params: Parameters of the model.
+            function: Function of the parameters and a batch of inputs.
+            on: Samples to use: `test`, `train`, `validation` or `held_out`.
+            track: Track whose BatchNorm statistics are used.
+        """
         model, dataset = self.task.model, self.task.dataset
         rows = self.index(on)
-        if function is None and (predictor := gradients.predictor(self.task, params, self.prbm)):
-            batches = (dataset.numbers(dataset.x.index_select(0, some)) for some in _some(rows))
-            return _together([predictor.logits(x) for x in batches]), dataset.y.index_select(0, rows)
-        # copies: a decoded state lies anywhere in memory, and the last bits of a product depend on where
+        if function is None and (predictor := backends.predictor(self.task, params, self.prbm)):
+            batches = (dataset.numbers(dataset.x.index_select(0, chunk)) for chunk in _chunks(rows))
+            return _concatenate([predictor.logits(x) for x in batches]), dataset.y.index_select(0, rows)
+        # Copies: the alignment of a decoded state is arbitrary, and the last bits of a product depend on it.
         work = {name: model.layout(p.detach()) for name, p in params.items()}
-        buffers = self.buffers(track)  # outside of inference_mode: a later fit writes into them
-        self._predictor = gradients.predictor(self.task, work, self.prbm)
-        asked = function or (lambda p, x: self.forward(p, x).logits)
+        buffers = self.buffers(track)  # outside of inference_mode, because a later fit updates them
+        self._predictor = backends.predictor(self.task, work, self.prbm)
+        compute = function or (lambda p, x: self.forward(p, x).logits)
         try:
             with torch.inference_mode(), model.bind(work, buffers):
-                batches = (dataset.inputs(dataset.x[some]) for some in _some(rows))
-                parts = [asked(work, model.layout(x, copy=False)) for x in batches]
+                batches = (dataset.inputs(dataset.x[chunk]) for chunk in _chunks(rows))
+                parts = [compute(work, model.layout(x, copy=False)) for x in batches]
         finally:
             self._predictor = None
-        return _together(parts), dataset.y[rows]
+        return _concatenate(parts), dataset.y[rows]
 
     def _batches(self, epochs: int | None = None, batches: int = 1) -> Batches:
         training = self.task.training
@@ -233,14 +265,14 @@ class Local:
             self.client,
         )
 
-    def _keep_losses(self, track: str, losses: Losses) -> None:
+    def _record_losses(self, track: str, losses: Losses) -> None:
         self.losses[track] = float(losses.total), losses.samples
 
 
-def _some(rows: Tensor) -> Sequence[Tensor]:
-    """Those of one pass."""
+def _chunks(rows: Tensor) -> Sequence[Tensor]:
+    """Return the indices in chunks of one forward pass."""
     return [rows] if len(rows) <= PREDICT_BATCH else torch.split(rows, PREDICT_BATCH)
 
 
-def _together(parts: list[Tensor]) -> Tensor:
+def _concatenate(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -17,6 +17,7 @@ import torch
 
 from feddbe.cli.main import main
 from feddbe.data.builtin import ag_news
+from feddbe.data.files import Publisher
 from feddbe.data.registry import SOURCES, load
 from feddbe.errors import BadInput
 
@@ -159,14 +160,15 @@ def test_get(
     tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     publisher = write(tmp_path / "publisher")
-    sums = {name: hashlib.md5((publisher / name).read_bytes()).hexdigest() for name in ag_news.MD5}
+    published = ag_news.publisher.checksums
+    sums = {name: f"md5:{hashlib.md5((publisher / name).read_bytes()).hexdigest()}" for name in published}
     with serving(publisher) as url:
-        monkeypatch.setattr(ag_news, "URL", url)
+        monkeypatch.setattr(ag_news, "publisher", Publisher(url, published))
         with pytest.raises(BadInput, match=r"train.csv from .* has the checksum md5:"):
-            ag_news.get(None)
-        monkeypatch.setattr(ag_news, "MD5", sums)
-        folder = ag_news.get(None)
-        assert folder == nowhere / ".cache" / "feddbe" / "ag_news"
+            SOURCES["ag_news"].download(None)
+        monkeypatch.setattr(ag_news, "publisher", Publisher(url, sums))
+        SOURCES["ag_news"].download(None)
+        folder = nowhere / ".cache" / "feddbe" / "ag_news"
         assert len(ag_news.load(None)) == 3
         assert main(["data", "get", "ag_news"]) == 0
         assert capsys.readouterr().out.endswith("(verified)\n")

@@ -21,6 +21,8 @@ from feddbe.config.options import Config
 from feddbe.data.builtin import har
 from feddbe.data.dataset import Dataset
 from feddbe.data.federated import load_data
+from feddbe.data.files import Publisher
+from feddbe.data.registry import SOURCES
 from feddbe.errors import BadInput
 from feddbe.runs.experiment import resolve
 
@@ -251,9 +253,8 @@ def publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(place))) as server:
-        monkeypatch.setattr(
-            har, "URL", f"http://127.0.0.1:{server.server_address[1]}/UCI%20HAR%20Dataset.zip"
-        )
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+        monkeypatch.setattr(har, "publisher", Publisher(url, har.publisher.checksums))
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield
@@ -263,8 +264,9 @@ def publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @pytest.mark.usefixtures("publisher")
 def test_get_says_that_it_is_not_verified(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    place = har.get(tmp_path / "data")
-    assert place == har.find(tmp_path / "data") == tmp_path / "data" / "har" / "UCI HAR Dataset.zip"
+    SOURCES["har"].download(tmp_path / "data")
+    place = har.find(tmp_path / "data")
+    assert place == tmp_path / "data" / "har" / "UCI HAR Dataset.zip"
     assert "is not verified" in caplog.text
     assert place.with_name(place.name + ".sha256").is_file()
     assert len(har.load(tmp_path / "data")) == 8

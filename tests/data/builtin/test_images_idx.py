@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from feddbe.data.builtin.images import DATASETS, IdxDataset, read_idx
-from feddbe.data.registry import load
+from feddbe.data.files import Publisher
+from feddbe.data.registry import SOURCES, load
 from feddbe.errors import BadInput
 
 
@@ -166,7 +167,10 @@ def publisher(tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch) ->
     """A local server in the publisher's place, with small files and their sums; returns its folder."""
     folder = write(tmp_path / "publisher")
     facts = get_facts("fmnist")
-    md5 = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in facts.md5}
+    checksums = {
+        name: f"md5:{hashlib.md5((folder / name).read_bytes()).hexdigest()}"
+        for name in facts.publisher.checksums
+    }
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:
@@ -174,7 +178,7 @@ def publisher(tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
         url = f"http://127.0.0.1:{server.server_address[1]}/"
-        monkeypatch.setitem(DATASETS, "fmnist", replace(facts, url=url, md5=md5))
+        monkeypatch.setitem(DATASETS, "fmnist", replace(facts, publisher=Publisher(url, checksums)))
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield folder
@@ -184,30 +188,28 @@ def publisher(tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_get(nowhere: Path, publisher: Path) -> None:
     seen: list[tuple[int, int | None]] = []
-    folder = get_facts("fmnist").get(None, lambda done, total: seen.append((done, total)))
-    assert folder == nowhere / ".cache" / "feddbe" / "fmnist" == get_facts("fmnist").find(None)
+    SOURCES["fmnist"].download(None, lambda done, total: seen.append((done, total)))
+    folder = nowhere / ".cache" / "feddbe" / "fmnist"
+    assert get_facts("fmnist").find(None) == folder
     assert len(get_facts("fmnist").load(None)) == 6
     assert [done for done, _ in seen] == [total for _, total in seen]
     assert len(seen) == 4
 
     seen.clear()
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
-    get_facts("fmnist").get(None, lambda done, total: seen.append((done, total)))
+    SOURCES["fmnist"].download(None, lambda done, total: seen.append((done, total)))
     assert len(seen) == 1, "what is there is kept"
 
 
 def test_get_into_a_given_place(tmp_path: Path, nowhere: Path, publisher: Path) -> None:
-    assert (
-        get_facts("fmnist").get(tmp_path / "data")
-        == tmp_path / "data" / "fmnist"
-        == get_facts("fmnist").find(tmp_path / "data")
-    )
+    SOURCES["fmnist"].download(tmp_path / "data")
+    assert get_facts("fmnist").find(tmp_path / "data") == tmp_path / "data" / "fmnist"
 
 
 def test_get_refuses_another_file(tmp_path: Path, nowhere: Path, publisher: Path) -> None:
     (publisher / "t10k-images-idx3-ubyte.gz").write_bytes(b"something else")
     with pytest.raises(BadInput, match=r"t10k-images-idx3-ubyte.gz from .* has the checksum md5:"):
-        get_facts("fmnist").get(tmp_path / "data")
+        SOURCES["fmnist"].download(tmp_path / "data")
     assert get_facts("fmnist").find(tmp_path / "data") is None
 
 
@@ -235,7 +237,7 @@ def test_the_published_numbers_of_digits_are_known(nowhere: Path) -> None:
 def test_mnist_nowhere_says_what_to_do(nowhere: Path) -> None:
     with pytest.raises(BadInput, match=r"MNIST is in none of .*run 'feddbe data get mnist'"):
         get_facts("mnist").load(nowhere.parent / "data")
-    assert len(get_facts("mnist").sums()) == 4
+    assert len(get_facts("mnist").publisher.checksums) == 4
 
 
 VALUES = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)

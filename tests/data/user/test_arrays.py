@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from feddbe.data.registry import load
-from feddbe.data.user.arrays import load_npz, open_npz
+from feddbe.data.user.arrays import load_npz, read_npz
 from feddbe.errors import BadInput
 
 IMAGES = np.arange(6 * 4 * 5, dtype=np.uint8).reshape(6, 4, 5)
@@ -267,10 +267,10 @@ def test_damage_is_noticed_or_harmless(tmp_path: Path, data: st.DataObject, comp
     content = bytearray(path.read_bytes())
     content[data.draw(st.integers(2, len(content) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(content)
-    message, found = "", {}
+    message = ""
+    found: dict[str, Any] = {}
     try:
-        with open_npz(path) as arrays:
-            found = {name: arrays[name] for name in arrays}
+        found, _ = read_npz(path)
     except BadInput as error:
         message = str(error)
     assert "\n" not in message

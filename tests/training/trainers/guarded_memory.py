@@ -29,7 +29,7 @@ from feddbe.state import sha256  # noqa: E402
 from feddbe.training.compiled import backend  # noqa: E402
 from feddbe.training.compiled import network as layout  # noqa: E402
 from feddbe.training.compiled.network import GAP, Layout, _up, allocate  # noqa: E402
-from feddbe.training.compiled.records import Array  # noqa: E402
+from feddbe.training.compiled.tiles import Array  # noqa: E402
 from feddbe.training.plan import FitPlan  # noqa: E402
 from tests.training.trainers.test_compiled import NETWORKS, mr, plan_of  # noqa: E402
 

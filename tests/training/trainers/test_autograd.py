@@ -18,9 +18,9 @@ __all__ = ["doubles"]
 
 
 def agree(plan: FitPlan, monkeypatch: pytest.MonkeyPatch, exact: float = 1e-13) -> None:
-    assert autograd._known(plan)
+    assert autograd._has_explicit_gradient(plan)
     found = autograd.train(plan)
-    monkeypatch.setattr(autograd, "_known", lambda plan: False)
+    monkeypatch.setattr(autograd, "_has_explicit_gradient", lambda plan: False)
     wanted = autograd.train(plan)
     pairs = [(found.params, wanted.params), (found.extras, wanted.extras)]
     for one, other in [*pairs, *zip(found.carries, wanted.carries, strict=True)]:
@@ -109,6 +109,6 @@ def test_no_linear_layer_of_its_own(module: nn.Module, cut: str | None) -> None:
 
 
 def test_other_plans_are_left_to_autograd() -> None:
-    assert not autograd._known(plan_of("small"))  # the bits of runs that were made
-    assert not autograd._known(plan_of("small", terms=[near(0.1), mr()], prbm=True))
-    assert not autograd._known(plan_of("small", cut="conv2", terms=[mr()], prbm=True))
+    assert not autograd._has_explicit_gradient(plan_of("small"))  # the bits of runs that were made
+    assert not autograd._has_explicit_gradient(plan_of("small", terms=[near(0.1), mr()], prbm=True))
+    assert not autograd._has_explicit_gradient(plan_of("small", cut="conv2", terms=[mr()], prbm=True))

@@ -22,15 +22,14 @@ from torch import Tensor, nn
 from feddbe.data.dataset import Dataset
 from feddbe.data.split import Split
 from feddbe.errors import BadInput, Diverged
-from feddbe.models.architectures import cnn, cnn_small, har_cnn, mlp
+from feddbe.models.registry import cnn, cnn_small, har_cnn, mlp
 from feddbe.models.split_model import SplitModel
-from feddbe.training import autograd, gradients
+from feddbe.training import autograd, backends
 from feddbe.training.backends import trainer_of
 from feddbe.training.compiled import backend, fits
 from feddbe.training.compiled.network import find
-from feddbe.training.optimizer import Optimiser
 from feddbe.training.plan import Batches, FitPlan, Fitted, Samples
-from feddbe.training.task import Task, Training
+from feddbe.training.task import Optimiser, Task, Training
 from feddbe.training.terms import CROSS_ENTROPY, At, MeanPull, Steps, Term, by_autograd, prox
 from feddbe.training.trainer import Extra, Local
 from tests.federation import experiment
@@ -442,8 +441,8 @@ def test_models_that_it_does_not_take_with_the_reason(model: Callable[[], nn.Mod
     split = SplitModel(module, x[:1], onednn=False)
     assert re.search(reason, backend.refuses_model(split))
     with pytest.raises(BadInput, match=f"trainer = compiled does not take this: .*{reason}"):
-        gradients.trainer(task(split, x, "compiled"))
-    assert list(gradients.trainer(task(split, x, "auto"))) == ["autograd"]
+        backends.trainer(task(split, x, "compiled"))
+    assert list(backends.trainer(task(split, x, "auto"))) == ["autograd"]
 
 
 def task(model: SplitModel, x: Tensor, trainer: str) -> Task:
@@ -508,7 +507,7 @@ def test_a_broken_tool_chain_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     for broken, reason in zip(wrong, ("not autograd's", "division by zero"), strict=True):
         monkeypatch.setattr(backend, "gradient", broken)
         plan, told = plan_of("perceptron"), list[str]()
-        gradients.get_ready(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
+        backends.warm_up(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
         assert reason in backend.refuses(plan)
         assert len(told) == 1
         assert "autograd trains" in told[0]
@@ -520,14 +519,14 @@ def test_somebody_who_waits_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None
         time.sleep(0.3)
         return ""
 
-    monkeypatch.setattr(gradients, "PATIENCE", 0.01)
+    monkeypatch.setattr(backend, "PATIENCE", 0.01)
     monkeypatch.setattr(backend, "refuses_machine", slow)
     plan, told = plan_of("perceptron"), list[str]()
-    gradients.get_ready(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
+    backends.warm_up(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
     assert told == [], "nobody is at a terminal"
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    gradients.get_ready(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
-    gradients.get_ready(task(plan.model, plan.batches.dataset.x, "autograd"), told.append)
+    backends.warm_up(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
+    backends.warm_up(task(plan.model, plan.batches.dataset.x, "autograd"), told.append)
     assert told == ["compiling the trainer, once on this machine: some 20 seconds"]
 
 

@@ -14,7 +14,7 @@ from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
 from feddbe.errors import BadInput, Diverged
 from feddbe.methods.addons import MR
-from feddbe.models.architectures import MeanEmbedding, fasttext
+from feddbe.models.registry import MeanEmbedding, fasttext
 from feddbe.models.split_model import SplitModel
 from feddbe.runs.experiment import resolve
 from feddbe.training.compiled import backend

@@ -34,6 +34,8 @@ def test_a_new_trainer_is_one_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     """It is found, asked by its rank, takes what it does not refuse, and the run records it."""
     (tmp_path / "doubtful.py").write_text(
         "from feddbe.training import autograd\n"
+        "from feddbe.training.autograd import descend, gradient, packages, predictor\n"
+        "from feddbe.training.autograd import refuses_passes, warm_up\n"
         "RANK = 5\n"
         "def refuses(plan): return 'too long' if plan.batches.epochs > 1 else ''\n"
         "def train(plan): return autograd.train(plan)\n"
@@ -103,5 +105,5 @@ def test_the_same_bits_wherever_a_client_trains(tmp_path: Path) -> None:
 
 
 def test_steps_of_a_methods_own_close_over_nothing() -> None:
-    for step in (perfedavg._step, perfedavg._once, pfedme._step, apple._step):
+    for step in (perfedavg._meta_step, perfedavg._adapt_once, pfedme._step, apple._step):
         assert step.__closure__ is None

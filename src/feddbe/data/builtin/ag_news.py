@@ -19,14 +19,15 @@ from zlib import error as ZlibError
 import numpy as np
 import torch
 
-from feddbe.data.dataset import Dataset
-from feddbe.data.io.cache import New, cached
-from feddbe.data.io.download import Progress, cache_folder, download, folders, missing
-from feddbe.data.preprocessing import LENGTH, Column, Preprocessing, tokenize
+from feddbe.data.cache import New, cached
+from feddbe.data.dataset import LENGTH, Column, Dataset, Preprocessing, tokenize
+from feddbe.data.files import Publisher, folders, missing
 from feddbe.errors import BadInput
 
-URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
-MD5 = {"train.csv": "b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "d52ea96a97a2d943681189a97654912d"}
+publisher = Publisher(
+    "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/",
+    {"train.csv": "md5:b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "md5:d52ea96a97a2d943681189a97654912d"},
+)
 ROWS = (120_000, 7_600)
 CLASSES = ("1", "2", "3", "4")
 NAMES = ("World", "Sports", "Business", "Sci/Tech")
@@ -44,8 +45,8 @@ def _file(folder: Path, name: str) -> Path | None:
 def find(data_dir: Path | None) -> list[Path]:
     """The two files, plain or compressed, in the first place that has both; none if there is none."""
     for folder in folders("ag_news", data_dir):
-        files = [path for name in MD5 if (path := _file(folder, name))]
-        if len(files) == len(MD5):
+        files = [path for name in publisher.checksums if (path := _file(folder, name))]
+        if len(files) == len(publisher.checksums):
             return files
     return []
 
@@ -66,7 +67,9 @@ def load(data_dir: Path | None) -> Dataset:
     """Train set then test set, in file order."""
     files = find(data_dir)
     if not files:
-        raise missing("AG News", "ag_news", data_dir, f"{' and '.join(MD5)} (plain, .xz or .gz)")
+        raise missing(
+            "AG News", "ag_news", data_dir, f"{' and '.join(publisher.checksums)} (plain, .xz or .gz)"
+        )
 
     def build(new: New) -> None:
         parts = [list(_rows(path)) for path in files]
@@ -92,19 +95,6 @@ def load(data_dir: Path | None) -> Dataset:
         preprocessing=Preprocessing("texts", (LENGTH,), columns, vocabulary=vocabulary, words=words),
         known_sha256=kept.sha256,
     )
-
-
-def sums() -> dict[str, str | None]:
-    """The publisher's files and their sums."""
-    return {name: f"md5:{md5}" for name, md5 in MD5.items()}
-
-
-def get(data_dir: Path | None, progress: Progress | None = None, again: bool = False) -> Path:
-    """Download the two files; what is already there and whole is kept."""
-    folder = cache_folder("ag_news", data_dir)
-    for name, md5 in MD5.items():
-        download(URL + name, folder / name, f"md5:{md5}", progress, again)
-    return folder
 
 
 def _note(train: int, test: int) -> str:

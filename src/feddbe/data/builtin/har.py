@@ -21,15 +21,16 @@ import numpy.typing as npt
 import torch
 
 from feddbe.config.parameters import parameter
+from feddbe.data.cache import New, cached
 from feddbe.data.dataset import Arrangement, Dataset
-from feddbe.data.io.archives import DAMAGE, damaged, members
-from feddbe.data.io.cache import New, cached
-from feddbe.data.io.download import Progress, cache_folder, download, find_first, missing
+from feddbe.data.files import DAMAGE, Publisher, damaged, find_first, members, missing
 from feddbe.errors import BadInput
 
-URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/00240/UCI%20HAR%20Dataset.zip"
 FOLDER = "UCI HAR Dataset"
 ARCHIVES = (f"{FOLDER}.zip", f"{FOLDER}.tar.xz", "uci-har-inertial.tar.xz")
+publisher = Publisher(  # 61 MB; no checksum is published
+    "https://archive.ics.uci.edu/ml/machine-learning-databases/00240/", {ARCHIVES[0]: None}
+)
 PARTS = ("train", "test")
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 STEPS, CLASSES = 128, 6
@@ -76,18 +77,6 @@ def load(data_dir: Path | None) -> Dataset:
         label_names=LABELS,
         known_sha256=found.sha256,
     )
-
-
-def sums() -> dict[str, str | None]:
-    """The publisher's file, of which no sum is published."""
-    return {ARCHIVES[0]: None}
-
-
-def get(data_dir: Path | None, progress: Progress | None = None, again: bool = False) -> Path:
-    """Download the archive, 61 MB; its publisher gives no checksum."""
-    target = cache_folder("har", data_dir) / ARCHIVES[0]
-    download(URL, target, None, progress, again)
-    return target
 
 
 def scrambled(dataset: Dataset) -> Dataset:

@@ -1,30 +1,37 @@
-"""MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100: the facts of each set, and the readers of their two formats.
+"""MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100 and Tiny-ImageNet: facts of each set, readers of their formats.
 
 MNIST and Fashion-MNIST are four IDX files each: two zero bytes, type, rank, big-endian sizes, values.
 CIFAR-10 and CIFAR-100 are an archive, binary or pickled, or the folder in it, decoded once into a cache.
+Tiny-ImageNet is a folder of JPEGs or a zip of it, decoded once into a cache of 1.23 GB. Only its training
+folder has labeled images by class: `val` is one folder of all classes and is left out, as the paper's count
+of 100,000 says.
 """
 
 from __future__ import annotations
 
 import gzip
+import io
+import os
+import sys
+import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from zlib import error as ZlibError
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from feddbe.data import safe_pickle
+from feddbe.data.cache import Cached, New, cached
 from feddbe.data.dataset import Dataset
-from feddbe.data.io import safe_pickle
-from feddbe.data.io.archives import DAMAGE, damaged, members
-from feddbe.data.io.cache import Cached, New, cached
-from feddbe.data.io.download import Progress, cache_folder, download, find_first, folders, missing
-from feddbe.data.io.images import images_of
+from feddbe.data.files import DAMAGE, Publisher, damaged, find_first, folders, members, missing
 from feddbe.errors import BadInput
 
 Bytes = npt.NDArray[np.uint8]
@@ -34,6 +41,8 @@ _IDX_LIMIT = 100_000_000
 _CIFAR_LIMIT = 500_000_000
 """Bytes of an unpacked archive, generously."""
 _CIFAR_PIXELS = 3072
+_JPEG_LIMIT = 1_000_000
+"""Bytes of an image file, generously."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +51,8 @@ class ImageDataset(ABC):
 
     name: str
     title: str
-    url: str
-    """The address of the folder with the publisher's files."""
-    md5: Mapping[str, str]
-    """The files to download, and their checksums."""
+    publisher: Publisher
+    classes: int
 
     @abstractmethod
     def find(self, data_dir: Path | None) -> Path | None:
@@ -55,16 +62,19 @@ class ImageDataset(ABC):
     def load(self, data_dir: Path | None) -> Dataset:
         """Train set then test set, in file order."""
 
-    def sums(self) -> dict[str, str | None]:
-        """The publisher's files and their checksums."""
-        return {file: f"md5:{md5}" for file, md5 in self.md5.items()}
-
-    def get(self, data_dir: Path | None, progress: Progress | None = None, again: bool = False) -> Path:
-        """Download the files; what is already there and whole is kept."""
-        folder = cache_folder(self.name, data_dir)
-        for file, checksum in self.sums().items():
-            download(f"{self.url}{file}", folder / file, checksum, progress, again)
-        return folder / next(iter(self.md5)) if len(self.md5) == 1 else folder
+    def build(self, images: Cached, label_names: tuple[str, ...] = (), note: str = "") -> Dataset:
+        """Return the data set of pixels `x` and labels `y`."""
+        return Dataset(
+            name=self.name,
+            x=torch.from_numpy(images.arrays["x"]),
+            y=torch.from_numpy(images.arrays["y"]),
+            classes=self.classes,
+            label_names=label_names,
+            scale=2 / 255,
+            shift=-1.0,
+            note=note,
+            known_sha256=images.sha256,
+        )
 
 
 @dataclass(frozen=True)
@@ -84,21 +94,24 @@ class IdxDataset(ImageDataset):
     def find(self, data_dir: Path | None) -> Path | None:
         """The first folder that has all four files."""
         candidates = [*folders(self.name, data_dir), *([self.system_folder] if self.system_folder else [])]
-        return next((path for path in candidates if all(_idx_file(path, file) for file in self.md5)), None)
+        return next(
+            (path for path in candidates if all(_idx_file(path, file) for file in self.publisher.checksums)),
+            None,
+        )
 
     def load(self, data_dir: Path | None) -> Dataset:
         """Train set then test set, in file order."""
         folder = self.find(data_dir)
         if folder is None:
             hints = [f"{self.system_hint} (it goes to {self.system_folder})"] if self.system_folder else []
-            files = f"the four files ({', '.join(self.md5)})"
+            files = f"the four files ({', '.join(self.publisher.checksums)})"
             raise missing(self.title, self.name, data_dir, files, *hints)
         parts = [_read_idx_pair(folder, part) for part in ("train", "t10k")]
         x = np.concatenate([images for images, _ in parts])[:, np.newaxis]
         y = np.concatenate([labels for _, labels in parts]).astype(np.int64)
-        dataset = images_of(Cached({"x": x, "y": y}, {}), self.name, 10, self.label_names)
-        is_published = np.array_equal(np.bincount(y, minlength=10), self.class_sizes)
-        return dataset if is_published else replace(dataset, note=self.other_note)
+        is_published = np.array_equal(np.bincount(y, minlength=self.classes), self.class_sizes)
+        note = "" if is_published else self.other_note
+        return self.build(Cached({"x": x, "y": y}, {}), self.label_names, note)
 
 
 @dataclass(frozen=True)
@@ -109,7 +122,6 @@ class CifarDataset(ImageDataset):
     """Parts, and images in each, in the order in which they are joined."""
     candidates: tuple[str, ...]
     """What to look for in a folder, best first: a file of an unpacked version, or an archive."""
-    classes: int
     label_bytes: int
     """Bytes of labels before the pixels in the binary version; the last one is the label."""
     label_key: bytes
@@ -129,7 +141,35 @@ class CifarDataset(ImageDataset):
             raise missing(self.title, self.name, data_dir, archives)
         sources = [path] if path.is_file() else [_part_file(path, part) for part in self.sizes]
         arrays = cached(self.name, data_dir, "images", sources, lambda new: _decode_cifar(path, self, new))
-        return images_of(arrays, self.name, self.classes, self.label_names)
+        return self.build(arrays, self.label_names)
+
+
+@dataclass(frozen=True)
+class TinyImageNet(ImageDataset):
+    """JPEGs in `train/CLASS/images`, classes and files in the order of their names."""
+
+    images_per_class: int
+    side: int
+
+    def find(self, data_dir: Path | None) -> Path | None:
+        """The first folder `tiny-imagenet-200`, or zip."""
+        (archive,) = self.publisher.checksums
+        folder = archive.removesuffix(".zip")
+        path = find_first(
+            self.name, data_dir, [f"{folder}/train", f"{folder}/wnids.txt", "wnids.txt", archive]
+        )
+        return path.parent if path and path.name != archive else path
+
+    def load(self, data_dir: Path | None) -> Dataset:
+        """The training folder, class by class."""
+        path = self.find(data_dir)
+        if path is None:
+            (archive,) = self.publisher.checksums
+            files = f"{archive} or the folder {archive.removesuffix('.zip')}"
+            raise missing(self.title, self.name, data_dir, files)
+        sources = [path] if path.is_file() else _class_folders(path)
+        arrays = cached(self.name, data_dir, "images", sources, lambda new: _decode_jpegs(path, self, new))
+        return self.build(arrays)
 
 
 DATASETS: dict[str, ImageDataset] = {
@@ -138,14 +178,17 @@ DATASETS: dict[str, ImageDataset] = {
         IdxDataset(
             name="mnist",
             title="MNIST",
-            # The publisher's own address no longer answers: this is the mirror of torchvision.
-            url="https://ossci-datasets.s3.amazonaws.com/mnist/",
-            md5={
-                "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-                "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-                "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
-            },
+            publisher=Publisher(
+                # The publisher's own address no longer answers: this is the mirror of torchvision.
+                "https://ossci-datasets.s3.amazonaws.com/mnist/",
+                {
+                    "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
+                    "train-labels-idx1-ubyte.gz": "md5:d53e105ee54ea40749a09fcbcd1e9432",
+                    "t10k-images-idx3-ubyte.gz": "md5:9fb629c4189551a2d022fa330f9573f3",
+                    "t10k-labels-idx1-ubyte.gz": "md5:ec29112dd5afa0611ce80d1b7f02629c",
+                },
+            ),
+            classes=10,
             label_names=tuple("0123456789"),
             class_sizes=(6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958),
             other_note="not MNIST as published, by the number of each digit (Fashion-MNIST's files?)",
@@ -153,13 +196,16 @@ DATASETS: dict[str, ImageDataset] = {
         IdxDataset(
             name="fmnist",
             title="Fashion-MNIST",
-            url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-            md5={
-                "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
-                "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
-                "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
-            },
+            publisher=Publisher(
+                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+                {
+                    "train-images-idx3-ubyte.gz": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                    "train-labels-idx1-ubyte.gz": "md5:25c81989df183df01b3e8a0aad5dffbe",
+                    "t10k-images-idx3-ubyte.gz": "md5:bef4ecab320f06d8554ea6380940ec79",
+                    "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
+                },
+            ),
+            classes=10,
             label_names=(
                 "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
                 "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
@@ -172,8 +218,10 @@ DATASETS: dict[str, ImageDataset] = {
         CifarDataset(
             name="cifar10",
             title="CIFAR-10",
-            url="https://www.cs.toronto.edu/~kriz/",
-            md5={"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
+            publisher=Publisher(
+                "https://www.cs.toronto.edu/~kriz/",
+                {"cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530"},
+            ),
             sizes={**{f"data_batch_{k}": 10_000 for k in range(1, 6)}, "test_batch": 10_000},
             candidates=(
                 "cifar-10-batches-bin/test_batch.bin", "test_batch.bin", "cifar-10-binary.tar.gz",
@@ -189,8 +237,10 @@ DATASETS: dict[str, ImageDataset] = {
         CifarDataset(
             name="cifar100",
             title="CIFAR-100",
-            url="https://www.cs.toronto.edu/~kriz/",
-            md5={"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"},
+            publisher=Publisher(
+                "https://www.cs.toronto.edu/~kriz/",
+                {"cifar-100-binary.tar.gz": "md5:03b5dce01913d631647c71ecec9e9cb8"},
+            ),
             sizes={"train": 50_000, "test": 10_000},
             # Its python version calls its files train and test, as many folders do: only in its own.
             candidates=(
@@ -200,6 +250,17 @@ DATASETS: dict[str, ImageDataset] = {
             classes=100,
             label_bytes=2,  # coarse label, fine label
             label_key=b"fine_labels",
+        ),
+        TinyImageNet(
+            name="tiny_imagenet",
+            title="Tiny-ImageNet",
+            publisher=Publisher(
+                "http://cs231n.stanford.edu/",
+                {"tiny-imagenet-200.zip": "md5:90528d7ca1a48142e341f4ef8d21d0de"},
+            ),
+            classes=200,
+            images_per_class=500,
+            side=64,
         ),
     )
 }  # fmt: skip
@@ -337,3 +398,74 @@ def _check_part(part: str, images: Bytes, labels: npt.NDArray[Any], path: Path, 
         )
     if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() > last:
         raise BadInput(f"the {part} set in {path} has labels outside of 0..{last}; fetch it again")
+
+
+def _class_folders(folder: Path) -> list[Path]:
+    """The folders of images: their times change when a file is added or removed."""
+    return sorted(path for path in (folder / "train").glob("*/images") if path.is_dir())
+
+
+def _decode_jpegs(path: Path, facts: TinyImageNet, new: New) -> None:
+    try:
+        if path.is_dir():
+            names = [str(file) for folder in _class_folders(path) for file in folder.iterdir()]
+            _fill_pixels(
+                _group_by_class(names, path, facts), lambda name: Path(name).read_bytes(), facts, new
+            )
+        else:
+            with zipfile.ZipFile(path) as archive:  # its reads from several threads do not mix
+                train = [info for info in archive.infolist() if "/train/" in info.filename]
+                names = [info.filename for info in train if info.file_size <= _JPEG_LIMIT]
+                _fill_pixels(_group_by_class(names, path, facts), archive.read, facts, new)
+    except DAMAGE as error:
+        raise damaged(path, error) from None
+
+
+def _group_by_class(names: Sequence[str], path: Path, facts: TinyImageNet) -> list[list[str]]:
+    """The images of each class, `.../train/CLASS/images/FILE.JPEG`, classes and files sorted by name."""
+    classes: dict[str, list[str]] = {}
+    for name in sorted(names):
+        file = PurePosixPath(Path(name).as_posix())
+        if file.suffix.lower() in (".jpeg", ".jpg") and file.parent.name == "images":
+            classes.setdefault(file.parent.parent.name, []).append(name)
+    expected = facts.images_per_class
+    wrong = [f"{len(files)} images in {name}" for name, files in classes.items() if len(files) != expected]
+    if len(classes) != facts.classes or wrong:
+        count = ", ".join([f"{len(classes)} classes", *wrong[:1]])
+        raise BadInput(
+            f"{path} has {count}; expected {facts.classes} classes of {expected} images: fetch it again"
+        )
+    return [classes[name] for name in sorted(classes)]
+
+
+def _fill_pixels(
+    classes: Sequence[Sequence[str]], read: Callable[[str], bytes], facts: TinyImageNet, new: New
+) -> None:
+    total = facts.classes * facts.images_per_class
+    x = new("x", (total, 3, facts.side, facts.side), np.uint8)
+    y = new("y", (total,), np.int64)
+    y[:] = np.repeat(np.arange(facts.classes), facts.images_per_class)
+
+    def fill_class(label: int) -> None:
+        for row, name in enumerate(classes[label], label * facts.images_per_class):
+            x[row] = _decode_jpeg(read(name), name, facts.side)
+
+    # Threads, not processes: the decoder works outside of Python's lock, and nothing has to be sent.
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for k, _ in enumerate(threads.map(fill_class, range(facts.classes)), 1):
+            if k % max(1, facts.classes // 10) == 0:
+                print(f"feddbe: decoding Tiny-ImageNet, once: {100 * k // facts.classes} %", file=sys.stderr)
+
+
+def _decode_jpeg(content: bytes, name: str, side: int) -> npt.NDArray[np.uint8]:
+    """(3, side, side); a few of the JPEGs are grey."""
+    from PIL import Image, UnidentifiedImageError  # here: only this needs it
+
+    try:
+        with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
+            if image.size != (side, side):  # before it is decoded: a head can claim anything
+                raise BadInput(f"{name} is {image.width}x{image.height}, expected {side}x{side}")
+            pixels = np.asarray(image.convert("RGB"))
+    except (UnidentifiedImageError, Image.DecompressionBombError, *DAMAGE) as error:
+        raise BadInput(f"cannot decode {name}: {error}; fetch the images again") from None
+    return pixels.transpose(2, 0, 1)

@@ -1,4 +1,4 @@
-"""What stands after a `?`: which columns to take of a table, and what to do with what does not fit."""
+"""The query of a user's data, `FILE?label=target&client=user`: which columns to use, and how."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from urllib.parse import unquote
 
 from feddbe.errors import BadInput, short, unknown
 
-TABLE = ("label", "client", "x", "categories", "missing", "resize", "config")
-FOLDER = ("resize",)
-NPZ = ("words",)
+TABLE_KEYS = ("label", "client", "x", "categories", "missing", "resize", "config")
+FOLDER_KEYS = ("resize",)
+NPZ_KEYS = ("words",)
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Columns that are not named are found by their usual names."""
+class DataQuery:
+    """Choices about a user's data; columns that are not named are recognized by their usual names."""
 
     label: str = ""
     client: str = ""
@@ -26,45 +26,45 @@ class Choice:
     missing: str = ""
     """Where a value is missing: `drop` the row, or take the `mean` of the training rows."""
     resize: tuple[int, int] | None = None
-    """Width and height that all images are brought to."""
+    """Width and height of all images."""
     words: int = 0
-    """The size of the vocabulary of which an .npz has the numbers."""
+    """Size of the vocabulary, if an .npz file holds word numbers."""
     config: str = ""
-    """One of several data sets under one name on the hub."""
+    """Configuration of a data set on the Hugging Face hub that has several."""
 
-    def only(self, allowed: Iterable[str], place: str) -> None:
-        """Refuse what this form of data has no use for."""
-        given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
-        for word in given:
-            if word not in allowed:
-                words = ", ".join(f"?{name}=" for name in allowed) or "nothing"
-                raise BadInput(f"'?{word}=' says nothing about '{short(place)}'; allowed there: {words}")
+    def require_keys(self, allowed: Iterable[str], where: str) -> None:
+        """Refuse keys that this form of data does not use."""
+        used = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        for key in used:
+            if key not in allowed:
+                keys = ", ".join(f"?{name}=" for name in allowed) or "nothing"
+                raise BadInput(f"'?{key}=' says nothing about '{short(where)}'; allowed there: {keys}")
 
 
-def chosen(query: str) -> Choice:
-    """From `label=target&client=user&x=age,income`; `%26` and `%2C` stand for & and , in names."""
+def parse_query(text: str) -> DataQuery:
+    """Parse `label=target&client=user&x=age,income`; `%26` and `%2C` stand for & and , in names."""
     values: dict[str, Any] = {}
-    for item in filter(None, query.split("&")):
+    for item in filter(None, text.split("&")):
         key, _, value = item.partition("=")
-        if key not in Choice.__dataclass_fields__:
-            raise unknown("word after '?'", key, Choice.__dataclass_fields__)
+        if key not in DataQuery.__dataclass_fields__:
+            raise unknown("word after '?'", key, DataQuery.__dataclass_fields__)
         names = tuple(map(unquote, value.split(",")))
         values[key] = names if key in ("x", "categories") else unquote(value)
     if "missing" in values and values["missing"] not in ("drop", "mean"):
         raise unknown("value of ?missing=", values["missing"], ("drop", "mean"))
     if "resize" in values:
-        values["resize"] = _size(values["resize"])
+        values["resize"] = _parse_size(values["resize"])
     if "words" in values:
         if not values["words"].isdecimal() or int(values["words"]) < 2:
             raise BadInput(
                 f"?words={short(values['words'])}: it must be the size of the vocabulary, from 2 on"
             )
         values["words"] = int(values["words"])
-    return Choice(**values)
+    return DataQuery(**values)
 
 
-def _size(text: str) -> tuple[int, int]:
-    """32 or 48x32, width times height."""
+def _parse_size(text: str) -> tuple[int, int]:
+    """Parse 32 or 48x32, width times height."""
     sides = text.split("x")
     numbers = [int(side) for side in sides if side.isdecimal()]
     if len(numbers) != len(sides) or len(numbers) > 2 or not all(1 <= side <= 4096 for side in numbers):

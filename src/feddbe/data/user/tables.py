@@ -1,333 +1,538 @@
-"""A user's table: a label column, perhaps a client column, and columns of numbers, names, text or images.
+"""Tables of the user: CSV, Parquet and Hugging Face files and frames, all of them read as pandas frames.
 
-Numbers are standardised, each column by its mean and deviation over the training rows (`Dataset.fitted`, when
-it is known which these are): with columns of very different size (age, income) plain SGD gets nowhere. Who
-wants another scale gives an .npz, which is taken as it is. What becomes of each column: `columns.py`.
+A table has a label column, perhaps a client column, and columns of numbers, categories, texts or images.
+Numbers are standardized, each column by its mean and deviation over the training rows (`Dataset.fitted`, when
+it is known which these are): with columns of very different size (age, income) plain SGD makes no progress.
+For another scale, use an .npz file, which is read as it is.
 """
 
 from __future__ import annotations
 
 import csv
+import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from feddbe.data import rows
-from feddbe.data.dataset import Dataset
-from feddbe.data.io.images import decode, preprocessed
-from feddbe.data.preprocessing import Column, Preprocessing, tokenize
-from feddbe.data.rows import MISSING, one_hot
-from feddbe.data.rows import number as rows_number
-from feddbe.data.user.arrays import Array, Numbered, clients_of, labels_of, labels_of_text, made, names_of
-from feddbe.data.user.query import Choice
+from feddbe.data.dataset import Column, Dataset, Preprocessing, tokenize
+from feddbe.data.files import require_regular_file
+from feddbe.data.user.arrays import (
+    Array,
+    EncodedColumn,
+    build_dataset,
+    encode_clients,
+    encode_labels,
+    encode_text_labels,
+    format_values,
+)
+from feddbe.data.user.images import decode_images, image_preprocessing
+from feddbe.data.user.query import DataQuery
 from feddbe.errors import BadInput, one_line, short
 
-LABELS = ("label", "y")
-_WHOLE = re.compile("0|[1-9][0-9]*")
+LABEL_COLUMNS = ("label", "y")
+_EXACT_INTEGER = 2**53
+"""float64 holds all integers up to this one."""
+_MAX_CATEGORIES = 100
+"""Maximum number of distinct values of a categorical column."""
+_WHOLE_NUMBER = re.compile("0|[1-9][0-9]*")
 
 
 @dataclass(frozen=True)
 class Table:
-    """Named columns of equal length, read when they are asked for."""
+    """A pandas frame, and what errors and preprocessing must know of its origin."""
 
     where: str
-    names: Sequence[str]
-    read: Callable[[str], Array]
-    """A column as numbers with nan for what is missing, or as objects: str or None, or all bytes, which are
-    image files. Integers that a float cannot hold beside nan are str."""
-    place: Callable[[int], str] = field(default=lambda row: f"row {row}")
-    """Where a row is, in words."""
+    frame: Any
+    locate: Callable[[int], str] = field(default=lambda row: f"row {row}")
+    """Describes the position of a row."""
     comma: bool = False
     """Whether numbers may have a decimal comma."""
-    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Of columns of numbers from 0 on: what they stand for, if the file says it."""
+    class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Names of the classes 0, 1, ... of label columns, if the file has them."""
 
+    def __post_init__(self) -> None:
+        if not len(self.frame):
+            raise BadInput(f"{self.where} has no rows")
+        if len(self.positions) < len(self.frame.columns):
+            names = short(", ".join(map(str, self.frame.columns)))
+            raise BadInput(f"{self.where} has two columns of one name; it has: {names}")
 
-def as_dataset(table: Table, choice: Choice, name: str) -> Dataset:
-    """Label, client and samples out of the columns of a table."""
-    label = label_column(table, choice)
-    client = choice.client or ("client" if "client" in table.names else "")
-    known = {*table.names}
-    for column in (*filter(None, [client]), *choice.x, *choice.categories):
-        if column not in known:
-            raise _no_column(table, column)
-    wanted = choice.x or tuple(column for column in table.names if column not in (label, client))
-    if not wanted:
-        both = f"'{short(label)}' and '{short(client)}'" if client else f"'{short(label)}'"
-        raise BadInput(f"{table.where} has no column beside {both}")
-    parts = columns_of({column: table.read(column) for column in wanted}, choice, table)
-    ends = {column: table.read(column) for column in filter(None, [label, client])}
-    keep = _kept({column: gaps(values) for column, values in ends.items()}, parts, choice, table)
-    if keep is not None:
-        parts = [part.rows(keep) for part in parts]
-        ends = {column: values[keep] for column, values in ends.items()}
-    y = _labels(ends[label], f"column '{short(label)}' of {table.where}", table.labels.get(label, ()))
-    who = _clients(ends[client], f"column '{short(client)}' of {table.where}") if client else None
-    found: Samples = samples(parts, choice, table)
-    notes = [found.note]
-    if keep is not None and not keep.all():
-        notes.append(f"{int((~keep).sum()):,} of {len(keep):,} rows were left out: values are missing")
-    note = "; ".join(filter(None, notes))
-    return made(name, found.x, y, who, tokens=found.about.words, preprocessing=found.about, note=note)
+    @cached_property
+    def positions(self) -> dict[str, int]:
+        """Names of the columns with their positions."""
+        return {str(name): position for position, name in enumerate(self.frame.columns)}
 
+    def read(self, name: str) -> Array:
+        """Return a column as numbers with nan where a value is missing, or as objects.
 
-def _kept(ends: Mapping[str, Array], parts: Sequence[Any], choice: Choice, table: Table) -> Array | None:
-    """The rows to keep; None: all. What is missing is named, unless somebody said what to do about it."""
-    inside = {part.name: part.missing for part in parts if part.missing.any()}
-    missing = {**{name: gap for name, gap in ends.items() if gap.any()}, **inside}
-    if choice.missing == "drop":
-        lacking = np.logical_or.reduce([*missing.values(), np.zeros(len(parts[0].missing), bool)])
-        if lacking.all():
-            raise BadInput(f"{table.where} has no row without a missing value; leave out columns: ?x=")
-        return np.asarray(~lacking)
-    for name, gap in missing.items():
-        if name in ends or choice.missing != "mean":
-            ways = "?missing=drop leaves such rows out"
-            ways += "" if name in ends else ", ?missing=mean takes the column's mean"
-            count = f" and in {gap.sum() - 1:,} more" if gap.sum() > 1 else ""
-            row = table.place(int(np.flatnonzero(gap)[0]))
+        Objects are str or None, or all bytes, which are image files. Integers next to missing values that a
+        float cannot represent exactly are str.
+        """
+        column = self.frame.iloc[:, self.positions[name]]
+        arrow_type = getattr(column.dtype, "pyarrow_dtype", None)
+        if arrow_type is not None and not _is_supported(arrow_type):
             raise BadInput(
-                f"column '{short(name)}' of {table.where} has no value in {row}{count}; fill it in, or {ways}"
+                f"column '{short(name)}' of {self.where} holds {short(arrow_type)}; accepted are numbers, "
+                "text and images: choose others with ?x=COLUMN,COLUMN"
             )
-    return None
+        kind = getattr(column.dtype, "kind", "O")
+        is_missing = column.isna().to_numpy(bool)
+        if kind in "iufb" and not is_missing.any():
+            return np.asarray(column)
+        too_large = kind in "iu" and bool((column.dropna().abs() > _EXACT_INTEGER).any())
+        if kind in "iufb" and not too_large:
+            return np.asarray(column.astype("float64"))
+        values = np.empty(len(column), object)
+        values[:] = [
+            None if missing else value if isinstance(value, bytes) else str(value)
+            for value, missing in zip(column, is_missing, strict=True)
+        ]
+        return values
+
+    def label_column(self, query: DataQuery) -> str:
+        """Return the name of the column that holds the labels."""
+        for column in [query.label] if query.label else LABEL_COLUMNS:
+            if column in self.positions:
+                return column
+        raise self.no_column(query.label or LABEL_COLUMNS[0])
+
+    def client_column(self, query: DataQuery) -> str:
+        """Return the name of the column that holds the clients; empty: there is none."""
+        return query.client or ("client" if "client" in self.positions else "")
+
+    def no_column(self, column: str) -> BadInput:
+        """Return the error for a column that the table does not have."""
+        return BadInput(
+            f"{self.where} has no column '{short(column)}'; it has: {short(', '.join(self.positions))}; "
+            "name yours as in 'FILE?label=target&client=user&x=age,income'"
+        )
 
 
-def label_column(table: Table, choice: Choice) -> str:
-    """The column that holds the labels."""
-    for column in [choice.label] if choice.label else LABELS:
-        if column in table.names:
-            return column
-    raise _no_column(table, choice.label or "label")
+def load_csv(path: Path, query: DataQuery) -> Dataset:
+    """Load a .csv or .tsv file whose first line names the columns.
 
-
-def _no_column(table: Table, column: str) -> BadInput:
-    return BadInput(
-        f"{table.where} has no column '{short(column)}'; it has: {short(', '.join(table.names))}; "
-        "name yours as in 'FILE?label=target&client=user&x=age,income'"
-    )
-
-
-def _labels(values: Array, what: str, known: Sequence[str]) -> Numbered:
-    """Return labels of any kind, numbered from 0 in sorted order."""
-    if values.dtype == object:
-        if images(values):
-            raise BadInput(f"{what} holds images; labels must be whole numbers or text")
-        found = labels_of_text(values.tolist(), what)
-    else:
-        found = labels_of(values, len(values), what)
-    if known and all(name.isdecimal() and int(name) < len(known) for name in found.names):
-        return Numbered(found.numbers, tuple(known[int(name)] for name in found.names))
-    return found
-
-
-def _clients(values: Array, what: str) -> Numbered:
-    """Clients in the order of their names; only if all are plain whole numbers, by their value.
-
-    Of any length: an id can have twenty digits.
+    Python's csv module checks the form of every row and knows its line; pandas parses the numbers.
     """
-    if values.dtype != object:
-        whole = values.dtype.kind == "f" and np.array_equal(values, np.trunc(values))
-        return clients_of(values.astype(np.int64) if whole else values, len(values), what)
-    names = {*values.tolist()}
-    plain = all(isinstance(name, str) and _WHOLE.fullmatch(name) for name in names)
-    ordered = sorted(names, key=lambda name: (len(name), name)) if plain else sorted(names, key=str)
-    place = {name: k for k, name in enumerate(ordered)}
-    return Numbered(np.array([place[name] for name in values], np.int64), tuple(map(str, ordered)))
-
-
-def load_csv(path: Path, choice: Choice) -> Dataset:
-    """The data set in a .csv or .tsv file whose first line names the columns."""
     try:
-        names, cells, lines, delimiter = rows.read_csv(path)
+        with rows.open_csv(path) as (names, delimiter, records):
+            lines = np.fromiter((line for line, _ in records), np.int64)
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"cannot read {path} as CSV in UTF-8: {one_line(error)}") from None
     except ValueError as error:
         raise BadInput(str(error)) from None
-    if not cells:
+    if not len(lines):
         raise BadInput(f"{path} has no rows; expected are a line of names, then one line a sample")
-    places = {name: at for at, name in enumerate(names)}
-
-    def read(name: str) -> Array:
-        at = places[name]
-        return np.array([row[at] for row in cells], object)
-
-    table = Table(str(path), names, read, lambda row: f"line {lines[row]}", comma=delimiter == ";")
-    return as_dataset(table, choice, path.name)
+    frame = _read_frame(path, names, delimiter, query)
+    table = Table(str(path), frame, lambda row: f"line {lines[row]}", comma=delimiter == ";")
+    return build_table_dataset(table, query, path.name)
 
 
-_CATEGORIES = 100
-"""So many different words in a column can be names of kinds; more, or in most rows another, are texts."""
+def _read_frame(path: Path, names: Sequence[str], delimiter: str, query: DataQuery) -> Any:
+    """Return a frame of numbers and texts in which every number equals Python's `float` of its text.
+
+    Labels, clients and categories stay texts: 1 and 1.0 are two classes.
+    """
+    import pandas  # here: only tables need it
+
+    options: dict[str, Any] = {
+        "sep": delimiter, "names": names, "header": 0, "index_col": False, "encoding": "utf-8-sig",
+        "keep_default_na": False, "na_values": [""], "low_memory": False,
+    }  # fmt: skip
+    if pandas.__version__.startswith(("2.", "3.0.")):  # later versions always parse exactly
+        options["float_precision"] = "round_trip"
+    if (
+        delimiter == ";"
+    ):  # of both decimal signs, pandas reads the one of the first row, and leaves others texts
+        first = pandas.read_csv(path, dtype=str, nrows=1, **options)
+        options["decimal"] = "," if first.iloc[0].str.contains(",").any() else "."
+    texts = {*LABEL_COLUMNS, "client", query.label, query.client, *query.categories}.intersection(names)
+    frame = pandas.read_csv(path, dtype=dict.fromkeys(texts, str), **options)
+    # pandas reads True as a truth value, and integers that no type holds as objects: these are texts, too.
+    others = [name for name, dtype in frame.dtypes.items() if dtype in (bool, object)]
+    if others:
+        frame[others] = pandas.read_csv(path, dtype=str, usecols=others, **options)[others]
+    return frame
+
+
+def load_parquet(path: Path, query: DataQuery) -> Dataset:
+    """Load a .parquet file."""
+    pyarrow = _import_pyarrow(str(path))
+    from pyarrow import parquet
+
+    try:
+        content = _validate(parquet.read_table(path, partitioning=None))
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise BadInput(f"cannot read {path}: {one_line(error)}") from None
+    return build_table_dataset(_arrow_table(content, str(path)), query, path.name)
+
+
+def load_frame(frame: Any, query: DataQuery) -> Dataset:
+    """Load a pandas frame as a table in a file would be."""
+    return build_table_dataset(Table("the frame", frame), query, "frame")
+
+
+def is_hugging_face_folder(folder: Path) -> bool:
+    """Return whether Hugging Face's `save_to_disk` wrote this folder."""
+    return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+
+
+def load_hugging_face_folder(folder: Path, query: DataQuery) -> Dataset:
+    """Load what `save_to_disk` wrote; needs pyarrow, but not Hugging Face's library."""
+    pyarrow = _import_pyarrow(str(folder))
+    try:
+        names = [""]
+        if (folder / "dataset_dict.json").is_file():
+            names = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+        splits = {name: _read_arrow_files(folder / name) for name in names}
+    except (OSError, ValueError, KeyError, TypeError, pyarrow.ArrowException) as error:
+        raise BadInput(f"cannot read the data set in {folder}: {one_line(error)}") from None
+    return _load_splits(splits, query, str(folder), f"{folder.resolve().name}/")
+
+
+def load_from_hub(name: str, query: DataQuery) -> Dataset:
+    """Load the data set of this name from the Hugging Face hub, or from its library's own cache."""
+    try:
+        import datasets
+    except ImportError:
+        raise BadInput(
+            f"hf:{name} needs the datasets library; install it with: pip install 'feddbe[hub]'"
+        ) from None
+    try:
+        loaded = datasets.load_dataset(name, query.config or None)
+        splits = {split: _validate(part.with_format("arrow")[:]) for split, part in loaded.items()}
+    except Exception as error:  # network, names, files: the library raises all kinds
+        raise BadInput(f"cannot load hf:{name}: {one_line(error)}") from None
+    return _load_splits(splits, query, f"hf:{name}", f"hf:{name}")
+
+
+def _import_pyarrow(needed_by: str) -> Any:
+    try:
+        import pyarrow  # here: its import takes long
+    except ImportError:
+        raise BadInput(f"{needed_by} needs pyarrow; install it with: pip install 'feddbe[table]'") from None
+    return pyarrow
+
+
+def _read_arrow_files(folder: Path) -> Any:
+    import pyarrow
+
+    require_regular_file(folder / "state.json")
+    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    parts = []
+    for data_file in state["_data_files"]:
+        path = folder / Path(data_file["filename"]).name
+        require_regular_file(path)
+        with pyarrow.memory_map(str(path)) as file:
+            parts.append(_validate(pyarrow.ipc.open_stream(file).read_all()))
+    return pyarrow.concat_tables(parts)
+
+
+def _load_splits(splits: Mapping[str, Any], query: DataQuery, where: str, name: str) -> Dataset:
+    """Join the splits that have rows with labels, the training split first."""
+    pyarrow = _import_pyarrow(where)
+    labeled = []
+    for split, part in sorted(splits.items(), key=lambda item: item[0] != "train"):
+        if not part.num_rows:
+            continue
+        table = _arrow_table(part, f"{where}, split {split}" if split else where)
+        labels = table.read(table.label_column(query))
+        if labels.dtype == object or not np.all(labels == -1):
+            labeled.append(part)
+    if not labeled:
+        raise BadInput(f"{where} has no rows with labels")
+    try:
+        joined = pyarrow.concat_tables(labeled)
+    except pyarrow.ArrowException as error:
+        raise BadInput(f"the splits of {where} do not have the same columns: {one_line(error)}") from None
+    return build_table_dataset(_arrow_table(joined, where), query, name)
+
+
+def _validate(content: Any) -> Any:
+    """Return the Arrow table if its offsets are inside of its values and its text is UTF-8.
+
+    Arrow itself trusts a file, and follows a damaged offset out of memory.
+    """
+    content.validate(full=True)
+    return content
+
+
+def _arrow_table(content: Any, where: str) -> Table:
+    """Return an Arrow table as a frame that keeps Arrow's types: integers with gaps stay integers."""
+    import pandas
+    import pyarrow
+
+    columns = []
+    for column in content.columns:
+        if pyarrow.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if pyarrow.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
+            chunks = [chunk.field("bytes") for chunk in column.chunks]  # the hub's images
+            column = pyarrow.chunked_array(chunks, column.type.field("bytes").type)
+        columns.append(column)
+    plain_table = pyarrow.table(columns, names=content.column_names)
+    frame = plain_table.to_pandas(types_mapper=pandas.ArrowDtype)
+    return Table(where, frame, class_names=_hub_class_names(content))
+
+
+def _is_supported(arrow_type: Any) -> bool:
+    from pyarrow import types
+
+    checks = (
+        types.is_boolean, types.is_integer, types.is_floating, types.is_string, types.is_large_string,
+        types.is_binary,
+    )  # fmt: skip
+    return any(check(arrow_type) for check in checks)
+
+
+def _hub_class_names(content: Any) -> dict[str, Sequence[str]]:
+    """Return the names of classes that Hugging Face's library writes next to its tables."""
+    try:
+        features = json.loads(content.schema.metadata[b"huggingface"])["info"]["features"]
+        names = {name: about["names"] for name, about in features.items() if about["_type"] == "ClassLabel"}
+        return {name: list(map(str, classes)) for name, classes in names.items()}
+    except (KeyError, TypeError, ValueError):  # from elsewhere, or of another version
+        return {}
+
+
+# --- from columns to a data set
 
 
 @dataclass(frozen=True)
-class Part:
-    """One column."""
+class Feature:
+    """A column of inputs."""
 
     name: str
-    kind: str
-    """`number`, `category`, `text` or `image`."""
+    kind: Literal["number", "category", "text", "image"]
     values: Array
     """Numbers with nan, or objects with None."""
     missing: npt.NDArray[np.bool_]
 
-    def rows(self, keep: Array) -> Part:
-        return replace(self, values=self.values[keep], missing=self.missing[keep])
+    def keep(self, mask: Array) -> Feature:
+        """Return the rows where `mask` is true."""
+        return replace(self, values=self.values[mask], missing=self.missing[mask])
 
 
-class Samples(NamedTuple):
-    """What a model is trained on, raw where training rows must be known first."""
+class Inputs(NamedTuple):
+    """All features together, raw where training rows must be known first."""
 
     x: Array
     about: Preprocessing
     note: str = ""
 
 
-def gaps(values: Array, *, number: bool = False) -> npt.NDArray[np.bool_]:
-    """Where nothing is: in a column of numbers `NA` and the like, in others an empty cell."""
+def build_table_dataset(table: Table, query: DataQuery, name: str) -> Dataset:
+    """Return label, client and inputs of a table as a data set."""
+    label, client = table.label_column(query), table.client_column(query)
+    for column in (*filter(None, [client]), *query.x, *query.categories):
+        if column not in table.positions:
+            raise table.no_column(column)
+    inputs = query.x or tuple(column for column in table.positions if column not in (label, client))
+    if not inputs:
+        both = f"'{short(label)}' and '{short(client)}'" if client else f"'{short(label)}'"
+        raise BadInput(f"{table.where} has no column beside {both}")
+    features = _classify({column: table.read(column) for column in inputs}, query, table)
+    targets = {column: table.read(column) for column in filter(None, [label, client])}
+    mask = _rows_to_keep(targets, features, query, table)
+    if mask is not None:
+        features = [feature.keep(mask) for feature in features]
+        targets = {column: values[mask] for column, values in targets.items()}
+    what = {column: f"column '{short(column)}' of {table.where}" for column in targets}
+    y = _encode_labels(targets[label], what[label], table.class_names.get(label, ()))
+    clients = _encode_clients(targets[client], what[client]) if client else None
+    x, about, note = _join_features(features, query, table)
+    notes = [note]
+    if mask is not None and not mask.all():
+        notes.append(f"{int((~mask).sum()):,} of {len(mask):,} rows were left out: values are missing")
+    note = "; ".join(filter(None, notes))
+    return build_dataset(name, x, y, clients, tokens=about.words, preprocessing=about, note=note)
+
+
+def _rows_to_keep(
+    targets: Mapping[str, Array], features: Sequence[Feature], query: DataQuery, table: Table
+) -> Array | None:
+    """Return a mask of the rows to keep, or None for all.
+
+    Raises:
+        BadInput: A value is missing, and the query does not say what to do about it.
+    """
+    missing = {name: mask for name, values in targets.items() if (mask := missing_mask(values)).any()}
+    missing |= {feature.name: feature.missing for feature in features if feature.missing.any()}
+    if query.missing == "drop":
+        incomplete = np.logical_or.reduce([*missing.values(), np.zeros(len(features[0].missing), bool)])
+        if incomplete.all():
+            raise BadInput(f"{table.where} has no row without a missing value; leave out columns: ?x=")
+        return np.asarray(~incomplete)
+    for name, mask in missing.items():
+        if name in targets or query.missing != "mean":
+            remedy = "?missing=drop leaves such rows out"
+            remedy += "" if name in targets else ", ?missing=mean takes the column's mean"
+            count = f" and in {mask.sum() - 1:,} more" if mask.sum() > 1 else ""
+            row = table.locate(int(np.flatnonzero(mask)[0]))
+            raise BadInput(
+                f"column '{short(name)}' of {table.where} has no value in {row}{count}; "
+                f"fill it in, or {remedy}"
+            )
+    return None
+
+
+def _encode_labels(values: Array, what: str, class_names: Sequence[str]) -> EncodedColumn:
+    """Return labels of any kind, numbered from 0 in sorted order."""
+    if values.dtype != object:
+        labels = encode_labels(values, len(values), what)
+    elif _are_images(values):
+        raise BadInput(f"{what} holds images; labels must be whole numbers or text")
+    else:
+        labels = encode_text_labels(values.tolist(), what)
+    if class_names and all(name.isdecimal() and int(name) < len(class_names) for name in labels.names):
+        return EncodedColumn(labels.numbers, tuple(class_names[int(name)] for name in labels.names))
+    return labels
+
+
+def _encode_clients(values: Array, what: str) -> EncodedColumn:
+    """Return clients in the order of their names; if all are whole numbers of any length, by their value."""
+    if values.dtype != object:
+        is_whole = values.dtype.kind == "f" and np.array_equal(values, np.trunc(values))
+        return encode_clients(values.astype(np.int64) if is_whole else values, len(values), what)
+    names = {*values.tolist()}
+    are_numbers = all(isinstance(name, str) and _WHOLE_NUMBER.fullmatch(name) for name in names)
+    ordered = sorted(names, key=lambda name: (len(name), name)) if are_numbers else sorted(names, key=str)
+    return EncodedColumn.of(values.tolist(), ordered)
+
+
+def missing_mask(values: Array) -> npt.NDArray[np.bool_]:
+    """Return where a column has no value: nan or an empty cell."""
     if values.dtype != object:
         return np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
-    empty = MISSING if number else {""}
-    return np.array([v is None or (isinstance(v, str) and v.strip().lower() in empty) for v in values], bool)
+    return np.array([v is None or (isinstance(v, str) and not v.strip()) for v in values], bool)
 
 
-def images(values: Array) -> bool:
-    """Whether it is a column of image files."""
+def _are_images(values: Array) -> bool:
     return values.dtype == object and isinstance(next((v for v in values if v is not None), None), bytes)
 
 
-def numbers(values: Array, *, comma: bool = False) -> npt.NDArray[np.float64] | None:
-    """A column as numbers, nan where one is missing, if all of it can be read so."""
-    if values.dtype != object:
-        return values.astype(np.float64)
-    if images(values):
-        return None
+def _classify(columns: Mapping[str, Array], query: DataQuery, table: Table) -> list[Feature]:
+    """Return what each column is; text next to numbers is a category."""
+    features = [_feature(name, values, query, table) for name, values in columns.items()]
+    if not {feature.kind for feature in features} & {"number", "category"}:
+        return features
+    return [
+        _as_category(feature, features, table) if feature.kind == "text" else feature for feature in features
+    ]
+
+
+def _feature(name: str, values: Array, query: DataQuery, table: Table) -> Feature:
+    if name in query.categories:
+        return Feature(name, "category", _category_names(values), missing_mask(values))
+    if _are_images(values):
+        return Feature(name, "image", values, missing_mask(values))
+    numbers = _parse_numbers(values, table.comma)
+    wrong = [row for row, number in enumerate(numbers) if number is None] if isinstance(numbers, list) else []
+    if not wrong:
+        exact = np.array(numbers, np.float64)
+        _check_numbers(name, exact, table)
+        return Feature(name, "number", exact, np.isnan(exact))
+    if sum(number is not None and not math.isnan(number) for number in numbers) > len(wrong):
+        value, where = short(str(values[wrong[0]])[:20]), table.locate(wrong[0])
+        raise BadInput(
+            f"column '{short(name)}' of {table.where} has numbers, but '{value}' in {where}; correct it "
+            f"(empty, if it is missing), or ?categories={short(name)} if they are names"
+        )
+    texts = np.array(["" if value is None else value for value in values], object)
+    return Feature(name, "text", texts, np.zeros(len(values), bool))
+
+
+def _parse_numbers(values: Array, comma: bool) -> npt.NDArray[np.float64] | list[float | None]:
+    """Return a column as numbers, nan where one is missing, and None where there is something else."""
     try:
         return values.astype(np.float64)  # the quick way, if nothing is missing
     except (ValueError, TypeError):
-        found = [rows_number(value, comma) for value in values]
-        return None if None in found else np.array(found, np.float64)
+        return [rows.number(value, comma) for value in values]
 
 
-def columns_of(columns: Mapping[str, Array], choice: Choice, table: Table) -> list[Part]:
-    """What each of them is; text beside numbers is a category."""
-    parts = [_part(name, values, choice, table) for name, values in columns.items()]
-    mixed = {part.kind for part in parts} & {"number", "category"}
-    return [_category(part, parts, table) if mixed and part.kind == "text" else part for part in parts]
-
-
-def _part(name: str, values: Array, choice: Choice, table: Table) -> Part:
-    if name in choice.categories:
-        return Part(name, "category", _names(values), gaps(values))
-    found = numbers(values, comma=table.comma)
-    if found is not None and not np.isnan(found).all():
-        return Part(name, "number", _checked(name, found, table), np.isnan(found))
-    if images(values):
-        return Part(name, "image", values, gaps(values))
-    if found is not None:
+def _check_numbers(name: str, values: npt.NDArray[np.float64], table: Table) -> None:
+    if np.isnan(values).all():
         raise BadInput(f"column '{short(name)}' of {table.where} has no values; leave it out: ?x=")
-    read = [rows_number(value, table.comma) for value in values]
-    there, wrong = (np.flatnonzero(gap) for gap in _read(read))
-    if len(there) > len(wrong):
-        first = int(wrong[0])
-        raise BadInput(
-            f"column '{short(name)}' of {table.where} has numbers, but '{short(str(values[first])[:20])}' in "
-            f"{table.place(first)}; correct it (empty, if it is missing), or ?categories={short(name)} if "
-            "they are names"
-        )
-    texts = np.array(["" if value is None else value for value in values], object)
-    return Part(name, "text", texts, np.zeros(len(values), bool))
-
-
-def _read(found: Sequence[float | None]) -> tuple[Array, Array]:
-    """Where a number was read, and where none was, though something is there."""
-    return (
-        np.array([value is not None and value == value for value in found], bool),
-        np.array([value is None for value in found], bool),
-    )
-
-
-def _names(values: Array) -> Array:
-    """What is in a column as names: a number as people write it."""
-    if values.dtype == object:
-        return values
-    missing = gaps(values)
-    found = np.empty(len(values), object)
-    whole = not missing.all() and bool((values[~missing] == np.trunc(values[~missing])).all())
-    found[~missing] = names_of(values[~missing]) if whole else [*map(str, values[~missing].tolist())]
-    return found
-
-
-def _checked(name: str, values: npt.NDArray[np.float64], table: Table) -> npt.NDArray[np.float64]:
-    bad = np.flatnonzero(np.isinf(values))
-    if bad.size:
-        where = table.place(int(bad[0]))
-        raise BadInput(f"column '{short(name)}' of {table.where} is {values[bad[0]]} in {where}; replace it")
+    infinite = np.flatnonzero(np.isinf(values))
+    if infinite.size:
+        value, where = values[infinite[0]], table.locate(int(infinite[0]))
+        raise BadInput(f"column '{short(name)}' of {table.where} is {value} in {where}; replace it")
     with np.errstate(over="ignore"):
         if not np.isfinite(values[~np.isnan(values)].std()):
             raise BadInput(f"column '{short(name)}' of {table.where} has values too large to compute with")
-    return values
 
 
-def _category(part: Part, parts: Sequence[Part], table: Table) -> Part:
-    """A column of text beside numbers, if it has few enough different values."""
-    known = {*part.values.tolist()} - {""}
-    if len(known) <= min(_CATEGORIES, max(1, len(part.values) // 2)):
-        return replace(part, kind="category", missing=gaps(part.values))
-    others = [other.name for other in parts if other.kind != "text"]
+def _category_names(values: Array) -> Array:
+    """Return a column as names: a whole number without a fraction."""
+    if values.dtype == object:
+        return values
+    missing = missing_mask(values)
+    present = values[~missing]
+    names = np.empty(len(values), object)
+    are_whole = len(present) > 0 and bool((present == np.trunc(present)).all())
+    names[~missing] = format_values(present) if are_whole else [*map(str, present.tolist())]
+    return names
+
+
+def _as_category(text: Feature, features: Sequence[Feature], table: Table) -> Feature:
+    """Return a text column as a category, if it has few enough different values."""
+    distinct = {*text.values.tolist()} - {""}
+    if len(distinct) <= min(_MAX_CATEGORIES, max(1, len(text.values) // 2)):
+        return replace(text, kind="category", missing=missing_mask(text.values))
+    others = [feature.name for feature in features if feature.kind != "text"]
     raise BadInput(
-        f"{table.where} has numbers in {_listed(others)} but text in '{short(part.name)}' ({len(known)} "
-        f"different in {len(part.values)} rows, as '{short(str(part.values[0])[:20])}'); take the texts "
-        f"alone, ?x={short(part.name)}, or the others, ?x={short(','.join(others))}"
+        f"{table.where} has numbers in {_quote(others)} but text in '{short(text.name)}' ({len(distinct)} "
+        f"different in {len(text.values)} rows, as '{short(str(text.values[0])[:20])}'); take the texts "
+        f"alone, ?x={short(text.name)}, or the others, ?x={short(','.join(others))}"
     )
 
 
-def samples(parts: Sequence[Part], choice: Choice, table: Table) -> Samples:
-    """All columns together."""
-    names = [part.name for part in parts]
-    pictures = [part for part in parts if part.kind == "image"]
-    if pictures and len(parts) > 1:
-        others = [name for name in names if name != pictures[0].name]
-        raise BadInput(
-            f"{table.where} has images in '{short(pictures[0].name)}' beside {_listed(others)}; "
-            f"choose one: ?x={short(pictures[0].name)}"
-        )
-    if pictures:
-        files = pictures[0].values
-        where = [f"in {table.place(row)} of {table.where}" for row in range(len(files))]
-        x = decode(files.tolist(), where, choice.resize)
-        return Samples(x, preprocessed(x, choice.resize))
-    if choice.resize:
+def _join_features(features: Sequence[Feature], query: DataQuery, table: Table) -> Inputs:
+    image = next((feature for feature in features if feature.kind == "image"), None)
+    if image is not None:
+        others = [feature.name for feature in features if feature.name != image.name]
+        if others:
+            raise BadInput(
+                f"{table.where} has images in '{short(image.name)}' beside {_quote(others)}; "
+                f"choose one: ?x={short(image.name)}"
+            )
+        names = [f"in {table.locate(row)} of {table.where}" for row in range(len(image.values))]
+        pixels = decode_images(image.values.tolist(), names, query.resize)
+        return Inputs(pixels, image_preprocessing(pixels, query.resize))
+    if query.resize:
         raise BadInput(f"?resize= is for images; {table.where} has none")
-    if parts[0].kind == "text":
-        return _texts(parts, table)
-    made = [_inputs(part) for part in parts]
-    x = np.concatenate([values for values, _ in made], axis=1)
-    columns = tuple(column for _, column in made)
-    kinds = [f"{short(c.name)} ({len(c.categories)})" for c in columns if c.categories]
+    if features[0].kind == "text":
+        return _join_texts(features, table)
+    encoded = [_encode_feature(feature) for feature in features]
+    x = np.concatenate([values for values, _ in encoded], axis=1)
+    columns = tuple(column for _, column in encoded)
+    kinds = [f"{short(column.name)} ({len(column.categories)})" for column in columns if column.categories]
     note = f"one input for each category of {short(', '.join(kinds))}" if kinds else ""
-    about = Preprocessing("table", x.shape[1:], columns, missing=choice.missing, comma=table.comma)
-    return Samples(x, about, note)
+    about = Preprocessing("table", x.shape[1:], columns, missing=query.missing, comma=table.comma)
+    return Inputs(x, about, note)
 
 
-def _inputs(part: Part) -> tuple[npt.NDArray[np.float64], Column]:
-    """A column's raw inputs."""
-    if part.kind == "number":
-        return part.values.astype(np.float64)[:, np.newaxis], Column(part.name)
-    known = {*part.values.tolist()} - {None, ""}
-    categories = tuple(sorted(map(str, known)))
-    return one_hot(part.values.tolist(), categories)[0], Column(part.name, categories)
+def _encode_feature(feature: Feature) -> tuple[npt.NDArray[np.float64], Column]:
+    """Return the raw inputs of a number or a category."""
+    if feature.kind == "number":
+        return feature.values[:, np.newaxis], Column(feature.name)
+    distinct = {*feature.values.tolist()} - {None, ""}
+    categories = tuple(sorted(map(str, distinct)))
+    return rows.one_hot(feature.values.tolist(), categories)[0], Column(feature.name, categories)
 
 
-def _texts(parts: Sequence[Part], table: Table) -> Samples:
-    names = [part.name for part in parts]
-    x, vocabulary = tokenize(map(" ".join, zip(*(part.values for part in parts), strict=True)))
+def _join_texts(features: Sequence[Feature], table: Table) -> Inputs:
+    names = [feature.name for feature in features]
+    x, vocabulary = tokenize(map(" ".join, zip(*(feature.values for feature in features), strict=True)))
     if len(vocabulary) < 2:
         raise BadInput(f"the text in {short(', '.join(names))} of {table.where} has no words")
     longest = int(np.flatnonzero(x.any(0))[-1]) + 1
@@ -336,8 +541,8 @@ def _texts(parts: Sequence[Part], table: Table) -> Samples:
         "texts", x.shape[1:], tuple(Column(name, mean=(0.0,)) for name in names),
         vocabulary=tuple(vocabulary), words=len(vocabulary),
     )  # fmt: skip
-    return Samples(x, about)
+    return Inputs(x, about)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _quote(names: Sequence[str]) -> str:
     return short(", ".join(f"'{name}'" for name in names))

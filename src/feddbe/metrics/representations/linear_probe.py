@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 
 from feddbe import seeds
 from feddbe.errors import BadInput
 from feddbe.metrics.representations.mdl import one_thread
-from feddbe.metrics.representations.points import Points
+from feddbe.metrics.representations.points import Analysis, Column, FigureKind, Points, Taken
 
 RIDGE = 0.3
 """Weight of the penalty, in units of the mean variance of a feature: enough for features that are half noise,
@@ -56,3 +59,19 @@ def _scores(x: torch.Tensor, y: torch.Tensor, x_test: torch.Tensor) -> torch.Ten
     if dual:
         return x_test @ (x.T @ torch.cholesky_solve(y, factor))
     return x_test @ torch.cholesky_solve(x.T @ y, factor)
+
+
+def _compute(points: Points, classes: int, settings: Mapping[str, Any]) -> Taken:
+    return Taken({"": linear_probe(points, **settings)})
+
+
+LINEAR_PROBE = Analysis(
+    name="probe",
+    title="Linear probe by layer",
+    description="Accuracy of a linear classifier of the representations.",
+    compute=_compute,
+    settings={"seed": 0},
+    columns=(Column("value", "linear probe accuracy", "%", digits=2),),
+    figure=FigureKind.BARS,
+    each=True,
+)

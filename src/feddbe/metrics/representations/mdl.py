@@ -30,8 +30,9 @@ each other.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -48,7 +49,7 @@ from torch import Tensor
 from feddbe import seeds
 from feddbe.config.parameters import Parameters, parameter
 from feddbe.errors import BadInput
-from feddbe.metrics.representations.points import Points
+from feddbe.metrics.representations.points import Analysis, Column, FigureKind, Points, Readings, Taken
 
 SHUFFLE = 0
 """The samples that are kept are the first of np.random.RandomState(SHUFFLE).permutation(all): the same for
@@ -414,3 +415,39 @@ def in_parts(items: Sequence[Work]) -> Iterator[Work]:
     for index, item in enumerate(items):  # noqa: B007  (report_part reads it)
         with listening(report_part):
             yield item
+
+
+EPSILONS = (1.0, 0.5, 0.1)
+"""Nats per sample at which surplus description length and sample complexity are stored."""
+
+
+def _compute(points: Points, classes: int, settings: Mapping[str, Any]) -> Taken:
+    result = mdl(points, classes=classes, settings=Settings(**settings))
+    readings: Readings = {
+        "": result.nats, "bits": result.bits, "std": result.spread, "validation_loss": result.validation_loss,
+    }  # fmt: skip
+    for size, losses in zip(result.sizes, result.losses, strict=True):
+        readings[f"loss:{size}"] = float(np.mean(losses))
+        readings[f"loss_std:{size}"] = float(np.std(losses, ddof=1))
+    for eps in EPSILONS:
+        readings |= {f"sdl:{eps:g}": result.sdl(eps), f"esc:{eps:g}": result.esc(eps)}
+    return Taken(readings)
+
+
+def _keep_all(settings: Settings) -> dict[str, Any]:
+    """Return settings that keep all samples: the analysis of a run has selected them before."""
+    return dataclasses.asdict(dataclasses.replace(settings, n=None))
+
+
+DESCRIPTION_LENGTH = Analysis(
+    name="mdl",
+    title="Minimum description length by layer",
+    description="Minimum description length of the labels in nats, given the representations "
+    "(± standard deviation over seeds): lower is better.",
+    compute=_compute,
+    settings=_keep_all(FULL),
+    quick=_keep_all(QUICK),
+    columns=(Column("value", "minimum description length", "nats", digits=0, spread="std"),),
+    figure=FigureKind.BARS,
+    each=True,
+)

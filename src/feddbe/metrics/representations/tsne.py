@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from feddbe.errors import BadInput
-from feddbe.metrics.representations.points import Points
+from feddbe.metrics.representations.points import Analysis, FigureKind, Points, Taken
 from feddbe.seeds import stream
 
 LEAST, DIMENSIONS, PERPLEXITY = 5, 50, 30
@@ -37,3 +40,21 @@ def tsne(points: Points, *, seed: int = 0, n: int = 2000) -> Points:
         start = "pca" if x.shape[1] > 1 else "random"
         places = TSNE(perplexity=perplexity, init=start, random_state=random).fit_transform(x)
     return chosen._replace(x=places.astype(np.float32))
+
+
+def _compute(points: Points, classes: int, settings: Mapping[str, Any]) -> Taken:
+    import torch
+
+    embedded = tsne(points, **settings)
+    return Taken({}, state={key: torch.from_numpy(array) for key, array in embedded._asdict().items()})
+
+
+TSNE = Analysis(
+    name="tsne",
+    title="Representations in the plane (t-SNE)",
+    description="Only the distances between near points have a meaning; the axes have no unit.",
+    compute=_compute,
+    settings={"seed": 0, "n": 2000},
+    columns=(),
+    figure=FigureKind.SCATTER,
+)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
+import numpy as np
+
+from feddbe.reporting.figure import Axis, Bars, Bubbles, Curves, Dots, Figure, HeatMap, Panel, Scatter
 from feddbe.results.document import RunDocument, labels
-from feddbe.results.seeds import Points, groups, names
-from feddbe.results.statistics import interval
+from feddbe.results.seeds import groups
 from feddbe.runs import summary
 from feddbe.runs.store import Store
 from feddbe.runs.summary import accuracies as summary_accuracies
@@ -63,10 +66,6 @@ class Sources:
     def name(self, document: RunDocument) -> str:
         return self.names[[d["folder"] for d in self.documents].index(document["folder"])]
 
-    def called(self, found: Sequence[Sequence[RunDocument]]) -> list[str]:
-        """A name for each group, told apart as those of runs are."""
-        return _unique(names(found), [group[0] for group in found])
-
 
 def _unique(plain: Sequence[str], documents: Sequence[RunDocument]) -> list[str]:
     return [
@@ -105,40 +104,9 @@ def command(what: str, line: str) -> Block:
     return {"what": what, "line": line}
 
 
-def table(
-    id: str,
-    caption: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    *,
-    filter: bool = False,
-    heading: str = "",
-) -> Block:
-    """Rows of cells, the first of which names the row. It can be sorted, and with `filter` searched."""
-    return {
-        "kind": "table",
-        "id": id,
-        "caption": caption,
-        "columns": list(columns),
-        "rows": [list(row) for row in rows],
-        "filter": filter,
-        "heading": heading,
-    }
-
-
 def facts(id: str, caption: str, rows: Sequence[Sequence[str]]) -> Block:
     """Names and values that nobody sorts."""
     return {"kind": "facts", "id": id, "caption": caption, "rows": [list(row) for row in rows]}
-
-
-def cell(text: str, value: float | None) -> dict[str, Any]:
-    """A number as it is shown, and as it is sorted by."""
-    return {"text": text, "value": number(value)}
-
-
-def figure(kind: str, id: str, caption: str, text: str, **content: Any) -> Block:
-    """Of a kind that the page can draw: curves, heat, bubbles, bars, dots, scatter."""
-    return {"kind": kind, "id": id, "caption": caption, "text": text, **content}
 
 
 def number(value: float | None, digits: int = 4) -> float | None:
@@ -146,126 +114,95 @@ def number(value: float | None, digits: int = 4) -> float | None:
     return None if value is None or not math.isfinite(value) else round(float(value), digits)
 
 
-def thinned(items: Sequence[int], most: int, keep: Sequence[int] = ()) -> tuple[list[int], int]:
-    """Every so many of ordered items, with the last and those to `keep`; and every how many."""
-    step = max(1, math.ceil(len(items) / most))
-    chosen = {*items[::step], *items[-1:], *(item for item in keep if item in set(items))}
-    return sorted(chosen), step
-
-
-def some(items: Sequence[int], most: int) -> list[int]:
-    """At most so many of ordered items, evenly from the first to the last."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
-
-
-_MOST = 400
-"""Rounds that a curve is drawn through: a screen has not many more dots across."""
-
-BAND = "Band: 95 % interval of the mean over seeds (of two seeds: from the lower to the higher)."
-
-
-class Choice(NamedTuple):
-    """What a reader may choose to see as a curve."""
-
-    name: str
-    points: Points
-    unit: Literal["%", ""] = ""
-    """% for values between 0 and 100, which are written with two digits."""
-    floor: bool = False
-    """There is each client's majority class to compare with."""
-    best: bool = False
-    """It is what the best round is chosen by, which is marked."""
-
-
-def curves(id: str, sources: Sources, asked: Sequence[Choice], x: str, caption: str) -> list[Block]:
-    """One figure with all of these that any run has; none if there is none."""
-    found = choices(sources, asked)
-    if not found:
-        return []
-    thin = max(one["step"] for one in found)
-    several = any(line["runs"] > 1 for one in found for line in one["series"])
-    words = [
-        caption,
-        BAND * several,
-        f"Every {_ordinal(thin)} {x} is drawn, with the best and the last." * (thin > 1),
-    ]
-    text = "; ".join(map(told, found[0]["series"]))
-    return [figure("curves", id, " ".join(filter(None, words)), text, x=x, choices=found)]
-
-
-def choices(sources: Sources, asked: Sequence[Choice]) -> list[Block]:
-    """Of each of these the lines of all runs that have it."""
-    return [block for choice in asked if (block := _choice(sources, choice))]
-
-
-def _choice(sources: Sources, choice: Choice) -> Block | None:
-    found = groups(sources.documents, choice.points)
-    if not found:
-        return None
-    every = sorted({t for group in found for t, _ in choice.points(group[0])})
-    best = [d["best"]["round"] for group in found for d in group if d["best"]]
-    rounds, step = thinned(every, _MOST, best)
-    floors = sorted({round(100 * d["floor"], 2) for group in found for d in group}) if choice.floor else []
+def figure_block(figure: Figure) -> Block:
+    """Return a figure as the page's script reads it; the script has a function for each kind of panel."""
+    kind = type(figure.panels[0]).__name__.lower()
     return {
-        "name": choice.name,
-        "unit": choice.unit,
-        "x": rounds,
-        "step": step,
-        "floors": floors,
-        "series": [
-            _series(sources, group, name, rounds, choice)
-            for group, name in zip(found, sources.called(found), strict=True)
-        ],
+        "kind": kind,
+        "id": figure.id,
+        "caption": figure.caption,
+        "text": "; ".join(map(describe_panel, figure.panels)),
+        "panels": [_panel_content(panel) for panel in figure.panels],
     }
 
 
-def _series(
-    sources: Sources, group: Sequence[RunDocument], name: str, rounds: Sequence[int], choice: Choice
-) -> Block:
-    """The line of one experiment at these rounds, nothing where it has no value."""
-    curves = [dict(choice.points(document)) for document in group]
-    colour = sources.colours[group[0]["folder"]]
-    found = series(name, colour, [[curve.get(t) for t in rounds] for curve in curves])
-    if choice.best:
-        best = group[0]["best"]
-        known = [index for index, mean in enumerate(found["y"]) if mean is not None]
-        found["best"] = max(known, key=found["y"].__getitem__)
-        if len(group) == 1 and best and best["round"] in rounds:  # by validation data it may be another
-            found["best"] = rounds.index(best["round"])
-    return found
+def _panel_content(panel: Panel) -> Block:
+    if isinstance(panel, Curves):
+        return _curves_content(panel)
+    if isinstance(panel, Scatter):
+        return _scatter_content(panel)
+    content: Block = _as_json_values(panel)
+    return content
 
 
-def series(name: str, colour: int, runs: Sequence[Sequence[float | None]]) -> Block:
-    """One line through the mean of runs of the same length, with a band if there are several."""
-    values = [[value for value in at if value is not None] for at in zip(*runs, strict=True)]
-    means = [sum(at) / len(at) if at else None for at in values]
-    spans = [_span(at) if at else (None, None) for at in values] if len(runs) > 1 else []
-    return {
-        "name": name,
-        "colour": colour,
-        "runs": len(runs),
-        "y": [number(mean) for mean in means],
-        "low": [number(low) for low, _ in spans] if spans else None,
-        "high": [number(high) for _, high in spans] if spans else None,
-        "best": None,
-    }
+def _as_json_values(value: Any) -> Any:
+    """Return a value of dataclasses and tuples as dictionaries and lists; numbers are rounded."""
+    if isinstance(value, Axis):
+        return {"label": value.label, "unit": value.unit}
+    if dataclasses.is_dataclass(value):
+        return {
+            field.name: _as_json_values(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+    if isinstance(value, tuple):
+        return [_as_json_values(item) for item in value]
+    return number(value) if isinstance(value, float) else value
 
 
-def _span(values: Sequence[float]) -> tuple[float, float]:
-    if len(values) < 3:  # Student's t of two would be 13 standard errors
-        return min(values), max(values)
-    found = interval(values)
-    return found.mean - found.half, found.mean + found.half
+def _curves_content(panel: Curves) -> Block:
+    """Return curves with values at common points of x, None where a curve has none."""
+    common = sorted({x for series in panel.series for x in series.x})
+
+    def align(x: Sequence[float], values: Sequence[float]) -> list[float | None]:
+        known = dict(zip(x, values, strict=True))
+        return [number(known.get(position)) for position in common]
+
+    content: Block = _as_json_values(panel)
+    content["x"] = [_as_json_values(x) for x in common]
+    for entry, series in zip(content["series"], panel.series, strict=True):
+        del entry["x"], entry["mean"]
+        entry["y"] = align(series.x, series.mean)
+        for edge, values in (("low", series.low), ("high", series.high)):
+            entry[edge] = align(series.x, values) if values else None
+    return content
 
 
-def told(series: Block) -> str:
-    known = [value for value in series["y"] if value is not None]
-    first, last = f"{known[0]:.4g}", f"{known[-1]:.4g}"
-    return f"{series['name']} goes from {first} to {last}"
+def _scatter_content(panel: Scatter) -> Block:
+    """Return points in a square of 1000 steps, both axes on one scale."""
+    plane = np.array([panel.x, panel.y])
+    center = (plane.max(axis=1) + plane.min(axis=1)) / 2
+    side = max(float(np.ptp(plane, axis=1).max()), 1e-12)
+    x, y = np.round(500 + 1000 * (plane - center[:, None]) / side).astype(int).tolist()
+    return {**_as_json_values(dataclasses.replace(panel, x=(), y=())), "x": x, "y": y}
 
 
-def _ordinal(n: int) -> str:
-    ending = "th" if 10 <= n % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
-    return f"{n}{ending}"
+def describe_panel(panel: Panel) -> str:
+    """Return a panel in words, for readers who do not see it."""
+
+    def text(value: float | None) -> str:
+        return "none" if value is None else f"{value:.4g}"
+
+    match panel:
+        case Curves():
+            drawn = [series for series in panel.series if series.x]
+            parts = [f"{one.name} goes from {text(one.mean[0])} to {text(one.mean[-1])}" for one in drawn]
+        case Bars():
+            parts = [
+                ", ".join(
+                    f"{one.name} {group} {text(value)}"
+                    for group, value in zip(panel.groups, one.values, strict=True)
+                )
+                for one in panel.series
+            ]
+        case Dots():
+            parts = [f"{row.name}: mean {text(row.mean)}" for row in panel.rows]
+        case Scatter():
+            parts = [f"{len(panel.x)} points"]
+        case HeatMap():
+            last = [row[-1] for row in panel.values if row[-1] is not None]
+            span = f"{text(min(last))} to {text(max(last))}" if last else "no value"
+            parts = [f"{span} in {panel.x_axis.label} {panel.columns[-1]}"]
+        case Bubbles():
+            held = [sum(count > 0 for count in column) for column in panel.counts]
+            total = sum(map(sum, panel.counts))
+            parts = [f"{total} samples; a client has {min(held)} to {max(held)} labels"]
+    return f"{panel.name}: {'; '.join(parts)}"

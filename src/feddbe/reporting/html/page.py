@@ -13,37 +13,27 @@ from pathlib import Path
 from typing import Any
 
 from feddbe.errors import BadInput, unknown
-from feddbe.reporting.figures import COLOURS, STYLES, whole
-from feddbe.reporting.html.blocks import Block, Sources, cell, command, read, section, table
+from feddbe.reporting.html.blocks import Block, Sources, command, read, section
 from feddbe.reporting.html.clients import data, each, fair, joined
 from feddbe.reporting.html.overview import configuration, costs, learning, summary, versions
-from feddbe.reporting.html.representations import over_rounds, representations
-from feddbe.reporting.paper_table import Compared, one_line
-from feddbe.reporting.representations import LABELS
+from feddbe.reporting.html.representations import representations
+from feddbe.reporting.matplotlib_backend import COLORS, LABELS, STYLES, replace_file
+from feddbe.reporting.paper_table import Compared, paper_table
+from feddbe.reporting.table import to_page_block
 from feddbe.results.document import finished
 
 
 def studied(found: Mapping[str, Compared]) -> list[Block]:
     """One section of them all; the keys are the commands that print them."""
-    blocks, commands = list[Block](), list[Block]()
-    for line, compared in found.items():
-        letters = compared.letters()
-        rows = []
-        for row in compared.rows:
-            places = [compared.at(row, column) for column in compared.columns]
-            numbers = [place.ours.mean if place and place.ours else None for place in places]
-            texts = [one_line(place, letters) for place in places]
-            rows.append([row, *map(cell, texts, numbers)])
-        columns, heading = ["method", *compared.columns], f"{compared.name}: {compared.title}"
-        blocks.append(table(f"study-{compared.name}", compared.legend(), columns, rows, heading=heading))
-        commands.append(command(compared.name, line))
+    blocks = [to_page_block(paper_table(compared), f"study-{compared.name}") for compared in found.values()]
+    commands = [command(compared.name, line) for line, compared in found.items()]
     return section("studies", "The paper's tables", blocks, commands)
 
 
 NAMED = 6
 """Methods that the title has the names of."""
 _SECTIONS = (
-    summary, learning, each, fair, joined, data, over_rounds, representations, costs, configuration, versions,
+    summary, learning, each, fair, joined, data, representations, costs, configuration, versions,
 )  # fmt: skip
 
 
@@ -62,7 +52,7 @@ def content(sources: Sources, failed: Sequence[str] = (), *, first: Sequence[Blo
         "failed": list(failed),
         "sections": [*first, *(part for make in _SECTIONS for part in make(sources))] if documents else [],
         "palette": {
-            "lines": list(COLOURS),
+            "lines": list(COLORS),
             "dashes": [[] if style == "-" else list(style[1]) for style in STYLES],
             "labels": list(LABELS),
         },
@@ -87,7 +77,7 @@ def write_report(
     if path.suffix.lower() not in (".html", ".htm"):
         raise unknown("kind of report", path.suffix, (".html", ".htm"))
     text = render(content(read(Path(folder) for folder in folders), first=studied(studies or {})))
-    with whole(path, "report") as scratch:
+    with replace_file(path, "report") as scratch:
         scratch.write_text(text, encoding="utf-8")
     return path
 

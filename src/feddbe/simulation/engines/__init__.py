@@ -3,8 +3,7 @@
 from feddbe.simulation.client import Missing
 from feddbe.simulation.engines.base import ClientStates, Engine, Messages, Waiting
 from feddbe.simulation.engines.pool import Pool
-from feddbe.simulation.engines.registry import ENGINES, find, make
-from feddbe.simulation.engines.serial import Serial
+from feddbe.simulation.engines.registry import ENGINES, Serial, find, make
 from feddbe.state import Receipt
 
 __all__ = [

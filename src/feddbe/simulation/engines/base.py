@@ -1,23 +1,34 @@
-"""What an engine is and what it promises: it decides where the clients' part of a method runs, and where what
-they keep lies."""
+"""Interface of an engine, which decides where the clients' part of a method runs and where their states are
+kept; memory of this process and its workers.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
+import os
 import pickle
+import resource
+import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from feddbe.config.parameters import Parameters
 from feddbe.methods.base import Method
 from feddbe.simulation.client import Job, Missing, Reply
-from feddbe.state import State
+from feddbe.state import State, decode, encode
 from feddbe.training.task import Task
 
 
-class ClientStates(Protocol):
-    """What the run's file has of the clients' states: read as the last accepted round left them, staged for
-    the next.
+class ClientStates(ABC):
+    """The clients' states in the run's file: read as the last accepted round left them, staged for the next.
+
+    An engine that works in this process passes tensors (`load`, `save`); one that sends states elsewhere
+    passes bytes (`read`, `stage`). Loaded tensors are copies, and saved ones are copied at once: nothing that
+    a method does to them later reaches the run's file.
 
     What is staged becomes a client's state with the round's transaction, and not before: a round that fails
     after clients have staged leaves every state as it was, and is done again from there. An engine whose
@@ -25,12 +36,26 @@ class ClientStates(Protocol):
     was accepted, and exactly that state is the one to go on from, even if the client has made a newer one.
     """
 
-    def read(self, client: int) -> bytes | None: ...
+    @abstractmethod
+    def read(self, client: int) -> bytes | None:
+        """Return the bytes of a client's state, or of its receipt; None before the first."""
 
-    def stage(self, client: int, state: bytes) -> None: ...
+    @abstractmethod
+    def stage(self, client: int, state: bytes) -> None:
+        """Make these bytes the client's state with the round's transaction."""
 
+    @abstractmethod
     def stamp(self, client: int) -> Hashable:
-        """What tells what `read` would give now from all else; None: nothing does."""
+        """Return a value that identifies what `read` would return now; None: nothing does."""
+
+    def load(self, client: int) -> State | None:
+        """Return a client's state; None before the first."""
+        data = self.read(client)
+        return None if data is None else decode(data)
+
+    def save(self, client: int, state: State) -> None:
+        """Make this the client's state with the round's transaction."""
+        self.stage(client, encode(state))
 
 
 class Messages:
@@ -106,3 +131,33 @@ def portable(error: Exception) -> Exception:
     for note in error.__notes__:
         told.add_note(note)
     return told
+
+
+_TRIM, _MMAP = -1, -3
+"""Names of two limits of glibc's `mallopt`."""
+
+
+def used_mb() -> float:
+    """Megabytes in use now (Linux: shared pages counted once, summed); elsewhere this process's peak."""
+    pids = [os.getpid(), *(p.pid for p in multiprocessing.active_children() if p.pid)]
+    total = 0
+    for pid in pids:
+        try:
+            rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            total += next(int(row.split()[1]) for row in rows if row.startswith("Pss:"))
+        except (OSError, StopIteration):  # no such file system, or the worker has just ended
+            continue
+    if total:
+        return total / 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)
+
+
+def keep_freed() -> None:
+    """From now on this process, and what is forked from it, keeps up to a gigabyte of what it freed, in
+    pieces of up to 32 MB. A round takes and gives back the same states over and over, and to get a new page
+    from the system takes longer than to fill it. Where the C library is another one, nothing changes."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_MMAP, 2**25)
+        mallopt(_TRIM, 2**30)

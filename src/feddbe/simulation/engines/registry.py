@@ -1,21 +1,57 @@
-"""Engines by name: `serial`, `pool`, `pool(workers=4)`, `ray`, or `auto`."""
+"""Engines by name: `serial`, `pool`, `pool(workers=4)`, `ray`, or `auto`; the serial engine."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.config import spec as grammar
+from feddbe.config import parameters as grammar
 from feddbe.errors import BadInput
 from feddbe.methods.base import Method
-from feddbe.metrics.memory import keep_freed
-from feddbe.simulation.engines.base import WAITING, Choice, Engine, Waiting
+from feddbe.simulation.client import Job, Reply, perform
+from feddbe.simulation.engines.base import (
+    WAITING,
+    Choice,
+    ClientStates,
+    Engine,
+    Messages,
+    Waiting,
+    keep_freed,
+)
 from feddbe.simulation.engines.pool import PoolChoice, cores
 from feddbe.simulation.engines.ray import RayChoice
-from feddbe.simulation.engines.serial import Serial, SerialChoice
-from feddbe.training import gradients
+from feddbe.training import backends
 from feddbe.training.task import Task
 from feddbe.training.task import find as find_device
+
+
+class Serial:
+    """The engine that needs nothing, and that the others are compared with."""
+
+    def __init__(self, task: Task, method: Method) -> None:
+        self.task, self.method = task, method
+
+    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply]:
+        for job in jobs:
+            received, kept = messages.to(job.client), states.load(job.client)
+            reply = perform(self.task, self.method, job, received, kept)
+            if reply.private:
+                states.save(job.client, reply.private)
+            yield reply._replace(private=None)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class SerialChoice(Choice):
+    """There is nothing to choose."""
+
+    name: ClassVar[str] = "serial"
+
+    def make(self, task: Task, method: Method, waiting: Waiting = WAITING) -> Serial:
+        return Serial(task, method)
 
 
 @dataclass(frozen=True)
@@ -49,6 +85,6 @@ def make(spec: str, task: Task, method: Method, waiting: Waiting = WAITING) -> E
         if choice.name not in ("auto", "serial"):
             raise BadInput(f"engine = {spec}; on device {where} one process works: serial or auto")
         return Serial(task.on(where), method)
-    gradients.get_ready(task, waiting.remark)  # both before there are processes
+    backends.warm_up(task, waiting.remark)  # both before there are processes
     keep_freed()
     return choice.make(task, method, waiting)

@@ -14,9 +14,9 @@ from torch import Tensor
 from feddbe.data.dataset import Dataset
 from feddbe.models.split_model import SplitModel
 from feddbe.state import State
+from feddbe.training.compiled.backend import Stack
 from feddbe.training.compiled.network import Network, find
-from feddbe.training.compiled.records import DRIFT, GRADIENT, MOMENTUM, PLAIN, Array
-from feddbe.training.compiled.stack import Stack
+from feddbe.training.compiled.tiles import DRIFT, GRADIENT, MOMENTUM, PLAIN, Array
 from feddbe.training.plan import FitPlan, Fitted, Losses, Samples, check, check_values, fold, no_losses
 from feddbe.training.terms import CROSS_ENTROPY, At, Batch, Gradient, MeanPull, Moved, Prox, Steps, Term
 

@@ -1,4 +1,7 @@
-"""The compiled functions that Python calls: batches forwards, and steps of SGD."""
+"""Compiled kernels: the layers forwards and backwards, and the functions that Python calls.
+
+A convolution includes the pooling, bias and ReLU that follow it.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +11,349 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import numpy as np
 from numba import njit
 
-from feddbe.training.compiled import convolution, linear, records, tiles
-from feddbe.training.compiled.records import CONV, LINEAR, MOMENTUM, POOL, ROWS, Array, Record, Room, inner
-from feddbe.training.compiled.tiles import get, put
+from feddbe.training.compiled import tiles
+from feddbe.training.compiled.tiles import (
+    CONV,
+    DOT_COLUMNS,
+    LANES,
+    LINEAR,
+    MOMENTUM,
+    POOL,
+    ROWS,
+    TILE_ROWS,
+    TILE_VECTORS,
+    Array,
+    Record,
+    Room,
+    add_scaled_rows,
+    begin,
+    dots,
+    end,
+    get,
+    inner,
+    largest,
+    move,
+    put,
+    tile,
+)
+
+
+@inner
+def conv_forward(room: Room, step: Record, size: int) -> None:
+    numbers, table, block = room.numbers, room.table, room.block
+    n, window, rows, run, windows = step.outputs, step.window, step.rows, step.run, size * step.windows
+    source, row, turned = step.input, step.row, step.turned
+    at_once = step.group // window
+    for g in range(0, windows, at_once):
+        first = step.positions + g * window
+        for t in range(0, step.group, TILE_ROWS):
+            f = 0
+            while f + 2 * LANES <= n:
+                tile(
+                    block, t * n + f, n, numbers, table, first + t, source, row, 1, numbers, turned + f, n,
+                    rows, run, TILE_ROWS, 2, False,
+                )  # fmt: skip
+                f += 2 * LANES
+            if f < n:
+                tile(
+                    block, t * n + f, n, numbers, table, first + t, source, row, 1, numbers, turned + f, n,
+                    rows, run, TILE_ROWS, 1, False,
+                )  # fmt: skip
+        for w in range(g, min(g + at_once, windows)):
+            largest(
+                numbers, get(table, step.places + w), block, (w - g) * window * n, window, n, n, numbers,
+                step.bias, step.relu, room.chosen, step.chosen + w * n,
+            )  # fmt: skip
+
+
+@inner
+def _add_rows(
+    room: Room, out: int, o_row: int, first: int, n: int, source: int, s_row: int, rows: int, vectors: int
+) -> None:
+    """To `rows` rows of `vectors` vectors from `out` on: the sum of the n listed rows, each times its
+    value."""
+    m, values, lines = room.numbers, room.values, room.lines
+    while vectors > 0:
+        v = vectors if vectors <= 10 else (vectors + 1) // 2 if vectors <= 20 else 10
+        if v == 10:
+            add_scaled_rows(m, out, o_row, LANES, values, lines, first, n, m, source, s_row, LANES, rows, 10)
+        elif v == 9:
+            add_scaled_rows(m, out, o_row, LANES, values, lines, first, n, m, source, s_row, LANES, rows, 9)
+        elif v >= 6:
+            v = 6
+            add_scaled_rows(m, out, o_row, LANES, values, lines, first, n, m, source, s_row, LANES, rows, 6)
+        elif v == 5:
+            add_scaled_rows(m, out, o_row, LANES, values, lines, first, n, m, source, s_row, LANES, rows, 5)
+        elif v >= 3:
+            v = 3
+            add_scaled_rows(m, out, o_row, LANES, values, lines, first, n, m, source, s_row, LANES, rows, 3)
+        else:
+            v = 1
+            add_scaled_rows(m, out, o_row, LANES, values, lines, first, n, m, source, s_row, LANES, rows, 1)
+        out, source, vectors = out + v * LANES, source + v * LANES, vectors - v
+
+
+@inner
+def conv_input_grad(room: Room, step: Record, size: int) -> None:
+    """Each position that was the largest of its window gives its weights, times its gradient."""
+    numbers, table, values, lines, counts = room.numbers, room.table, room.values, room.lines, room.counts
+    n, window, rows, run = step.outputs, step.window, step.rows, step.padded_run
+    windows, shift, lists = size * step.windows, step.output_grad - step.output, step.window + 1
+    counts[: windows * lists] = 0
+    for w in range(windows):
+        grad, chosen = get(table, step.places + w) + shift, step.chosen + w * n
+        for c in range(n):
+            at = w * lists + np.int64(get(room.chosen, chosen + c))
+            count = get(counts, at)
+            put(values, at * n + count, get(numbers, grad + c))
+            put(lines, at * n + count, np.int32(c * rows * run))
+            put(counts, at, count + 1)
+    numbers[step.input_grad : step.input_grad + size * step.size] = 0
+    for k in range(rows):
+        for w in range(windows):
+            for i in range(window):
+                at = w * lists + i
+                count = get(counts, at)
+                if count > 0:
+                    out = step.input_grad + get(table, step.positions + w * window + i) + k * step.row
+                    _add_rows(room, out, 0, at * n, count, step.weight + k * run, 0, 1, run // LANES)
+
+
+@inner
+def conv_weight_grad(room: Room, step: Record, size: int) -> None:
+    numbers, table, values, lines = room.numbers, room.table, room.values, room.lines
+    n, window, rows, run, windows = step.outputs, step.window, step.rows, step.padded_run, step.windows
+    shift, zero = step.output_grad - step.output, numbers.dtype.type(0)
+    numbers[step.weight_grad : step.weight_grad + n * rows * run] = 0
+    numbers[step.bias_grad : step.bias_grad + n] = 0
+    for image in range(size):
+        chosen, from_ = step.chosen + image * windows * n, step.places + image * windows
+        at = step.positions + image * windows * window
+        for c in range(n):
+            count, total = 0, zero
+            for w in range(windows):
+                i = np.int64(get(room.chosen, chosen + w * n + c))
+                grad = get(numbers, get(table, from_ + w) + shift + c)
+                put(values, count, grad)
+                put(lines, count, np.int32(get(table, at + w * window + i)))  # of i = window no use is made
+                count += i < window
+                total += grad if i < window else zero
+            put(numbers, step.bias_grad + c, get(numbers, step.bias_grad + c) + total)
+            if count > 0:
+                out = step.weight_grad + c * rows * run
+                m, source, row = numbers, step.input, step.row
+                if run == LANES and rows == 5:
+                    add_scaled_rows(m, out, 0, LANES, values, lines, 0, count, m, source, 0, row, 1, 5)
+                elif run == LANES and rows == 3:
+                    add_scaled_rows(m, out, 0, LANES, values, lines, 0, count, m, source, 0, row, 1, 3)
+                else:
+                    _add_rows(room, out, run, 0, count, source, row, rows, run // LANES)
+
+
+@inner
+def conv_move(numbers: Array, step: Record, net: Record) -> None:
+    """Weights and bias; of the weights' rows only what is not padding."""
+    for i in range(0, step.outputs * step.rows * step.padded_run, step.padded_run):
+        weight, grad = step.weight + i, step.weight_grad + i
+        move(numbers, weight, grad, step.run, step.weight_rate, step.weight_pull, net)
+    move(numbers, step.bias, step.bias_grad, step.outputs, step.bias_rate, step.bias_pull, net)
+    conv_turn(numbers, step)
+
+
+@inner
+def conv_turn(numbers: Array, step: Record) -> None:
+    """The convolution's weights once more, as [rows x run][outputs]."""
+    row = step.rows * step.padded_run
+    for c in range(0, step.outputs, 8):
+        for k in range(step.rows):
+            for r in range(step.run):
+                to = step.turned + (k * step.run + r) * step.outputs + c
+                source = step.weight + c * row + k * step.padded_run + r
+                for i in range(8):
+                    put(numbers, to + i, get(numbers, source + i * row))
+
+
+@inner
+def linear_forward(numbers: Array, step: Record, rows: int) -> None:
+    k, n, zero = step.inputs, step.outputs, numbers.dtype.type(0)
+    for j in range(0, n, DOT_COLUMNS):
+        for i in range(0, rows, ROWS):
+            dots(
+                numbers, step.output + i * n + j, n, numbers, step.input + i * k, k, numbers,
+                step.weight + j * k, k, k, ROWS, DOT_COLUMNS,
+            )  # fmt: skip
+    bias = numbers[step.bias : step.bias + n]
+    for i in range(rows):
+        out = numbers[step.output + i * n : step.output + (i + 1) * n]
+        if step.relu:
+            for j in range(n):
+                value = out[j] + bias[j]
+                out[j] = zero if value <= zero else value
+        else:
+            for j in range(n):
+                out[j] += bias[j]
+
+
+@inner
+def linear_back(room: Room, step: Record, rows: int, net: Record) -> None:
+    """The gradient of the input, if it is wanted, and the move, in one pass over the weights."""
+    numbers, scaled = room.numbers, room.values
+    k, n, rate = step.inputs, step.outputs, numbers.dtype.type(step.weight_rate)
+    if step.relu:
+        _relu_back(numbers, step.output, step.output_grad, rows * n)
+    if step.back:
+        numbers[step.input_grad : step.input_grad + rows * k] = 0
+    for i in range(rows * n):
+        put(scaled, i, -rate * get(numbers, step.output_grad + i))
+    for j in range(0, n, 8):
+        if step.back:
+            _input_grad(numbers, room.table, step, rows, j)
+        if step.weight_rate != 0:
+            to = begin(numbers, step.weight + j * k, 8 * k, step.weight_pull, net)
+            _weight_move(room, step, rows, to, j)
+            _weight_move(room, step, rows, to + 4 * k, j + 4)
+            end(numbers, step.weight + j * k, 8 * k, net)
+    if step.bias_rate != 0:
+        numbers[step.bias_grad : step.bias_grad + n] = 0
+        for i in range(rows):
+            for j in range(n):
+                numbers[step.bias_grad + j] += numbers[step.output_grad + i * n + j]
+        move(numbers, step.bias, step.bias_grad, n, step.bias_rate, step.bias_pull, net)
+
+
+@inner
+def _input_grad(numbers: Array, table: Array, step: Record, rows: int, j: int) -> None:
+    """What eight outputs from `j` on give."""
+    m, k, n, grad = numbers, step.inputs, step.outputs, step.input_grad
+    for i in range(0, rows, ROWS):
+        at, source, weight = 0, step.output_grad + i * n + j, step.weight + j * k
+        while at + TILE_VECTORS * LANES <= k:
+            tile(
+                m, grad + i * k + at, k, m, table, step.spread, source, 0, 1, m, weight + at, k, 1, 8,
+                ROWS, TILE_VECTORS, True,
+            )  # fmt: skip
+            at += TILE_VECTORS * LANES
+        while at < k:
+            tile(
+                m, grad + i * k + at, k, m, table, step.spread, source, 0, 1, m, weight + at, k, 1, 8,
+                ROWS, 1, True,
+            )  # fmt: skip
+            at += LANES
+
+
+@inner
+def _weight_move(room: Room, step: Record, rows: int, to: int, j: int) -> None:
+    """The weights of four outputs from `j` on."""
+    numbers, table, by_one = room.numbers, room.table, step.spread + ROWS
+    k, n, at = step.inputs, step.outputs, 0
+    while at + TILE_VECTORS * LANES <= k:
+        tile(
+            numbers, to + at, k, room.values, table, by_one, j, 0, n, numbers, step.input + at, k, 1, rows, 4,
+            TILE_VECTORS, True,
+        )  # fmt: skip
+        at += TILE_VECTORS * LANES
+    while at < k:
+        tile(
+            numbers, to + at, k, room.values, table, by_one, j, 0, n, numbers, step.input + at, k, 1, rows, 4,
+            1, True,
+        )  # fmt: skip
+        at += LANES
+
+
+@inner
+def _relu_back(numbers: Array, result: int, grad: int, n: int) -> None:
+    zero = numbers.dtype.type(0)
+    for i in range(n):
+        put(numbers, grad + i, zero if get(numbers, result + i) <= zero else get(numbers, grad + i))
+
+
+@inner
+def pool(room: Room, step: Record, size: int) -> None:
+    """With a window of one position it is ReLU alone."""
+    numbers, table, block = room.numbers, room.table, room.block
+    n, window = step.outputs, step.window
+    for w in range(size * step.windows):
+        for i in range(window):
+            source = step.input + get(table, step.positions + w * window + i)
+            for c in range(n):
+                put(block, i * n + c, get(numbers, source + c))
+        largest(
+            numbers, get(table, step.places + w), block, 0, window, n, n, numbers, step.bias, step.relu,
+            room.chosen, step.chosen + w * n,
+        )  # fmt: skip
+
+
+@inner
+def pool_back(room: Room, step: Record, size: int) -> None:
+    numbers, table = room.numbers, room.table
+    n, window, shift = step.outputs, step.window, step.output_grad - step.output
+    numbers[step.input_grad : step.input_grad + size * step.size] = 0
+    for w in range(size * step.windows):
+        grad, chosen = get(table, step.places + w) + shift, step.chosen + w * n
+        for c in range(n):
+            i = np.int64(get(room.chosen, chosen + c))
+            if i < window:
+                to = step.input_grad + get(table, step.positions + w * window + i) + c
+                put(numbers, to, get(numbers, to) + get(numbers, grad + c))
+
+
+@inner
+def words(numbers: Array, step: Record, texts: Array) -> None:
+    """The mean of the vectors of each text's words; a 0 is no word, but counts."""
+    n, share = step.outputs, numbers.dtype.type(1 / texts.shape[1])
+    for i in range(len(texts)):
+        out = numbers[step.output + i * n : step.output + (i + 1) * n]
+        out[:] = 0
+        for word in texts[i]:
+            if word != 0:
+                vector = numbers[step.weight + word * n : step.weight + (word + 1) * n]
+                for k in range(n):
+                    out[k] += vector[k]
+        for k in range(n):
+            out[k] *= share
+
+
+@inner
+def words_back(room: Room, step: Record, texts: Array, first: int, net: Record) -> None:
+    """A word's gradients are summed before they move its vector. `counts[word]` - `first` is where; what is
+    below `first` is of batches before."""
+    numbers, place, order, sums = room.numbers, room.counts, room.lines, room.values
+    n, count = step.outputs, 0
+    to = begin(numbers, step.weight, step.inputs * n, step.weight_pull, net)
+    for i in range(len(texts)):
+        grad = step.output_grad + i * n
+        for word in texts[i]:
+            if word != 0:
+                if get(place, np.int64(word)) < first:
+                    put(place, np.int64(word), np.int64(first + count))
+                    put(order, count, np.int32(word))
+                    sums[count * n : (count + 1) * n] = 0
+                    count += 1
+                at = (get(place, np.int64(word)) - first) * n
+                for k in range(n):
+                    put(sums, at + k, get(sums, at + k) + get(numbers, grad + k))
+    rate = numbers.dtype.type(step.weight_rate / texts.shape[1])
+    for i in range(count):
+        vector = to + np.int64(get(order, i)) * n
+        for k in range(n):
+            put(numbers, vector + k, get(numbers, vector + k) - rate * get(sums, i * n + k))
+    end(numbers, step.weight, step.inputs * n, net)
+
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-conv_forward, conv_turn = convolution.forward, convolution.turn
-conv_input_grad, conv_weight_grad = convolution.input_grad, convolution.weight_grad
-conv_move = convolution.move_both
-linear_forward, linear_back = linear.forward, linear.back
-pool, pool_back, words, words_back = linear.pool, linear.pool_back, linear.words, linear.words_back
 
 
 def _kept(make: Callable[[str], Function]) -> Function:
     """Compiled at its first call, which takes seconds, and kept on disk for later ones if that can be.
 
-    numba keeps by the file of the function alone, and by what it closes over: here a fingerprint of all that
-    is compiled into it.
+    numba keeps by the file of the function alone, and by what it closes over: here a fingerprint of the
+    other module that is compiled into it.
     """
-    files = [str(module.__file__) for module in (convolution, linear, records, tiles)]
-    hashes = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files]
-    function = make(" ".join([str(tiles.LANES), *hashes]))
+    source = Path(str(tiles.__file__)).read_bytes()
+    function = make(f"{tiles.LANES} {hashlib.sha256(source).hexdigest()}")
     how: dict[str, Any] = {"fastmath": {"contract", "nsz"}, "error_model": "numpy", "boundscheck": False}
     try:
         return cast(Function, njit(cache=True, **how)(function))

@@ -17,8 +17,10 @@ from feddbe.errors import BadInput
 from feddbe.models.split_model import SplitModel
 from feddbe.state import State
 from feddbe.training.compiled import kernels
-from feddbe.training.compiled.records import (
+from feddbe.training.compiled.backend import Stack, Step
+from feddbe.training.compiled.tiles import (
     CONV,
+    LANES,
     LINEAR,
     NET,
     POOL,
@@ -31,8 +33,6 @@ from feddbe.training.compiled.records import (
     Record,
     Room,
 )
-from feddbe.training.compiled.stack import Stack, Step
-from feddbe.training.compiled.tiles import LANES
 
 KINDS = {"words": WORDS, "conv": CONV, "pool": POOL, "linear": LINEAR}
 GAP = 64

@@ -7,21 +7,23 @@ const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((zeros) => [1, 2, 5].map((digit) => 
 const curves = {
   figure(block) {
     const state = remembered(block.id);
-    state.choice = Math.min(state.choice || 0, block.choices.length - 1);
+    state.choice = Math.min(state.choice || 0, block.panels.length - 1);
     state.hidden = state.hidden || {};
     const plot = make("div", { class: "plot", tabindex: 0, role: "img", "aria-label": block.text, id: `${block.id}-plot` });
     const at = make("p", { class: "at" });
     const keys = make("div", { class: "keys" });
+    const note = make("p", { class: "note" });
     const spoken = make("p", { class: "unseen", role: "status" });
     let drawn = null;
 
     function build() {
       if (drawn) drawn.destroy();
-      const choice = block.choices[state.choice];
-      drawn = curves.plot(block, choice, state, plot, (index) => curves.read(block, choice, state, index, at, keys));
+      const panel = block.panels[state.choice];
+      drawn = curves.plot(panel, state, plot, (index) => curves.read(panel, index, at, keys));
       plot.chart = drawn; // for who looks at it from outside
-      keys.replaceChildren(...curves.keys(choice, state, build));
-      curves.read(block, choice, state, null, at, keys);
+      keys.replaceChildren(...curves.keys(panel, state, build));
+      note.textContent = [panel.band && `${panel.band}.`, panel.note].filter(Boolean).join(" ");
+      curves.read(panel, null, at, keys);
     }
 
     const one = { holder: plot, paint: () => plot.clientWidth && build(), drop: () => drawn && drawn.destroy() };
@@ -44,88 +46,125 @@ const curves = {
 
     const again = (name) => (value) => { state[name] = value; one.paint(); };
     const controls = make("div", { class: "controls" },
-      chooser(block.id, "Show", block.choices.map((choice) => choice.name), state.choice, again("choice")),
+      chooser(block.id, "Show", block.panels.map((panel) => panel.name), state.choice, again("choice")),
       checkbox(`${block.id}-logy`, "log values", Boolean(state.logy), again("logy")),
-      block.stepped ? null : checkbox(`${block.id}-logx`, `log ${block.x}s`, Boolean(state.logx), again("logx")));
-    return figure(block, [controls, plot, at, keys, spoken], () => curves.numbers(block, state));
+      block.panels[0].is_stepped ? null : checkbox(`${block.id}-logx`, `log ${block.panels[0].x_axis.label}s`, Boolean(state.logx), again("logx")));
+    return figure(block, [controls, plot, at, keys, note, spoken], () => curves.numbers(block.panels[state.choice]));
   },
 
   /** uPlot's own lines: first those of the bands, then the curves, so that these lie on top. */
-  plot(block, choice, state, holder, onread) {
+  plot(panel, state, holder, onread) {
     const now = theme();
-    const from = state.logx ? choice.x.findIndex((x) => x > 0) : 0;
+    const from = state.logx ? panel.x.findIndex((x) => x > 0) : 0;
     const clean = (values) => values.slice(from).map((value) => (state.logy && value !== null && value <= 0 ? null : value));
-    const data = [choice.x.slice(from)];
+    const data = [panel.x.slice(from)];
     const series = [{}];
     const bands = [];
     const seen = (one) => !state.hidden[one.name];
-    for (const one of choice.series.filter((each) => each.low && seen(each))) {
-      const colour = lineColour(one.colour, now);
+    const paths = panel.is_stepped ? uPlot.paths.stepped({ align: 1 }) : undefined;
+    for (const one of panel.series.filter((each) => each.low && seen(each))) {
+      const colour = lineColour(one.color, now);
       for (const side of [one.high, one.low]) {
         data.push(clean(side));
-        series.push({ width: 0, spanGaps: true, paths: curves.path(block), points: { show: false } });
+        series.push({ width: 0, spanGaps: true, paths, points: { show: false } });
       }
       bands.push({ series: [series.length - 2, series.length - 1], fill: curves.pale(colour) });
     }
-    for (const one of choice.series.filter(seen)) {
+    for (const one of panel.series.filter(seen)) {
       data.push(clean(one.y));
-      series.push(curves.line(one, from, block, now));
+      series.push(curves.line(one, paths, now));
     }
     const axis = { stroke: now.soft, grid: { stroke: now.grid, width: 1 }, ticks: { stroke: now.grid, width: 1 }, font: "12px system-ui, sans-serif" };
-    const percent = choice.unit === "%";
+    const percent = panel.y_axis.unit === "%";
     const options = {
       width: holder.clientWidth,
       height: Math.round(Math.min(380, Math.max(240, holder.clientWidth * 0.5))),
       scales: {
         x: { time: false, distr: state.logx ? 3 : 1 },
-        y: { distr: state.logy ? 3 : 1, range: (_, low, high) => curves.range(low, high, choice, state.logy, percent) },
+        y: { distr: state.logy ? 3 : 1, range: (_, low, high) => curves.range(low, high, panel, state.logy, percent) },
       },
       axes: [
-        { ...axis, label: block.x, labelSize: 22, labelFont: axis.font, size: 34, space: 60, incrs: WHOLE },
-        { ...axis, size: (u, values) => 22 + 7 * Math.max(2, ...(values || []).map((value) => String(value ?? "").length)) },
+        { ...axis, label: panel.x_axis.label, labelSize: 22, labelFont: axis.font, size: 34, space: 60, incrs: WHOLE },
+        { ...axis, label: panel.y_axis.label, labelSize: 20, labelFont: axis.font, size: (u, values) => 22 + 7 * Math.max(2, ...(values || []).map((value) => String(value ?? "").length)) },
       ],
       series, bands,
       legend: { show: false },
       cursor: { drag: { x: false, y: false }, points: { size: 8 } },
       hooks: {
-        drawAxes: [(u) => curves.floors(u, choice.floors, now)],
+        drawAxes: [(u) => curves.background(u, panel, now)],
+        draw: [(u) => curves.marks(u, panel.series.filter(seen), now)],
         setCursor: [(u) => onread(u.cursor.idx === null || u.cursor.idx === undefined ? null : u.cursor.idx + from)],
       },
     };
     return new uPlot(options, data, holder);
   },
 
-  line(one, from, block, now) {
-    const colour = lineColour(one.colour, now);
+  line(one, paths, now) {
+    const colour = lineColour(one.color, now);
     const alone = one.y.filter((value) => value !== null).length < 2;
-    const marked = one.best === null || one.best === undefined ? [] : [one.best - from];
     return {
-      label: one.name, stroke: colour, width: 2, spanGaps: true,
-      dash: palette.dashes[one.colour % palette.dashes.length].map((length) => 2 * length),
-      paths: curves.path(block),
-      points: alone ? { show: true, size: 8, fill: colour } : { show: marked.length > 0, size: 10, fill: colour, stroke: now.paper, width: 1.5, filter: () => marked.filter((index) => index >= 0) },
+      label: one.name, stroke: colour, width: 2, spanGaps: true, paths,
+      dash: palette.dashes[one.color % palette.dashes.length].map((length) => 2 * length),
+      points: alone ? { show: true, size: 8, fill: colour } : { show: false },
     };
   },
 
-  path: (block) => (block.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined),
+  /** Marked points as dots, and a cross where a curve ends early. */
+  marks(u, series, now) {
+    const { ctx } = u;
+    const place = (x, y) => [u.valToPos(x, "x", true), u.valToPos(y, "y", true)];
+    for (const one of series) {
+      const scale = devicePixelRatio;
+      ctx.save();
+      ctx.fillStyle = lineColour(one.color, now);
+      ctx.strokeStyle = now.paper;
+      ctx.lineWidth = 1.5 * scale;
+      const [x, y] = one.mark ? place(one.mark.x, one.mark.y) : [NaN, NaN];
+      if (Number.isFinite(x + y) && x >= u.bbox.left) {
+        ctx.beginPath();
+        ctx.arc(x, y, 5 * scale, 0, 7);
+        ctx.fill();
+        ctx.stroke();
+      }
+      const last = one.y.findLastIndex((value) => value !== null);
+      if (one.ending && last >= 0) {
+        const [cx, cy] = place(u.data[0][u.data[0].length - one.y.length + last], one.y[last]);
+        ctx.strokeStyle = lineColour(one.color, now);
+        ctx.lineWidth = 3 * scale;
+        ctx.beginPath();
+        for (const way of [1, -1]) {
+          ctx.moveTo(cx - 5 * scale, cy - way * 5 * scale);
+          ctx.lineTo(cx + 5 * scale, cy + way * 5 * scale);
+        }
+        ctx.stroke();
+      }
+      ctx.restore();
+    }
+  },
 
-  range(low, high, choice, log, percent) {
+  range(low, high, panel, log, percent) {
     if (low === null || high === null) return log ? [0.1, 1] : [0, 1];
-    const floors = choice.floors.filter((value) => !log || value > 0);
-    const [a, b] = [Math.min(low, ...floors), Math.max(high, ...floors)];
+    const lines = panel.references.map((line) => line.y).filter((value) => !log || value > 0);
+    const [a, b] = [Math.min(low, ...lines), Math.max(high, ...lines)];
     if (log) return a === b ? [a / 2, b * 2] : [a / 1.1, b * 1.1];
     const room = (b - a || Math.abs(a) || 1) * 0.06;
     return percent ? [Math.max(0, a - room), Math.min(100, b + room)] : [a - room, b + room]; // a band may go beyond
   },
 
-  floors(u, floors, now) {
+  /** The shaded range of x, and lines to compare with. */
+  background(u, panel, now) {
     const { ctx, bbox } = u;
     ctx.save();
+    if (panel.shaded) {
+      const [left, right] = panel.shaded.map((x) => u.valToPos(x, "x", true));
+      ctx.fillStyle = "rgba(128, 128, 128, 0.16)";
+      ctx.fillRect(left, bbox.top, right - left, bbox.height);
+    }
     ctx.strokeStyle = now.soft;
     ctx.lineWidth = 1.2 * devicePixelRatio;
     ctx.setLineDash([5 * devicePixelRatio, 4 * devicePixelRatio]);
-    for (const floor of floors) {
-      const y = u.valToPos(floor, "y", true);
+    for (const line of panel.references) {
+      const y = u.valToPos(line.y, "y", true);
       if (!Number.isFinite(y)) continue;
       ctx.beginPath();
       ctx.moveTo(bbox.left, y);
@@ -137,17 +176,18 @@ const curves = {
 
   pale: (colour) => (colour.length === 7 ? `${colour}33` : "rgba(128, 128, 128, 0.2)"),
 
-  /** A button for each line, with a piece of it and room for its value. */
-  keys(choice, state, build) {
-    return choice.series.map((one) => {
+  /** A button for each curve, with a piece of it and room for its value; then the lines to compare with. */
+  keys(panel, state, build) {
+    const buttons = panel.series.map((one) => {
       const toggle = () => {
         state.hidden[one.name] = !state.hidden[one.name];
         build();
       };
       const pressed = state.hidden[one.name] ? "false" : "true";
       return make("button", { type: "button", class: "key", "aria-pressed": pressed, onclick: toggle },
-        curves.swatch(one.colour), make("span", {}, one.name), make("b", { class: "value" }));
+        curves.swatch(one.color), make("span", {}, one.name), make("b", { class: "value" }));
     });
+    return [...buttons, ...panel.references.map((line) => make("span", { class: "key" }, `┄ ${line.text}`))];
   },
 
   swatch(index) {
@@ -162,15 +202,13 @@ const curves = {
     return svg;
   },
 
-  /** Values at the pointer; without one the best (or last) of each line. */
-  read(block, choice, state, index, at, keys) {
-    at.textContent = index === null ? "" : `${block.x} ${choice.x[index]}`;
-    choice.series.forEach((one, i) => {
+  /** Values at the pointer; without one the meaning of each curve's mark, and why it ends early. */
+  read(panel, index, at, keys) {
+    at.textContent = index === null ? "" : `${panel.x_axis.label} ${panel.x[index]}`;
+    panel.series.forEach((one, i) => {
       const value = keys.children[i] && keys.children[i].querySelector(".value");
       if (!value) return;
-      if (index !== null) value.textContent = curves.cell(one, index, choice.unit);
-      else if (one.best !== null && one.best !== undefined) value.textContent = `best ${shown(one.y[one.best], choice.unit)} in ${block.x} ${choice.x[one.best]}`;
-      else value.textContent = "";
+      value.textContent = index === null ? [one.mark && one.mark.text, one.ending].filter(Boolean).join(", ") : curves.cell(one, index, panel.y_axis.unit);
     });
   },
 
@@ -179,10 +217,9 @@ const curves = {
     return `${shown(one.y[index], unit)}${band}`;
   },
 
-  numbers(block, state) {
-    const choice = block.choices[state.choice];
-    const columns = [block.x, ...choice.series.map((one) => one.name)];
-    const rows = choice.x.map((x, i) => [{ text: String(x), value: x }, ...choice.series.map((one) => ({ text: curves.cell(one, i, choice.unit), value: one.y[i] }))]);
+  numbers(panel) {
+    const columns = [panel.x_axis.label, ...panel.series.map((one) => one.name)];
+    const rows = panel.x.map((x, i) => [{ text: String(x), value: x }, ...panel.series.map((one) => ({ text: curves.cell(one, i, panel.y_axis.unit), value: one.y[i] }))]);
     return { columns, rows };
   },
 };

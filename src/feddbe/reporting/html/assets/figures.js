@@ -1,11 +1,11 @@
-// The other kinds of figures, each on a canvas.
+// The other kinds of figures, each on a canvas. A kind has a function here; a figure of it needs no other code.
 "use strict";
 
-/** A figure of which one of several is shown. */
-function choosing(block, label, switches, make_one, numbers) {
+/** A figure of which one of several panels is shown. */
+function choosing(block, switches, make_one, numbers) {
   const state = remembered(block.id);
-  state.choice = Math.min(state.choice || 0, block.choices.length - 1);
-  const chosen = () => block.choices[state.choice];
+  state.choice = Math.min(state.choice || 0, block.panels.length - 1);
+  const chosen = () => block.panels[state.choice];
   const note = make("p", { class: "note" });
   const one = make_one(chosen, state);
   const again = (name) => (value) => {
@@ -14,10 +14,17 @@ function choosing(block, label, switches, make_one, numbers) {
     one.paint();
   };
   note.textContent = chosen().note;
-  const names = block.choices.map((choice) => choice.name);
+  const names = block.panels.map((panel) => panel.name);
   const boxes = switches.map(([name, words]) => checkbox(`${block.id}-${name}`, words, Boolean(state[name]), again(name)));
-  const controls = make("div", { class: "controls" }, names.length < 2 ? make("b", {}, names[0]) : chooser(block.id, label, names, state.choice, again("choice")), ...boxes);
+  const controls = make("div", { class: "controls" }, names.length < 2 ? make("b", {}, names[0]) : chooser(block.id, "Show", names, state.choice, again("choice")), ...boxes);
   return figure(block, [controls, one.holder, note], () => numbers(chosen(), state));
+}
+
+/** As much of a name as has room in so many dots. */
+function clipped(context, text, room) {
+  let short = String(text);
+  while (short.length > 1 && context.measureText(short).width > room) short = `${short.slice(0, -2)}…`;
+  return short;
 }
 
 const figures = {
@@ -25,33 +32,32 @@ const figures = {
   table: (block) => tables.table(block),
   facts: (block) => tables.facts(block),
 
-  /** Clients by rounds. */
-  heat(block) {
-    const values = block.choices.flatMap((choice) => choice.values.flat()).filter((value) => value >= 0);
-    const low = Math.floor(values.reduce((a, b) => Math.min(a, b), 1000) / 100) * 100;
-    const share = (value) => (value - low) / (1000 - low || 1);
-    const order = (choice, state) => {
-      const rows = choice.clients.map((_, i) => i);
-      const last = (i) => choice.values[i][choice.rounds.length - 1];
+  /** A grid of coloured cells. */
+  heatmap(block) {
+    const low = Math.min(...block.panels.map((panel) => panel.limits[0])); // one scale for all panels
+    const high = Math.max(...block.panels.map((panel) => panel.limits[1]));
+    const share = (value) => (value - low) / (high - low || 1);
+    const order = (panel, state) => {
+      const rows = panel.rows.map((_, i) => i);
+      const last = (i) => panel.values[i][panel.columns.length - 1] ?? -Infinity;
       return state.sorted ? rows.sort((a, b) => last(b) - last(a)) : rows;
     };
-    const place = (context, width, high, choice) => {
-      const left = 14 + context.measureText(Math.max(...choice.clients)).width;
-      return { left, top: 6, cell: (width - left - 4) / choice.rounds.length, row: (high - 78) / choice.clients.length };
+    const place = (context, width, high_, panel) => {
+      const left = 14 + Math.min(width / 4, Math.max(...panel.rows.map((name) => context.measureText(name).width)));
+      return { left, top: 6, cell: (width - left - 4) / panel.columns.length, row: (high_ - 78) / panel.rows.length };
     };
 
-    return choosing(block, "Run", [["sorted", "best clients first"]], (chosen, state) => {
+    return choosing(block, [["sorted", "highest first"]], (chosen, state) => {
       let box = null;
-      const height = () => 78 + Math.min(560, Math.max(120, 15 * chosen().clients.length));
       return drawing(block.text, {
-        height,
-        draw(context, width, high, now) {
-          const choice = chosen();
-          box = place(context, width, high, choice);
-          const rows = order(choice, state);
-          rows.forEach((client, i) => {
-            choice.values[client].forEach((value, j) => {
-              if (value < 0) return;
+        height: () => 78 + Math.min(560, Math.max(120, 15 * chosen().rows.length)),
+        draw(context, width, height, now) {
+          const panel = chosen();
+          box = place(context, width, height, panel);
+          const rows = order(panel, state);
+          rows.forEach((row, i) => {
+            panel.values[row].forEach((value, j) => {
+              if (value === null) return;
               context.fillStyle = cividis(share(value));
               context.fillRect(box.left + j * box.cell, box.top + i * box.row, box.cell + 0.3, box.row + 0.3);
             });
@@ -60,97 +66,111 @@ const figures = {
           context.fillStyle = now.soft;
           context.textAlign = "right";
           const tall = every(rows.length, bottom - box.top, 13);
-          rows.forEach((client, i) => { if (i % tall === 0) context.fillText(choice.clients[client], box.left - 6, box.top + (i + 0.5) * box.row); });
+          rows.forEach((row, i) => { if (i % tall === 0) context.fillText(clipped(context, panel.rows[row], box.left - 8), box.left - 6, box.top + (i + 0.5) * box.row); });
           context.textAlign = "center";
-          const wide = every(choice.rounds.length, width - box.left, 32);
-          choice.rounds.forEach((round, j) => { if (j % wide === 0) context.fillText(round, box.left + (j + 0.5) * box.cell, bottom + 11); });
-          figures.scale(context, box.left, bottom + 44, Math.min(260, width - 60), low / 10, now);
+          const wide = every(panel.columns.length, width - box.left, 32);
+          panel.columns.forEach((name, j) => { if (j % wide === 0) context.fillText(name, box.left + (j + 0.5) * box.cell, bottom + 11); });
+          figures.scale(context, box.left, bottom + 44, Math.min(260, width - 60), [low, high], panel.value_axis, now);
           context.textAlign = "left";
-          context.fillText("clients down, rounds across", box.left, bottom + 28);
+          context.fillText(`${panel.y_axis.label} down, ${panel.x_axis.label} across`, box.left, bottom + 28);
         },
         hover(x, y) {
-          const choice = chosen();
+          const panel = chosen();
           const [j, i] = [Math.floor((x - box.left) / box.cell), Math.floor((y - box.top) / box.row)];
-          if (j < 0 || i < 0 || j >= choice.rounds.length || i >= choice.clients.length) return null;
-          const client = order(choice, state)[i];
-          const value = choice.values[client][j];
-          return `client ${choice.clients[client]}, round ${choice.rounds[j]}: ${value < 0 ? "not evaluated" : `${(value / 10).toFixed(1)} %`}`;
+          if (j < 0 || i < 0 || j >= panel.columns.length || i >= panel.rows.length) return null;
+          const row = order(panel, state)[i];
+          const value = panel.values[row][j];
+          return `${panel.y_axis.label} ${panel.rows[row]}, ${panel.x_axis.label} ${panel.columns[j]}: ${value === null ? "no value" : `${shown(value)} ${panel.value_axis.unit}`}`;
         },
       });
-    }, (choice) => ({
-      columns: ["client", ...choice.rounds.map((round) => `round ${round}`)],
-      rows: choice.clients.map((client, i) => [{ text: String(client), value: client }, ...choice.values[i].map((value) => ({ text: value < 0 ? "–" : (value / 10).toFixed(1), value: value < 0 ? null : value }))]),
+    }, (panel) => ({
+      columns: [panel.y_axis.label, ...panel.columns.map((name) => `${panel.x_axis.label} ${name}`)],
+      rows: panel.rows.map((name, i) => [name, ...panel.values[i].map((value) => ({ text: shown(value), value }))]),
     }));
   },
 
-  scale(context, left, top, width, low, now) {
+  scale(context, left, top, width, [low, high], axis, now) {
     for (let i = 0; i < width; i++) {
       context.fillStyle = cividis(i / width);
       context.fillRect(left + i, top, 1.3, 9);
     }
     context.fillStyle = now.soft;
-    for (const [share, value] of [[0, low], [0.5, (low + 100) / 2], [1, 100]]) {
+    for (const share of [0, 0.5, 1]) {
       context.textAlign = share === 0 ? "left" : share === 1 ? "right" : "center";
-      context.fillText(`${value} %`, left + share * width, top + 19);
+      context.fillText(`${shown(low + share * (high - low))} ${axis.unit}`, left + share * width, top + 19);
     }
   },
 
-  /** Clients by labels. */
+  /** A grid of bubbles. */
   bubbles(block) {
-    return choosing(block, "Split", [], (chosen) => {
+    return choosing(block, [], (chosen) => {
       let box = null;
-      const labels = () => chosen().counts[0].length;
-      const height = () => 40 + Math.min(900, Math.max(100, labels() * Math.max(5, Math.min(26, 900 / labels()))));
+      const count = () => chosen().rows.length;
       return drawing(block.text, {
-        height,
+        height: () => 40 + Math.min(900, Math.max(100, count() * Math.max(5, Math.min(26, 900 / count())))),
         draw(context, width, high, now) {
-          const { clients, counts } = chosen();
-          box = { left: 34, top: 6, cell: (width - 40) / clients.length, row: (high - 46) / labels() };
-          const most = Math.max(1, ...counts.map((row) => Math.max(...row)));
+          const { columns, rows, counts, x_axis, y_axis } = chosen();
+          const left = 14 + Math.min(width / 4, Math.max(20, ...rows.map((name) => context.measureText(name).width)));
+          box = { left, top: 6, cell: (width - left - 6) / columns.length, row: (high - 46) / count() };
+          const most = Math.max(1, ...counts.map((column) => Math.max(...column)));
           const largest = Math.min(18, 0.56 * Math.max(Math.min(box.cell, box.row), Math.min(8, box.row)));
-          const bottom = box.top + labels() * box.row;
+          const bottom = box.top + count() * box.row;
           context.strokeStyle = now.grid;
-          for (let j = 0; j < labels(); j++) {
+          for (let j = 0; j < count(); j++) {
             context.beginPath();
             context.moveTo(box.left, box.top + (j + 0.5) * box.row);
             context.lineTo(width - 6, box.top + (j + 0.5) * box.row);
             context.stroke();
           }
           context.fillStyle = palette.lines[0];
-          counts.forEach((row, i) => row.forEach((count, j) => {
-            if (!count) return;
+          counts.forEach((column, i) => column.forEach((value, j) => {
+            if (!value) return;
             context.beginPath();
-            context.arc(box.left + (i + 0.5) * box.cell, bottom - (j + 0.5) * box.row, Math.max(0.7, largest * Math.sqrt(count / most)), 0, 7);
+            context.arc(box.left + (i + 0.5) * box.cell, bottom - (j + 0.5) * box.row, Math.max(0.7, largest * Math.sqrt(value / most)), 0, 7);
             context.fill();
           }));
           context.fillStyle = now.soft;
           context.textAlign = "right";
-          const tall = every(labels(), bottom - box.top, 14);
-          for (let j = 0; j < labels(); j += tall) context.fillText(j, box.left - 8, bottom - (j + 0.5) * box.row);
+          const tall = every(count(), bottom - box.top, 14);
+          for (let j = 0; j < count(); j += tall) context.fillText(clipped(context, rows[j], box.left - 10), box.left - 8, bottom - (j + 0.5) * box.row);
           context.textAlign = "center";
-          const wide = every(clients.length, width - 40, 26);
-          clients.forEach((client, i) => { if (i % wide === 0) context.fillText(client, box.left + (i + 0.5) * box.cell, bottom + 12); });
+          const longest = Math.max(20, ...columns.map((name) => context.measureText(name).width));
+          const wide = every(columns.length, width - box.left, Math.min(90, longest + 6));
+          columns.forEach((name, i) => { if (i % wide === 0) context.fillText(clipped(context, name, 84), box.left + (i + 0.5) * box.cell, bottom + 12); });
           context.textAlign = "left";
-          context.fillText("clients across, labels up", box.left, bottom + 30);
+          context.fillText(`${x_axis.label} across, ${y_axis.label} up`, box.left, bottom + 30);
         },
         hover(x, y) {
-          const { clients, counts } = chosen();
-          const [i, j] = [Math.floor((x - box.left) / box.cell), labels() - 1 - Math.floor((y - box.top) / box.row)];
-          return i >= 0 && i < clients.length && j >= 0 && j < labels() ? `client ${clients[i]}, label ${j}: ${counts[i][j]} samples` : null;
+          const { columns, rows, counts, x_axis, y_axis, size_axis } = chosen();
+          const [i, j] = [Math.floor((x - box.left) / box.cell), count() - 1 - Math.floor((y - box.top) / box.row)];
+          return i >= 0 && i < columns.length && j >= 0 && j < count() ? `${x_axis.label} ${columns[i]}, ${y_axis.label} ${rows[j]}: ${counts[i][j]} ${size_axis.label}` : null;
         },
       });
-    }, ({ clients, counts }) => ({
-      columns: ["client", "samples", ...counts[0].map((_, j) => `label ${j}`)],
-      rows: clients.map((client, i) => [client, counts[i].reduce((a, b) => a + b, 0), ...counts[i]].map((value) => ({ text: String(value), value }))),
+    }, ({ columns, rows, counts, x_axis, y_axis, size_axis }) => ({
+      columns: [x_axis.label, size_axis.label, ...rows.map((name) => `${y_axis.label} ${name}`)],
+      rows: columns.map((name, i) => [name, ...[counts[i].reduce((a, b) => a + b, 0), ...counts[i]].map((value) => ({ text: String(value), value }))]),
     }));
   },
 
   /** Groups of bars. */
   bars(block) {
-    const tops = block.series.flatMap((one) => one.values.map((value, i) => (value || 0) + (one.spread[i] || 0)));
+    const panels = block.panels.map((panel) => {
+      const keys = panel.series.map((series, s) => make("span", { class: "key" }, figures.patch(lineColour(s, theme())), series.name));
+      return make("div", { class: "panel" }, drawing(block.text, figures.grouped(panel)).holder, make("div", { class: "keys" }, ...keys));
+    });
+    return figure(block, [make("div", { class: "panels wide" }, ...panels)], () => ({
+      columns: ["value", "of", ...new Set(block.panels.flatMap((panel) => panel.groups))],
+      rows: block.panels.flatMap((panel) => panel.series.map((series) => [panel.y_axis.label, series.name, ...series.values.map((value, g) => ({ text: figures.barred(series, g), value }))])),
+    }));
+  },
+
+  barred: (series, g) => `${shown(series.values[g])}${series.spreads[g] === null ? "" : ` ± ${shown(series.spreads[g])}`}`,
+
+  grouped(panel) {
+    const tops = panel.series.flatMap((one) => one.values.map((value, i) => (value || 0) + (one.spreads[i] || 0)));
     const most = 1.05 * Math.max(1e-9, ...tops);
     let boxes = [];
-    const one = drawing(block.text, {
+    return {
       height: (width) => Math.min(340, Math.max(240, width * 0.5)),
       draw(context, width, high, now) {
         const [left, top, bottom] = [52, 22, high - 24];
@@ -158,7 +178,7 @@ const figures = {
         context.strokeStyle = now.grid;
         context.fillStyle = now.soft;
         context.textAlign = "left";
-        context.fillText(block.unit, 0, 8);
+        context.fillText(panel.y_axis.label, 0, 8);
         context.textAlign = "right";
         for (const tick of ticks(0, most, 5)) {
           context.beginPath();
@@ -167,23 +187,23 @@ const figures = {
           context.stroke();
           context.fillText(tick, left - 6, y(tick));
         }
-        const room = (width - left) / block.groups.length;
-        const bar = Math.min(46, (0.84 * room) / block.series.length);
+        const room = (width - left) / panel.groups.length;
+        const bar = Math.min(46, (0.84 * room) / panel.series.length);
         boxes = [];
-        block.groups.forEach((group, g) => {
-          const begin = left + (g + 0.5) * room - (bar * block.series.length) / 2;
-          block.series.forEach((series, s) => {
+        panel.groups.forEach((group, g) => {
+          const begin = left + (g + 0.5) * room - (bar * panel.series.length) / 2;
+          panel.series.forEach((series, s) => {
             const value = series.values[g];
             if (value === null) return;
             const x = begin + s * bar;
             context.fillStyle = lineColour(s, now);
             context.fillRect(x + 1, y(value), bar - 2, bottom - y(value));
-            boxes.push({ x, bar, top: y(value), bottom, words: `${series.name}, ${group}: ${shown(value)}${series.spread[g] === null ? "" : ` ± ${shown(series.spread[g])}`}` });
-            if (series.spread[g]) {
+            boxes.push({ x, bar, top: y(value), bottom, words: `${series.name}, ${group}: ${figures.barred(series, g)}` });
+            if (series.spreads[g]) {
               context.strokeStyle = now.ink;
               context.beginPath();
-              context.moveTo(x + bar / 2, y(value + series.spread[g]));
-              context.lineTo(x + bar / 2, y(Math.max(0, value - series.spread[g])));
+              context.moveTo(x + bar / 2, y(value + series.spreads[g]));
+              context.lineTo(x + bar / 2, y(Math.max(0, value - series.spreads[g])));
               context.stroke();
             }
           });
@@ -196,12 +216,7 @@ const figures = {
         const found = boxes.find((box) => x >= box.x && x < box.x + box.bar && y <= box.bottom);
         return found ? found.words : null;
       },
-    });
-    const keys = make("div", { class: "keys" }, ...block.series.map((series, s) => make("span", { class: "key" }, figures.patch(lineColour(s, theme())), series.name)));
-    return figure(block, [one.holder, keys], () => ({
-      columns: ["", ...block.groups],
-      rows: block.series.map((series) => [series.name, ...series.values.map((value, g) => ({ text: value === null ? "–" : `${shown(value)}${series.spread[g] === null ? "" : ` ± ${shown(series.spread[g])}`}`, value }))]),
-    }));
+    };
   },
 
   patch(colour) {
@@ -222,11 +237,11 @@ const figures = {
         const value = there.length ? pick(...there) : null;
         return { text: shown(value), value };
       })]));
-    return figure(block, [make("div", { class: "panels wide" }, ...panels)], () => ({ columns: ["measure", "of", "mean of clients", "lowest", "highest"], rows }));
+    return figure(block, [make("div", { class: "panels wide" }, ...panels)], () => ({ columns: ["value", "of", "mean of clients", "lowest", "highest"], rows }));
   },
 
   dotted(panel) {
-    const all = panel.rows.flatMap((row) => [...row.values, ...(row.chance || [])]).filter((value) => value !== null);
+    const all = panel.rows.flatMap((row) => [...row.values, ...row.expected, ...row.spreads.flatMap((spread, i) => [row.values[i] - spread, row.values[i] + spread])]).filter((value) => value !== null);
     const [low, high] = [Math.min(0, ...all), Math.max(1e-9, ...all)];
     const room = 0.03 * (high - low);
     const ROW = 46;
@@ -247,7 +262,7 @@ const figures = {
           context.fillText(tick, Math.min(width - 12, Math.max(12, x(tick, width))), height - 9);
         }
         panel.rows.forEach((row, r) => {
-          const colour = lineColour(row.colour, now);
+          const colour = lineColour(row.color, now);
           const words = row.note ? `${row.name} (${row.note})` : row.name;
           context.textAlign = "left";
           context.fillStyle = now.paper;
@@ -255,12 +270,22 @@ const figures = {
           context.fillStyle = now.ink;
           context.fillText(words, 4, r * ROW + 10, width - 8);
           context.strokeStyle = now.soft;
-          (row.chance || []).forEach((value, i) => {
+          row.expected.forEach((value, i) => {
             if (value === null) return;
-            const at = middle(r) + height_of(i, row.chance.length);
+            const at = middle(r) + height_of(i, row.expected.length);
             context.beginPath();
             context.moveTo(x(value, width), at - 2.5);
             context.lineTo(x(value, width), at + 2.5);
+            context.stroke();
+          });
+          context.strokeStyle = colour;
+          context.globalAlpha = 0.4;
+          row.spreads.forEach((spread, i) => {
+            if (row.values[i] === null || spread === null) return;
+            const at = middle(r) + height_of(i, row.values.length);
+            context.beginPath();
+            context.moveTo(x(row.values[i] - spread, width), at);
+            context.lineTo(x(row.values[i] + spread, width), at);
             context.stroke();
           });
           context.fillStyle = colour;
@@ -292,19 +317,19 @@ const figures = {
     const keys = make("div", { class: "keys" });
     const values = (name) => [...new Set(block.panels.flatMap((panel) => panel[name]))].sort((a, b) => a - b);
     function build() {
-      const name = state.clients ? "client" : "label";
+      const name = state.clients ? "clients" : "labels";
       const known = values(name);
       const colour = (value) => (known.length <= palette.labels.length ? palette.labels[known.indexOf(value)] : cividis(known.indexOf(value) / (known.length - 1)));
       holder.replaceChildren(...block.panels.map((panel) => make("div", { class: "panel" }, make("h4", {}, panel.name), drawing(`${panel.name}: ${panel.x.length} points`, figures.plane(panel, name, colour)).holder)));
       if (holder.isConnected) forgetGone();
       const shades = known.length <= palette.labels.length ? known : known.filter((_, i) => i % Math.ceil(known.length / 10) === 0);
-      keys.replaceChildren(make("span", { class: "key" }, `${name}:`), ...shades.map((value) => make("span", { class: "key" }, figures.patch(colour(value)), String(value))));
+      keys.replaceChildren(make("span", { class: "key" }, `${state.clients ? "client" : "label"}:`), ...shades.map((value) => make("span", { class: "key" }, figures.patch(colour(value)), String(value))));
     }
     build();
-    const controls = make("div", { class: "controls" }, checkbox(`${block.id}-clients`, "colour by client", Boolean(state.clients), (value) => { state.clients = value; build(); }));
+    const controls = make("div", { class: "controls" }, checkbox(`${block.id}-clients`, "color by client", Boolean(state.clients), (value) => { state.clients = value; build(); }));
     return figure(block, [controls, holder, keys], () => ({
-      columns: ["layout", "points", "labels", "clients"],
-      rows: block.panels.map((panel) => [panel.name, ...[panel.x.length, new Set(panel.label).size, new Set(panel.client).size].map((value) => ({ text: String(value), value }))]),
+      columns: ["panel", "points", "labels", "clients"],
+      rows: block.panels.map((panel) => [panel.name, ...[panel.x.length, new Set(panel.labels).size, new Set(panel.clients).size].map((value) => ({ text: String(value), value }))]),
     }));
   },
 
@@ -336,7 +361,7 @@ const figures = {
           const away = (value - x) ** 2 + (panel.y[i] - y) ** 2;
           if (away < near) [best, near] = [i, away];
         });
-        return best < 0 ? null : `label ${panel.label[best]}, client ${panel.client[best]}`;
+        return best < 0 ? null : `label ${panel.labels[best]}, client ${panel.clients[best]}`;
       },
     };
   },

@@ -1,1 +1,0 @@
-"""Files: downloads, archives, caches, formats."""

@@ -1,0 +1,87 @@
+"""Archives are read where they lie, up to a size, and only plain files."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from feddbe.data.files import DAMAGE, damaged, members
+from feddbe.errors import BadInput
+
+FILES = {"top/one.txt": b"one", "top/deep/two.bin": bytes(5000), "three": b""}
+
+
+def tar(path: Path, members: dict[str, bytes], *, kind: bytes = tarfile.REGTYPE, link: str = "") -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        folder = tarfile.TarInfo("top")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.type, info.linkname = len(content), kind, link
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def zip_(path: Path, members: dict[str, bytes], *, mode: int = stat.S_IFREG) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("top/", b"")
+        for name, content in members.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = mode << 16
+            archive.writestr(info, content)
+    return path
+
+
+def read(archive: Path, limit: int = 1_000_000) -> dict[str, bytes]:
+    try:
+        return {name: content.read() for name, content in members(archive, limit)}
+    except DAMAGE as error:
+        raise damaged(archive, error) from None
+
+
+@pytest.mark.parametrize("make", [tar, zip_])
+def test_all_files(tmp_path: Path, make: type) -> None:
+    archive = make(tmp_path / "archive", FILES)
+    assert read(archive, 5003) == FILES
+    assert [path.name for path in tmp_path.iterdir()] == ["archive"], "nothing is written"
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_no_links_and_devices_from_tar(tmp_path: Path, kind: bytes) -> None:
+    archive = tar(tmp_path / "archive", {"link": b""}, kind=kind, link="/etc")
+    with pytest.raises(BadInput, match=r"'link'; only plain files"):
+        read(archive)
+
+
+def test_no_links_from_zip(tmp_path: Path) -> None:
+    archive = zip_(tmp_path / "archive", {"link": b"/etc"}, mode=stat.S_IFLNK)
+    with pytest.raises(BadInput, match=r"a link, 'link'; only plain files"):
+        read(archive)
+
+
+@pytest.mark.parametrize("make", [tar, zip_])
+def test_the_size_is_bounded_in_all(tmp_path: Path, make: type) -> None:
+    archive = make(tmp_path / "archive", FILES)
+    with pytest.raises(BadInput, match="more than the 5002 bytes"):
+        read(archive, 5002)
+
+
+@pytest.mark.parametrize("make", [tar, zip_])
+def test_a_damaged_archive_is_one_line(tmp_path: Path, make: type) -> None:
+    archive = make(tmp_path / "archive", {"big": os.urandom(100_000), "bigger": os.urandom(200_000)})
+    os.truncate(archive, 150_000)
+    with pytest.raises(BadInput, match=r"cannot read .*archive: .*; fetch it again$"):
+        read(archive)
+
+
+def test_no_archive_at_all(tmp_path: Path) -> None:
+    (tmp_path / "archive").write_bytes(b"<html>not found</html>")
+    with pytest.raises(BadInput, match=r"cannot read .*archive: .*; fetch it again$"):
+        read(tmp_path / "archive")

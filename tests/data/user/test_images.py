@@ -1,0 +1,158 @@
+"""Images by class in folders, and the decoding that other forms share."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from feddbe.data.registry import load
+from feddbe.data.user.images import decode_images
+from feddbe.errors import BadInput
+
+
+def put(path: Path, value: Any, mode: str = "RGB", size: tuple[int, int] = (5, 4)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value).save(path)
+    return path
+
+
+def pets(folder: Path) -> Path:
+    for name, value in {"dog/b.png": (1, 2, 3), "dog/a.png": (4, 5, 6), "cat/x.bmp": (7, 8, 9)}.items():
+        put(folder / name, value)
+    return folder
+
+
+def test_classes_and_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+    (pets(tmp_path / "pets") / "dog" / ".hidden").write_text("not an image")
+    data = load(tmp_path / "pets")
+    assert (data.name, data.classes, data.y.tolist()) == ("pets/", 2, [0, 1, 1])
+    assert (data.x.shape, data.x.dtype, data.client) == ((3, 3, 4, 5), torch.uint8, None)
+    assert data.x[:, :, 0, 0].tolist() == [[7, 8, 9], [4, 5, 6], [1, 2, 3]]
+    assert data.inputs(data.x[:1])[0, 0, 0, 0].item() == pytest.approx(7 * 2 / 255 - 1)
+
+
+def test_train_before_test(tmp_path: Path) -> None:
+    pets(tmp_path / "train")
+    put(tmp_path / "test/dog/1.png", (0, 0, 0))
+    put(tmp_path / "test/eel/1.png", (1, 1, 1))
+    data = load(tmp_path)
+    assert (data.classes, data.y.tolist()) == (3, [0, 1, 1, 1, 2])
+    assert data.x[:, 0, 0, 0].tolist() == [7, 4, 1, 0, 1]
+
+
+def test_grey_images_have_one_channel_unless_one_has_colours(tmp_path: Path) -> None:
+    files = [put(tmp_path / "a.png", 3, "L"), put(tmp_path / "b.png", 1, "1")]
+    assert decode_images(files, ["a", "b"])[:, 0, 0, 0].tolist() == [3, 255]
+    files.append(put(tmp_path / "c.png", (9, 8, 7, 128), "RGBA"))
+    assert decode_images(files, ["a", "b", "c"])[:, :, 0, 0].tolist() == [
+        [3, 3, 3],
+        [255, 255, 255],
+        [9, 8, 7],
+    ]
+
+
+def test_images_in_memory_have_their_pixels_in_place() -> None:
+    pixels = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    assert np.array_equal(decode_images([file.getvalue()], ["a"])[0], pixels.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda f: put(f / "dog/c.png", 0, size=(6, 4)),
+            r"dog/c.png is 6x4, but .*cat/x.bmp is 5x4; all",
+        ),
+        (
+            lambda f: (f / "dog/c.png").write_bytes(b"no"),
+            r"cannot read the image .*dog/c.png: cannot",
+        ),
+        (
+            lambda f: (f / "dog/b.png").write_bytes((f / "dog/b.png").read_bytes()[:45]),
+            r"cannot read the image .*dog/b.png: ",
+        ),
+        (
+            lambda f: put(f / "dog/c.png", 500, "I;16"),
+            "dog/c.png: it has .* pixels of mode 'I;16', at most .* of 8 bits",
+        ),
+        (lambda f: (f / "dog/notes.txt").touch(), "notes.txt is no image by its name"),
+        (
+            lambda f: (f / "dog/puppies").mkdir(),
+            "dog/puppies is a folder; a class folder must hold",
+        ),
+        (lambda f: (f / "eel").mkdir(), "the class 'eel' in .* has no images"),
+        (lambda f: put(f / "train/dog/1.png", 0), "has train, and also cat, dog; read is only test"),
+    ],
+)
+def test_refuses(tmp_path: Path, change: Any, message: str) -> None:
+    change(pets(tmp_path))
+    with pytest.raises(BadInput, match=message) as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_class_is_not_enough(tmp_path: Path) -> None:
+    put(tmp_path / "cat/1.png", 0)
+    with pytest.raises(BadInput, match="has 1 folders with images; at least 2 classes are needed"):
+        load(tmp_path)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 4\n%%EndComments\nshowpage\n"
+
+
+def test_no_picture_is_handed_to_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow would start Ghostscript for EPS, whatever the file is called."""
+
+    def start(*given: Any, **more: Any) -> None:
+        raise AssertionError(f"a process is started: {given}")
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", start)
+    (pets(tmp_path) / "dog" / "0.png").write_bytes(EPS)
+    with pytest.raises(BadInput, match=r"cannot read the image .*0\.png: cannot identify image file"):
+        load(tmp_path)
+    with pytest.raises(BadInput, match="cannot identify image file"):
+        decode_images([EPS], ["in memory"])
+
+
+def test_a_picture_that_claims_too_much_is_not_decoded() -> None:
+    """24 kB that would take 25 million pixels."""
+    file = io.BytesIO()
+    Image.new("1", (5000, 5000)).save(file, "png")
+    assert len(file.getvalue()) < 30_000
+    with pytest.raises(BadInput, match=r"a: it has 5000x5000 pixels of mode '.', at most 16777216 of 8 bits"):
+        decode_images([file.getvalue()], ["a"])
+
+
+def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(pets(tmp_path) / "dog" / "0.png")
+    with pytest.raises(BadInput, match=r"0\.png: it is not a plain file"):
+        load(tmp_path)
+
+
+def test_images_of_several_sizes_name_the_way_out_and_take_it(tmp_path: Path) -> None:
+    put(pets(tmp_path / "pets") / "dog" / "c.png", (9, 9, 9), size=(8, 7))
+    with pytest.raises(
+        BadInput, match=r"is 8x7, but .* is 5x4; all images .*: \?resize=4 brings them to one"
+    ):
+        load(tmp_path / "pets")
+    data = load(f"{tmp_path / 'pets'}?resize=4")
+    assert (data.x.shape, data.label_names) == ((4, 3, 4, 4), ("cat", "dog"))
+    assert data.x[:, :, 1, 1].tolist() == [[7, 8, 9], [4, 5, 6], [1, 2, 3], [9, 9, 9]]
+    assert load(f"{tmp_path / 'pets'}?resize=6x3").x.shape == (4, 3, 3, 6), "width times height"
+    assert (data.about.kind, data.about.resized, data.about.shape) == ("images", True, (3, 4, 4))
+
+
+@pytest.mark.parametrize("size", ["0", "x", "4x", "4x4x4", "9999", "-3"])
+def test_sizes_that_are_none(tmp_path: Path, size: str) -> None:
+    with pytest.raises(BadInput, match=r"\?resize=.*: write a number of pixels"):
+        load(f"{pets(tmp_path / 'pets')}?resize={size}")

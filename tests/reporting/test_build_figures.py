@@ -1,0 +1,369 @@
+"""Figures have the numbers of the runs, and their pictures show them, with nothing cut off."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from matplotlib.collections import PathCollection
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from feddbe.errors import BadInput
+from feddbe.metrics.representations.discrepancy import Discrepancy, discrepancy
+from feddbe.metrics.representations.points import Points, points
+from feddbe.reporting import matplotlib_backend
+from feddbe.reporting.build_figures import (
+    analysis_figures,
+    client_differences,
+    client_ranks,
+    scatter_panel,
+    selected_metric_curves,
+    tuning_surface,
+)
+from feddbe.reporting.figure import Dots, HeatMap, Scatter
+from feddbe.reporting.figure import Figure as FigureValue
+from feddbe.reporting.matplotlib_backend import draw, render
+from feddbe.results.document import Measurement, RunDocument
+from feddbe.results.fairness import Fairness, fairness
+from tests.documents import document
+
+LONG = "fedprox+dbe(kappa=50,mu=1,init_mean=debiased) at a place of a long name"
+
+
+def everything_is_inside(figure: Figure) -> bool:
+    figure.draw_without_rendering()
+    box, paper = figure.get_tightbbox(), figure.get_size_inches()
+    corners = np.asarray(box.get_points())
+    return bool((corners > -0.01).all() and (corners < paper + 0.01).all())
+
+
+def scattered(figure: Figure, axes: int = 0) -> list[PathCollection]:
+    return [one for one in figure.axes[axes].collections if isinstance(one, PathCollection)]
+
+
+def measurement(what: str, layer: str = "z_g", moment: str = "before", **fields: Any) -> Measurement:
+    """A measurement as a run's document has it."""
+    plain: Any = {
+        "round": 2, "what": what, "place": layer, "moment": moment, "quick": False, "per_client": False,
+        "samples": 60, "settings": {}, "seconds": 1.0, "overall": {}, "clients": {},
+    }  # fmt: skip
+    return cast(Measurement, plain | fields)
+
+
+def measured_run(*measurements: Measurement, method: str = "fedavg") -> RunDocument:
+    run = document(method, [0.1, 0.5, 0.6])
+    run["measured"] = list(measurements)
+    return run
+
+
+def render_analysis(*runs: RunDocument, plane: Points | None = None) -> Figure:
+    (figure,) = analysis_figures(runs, lambda run, one: plane or some_plane(4, 3)).values()
+    return render(figure)
+
+
+# Bars
+
+
+def mdl_at(layer: str, value: float, std: float, **fields: Any) -> Measurement:
+    return measurement("mdl", layer, overall={"value": value, "std": std}, **fields)
+
+
+def test_bars_are_by_layer_and_run_from_zero() -> None:
+    before = measured_run(mdl_at("conv1", 900.0, 30.0, quick=True), mdl_at("fc1", 500.0, 20.0, quick=True))
+    after = measured_run(mdl_at("fc1", 600.0, 10.0, quick=True), method="fedprox")
+    figure = render_analysis(before, after)
+    (axes,) = figure.axes
+    bars = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    assert [bar.get_height() for bar in bars] == [900, 500, 600]
+    assert [round(bar.get_x() + bar.get_width() / 2) for bar in bars] == [0, 1, 1]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["conv1", "fc1"]
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_ylabel() == "minimum description length (nats)"
+    assert "QUICK" in figure.legends[0].get_title().get_text()
+    assert (
+        "QUICK"
+        not in render_analysis(measured_run(mdl_at("fc1", 1.0, 0.1))).legends[0].get_title().get_text()
+    )
+
+
+def test_bars_of_percentages_are_scaled() -> None:
+    figure = render_analysis(measured_run(measurement("probe", overall={"value": 0.75})))
+    assert [patch.get_height() for patch in figure.axes[0].patches if isinstance(patch, Rectangle)] == [75]
+
+
+@pytest.mark.parametrize("series", [1, 8])
+@pytest.mark.parametrize("places", [1, 8])
+def test_bars_are_inside(series: int, places: int) -> None:
+    runs = [
+        measured_run(*(mdl_at(f"layer{j}", 500.0, 9.0) for j in range(places)), method=f"{LONG} {i}")
+        for i in range(series)
+    ]
+    assert everything_is_inside(render_analysis(*runs))
+
+
+# Discrepancy
+
+
+@cache
+def some_discrepancy(clients: int, seed: int = 0) -> Discrepancy:
+    random = np.random.RandomState(seed)
+    client = np.repeat(np.arange(clients), 20)
+    return discrepancy(points(random.standard_normal((len(client), 3)) + client[:, None], client, client))
+
+
+def discrepancy_of(found: Discrepancy, **fields: Any) -> Measurement:
+    columns = [column.name for column in dataclasses.fields(found)[1:-1]]
+    clients = {
+        str(client): {
+            name: value if math.isfinite(value := float(getattr(found, name)[index])) else None
+            for name in columns
+        }
+        for index, client in enumerate(found.client)
+    }
+    overall = {name: value if math.isfinite(value) else None for name, value in found.overall().items()}
+    return measurement("discrepancy", overall=overall, clients=clients, **fields)
+
+
+def test_dots_are_clients_and_the_bar_is_the_mean() -> None:
+    upper, lower = some_discrepancy(3), some_discrepancy(4, seed=1)
+    run = measured_run(discrepancy_of(upper), discrepancy_of(lower, moment="after"))
+    figure = render_analysis(run)
+    assert [len(axes.get_xlabel()) > 0 for axes in figure.axes] == [True] * 5
+    for axes, measure in zip(figure.axes, Discrepancy.MEASURES, strict=True):
+        dots = [one for one in axes.collections if isinstance(one, PathCollection) and one.get_zorder() == 3]
+        for row, (found, one) in enumerate(zip((lower, upper), dots, strict=True)):
+            offsets = np.asarray(one.get_offsets())
+            assert offsets[:, 0] == pytest.approx(getattr(found, measure))
+            assert np.abs(offsets[:, 1] - row).max() < 0.31
+            mean = found.overall()[measure]
+            assert any(np.asarray(line.get_xdata()) == pytest.approx([mean, mean]) for line in axes.lines)
+        assert axes.get_xlim()[0] <= 0, "the axis shows where nothing differs"
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
+        "fedavg, after @2, z_g", "fedavg, before @2, z_g",
+    ]  # fmt: skip
+
+
+def test_infinite_values_are_counted_and_not_drawn() -> None:
+    apart = discrepancy(points([[0.0], [0.0], [1.0], [1.0]], [0] * 4, [0, 0, 1, 1]))
+    figure = render_analysis(measured_run(discrepancy_of(apart)))
+    assert [text.get_text() for text in figure.axes[2].texts] == ["2 infinite"]
+    assert everything_is_inside(figure)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_dots_are_inside(rows: int) -> None:
+    found = some_discrepancy(20)
+    runs = [measured_run(discrepancy_of(found), method=f"{LONG} {i}") for i in range(rows)]
+    assert everything_is_inside(render_analysis(*runs))
+
+
+def test_equal_numbers_are_drawn_once() -> None:
+    found = some_discrepancy(3)
+    run = measured_run(discrepancy_of(found), discrepancy_of(found, layer="z"))
+    (figure,) = analysis_figures([run], lambda run, one: some_plane(4, 3)).values()
+    assert [len(panel.rows) for panel in figure.panels if isinstance(panel, Dots)] == [1] * 5
+
+
+# Curves
+
+
+def test_metrics_have_a_panel_each_and_a_color_per_run() -> None:
+    first, second = document("a", [0.1, 0.5, 0.6]), document("b", [0.1, 0.5])
+    readings = {"mean": 0.0, "worst_tenth": 0.0, "std": 0.0}
+    for entry, value in zip(first["rounds"], (0.5, 0.4, 0.25), strict=True):
+        entry["measures"] = {"before": {"drift": {"weighted": value, **readings}}}
+    for entry, value in zip(second["rounds"], (0.8, 0.81), strict=True):
+        measured = {"drift": {"weighted": 1.0, **readings}, "probe": {"weighted": value, **readings}}
+        entry["measures"] = {"before": measured}
+    chosen = selected_metric_curves([first, second])
+    assert chosen is not None
+    figure = render(chosen)
+    drift, probe = figure.axes
+    assert [np.asarray(line.get_xydata()).tolist() for line in drift.lines] == [
+        [[0, 0.5], [1, 0.4], [2, 0.25]],
+        [[0, 1], [1, 1]],
+    ]
+    assert np.asarray(probe.lines[0].get_xydata()).tolist() == [[0, 80], [1, 81]]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+    assert drift.get_ylabel() == "client drift\n(standard deviations)"
+    assert drift.get_title(loc="left") == "client drift, test data"
+    assert everything_is_inside(figure)
+    assert selected_metric_curves([document("a", [0.1])]) is None
+
+
+# t-SNE
+
+
+def some_plane(clients: int, labels: int, n: int = 200) -> Points:
+    random = np.random.RandomState(0)
+    return points(random.standard_normal((n, 2)), np.arange(n) % labels, np.arange(n) // labels % clients)
+
+
+def render_planes(planes: Mapping[str, Points]) -> Figure:
+    return render(FigureValue("tsne", LONG, tuple(scatter_panel(name, one) for name, one in planes.items())))
+
+
+@pytest.mark.parametrize(("clients", "labels"), [(1, 1), (1, 3), (20, 10), (20, 100), (60, 10)])
+@pytest.mark.parametrize("panels", [1, 4, 6])
+def test_panels_are_inside_whatever_there_is(clients: int, labels: int, panels: int) -> None:
+    figure = render_planes({f"{LONG} {i}": some_plane(clients, labels) for i in range(panels)})
+    assert everything_is_inside(figure)
+
+
+def test_color_is_the_label_and_marker_the_client() -> None:
+    """The same ones in all panels, also where a label or a client is missing; hollow ones from client 12."""
+    whole = some_plane(20, 10)
+    part = whole.of((whole.y > 3) & (whole.client > 5))
+    figure = render_planes({"all": whole, "some": part})
+    for index, found in enumerate((whole, part)):
+        groups = scattered(figure, index)
+        assert len(groups) == 20
+        for client, group in enumerate(groups):
+            mine = found.of(found.client == client)
+            assert np.asarray(group.get_offsets()) == pytest.approx(mine.x)
+            edges = np.asarray(group.get_edgecolor())
+            assert [to_hex(color).upper() for color in edges] == [
+                matplotlib_backend.LABELS[y].upper() for y in mine.y
+            ]
+            assert (len(np.asarray(group.get_facecolor())) == 0) == (client >= 12 or not len(mine.y))
+    labels, clients = ([text.get_text() for text in legend.get_texts()] for legend in figure.legends)
+    assert labels == [str(label) for label in range(10)]
+    assert clients == [str(client) for client in range(20)]
+    shapes = {matplotlib_backend._client_marker(range(24), index) for index in range(24)}
+    assert len(shapes) == 24
+
+
+def test_many_labels_are_on_a_color_bar_and_many_clients_are_numbers() -> None:
+    figure = render_planes({"many": some_plane(60, 100, 6000)})
+    _, bar = figure.axes
+    assert bar.get_ylabel() == "label"
+    assert [tick.get_text() for tick in bar.get_yticklabels()][::10] == ["0", "99"]
+    assert figure.legends == []
+    assert "number of its client" in figure.get_supxlabel()
+    assert matplotlib_backend._client_marker(range(60), 31) == ("$31$", True)
+
+
+def test_scatter_plots_are_limited_and_distinct() -> None:
+    run = measured_run(measurement("tsne"), measurement("tsne", "z"))
+    plane = some_plane(4, 3, 500)
+    (figure,) = analysis_figures([run], lambda run, one: plane, max_points=120).values()
+    (panel,) = figure.panels
+    assert isinstance(panel, Scatter)
+    assert len(panel.x) == 120
+    assert panel.note == "120 of 500 points are drawn"
+
+
+# Fairness
+
+
+def some_runs(methods: list[str], clients: int = 20) -> tuple[list[RunDocument], list[Fairness]]:
+    random = np.random.RandomState(0)
+    accuracies = [dict(enumerate(random.rand(clients).tolist())) for _ in methods]
+    documents = [document(method, [0.1, 0.9]) for method in methods]
+    return documents, fairness(documents, accuracies)
+
+
+def render_fairness(documents: list[RunDocument], runs: list[Fairness]) -> Figure:
+    return render(client_ranks(documents, runs), *filter(None, [client_differences(documents, runs)]))
+
+
+def test_fairness_sorts_clients_and_shows_differences() -> None:
+    documents, runs = some_runs(["local", "fedavg", "ditto"])
+    figure = render_fairness(documents, runs)
+    top, local, fedavg = figure.axes
+    lines = [line for line in top.lines if len(np.asarray(line.get_xdata())) == 101]
+    for line, run in zip(lines, runs, strict=True):
+        heights = np.asarray(line.get_ydata())
+        assert heights[:-1:5] == pytest.approx(100 * np.sort(list(run["accuracy"].values())))
+        assert np.asarray(line.get_xdata())[-1] == 100
+    marks = [line for line in top.lines if line not in lines]
+    worst = [100 * run["spread"]["worst_tenth"] for run in runs]
+    assert [float(np.asarray(mark.get_ydata())[0]) for mark in marks] == pytest.approx(worst)
+    assert [label.get_text() for label in local.get_yticklabels()] == ["ditto", "fedavg"]
+    dots = [one for one in local.collections if isinstance(one, PathCollection)]
+    expected = [100 * d for d in runs[2]["paired"]["local"]["differences"].values()]
+    assert np.asarray(dots[0].get_offsets())[:, 0] == pytest.approx(expected)
+    pair = runs[2]["paired"]["fedavg"]
+    assert f"{pair['better']} better, {pair['equal']} equal, {pair['worse']} worse" in [
+        " ".join(text.get_text().split()) for text in fedavg.texts
+    ]
+    color: Any = np.asarray(dots[0].get_facecolor())[0]
+    assert to_hex(color[:3]) == to_hex(str(lines[2].get_color())), "a run has one color"
+
+
+@pytest.mark.parametrize(
+    "methods", [["ditto"], ["local", "fedavg"], ["local", "fedavg", LONG, "a", "b", "c"]]
+)
+@pytest.mark.parametrize("clients", [1, 100])
+def test_fairness_is_inside(methods: list[str], clients: int) -> None:
+    assert everything_is_inside(render_fairness(*some_runs(methods, clients)))
+
+
+# Tuning
+
+
+SPACE: dict[str, list[Any]] = {"lr": [0.01, 0.1, 1.0], "kappa": [1, 10], "mu": [0.5]}
+TRIALS: list[tuple[dict[str, Any], float | None]] = [
+    ({"lr": 0.01, "kappa": 1, "mu": 0.5}, 0.8),
+    ({"lr": 0.1, "kappa": 1, "mu": 0.5}, 0.9),
+    ({"lr": 0.1, "kappa": 10, "mu": 0.5}, None),
+]
+
+
+def test_surface_has_the_best_accuracy_of_each_cell() -> None:
+    figure = tuning_surface(SPACE, TRIALS, TRIALS[0][0], "title")
+    (panel,) = figure.panels
+    assert isinstance(panel, HeatMap)
+    assert panel.values == ((80.0, 90.0, None), (None, None, None))
+    assert panel.empty == ((1, 1, "stopped"),)
+    assert [(mark.column, mark.row, mark.text) for mark in panel.marks] == [(0, 0, "default"), (1, 0, "best")]
+    assert figure.caption == "Best over mu."
+    assert everything_is_inside(render(figure))
+
+
+def test_surface_of_one_option_is_a_row() -> None:
+    trials = [({"lr": lr}, 0.5 + lr / 10) for lr in SPACE["lr"]]
+    figure = tuning_surface({"lr": SPACE["lr"]}, trials, {"lr": 0.01}, "title")
+    (panel,) = figure.panels
+    assert isinstance(panel, HeatMap)
+    assert list(panel.values[0]) == pytest.approx([50.1, 51.0, 60.0])
+    assert everything_is_inside(render(figure))
+
+
+# Files and mistakes
+
+
+def test_dollars_are_not_mathematics(tmp_path: Path) -> None:
+    name = r"a $\frac$"
+    draw(
+        tmp_path / "m.png",
+        *analysis_figures([measured_run(mdl_at(name, 1.0, 0.1), method=name)], no_points).values(),
+    )
+    run = measured_run(discrepancy_of(some_discrepancy(2)), method=name)
+    draw(tmp_path / "d.svg", *analysis_figures([run], no_points).values())
+    draw(tmp_path / "t.png", FigureValue("tsne", name, (scatter_panel(name, some_plane(30, 3)),)))
+    draw(tmp_path / "f.png", *filter(None, [client_differences(*some_runs([name, "local"]))]))
+    draw(tmp_path / "s.pdf", tuning_surface({name: [1, 2]}, [({name: 1}, 0.5)], {name: 1}, name))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d.svg", "f.png", "m.png", "s.pdf", "t.png"]
+
+
+def no_points(run: RunDocument, one: Measurement) -> Points:
+    raise AssertionError("this analysis has no points")
+
+
+def test_nothing_to_draw_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="nothing to draw"):
+        draw(tmp_path / "x.png", FigureValue("tsne", "", ()))
+    with pytest.raises(BadInput, match="panel 'a' has points of 3 dimensions"):
+        scatter_panel("a", points(np.ones((5, 3)), [0] * 5))
+    with pytest.raises(BadInput, match="no run"):
+        client_ranks([], [])
+    assert not list(tmp_path.iterdir())
