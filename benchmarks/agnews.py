@@ -96,7 +96,7 @@ class Plain:
     def _train(self, client: int, t: int) -> None:
         x, y, rows = self.task.dataset.x, self.task.dataset.y, self.task.split.train[client]
         optimizer = torch.optim.SGD(self.model.parameters(), lr=self.task.training.lr)
-        order = rows[seeds.stream(self.task.seed, "batches", t, client).permutation(len(rows))]
+        order = rows[seeds.make_rng(self.task.seed, "batches", t, client).permutation(len(rows))]
         for at in range(0, len(rows) // 10 * 10, 10):
             batch = order[at : at + 10]
             optimizer.zero_grad()

@@ -53,7 +53,7 @@ def synthetic(samples: int = 20 * 100) -> feddbe.Dataset:
 def main() -> None:
     global spent
     store.crc32 = checksums.crc32 = timed(zlib.crc32)  # type: ignore[attr-defined]
-    store.Store.verify = timed(store.Store.verify)  # type: ignore[method-assign]
+    store.RunStore.verify = timed(store.RunStore.verify)  # type: ignore[method-assign]
     print("| | rounds s | checksums s | % |\n|---|---|---|---|")
     for name, options in CASES.items():
         given = {"method": "fedavg+dbe", "data": synthetic() if "data" not in options else "", **options}

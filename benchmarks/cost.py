@@ -29,9 +29,9 @@ from feddbe.callbacks import base
 from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
 from feddbe.runs.experiment import resolve
-from feddbe.runs.store import Store
+from feddbe.runs.store import RunStore
 from feddbe.simulation import engines
-from feddbe.simulation.client import Job, perform
+from feddbe.simulation.client import ClientTask, run_client
 from feddbe.simulation.loop import RoundLoop, build_broadcast, initial_server_state
 from feddbe.state import decode
 from feddbe.training.task import Context
@@ -59,8 +59,8 @@ def loop_of(name: str, dataset: Dataset, folder: Path, trainer: str = "auto") ->
     """A run after its preparation."""
     options = Config(partition="natural", model="cnn", rounds=10_000, eval_after=False, trainer=trainer)
     e = resolve(name, options, dataset=dataset)
-    store = Store.create(folder, {}, initial_server_state(e))
-    loop = RoundLoop(e, store, engines.make("serial", e.task, e.method), base.Watch())
+    store = RunStore.create(folder, {}, initial_server_state(e))
+    loop = RoundLoop(e, store, engines.create_engine("serial", e.task, e.method), base.Callback())
     loop.run_initialization()
     return loop
 
@@ -68,10 +68,10 @@ def loop_of(name: str, dataset: Dataset, folder: Path, trainer: str = "auto") ->
 def training(loop: RoundLoop) -> float:
     """CPU milliseconds of one client's training in a round, per batch."""
     task, kept = loop.task, loop.store.read(0)
-    message = build_broadcast(loop.method, Context(task, 1), loop.server_state).to(0)
+    message = build_broadcast(loop.method, Context(task, 1), loop.server_state).message_for(0)
     begun = time.process_time()
-    perform(task, loop.method, Job(0, 1, "train"), message, None if kept is None else decode(kept))
-    return (time.process_time() - begun) * 1000 / (task.samples[0] // task.training.batch)
+    run_client(task, loop.method, ClientTask(0, 1, "train"), message, None if kept is None else decode(kept))
+    return (time.process_time() - begun) * 1000 / (task.samples[0] // task.training.batch_size)
 
 
 def steps(names: list[str], dataset: Dataset, repeats: int, root: Path) -> list[dict[str, Any]]:
@@ -104,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    described = [one for one in methods.describe() if one["family"] not in ("add-on", "floor")]
+    described = [one for one in methods.describe_methods() if one["family"] not in ("add-on", "floor")]
     every = [f"{one['name']}{'+dbe' * dbe}" for one in described for dbe in (0, 1)
              if not dbe or "dbe" in one["addons"]]  # fmt: skip
     parser.add_argument("methods", nargs="*")

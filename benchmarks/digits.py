@@ -16,15 +16,15 @@ from typing import Any
 
 import feddbe
 from feddbe import methods
-from feddbe.errors import Diverged
+from feddbe.errors import DivergenceError
 from feddbe.results.document import Accuracy, RunDocument
-from feddbe.results.statistics import interval
+from feddbe.results.statistics import mean_interval
 
 
 def combinations() -> list[str]:
     """Every method, and it with each add-on; fine-tuning on FedAvg only."""
     found = []
-    for one in methods.describe():
+    for one in methods.describe_methods():
         if one["family"] != "add-on":
             found += [one["name"], *(f"{one['name']}+{a}" for a in one["addons"] if a != "ft")]
     return ["majority", "local", "fedavg+ft", *(name for name in found if name not in ("majority", "local"))]
@@ -54,7 +54,7 @@ def main() -> None:
     for method in arguments.methods:
         try:
             runs = [once(method, seed, arguments.lr, arguments.out) for seed in range(arguments.seeds)]
-        except Diverged as error:
+        except DivergenceError as error:
             print(f"| {method} | diverged in round {error.round} | | | | |", flush=True)
             continue
         ends = [entry for run in runs if (entry := run["last"])]
@@ -77,7 +77,7 @@ def _percent(found: Sequence[Accuracy | None]) -> list[float]:
 
 
 def _shown(values: Sequence[float], *, sign: bool = False) -> str:
-    return interval(values).shown(sign=sign) if values else ""
+    return mean_interval(values).shown(sign=sign) if values else ""
 
 
 if __name__ == "__main__":

@@ -15,33 +15,33 @@ from pathlib import Path
 import torch.nn.functional as F
 from torch import Tensor
 
-from feddbe.callbacks.base import Watch
+from feddbe.callbacks.base import Callback
 from feddbe.config.options import Config
 from feddbe.runs.experiment import resolve
-from feddbe.runs.store import Store
+from feddbe.runs.store import RunStore
 from feddbe.simulation import engines
 from feddbe.simulation.loop import RoundLoop, initial_server_state
-from feddbe.state import State, without
-from feddbe.training.terms import At, MeanPull, Term
-from feddbe.training.trainer import Local
+from feddbe.state import State, drop_keys
+from feddbe.training.terms import MeanRegularizer, Term, TermContext
+from feddbe.training.trainer import ClientTrainer
 
 
 def losses(loop: RoundLoop, kappa: float, t: int) -> tuple[float, float]:
     """Mean task loss and mean of 1/2 mean_k (r_k - zbar_k)^2 over all batches that round t would train on."""
     task, server = loop.task, loop.server_state
-    pull = MeanPull(1.0, kappa / 2)
+    pull = MeanRegularizer(1.0, kappa / 2)
     apart = list[float]()
 
-    def observed(at: At, carry: State) -> tuple[Tensor | None, State]:
-        loss, new = pull(at, carry)
-        apart.append(0.5 * float(F.mse_loss(new["r"], at.const["mean"])))
+    def observed(context: TermContext, carry: State) -> tuple[Tensor | None, State]:
+        loss, new = pull(context, carry)
+        apart.append(0.5 * float(F.mse_loss(new["r"], context.const["mean"])))
         return loss, new
 
     term = Term(observed, {"mean": server["mean"]}, pull.start(task.model.feature_shape))
     total, samples = 0.0, 0
     for client in range(task.split.clients):
-        local = Local(task, t, client)
-        local.fit(without(server, ["mean"]), terms=[term])
+        local = ClientTrainer(task, t, client)
+        local.fit(drop_keys(server, ["mean"]), terms=[term])
         total, samples = total + local.losses["shared"][0], samples + local.losses["shared"][1]
     return total / samples, sum(apart) / len(apart)
 
@@ -50,9 +50,9 @@ def observe(kappa: float, data: str, rounds: int, every: int = 5) -> None:
     """One run, with a look at every fifth round."""
     experiment = resolve(f"fedavg+mr(kappa={kappa})", Config(data=data, rounds=rounds))
     with tempfile.TemporaryDirectory() as folder:
-        store = Store.create(Path(folder) / "run", {}, initial_server_state(experiment))
-        engine = engines.make("auto", experiment.task, experiment.method)
-        loop = RoundLoop(experiment, store, engine, Watch())
+        store = RunStore.create(Path(folder) / "run", {}, initial_server_state(experiment))
+        engine = engines.create_engine("auto", experiment.task, experiment.method)
+        loop = RoundLoop(experiment, store, engine, Callback())
         for t in range(rounds + 1):
             if t > 0 and t % every == 0:
                 task, apart = losses(loop, kappa, t)

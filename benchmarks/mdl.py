@@ -29,14 +29,14 @@ import torch
 from feddbe.metrics.representations.mdl import (
     FULL,
     Settings,
-    initial,
+    initial_probe,
+    map_parallel,
     mdl,
-    one_thread,
-    side_by_side,
-    sizes_of,
-    train,
+    single_threaded,
+    train_probes,
+    training_sizes,
 )
-from feddbe.metrics.representations.points import Points, points
+from feddbe.metrics.representations.points import Points, make_points
 
 SGEMM = 2048
 
@@ -59,7 +59,7 @@ def sgemm() -> float:
     threads = torch.get_num_threads()
     a, b = torch.randn(2, SGEMM, SGEMM)
     together = 2 * SGEMM**3 / timed(lambda: a @ b)
-    apart = threads * 2 * SGEMM**3 / timed(lambda: side_by_side(lambda _, __: a @ b, range(threads)))
+    apart = threads * 2 * SGEMM**3 / timed(lambda: map_parallel(lambda _, __: a @ b, range(threads)))
     return max(together, apart)
 
 
@@ -77,16 +77,16 @@ class Size:
             np.stack([rng.permutation(len(given.y))[:size] for _ in range(settings.seeds)])
         )
         streams = [np.random.RandomState(s) for s in range(settings.seeds)]
-        self.programs = [initial(self.widths, streams) for _ in range(torch.get_num_threads())]
+        self.programs = [initial_probe(self.widths, streams) for _ in range(torch.get_num_threads())]
 
     def run(self, steps: int) -> None:
         def one(parameters: list[torch.Tensor], stop: Event) -> None:
-            train(
+            train_probes(
                 parameters, self.x, self.hot, self.orders,
                 steps=steps, batch=self.batch, lr=self.settings.lr, stop=stop,
             )  # fmt: skip
 
-        side_by_side(one, self.programs)
+        map_parallel(one, self.programs)
 
     def rate(self, steps: int) -> float:
         done = steps * len(self.programs) * work(self.widths, self.settings.seeds, self.batch)
@@ -94,8 +94,10 @@ class Size:
 
     def profile(self, steps: int) -> None:
         """Shares of one program's time on one thread."""
-        with one_thread(), torch.profiler.profile() as seen:
-            train(self.programs[0], self.x, self.hot, self.orders, steps=steps, batch=self.batch, lr=1e-4)
+        with single_threaded(), torch.profiler.profile() as seen:
+            train_probes(
+                self.programs[0], self.x, self.hot, self.orders, steps=steps, batch=self.batch, lr=1e-4
+            )
         found = {row.key: row.self_cpu_time_total for row in seen.key_averages()}
         total = sum(found.values())
         shares = sorted(((t / total, name) for name, t in found.items()), reverse=True)[:7]
@@ -108,7 +110,7 @@ def whole(given: Points, classes: int, settings: Settings) -> float:
     widths = (given.x.shape[1], settings.hidden, settings.hidden, classes)
     done = sum(
         settings.steps * work(widths, settings.seeds, min(settings.batch, size))
-        for size in sizes_of(training, settings.sizes)
+        for size in training_sizes(training, settings.sizes)
     )
     return done / timed(lambda: mdl(given, classes=classes, settings=settings))
 
@@ -141,11 +143,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     arguments = parser.parse_args()
     rng = np.random.RandomState(0)
-    given = points(rng.randn(1000, arguments.k), rng.randint(0, arguments.classes, 1000))
+    given = make_points(rng.randn(1000, arguments.k), rng.randint(0, arguments.classes, 1000))
     print(f"{torch.get_num_threads()} threads, K = {arguments.k}, C = {arguments.classes}, Gflop/s (medians)")
     print(f"{'samples':>10}{'batch':>8}{'probes':>10}{'sgemm':>10}{'ratio':>8}")
     found = {}
-    for size in sizes_of(900, FULL.sizes):
+    for size in training_sizes(900, FULL.sizes):
         one = Size(given, arguments.classes, size, FULL)
         one.run(3)  # warms up
         steps = max(3, 1280 // one.batch)

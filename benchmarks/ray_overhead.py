@@ -29,11 +29,11 @@ from feddbe.methods.base import Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.runs.experiment import resolve
 from feddbe.simulation import engines
-from feddbe.simulation.client import Job
-from feddbe.simulation.engines.base import ClientStates, Engine, Messages
+from feddbe.simulation.client import ClientTask
+from feddbe.simulation.engines.base import Broadcasts, ClientStates, Engine
 from feddbe.state import State, encode
 from feddbe.training.task import Context, Task
-from feddbe.training.trainer import Local
+from feddbe.training.trainer import ClientTrainer
 
 LARGE = {"large": torch.zeros(2 * 2**20 // 4)}
 NOTHING, MODEL = "nothing to do", "a model of 2 MB, which each sends back"
@@ -48,7 +48,9 @@ class Echo(FedAvg):
     sends: ClassVar[Names] = ("large",)
     receives: ClassVar[Names] = ("large",)
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
         return received, dict(private)
 
 
@@ -61,10 +63,10 @@ class Kept(ClientStates):
     def read(self, client: int) -> bytes | None:
         return self.state
 
-    def stage(self, client: int, state: bytes) -> None:
+    def write_pending(self, client: int, state: bytes) -> None:
         pass
 
-    def stamp(self, client: int) -> int:
+    def version(self, client: int) -> int:
         return 0  # it stays as it is
 
 
@@ -96,8 +98,8 @@ def computed() -> float:
 def call(engine: Engine, clients: int, case: str) -> tuple[float, float]:
     """Seconds of one call of all clients: by the clock, and computed."""
     work: Literal["train", "none"] = "none" if case == NOTHING else "train"
-    jobs = [Job(client, 1, work) for client in range(clients)]
-    message, kept = Messages({} if case == NOTHING else LARGE), Kept(LARGE if case == STATE else {})
+    jobs = [ClientTask(client, 1, work) for client in range(clients)]
+    message, kept = Broadcasts({} if case == NOTHING else LARGE), Kept(LARGE if case == STATE else {})
     before, start = computed(), time.perf_counter()
     assert len(list(engine.run(jobs, message, kept))) == clients
     return time.perf_counter() - start, computed() - before
@@ -108,16 +110,16 @@ def milliseconds(value: float) -> str:
 
 
 def main(numbers: list[int], calls: int) -> None:
-    load, workers = os.getloadavg()[0], engines.find("pool").processes()
+    load, workers = os.getloadavg()[0], engines.find_engine("pool").processes()
     specs = {"pool": f"pool(workers={workers})", "ray": f"ray(cpus={workers})"}
     begun: dict[str, tuple[float, float]] = {}
     rows: dict[str, list[str]] = {NOTHING: [], MODEL: [], STATE: []}
     for clients in numbers:
         task, both = federation(clients), dict[str, Engine]()
-        engines.make("serial", task, Echo())  # what is compiled is compiled
+        engines.create_engine("serial", task, Echo())  # what is compiled is compiled
         for name, spec in specs.items():
             start = time.perf_counter()
-            both[name] = engines.make(spec, task, Echo())
+            both[name] = engines.create_engine(spec, task, Echo())
             ready = time.perf_counter() - start
             begun.setdefault(name, (ready, call(both[name], clients, NOTHING)[0]))
         for case in rows:

@@ -40,17 +40,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from feddbe.callbacks.base import Watch
+from feddbe.callbacks.base import Callback
 from feddbe.config.options import Config
-from feddbe.data import SOURCES
-from feddbe.data import load as data_load
+from feddbe.data import BUILTIN_DATASETS
+from feddbe.data import load_dataset as data_load
 from feddbe.data.dataset import Dataset as Data
-from feddbe.models.registry import MODELS, find, fitting
+from feddbe.models.registry import MODELS, default_model, find_model
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.runs.store import Store
+from feddbe.runs.store import RunStore
 from feddbe.simulation import engines
-from feddbe.simulation.client import Job
-from feddbe.simulation.engines.base import ClientStates, Messages, used_mb
+from feddbe.simulation.client import ClientTask
+from feddbe.simulation.engines.base import Broadcasts, ClientStates, peak_memory_mb
 from feddbe.simulation.engines.pool import Pool
 from feddbe.simulation.loop import RoundLoop, initial_server_state
 from feddbe.state import State
@@ -70,7 +70,7 @@ Times = dict[str, float]
 def load(name: str, rows: int | None) -> Data:
     """The data, or random numbers of its shape if it is not here."""
     count, shape, classes = SHAPES[name]
-    if SOURCES[name].found(None):
+    if BUILTIN_DATASETS[name].locate(None):
         found = data_load(name, None)
     else:
         random = torch.Generator().manual_seed(0)
@@ -122,7 +122,7 @@ class Plain:
         self.threads = threads
         dataset, split = experiment.task.dataset, experiment.task.split
         x, y = dataset.inputs(dataset.x), dataset.y
-        name, shape = find(str(experiment.options.model)).name, tuple(dataset.x.shape[1:])
+        name, shape = find_model(str(experiment.options.model)).name, tuple(dataset.x.shape[1:])
         self.model = cast(nn.Module, MODELS[name].build(shape, dataset.classes))
         self.clients = [
             PlainClient(self.model, [(x[i], y[i]) for i in train], [(x[i], y[i]) for i in test])
@@ -154,9 +154,12 @@ class Ours(ClientStates):
     """(b), (c): an engine, with a real store behind it."""
 
     def __init__(self, experiment: Experiment, name: str, folder: Path) -> None:
-        self.experiment, self.engine = experiment, engines.make(name, experiment.task, experiment.method)
-        self.store = Store.create(folder, {}, initial_server_state(experiment))
-        self.loop = RoundLoop(experiment, self.store, self.engine, Watch())
+        self.experiment, self.engine = (
+            experiment,
+            engines.create_engine(name, experiment.task, experiment.method),
+        )
+        self.store = RunStore.create(folder, {}, initial_server_state(experiment))
+        self.loop = RoundLoop(experiment, self.store, self.engine, Callback())
         self.loop.run_initialization()
 
     @property
@@ -177,22 +180,24 @@ class Ours(ClientStates):
         clients = range(self.experiment.task.split.clients)
         t = self.store.last_round() + 1
         pids = self.engine.pids if isinstance(self.engine, Pool) else []
-        training = clock(lambda: self._run([Job(c, t, "train") for c in clients]), pids)
-        evaluation = clock(lambda: self._run([Job(c, t, "none", evaluate=True) for c in clients]), pids)
+        training = clock(lambda: self._run([ClientTask(c, t, "train") for c in clients]), pids)
+        evaluation = clock(
+            lambda: self._run([ClientTask(c, t, "none", evaluate=True) for c in clients]), pids
+        )
         whole = clock(lambda: self.loop.run_round(t), pids)
         return {"training": training[0], "training cpu": training[1], "evaluation": evaluation[0],
                 "round": whole[0], "round cpu": whole[1]}  # fmt: skip
 
-    def _run(self, jobs: list[Job]) -> None:
-        list(self.engine.run(jobs, Messages(self.loop.server_state), self))
+    def _run(self, jobs: list[ClientTask]) -> None:
+        list(self.engine.run(jobs, Broadcasts(self.loop.server_state), self))
 
     def read(self, client: int) -> bytes | None:
         return self.store.read(client)
 
-    def stage(self, client: int, state: bytes) -> None:
+    def write_pending(self, client: int, state: bytes) -> None:
         """Nothing of what is only timed stays."""
 
-    def stamp(self, client: int) -> None:
+    def version(self, client: int) -> None:
         pass
 
 
@@ -229,25 +234,25 @@ def operations(experiment: Experiment) -> float:
         if isinstance(layer, nn.Conv2d | nn.Linear):
             per_sample += (2 if first else 3) * 2 * layer.weight[0].numel() * x.numel()
             first = False
-    return float(per_sample) * sum(n // 10 * 10 or n for n in task.samples) * task.training.epochs
+    return float(per_sample) * sum(n // 10 * 10 or n for n in task.samples) * task.training.local_epochs
 
 
 def federation(arguments: argparse.Namespace) -> Experiment:
     dataset = load(arguments.data, arguments.rows)
     options = Config(
         data=arguments.data, lr=RATE, engine="pool", eval_after=False, trainer=arguments.trainer,
-        model=fitting(tuple(dataset.x.shape[1:])), **DIVIDED.get(arguments.data, {}),
+        model=default_model(tuple(dataset.x.shape[1:])), **DIVIDED.get(arguments.data, {}),
     )  # fmt: skip
     return resolve(arguments.method, options, dataset=dataset)
 
 
 def peak_of(work: Callable[[], object]) -> float:
     """The most memory in use while it works, in MB: this process and its workers, shared pages once."""
-    seen, done = [used_mb()], threading.Event()
+    seen, done = [peak_memory_mb()], threading.Event()
 
     def look() -> None:
         while not done.wait(0.05):
-            seen.append(used_mb())
+            seen.append(peak_memory_mb())
 
     watcher = threading.Thread(target=look)
     watcher.start()

@@ -34,14 +34,14 @@ import numpy as np
 import torch
 
 from feddbe import api
-from feddbe.callbacks.base import Watch
+from feddbe.callbacks.base import Callback
 from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
 from feddbe.runs import execution
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.runs.store import FILE, Store
+from feddbe.runs.store import FILE, RunStore
 from feddbe.simulation import engines
-from feddbe.simulation.engines.base import used_mb
+from feddbe.simulation.engines.base import peak_memory_mb
 from feddbe.simulation.loop import RoundLoop, initial_server_state
 
 METHODS = ("fedavg+dbe(init_clients=1000)", "ditto", "scaffold")
@@ -62,7 +62,12 @@ def people(clients: int) -> Dataset:
 
 def experiment(method: str, dataset: Dataset, clients: int, rounds: int, engine: str) -> Experiment:
     options = Config(
-        join=COHORT / clients, rounds=rounds, eval=f"sample:{COHORT}", lr=0.05, model="mlp", engine=engine
+        participation=COHORT / clients,
+        rounds=rounds,
+        eval=f"sample:{COHORT}",
+        lr=0.05,
+        model="mlp",
+        engine=engine,
     )
     return resolve(method, options, dataset=dataset)
 
@@ -76,14 +81,14 @@ def processor(pids: list[int]) -> float:
 def once(method: str, clients: int, rounds: int, engine: str, folder: Path) -> dict[str, float]:
     """One run in this process."""
     dataset = people(clients)
-    before = used_mb()
+    before = peak_memory_mb()
     began = time.perf_counter()
     made = experiment(method, dataset, clients, rounds, engine)
     resolved = time.perf_counter()
-    workers = engines.make(engine, made.task, made.method)
+    workers = engines.create_engine(engine, made.task, made.method)
     server = initial_server_state(made)
-    store = Store.create(folder, execution.describe_run(made, server), server)
-    loop = RoundLoop(made, store, workers, Watch())
+    store = RunStore.create(folder, execution.describe_run(made, server), server)
+    loop = RoundLoop(made, store, workers, Callback())
     ready = time.perf_counter()
     torch.set_num_threads(1)
     loop.run_initialization()
@@ -95,7 +100,7 @@ def once(method: str, clients: int, rounds: int, engine: str, folder: Path) -> d
         at = time.perf_counter()
         loop.run_round(t)
         seconds.append(time.perf_counter() - at)
-        memory.append(used_mb())
+        memory.append(peak_memory_mb())
     cpu, others = time.process_time() - cpu, processor(pids) - others
     loop.evaluate_final()
     workers.close()
@@ -104,8 +109,8 @@ def once(method: str, clients: int, rounds: int, engine: str, folder: Path) -> d
     at = time.perf_counter()
     api.load(folder, hashes=False)
     shown = time.perf_counter() - at
-    store = Store.open(folder)
-    RoundLoop(made, store, workers, Watch()).evaluate_final()
+    store = RunStore.open(folder)
+    RoundLoop(made, store, workers, Callback()).evaluate_final()
     store.close()
     resumed = time.perf_counter() - at - shown + resolved - began
     return {

@@ -181,11 +181,14 @@ def _render_help(command: click.Command, name: str) -> str:
 
 def render_methods() -> str:
     """Return a list of all methods, add-ons and hyperparameters."""
-    from feddbe.cli.methods import default_of
-    from feddbe.methods.registry import describe
+    from feddbe.cli.methods import format_default
+    from feddbe.methods.registry import describe_methods
 
     intro = ["## All methods and parameters", "This list is generated from `feddbe methods`."]
-    return "\n\n".join([*intro, *(_render_method(method, default_of) for method in describe())]) + "\n"
+    return (
+        "\n\n".join([*intro, *(_render_method(method, format_default) for method in describe_methods())])
+        + "\n"
+    )
 
 
 def _render_method(method: Any, default_of: Callable[[dict[str, Any]], str]) -> str:

@@ -20,7 +20,7 @@ from feddbe.config.parameters import parameter
 from feddbe.methods.base import Method, Upload
 from feddbe.state import State
 from feddbe.training.task import Context
-from feddbe.training.trainer import Local
+from feddbe.training.trainer import ClientTrainer
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,12 @@ class Trimmed(Method):
 
     trim: float = parameter(0.1, "share of clients left out at each end, at least one", low=0, high=0.49)
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+    def train(
+        self, ctx: Context, local: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
         return local.fit(received).params, private
 
-    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+    def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         out = min(max(1, int(self.trim * len(uploads))), (len(uploads) - 1) // 2) if self.trim else 0
         found = {}
         for name in uploads[0].state:
@@ -45,7 +47,7 @@ class Trimmed(Method):
 
 
 if __name__ == "__main__":
-    print(*feddbe.testing.check(Trimmed, addons=[], values={"trim": [0.0]}), sep="\n")
+    print(*feddbe.testing.check_method(Trimmed, addons=[], values={"trim": [0.0]}), sep="\n")
     run = feddbe.run(Trimmed(trim=0.2), clients=5, rounds=2)
     assert run["last"] is not None
     print("accuracy", run["last"]["accuracy"])

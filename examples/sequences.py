@@ -1,7 +1,7 @@
 """Sequences: a GRU and an LSTM on signals (steps x features), a small Transformer on word numbers.
 
-    feddbe run fedavg+dbe --data signals.npz --model examples/sequences.py:gru --lr 0.2 --epochs 5
-    feddbe run fedavg+dbe --data words.npz --model examples/sequences.py:transformer --lr 0.2 --epochs 5
+    feddbe run fedavg+dbe --data signals.npz --model examples/sequences.py:gru --lr 0.2 --local-epochs 5
+    feddbe run fedavg+dbe --data words.npz --model examples/sequences.py:transformer --lr 0.2 --local-epochs 5
 
 Arrays reach a model as they are. Integers are word numbers if the file has the size of their vocabulary,
 `words`, or the name has it, as in words.npz?words=100. A function that makes a model is called with those of
@@ -85,7 +85,13 @@ if __name__ == "__main__":
     texts(Path("words.npz"))
     for name, data in {"gru": "signals.npz", "lstm": "signals.npz", "transformer": "words.npz"}.items():
         run = feddbe.run(
-            "fedavg+dbe", data=data, model=f"{__file__}:{name}", lr=0.2, epochs=5, rounds=5, engine="serial"
+            "fedavg+dbe",
+            data=data,
+            model=f"{__file__}:{name}",
+            lr=0.2,
+            local_epochs=5,
+            rounds=5,
+            engine="serial",
         )
         best = run["best"]["accuracy"]["weighted"] if run["best"] and run["best"]["accuracy"] else 0.0
         print(f"{name}: accuracy {best:.2f}, by chance {1 / len(run['label_names']):.2f}")

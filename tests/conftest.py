@@ -21,5 +21,5 @@ torch.set_num_threads(1)
 def methods_are_feddbe_s() -> Iterator[None]:
     """What a test adds is gone after it."""
     yield
-    for name in METHODS.keys() - set(METHODS.ours):
+    for name in METHODS.keys() - set(METHODS.builtin):
         del METHODS[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from feddbe.results.document import Accuracy, Entry, RunDocument
+from feddbe.results.document import Accuracy, RoundResult, RunDocument
 
 __all__ = ["document"]
 
@@ -20,16 +20,16 @@ def document(
     curve: Sequence[float | None],
     *,
     floor: float = 0.2,
-    when: str = "before",
+    moment: str = "before",
     bn_buffers: str | None = None,
     **config: Any,
 ) -> RunDocument:
     """A run whose entry t has the weighted accuracy curve[t]; round t took t + 0.25 seconds, the start 99."""
-    rounds: list[Entry] = [
+    rounds: list[RoundResult] = [
         {
             "round": t,
             "accuracy": None if weighted is None else _accuracy(weighted),
-            "when": when,
+            "moment": moment,
             "before": None,
             "adapted": None,
             "validation": None,
@@ -39,21 +39,21 @@ def document(
             "seconds": t + 0.25 if t else 99.0,
             "bytes_up": 20 * 61_000,
             "bytes_down": 20 * 2_330_000,
-            "measures": {},
+            "metrics": {},
         }
         for t, weighted in enumerate(curve)
     ]
     shown = [(entry["accuracy"]["weighted"], entry) for entry in rounds if entry["accuracy"]]
     return {
         "method": method,
-        "config": {"clients": 20, "join": 1.0, "seed": 0, "data": "digits", **config},
+        "config": {"clients": 20, "participation": 1.0, "seed": 0, "data": "digits", **config},
         "config_hash": "0" * 64,
         "rounds": rounds,
         "best": max(shown, key=lambda pair: pair[0])[1] if shown else None,
         "last": shown[-1][1] if shown else None,
-        "floor": floor,
-        "newcomers": None,
-        "measured": [],
+        "majority_accuracy": floor,
+        "new_clients": None,
+        "analyses": [],
         "bn_buffers": bn_buffers,
         "note": "",
         "remarks": [],
@@ -61,7 +61,7 @@ def document(
         "trainers": ["autograd"],
         "label_names": [],
         "client_names": [],
-        "looks": [],
+        "shift_labels": [],
         "cost": {"up": 61_000.0, "down": 2_330_000.0, "seconds": 1.0},
         "server_sha256": "",
         "clients_sha256": {},

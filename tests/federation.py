@@ -8,22 +8,22 @@ from typing import Any
 
 from feddbe import seeds
 from feddbe.data.dataset import Dataset
-from feddbe.methods.registry import METHODS, takes
+from feddbe.methods.registry import METHODS, supported_addons
 from feddbe.runs.experiment import Experiment
-from feddbe.simulation.client import Job, Missing, Reply
-from feddbe.simulation.engines.base import ClientStates, Messages
+from feddbe.simulation.client import ClientResult, ClientTask, MissingClient
+from feddbe.simulation.engines.base import Broadcasts, ClientStates
 from feddbe.simulation.engines.registry import Serial
 from feddbe.state import Receipt, decode, sha256
 from feddbe.testing import contract
 from feddbe.testing.contract import (
+    MessageRecorder,
     Outcome,
-    Recorder,
-    carry_out,
-    measured,
-    outcome,
-    same_bits,
-    samples,
-    states,
+    are_identical,
+    make_samples,
+    run_outcome,
+    run_recorded,
+    stored_records,
+    stored_states,
 )
 
 __all__ = [
@@ -31,19 +31,22 @@ __all__ = [
     "ENGINES",
     "Elsewhere",
     "Forgetful",
+    "MessageRecorder",
     "Outcome",
-    "Recorder",
-    "carry_out",
+    "are_identical",
     "experiment",
-    "measured",
-    "outcome",
+    "make_samples",
     "quick",
-    "same_bits",
-    "samples",
-    "states",
+    "run_outcome",
+    "run_recorded",
+    "stored_records",
+    "stored_states",
 ]
 
-COMBINATIONS = [*METHODS, *(f"{name}+{a}" for name, method in METHODS.items() for a in takes(method))]
+COMBINATIONS = [
+    *METHODS,
+    *(f"{name}+{a}" for name, method in METHODS.items() for a in supported_addons(method)),
+]
 """Every method, alone and with each add-on that it takes."""
 ENGINES = ["pool(workers=2)"]
 """Each must give the bits of `serial`."""
@@ -60,7 +63,7 @@ def quick(name: str) -> str:
 
 def experiment(name: str, dataset: Dataset | None = None, **options: Any) -> Experiment:
     """Two rounds of this method among the three clients."""
-    return contract.experiment(quick(name), dataset, **options)
+    return contract.make_experiment(quick(name), dataset, **options)
 
 
 class Forgetful:
@@ -70,15 +73,17 @@ class Forgetful:
         self.serial = Serial(experiment.task, experiment.method)
 
     def forgotten(self, round: int) -> int:
-        return int(seeds.stream(5, "forget", round).randint(self.serial.task.split.clients))
+        return int(seeds.make_rng(5, "forget", round).randint(self.serial.task.split.clients))
 
     def close(self) -> None:
         pass
 
-    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply | Missing]:
-        for job in jobs:
+    def run(
+        self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
+    ) -> Iterator[ClientResult | MissingClient]:
+        for job in tasks:
             if job.client == self.forgotten(job.round):
-                yield Missing(job.client, "forgotten")
+                yield MissingClient(job.client, "forgotten")
             else:
                 yield from self.serial.run([job], messages, states)
 
@@ -91,23 +96,27 @@ class Elsewhere(Forgetful):
         super().__init__(experiment)
         self.kept: dict[tuple[int, int], bytes] = {}
 
-    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply | Missing]:
-        for job in jobs:
+    def run(
+        self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
+    ) -> Iterator[ClientResult | MissingClient]:
+        for job in tasks:
             node = _Node(job, states, self.kept)
             answers = list(self.serial.run([job], messages, node))
             if job.client == self.forgotten(job.round):
-                yield Missing(job.client, "its answer was lost")
+                yield MissingClient(job.client, "its answer was lost")
                 continue
             if node.receipt:
-                states.stage(job.client, node.receipt.encode())
+                states.write_pending(job.client, node.receipt.encode())
             yield from answers
 
 
 class _Node(ClientStates):
     """Where one client keeps its states."""
 
-    def __init__(self, job: Job, accepted: ClientStates, kept: dict[tuple[int, int], bytes]) -> None:
-        self.job, self.accepted, self.kept = job, accepted, kept
+    def __init__(
+        self, client_task: ClientTask, accepted: ClientStates, kept: dict[tuple[int, int], bytes]
+    ) -> None:
+        self.job, self.accepted, self.kept = client_task, accepted, kept
         self.receipt: Receipt | None = None
 
     def read(self, client: int) -> bytes | None:
@@ -120,9 +129,9 @@ class _Node(ClientStates):
         assert sha256(decode(state)) == receipt.sha256
         return state
 
-    def stage(self, client: int, state: bytes) -> None:
+    def write_pending(self, client: int, state: bytes) -> None:
         self.kept[client, self.job.round] = state
         self.receipt = Receipt(self.job.round, sha256(decode(state)))
 
-    def stamp(self, client: int) -> None:
+    def version(self, client: int) -> None:
         pass

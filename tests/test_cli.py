@@ -15,12 +15,12 @@ import pytest
 
 import feddbe
 from feddbe import cli, data, models
-from feddbe.callbacks.base import Watch
-from feddbe.config.parameters import signature
+from feddbe.callbacks.base import Callback
+from feddbe.config.parameters import describe_signature
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.registry import METHODS
-from feddbe.results.document import Entry
-from feddbe.runs.store import FILE, Store
+from feddbe.results.document import RoundResult
+from feddbe.runs.store import FILE, RunStore
 from tests.progress import LINE, without_progress
 
 SMALL = "--clients 3 --partition iid --model mlp --engine serial"
@@ -142,17 +142,17 @@ MISTAKES = {
     "run fedavg --rounds 1.5": ["rounds = 1.5", "a whole number >= 0"],
     "run fedavg --rounds many": ["rounds = 'many'", "a whole number >= 0"],
     "run fedavg --patience 0": ["patience = 0", "a whole number >= 1"],
-    "run fedavg --epochs 0": ["epochs = 0", "a whole number >= 1"],
-    "run fedavg --batch 0": ["batch = 0", "a whole number >= 1"],
-    "run fedavg --batch ten": ["batch = 'ten'", "a whole number >= 1"],
+    "run fedavg --local-epochs 0": ["epochs = 0", "a whole number >= 1"],
+    "run fedavg --batch-size 0": ["batch = 0", "a whole number >= 1"],
+    "run fedavg --batch-size ten": ["batch = 'ten'", "a whole number >= 1"],
     "run fedavg --lr 0": ["lr = 0", "a number > 0"],
     "run fedavg --lr -0.1": ["lr = -0.1", "a number > 0"],
     "run fedavg --lr nan": ["lr = nan", "a number > 0"],
     "run fedavg --lr inf": ["lr = inf", "a number > 0"],
     "run fedavg --lr fast": ["lr = 'fast'", "a number > 0"],
-    "run fedavg --join 0": ["join = 0", "> 0 and <= 1"],
-    "run fedavg --join 1.01": ["join = 1.01", "> 0 and <= 1"],
-    "run fedavg --join half": ["join = 'half'", "> 0 and <= 1"],
+    "run fedavg --participation 0": ["join = 0", "> 0 and <= 1"],
+    "run fedavg --participation 1.01": ["join = 1.01", "> 0 and <= 1"],
+    "run fedavg --participation half": ["join = 'half'", "> 0 and <= 1"],
     "run fedavg --seed -1": ["seed = -1", ">= 0"],
     "run fedavg --partition-seed -1": ["partition_seed = -1", ">= 0"],
     "run fedavg --partition-seed 4294967296": ["partition seed 4294967296", "0..4294967295"],
@@ -205,7 +205,7 @@ MISTAKES = {
     "show one two": ["'one' is not the folder of a run"],
     "show nowhere --format html": ["unknown format 'html'", "csv, json, latex, markdown"],
     "show nowhere": ["'nowhere'", "runs/"],
-    "show nowhere --when later": ["unknown moment 'later'", "adapted, after, before, published"],
+    "show nowhere --moment later": ["unknown moment 'later'", "adapted, after, before, published"],
     "data get dgits": ["unknown data set 'dgits'", "did you mean 'digits'?", "fmnist"],
     "data show dgits": ["unknown data set 'dgits'", "did you mean 'digits'?"],
     "data show digits --plot bubbles.txt --save split.npz": ["'.txt'", ".pdf, .png, .svg"],
@@ -405,7 +405,7 @@ def test_each_clients_accuracy(shell: Shell) -> None:
     assert shell("show both/fedavg --clients --format markdown").out.startswith(
         "| client | test samples | best @"
     )
-    store = Store.open(Path("both/fedavg"))
+    store = RunStore.open(Path("both/fedavg"))
     store.set_meta("client_names", ["Ulm", "Köln", "Jena"])
     store.close()
     assert [row["name"] for row in shell.json("show both/fedavg --clients")["clients"]] == [
@@ -463,7 +463,7 @@ def test_options_of_a_file_then_the_command_line(shell: Shell, tmp_path: Path) -
         "rounds = 7\nlr = 0.2\nbatch = 9\npartition-seed = 3\n"
     )
     found = shell.json("run small.toml --lr 0.3 --eval cohort --rounds 1")
-    wanted = {"lr": 0.3, "rounds": 1, "batch": 9, "partition_seed": 3, "eval": "cohort", "clients": 3}
+    wanted = {"lr": 0.3, "rounds": 1, "batch_size": 9, "partition_seed": 3, "eval": "cohort", "clients": 3}
     assert {key: found["config"][key] for key in wanted} == wanted
     assert found["method"] == "fedavg+mr"
     assert len(found["rounds"]) == 2
@@ -475,7 +475,7 @@ def test_options_of_a_file_then_the_command_line(shell: Shell, tmp_path: Path) -
 def test_a_dry_run_tells_what_would_be_run_and_writes_nothing(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text('clients = 3\npartition = "iid"\nbatch = 9\n')
     before = tree(tmp_path)
-    line = "compare 'fedavg+mr(kappa=3)' local small.toml --epochs 2 --model mlp --dry-run"
+    line = "compare 'fedavg+mr(kappa=3)' local small.toml --local-epochs 2 --model mlp --dry-run"
     code, out, err = shell(line)
     assert (code, err) == (0, "")
     rows = [" ".join(row.split()) for row in out.splitlines()]
@@ -489,12 +489,12 @@ def test_a_dry_run_tells_what_would_be_run_and_writes_nothing(shell: Shell, tmp_
     assert max(map(len, out.splitlines())) <= 110
     found = shell.json(line)["experiments"]
     assert [one["method"] for one in found] == ["fedavg+mr(kappa=3)", "local"]
-    assert found[0]["settings"]["batch"] == {"value": 9, "from": "small.toml"}
+    assert found[0]["settings"]["batch_size"] == {"value": 9, "from": "small.toml"}
     for one in found:
         assert one["estimate"]["seconds"] > one["estimate"]["seconds_per_round"] > 0
         assert one["estimate"]["memory_mb"] > 50
     assert tree(tmp_path) == before
-    one = shell.json("run local small.toml --model mlp --epochs 2 --dry-run")
+    one = shell.json("run local small.toml --model mlp --local-epochs 2 --dry-run")
     assert one["config_hash"] == found[1]["config_hash"]
 
 
@@ -515,14 +515,14 @@ def test_help_fits(
 def test_help_names_defaults(shell: Shell) -> None:
     words = " ".join(shell("run --help").out.split())
     for part in (
-        f"{', '.join(signature(name, s.options) for name, s in data.SOURCES.items())} [digits]",
+        f"{', '.join(describe_signature(name, s.options) for name, s in data.BUILTIN_DATASETS.items())} [digits]",
         "[dirichlet:0.1, har natural, ag_news dirichlet:1]",
         "clients N [20]", "fasttext(rep=linear|logsoftmax)",
         "[100, digits 40]", "partition [0]",
         "[cnn 0.005, cnn_small 0.1, fasttext 0.5, har_cnn 0.1, mlp 0.1, resnet18 0.1",
         "default, paper, official [default]", "keep, refuse [keep]", "round [1.0]",
         "har(layout=channels|scrambled)",
-        ", ".join(signature(name, m.options) for name, m in models.MODELS.items()),
+        ", ".join(describe_signature(name, m.options) for name, m in models.MODELS.items()),
     ):  # fmt: skip
         assert part in words
 
@@ -585,24 +585,24 @@ def test_data_show_saves_plots_and_reads_back(shell: Shell, tmp_path: Path) -> N
 # Runs that were cut off
 
 
-class Impatient(Watch):
+class Impatient(Callback):
     """Presses Ctrl-C after some rounds of one method."""
 
     def __init__(self, method: str, after: int) -> None:
         self.method, self.after, self.name = method, after, ""
 
-    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+    def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         self.name = name
 
-    def round(self, done: int, accuracy: float | None) -> None:
+    def on_round_end(self, done: int, accuracy: float | None) -> None:
         if self.name == self.method and done == self.after:
             raise KeyboardInterrupt
 
 
-class Unwilling(Watch):
+class Unwilling(Callback):
     """Presses Ctrl-C before anything is done."""
 
-    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+    def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         raise KeyboardInterrupt
 
 
@@ -614,10 +614,10 @@ OPTIONS: dict[str, Any] = {
 def started(methods: Sequence[str], after: int, **more: Any) -> None:
     """The comparison, stopped in its last method."""
     with pytest.raises(KeyboardInterrupt):
-        feddbe.compare(methods, watch=Impatient(methods[-1], after), **OPTIONS, **more)
+        feddbe.compare(methods, callback=Impatient(methods[-1], after), **OPTIONS, **more)
 
 
-def same(a: list[Entry], b: list[Entry]) -> bool:
+def same(a: list[RoundResult], b: list[RoundResult]) -> bool:
     """But for the time that they took."""
     return [{**entry, "seconds": 0} for entry in a] == [{**entry, "seconds": 0} for entry in b]
 
@@ -639,7 +639,7 @@ def test_a_run_whose_last_entry_was_never_evaluated(shell: Shell) -> None:
 def test_a_run_that_was_extended_and_stopped_at_once_is_not_done(shell: Shell) -> None:
     shell(f"run fedavg --rounds 1 {SMALL} --out longer")
     with pytest.raises(KeyboardInterrupt):
-        feddbe.run("fedavg", **OPTIONS, out="longer", resume=True, watch=Unwilling())
+        feddbe.run("fedavg", **OPTIONS, out="longer", resume=True, callback=Unwilling())
     (row,) = shell.json("runs longer")["runs"]
     assert (row["rounds"], row["state"]) == (1, "3 wanted")
 
@@ -662,7 +662,7 @@ def test_compare_resume_goes_on_where_it_stopped(shell: Shell) -> None:
 
 def begun_last(folder: Path) -> None:
     """Tests are faster than the clock in a run's file."""
-    store = Store.open(folder)
+    store = RunStore.open(folder)
     store.set_meta("begun", "2999-01-01T00:00:00+00:00")
     store.close()
 
@@ -717,10 +717,10 @@ def test_check_says_what_is_whole(shell: Shell) -> None:
 
 def test_check_compares_the_servers_state_with_the_model(shell: Shell) -> None:
     shell(f"run fedavg --rounds 1 {SMALL} --out one")
-    store = Store.open(Path("one"))
-    server = store.server()
+    store = RunStore.open(Path("one"))
+    server = store.server_state()
     server.pop("fc.bias")
-    store.write_server("last", server, 1)
+    store.write_server_state("last", server, 1)
     store.close()
     code, _, err = shell("check one")
     assert (code, err.count("\n")) == (2, 1)
@@ -745,11 +745,11 @@ def test_a_run_that_lost_patience_is_done(shell: Shell) -> None:
 DATA = ["--data-dir", "--partition", "--partition-seed", "--clients", "--split", "--shift"]
 RUN = [
     "--data", *DATA, "--model", "--cut",
-    "--rounds", "--patience", "--epochs",
-    "--batch", "--lr", "--lr-decay", "--optimiser", "--momentum", "--weight-decay", "--clip-norm",
-    "--join", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
-    "--measure", "--eval", "--eval-after", "--validation",
-    "--newcomers", "--adapt-epochs", "--adapt", "--engine", "--device", "--trainer",
+    "--rounds", "--patience", "--local-epochs",
+    "--batch-size", "--lr", "--lr-decay", "--optimizer", "--momentum", "--weight-decay", "--clip-norm",
+    "--participation", "--seed", "--variant", "--short-batch", "--bn-buffers", "--force",
+    "--metrics", "--eval", "--eval-after", "--validation",
+    "--new-clients", "--adapt-epochs", "--adaptation", "--engine", "--device", "--trainer",
     "--min-replies", "--worker-timeout", "--keep-best",
     "--out", "--resume", "--json", "--quiet", "--seeds",
     "--code", "--trust", "--dry-run",
@@ -759,9 +759,18 @@ COMMANDS = {
     "run": RUN,
     "compare": RUN,
     "runs": ["--json"],
-    "show": ["--when", "--clients", "--format", "--plot", "--json"],
+    "show": ["--moment", "--clients", "--format", "--plot", "--json"],
     "check": ["--json"],
-    "measure": ["--what", "--round", "--moment", "--at", "--n", "--quick", "--per-client", *STORED],
+    "measure": [
+        "--analyses",
+        "--round",
+        "--moment",
+        "--layers",
+        "--samples",
+        "--quick",
+        "--per-client",
+        *STORED,
+    ],
     "fairness": ["--round", "-o", "--out", "--json"],
     "overhead": ["--json"],
     "report": ["-o", "--out", "--live", "--port"],
@@ -789,21 +798,21 @@ COMMANDS = {
         "--cut",
         "--rounds",
         "--patience",
-        "--epochs",
-        "--batch",
+        "--local-epochs",
+        "--batch-size",
         "--lr",
         "--lr-decay",
-        "--optimiser",
+        "--optimizer",
         "--momentum",
         "--weight-decay",
         "--clip-norm",
-        "--join",
+        "--participation",
         "--seed",
         "--variant",
         "--short-batch",
         "--bn-buffers",
         "--force",
-        "--measure",
+        "--metrics",
         "--eval",
         "--eval-after",
         "--validation",
@@ -823,7 +832,7 @@ COMMANDS = {
     "predict": ["--client", "--data", "--round", *STORED],
     "methods": ["--json"],
     "data list": ["--data-dir", "--json"],
-    "data get": ["--again", "--data-dir"],
+    "data get": ["--force", "--data-dir"],
     "data show": [*DATA, "--json", "--save", "--plot"],
 }
 

@@ -17,12 +17,12 @@ from feddbe.metrics.records import ALL
 from feddbe.metrics.representations.discrepancy import Discrepancy, discrepancy
 from feddbe.metrics.representations.linear_probe import linear_probe
 from feddbe.metrics.representations.mdl import QUICK, mdl
-from feddbe.metrics.representations.points import Points, points
+from feddbe.metrics.representations.points import Points, make_points
 from feddbe.metrics.representations.tsne import tsne
 from feddbe.runs import analysis
-from feddbe.runs.replay import reopened
-from feddbe.runs.store import Store, check
-from feddbe.simulation.client import Job, perform
+from feddbe.runs.replay import load_experiment
+from feddbe.runs.store import RunStore, verify_run
+from feddbe.simulation.client import ClientTask, run_client
 from feddbe.state import State
 from tests.test_cli import Shell, shell
 
@@ -50,15 +50,15 @@ def compared(shell: Shell, made: Path, tmp_path: Path) -> Shell:
 
 def left(folder: Path) -> dict[str, Any]:
     """What a run is, without what was measured of it later."""
-    return {**feddbe.load(folder), "measured": []}
+    return {**feddbe.load(folder), "analyses": []}
 
 
 def by_hand(folder: Path, place: str, params: State | None = None) -> Points:
     """Of the global model (or `params`) on all test samples, client by client, by the module itself."""
-    store = Store.open(folder)
-    server = params or store.server("best")
+    store = RunStore.open(folder)
+    server = params or store.server_state("best")
     private = dict(store.clients())
-    e = reopened(store)
+    e = load_experiment(store)
     store.close()
     assert e.task.model.module.load_state_dict(server, strict=False).missing_keys == []
     x, y, whose = [], [], []
@@ -69,7 +69,7 @@ def by_hand(folder: Path, place: str, params: State | None = None) -> Points:
         x.append(z + p.numpy() if p is not None and place == "z" else z)
         y.append(data.y[rows].numpy())
         whose.append(np.full(len(rows), client))
-    return points(np.concatenate(x), np.concatenate(y), np.concatenate(whose))
+    return make_points(np.concatenate(x), np.concatenate(y), np.concatenate(whose))
 
 
 def test_each_measure_is_that_of_the_points(compared: Shell) -> None:
@@ -77,21 +77,21 @@ def test_each_measure_is_that_of_the_points(compared: Shell) -> None:
     runs = [Path("c") / name for name in ("fedavg", "fedavg+dbe")]
     before = [left(run) for run in runs]
     assert before[1]["best"]["round"] == 2, "the clients' last states are those of the best round"
-    asked = "--what probe,discrepancy,tsne --moment before --at z_g,z --n all"
+    asked = "--analyses probe,discrepancy,tsne --moment before --layers z_g,z --samples all"
     code, out, err = compared(f"measure c {asked}")
     assert (code, err) == (0, "")
     assert [left(run) for run in runs] == before
-    assert all(check(run).whole for run in runs)
+    assert all(verify_run(run).is_intact for run in runs)
     for place in ("z_g", "z"):
         wanted, document = by_hand(runs[1], place), feddbe.load(runs[1])
-        found = {m["what"]: m for m in document["measured"] if m["place"] == place}
+        found = {m["analysis"]: m for m in document["analyses"] if m["layer"] == place}
         assert found["probe"]["overall"]["value"] == linear_probe(wanted)
         assert found["probe"]["samples"] == len(wanted.y)
         there = discrepancy(wanted)
         assert found["discrepancy"]["overall"]["mmd2"] == pytest.approx(there.overall()["mmd2"], rel=1e-4)
         each = [read["mean_distance"] for read in found["discrepancy"]["clients"].values()]
         assert each == pytest.approx(there.mean_distance.tolist(), rel=1e-5)
-        laid = analysis.layout(document.document, found["tsne"])
+        laid = analysis.load_embedding(document.document, found["tsne"])
         assert laid.client.tolist() == tsne(wanted).client.tolist()
         assert laid.x.shape == (len(wanted.y), 2)
     table = [line.split() for line in out.splitlines()]
@@ -104,17 +104,17 @@ def test_each_measure_is_that_of_the_points(compared: Shell) -> None:
 def test_shared_discrepancy_has_one_model_on_both_sides(compared: Shell) -> None:
     """Before local training FedAvg's clients have the global model, so that both readings agree. With the
     client's own p_i on both sides, z is z_g. After local training it is the model that client i trained."""
-    asked = "--what discrepancy,discrepancy-shared --n 100 --at z_g,z"
+    asked = "--analyses discrepancy,discrepancy-shared --samples 100 --layers z_g,z"
     code, out, err = compared(f"measure c {asked}")
     assert (code, err) == (0, "")
     assert "discrepancy-shared" in out
     assert {path.name for path in Path("c").glob("*.png")} >= {"discrepancy.png", "discrepancy-shared.png"}
     plain, dbe = (
-        {(m["what"], m["moment"], m["place"]): m["clients"] for m in feddbe.load(f"c/{name}")["measured"]}
+        {(m["analysis"], m["moment"], m["layer"]): m["clients"] for m in feddbe.load(f"c/{name}")["analyses"]}
         for name in ("fedavg", "fedavg+dbe")
     )
     close = partial(pytest.approx, rel=1e-3, abs=1e-5)
-    for name in Discrepancy.MEASURES:
+    for name in Discrepancy.METRICS:
         own, shared = (
             [read[name] for read in found.values()]
             for found in (plain["discrepancy", "before", "z_g"], plain["discrepancy-shared", "before", "z_g"])
@@ -129,14 +129,14 @@ def test_shared_discrepancy_has_one_model_on_both_sides(compared: Shell) -> None
         if name != "a_distance":  # a sample near the border may change sides
             assert at_z == close(at_z_g), name
             assert at_z != close(own_at_z), name
-    store = Store.open(Path("c/fedavg"))
-    e, server, round = reopened(store), store.server("best"), store.round_of("best")
+    store = RunStore.open(Path("c/fedavg"))
+    e, server, round = load_experiment(store), store.server_state("best"), store.round_of("best")
     store.close()
     assert round is not None
-    trained = perform(e.task, e.method, Job(3, round + 1, "train"), dict(server), None).up
+    trained = run_client(e.task, e.method, ClientTask(3, round + 1, "train"), dict(server), None).upload
     with_f3 = by_hand(Path("c/fedavg"), "z_g", trained)
     kept = np.sort(np.random.RandomState(0).permutation(len(with_f3.y))[:100])
-    wanted = discrepancy(with_f3.of(kept), clients=[3])
+    wanted = discrepancy(with_f3.select(kept), clients=[3])
     found = plain["discrepancy-shared", "after", "z_g"]["3"]
     assert found["fisher_f1"] == pytest.approx(wanted.fisher_f1[0], rel=1e-3)
     assert found["spread"] == pytest.approx(wanted.spread[0], rel=1e-3)
@@ -147,18 +147,18 @@ def test_shared_discrepancy_has_one_model_on_both_sides(compared: Shell) -> None
 def test_nothing_is_taken_twice_and_other_settings_anew(
     compared: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = "measure c/fedavg --what probe --n 60"
+    asked = "analyze c/fedavg --analyses probe --samples 60"
     first = compared(asked)
     assert first.code == 0
     taken = list[str]()
-    again = analysis._take_missing
+    again = analysis._compute_missing
     monkeypatch.setattr(analysis, "_take_missing", lambda *a: taken.append("again") or again(*a))  # type: ignore[func-returns-value]
     assert compared(asked) == first
     assert taken == []
-    found = compared.json("measure c/fedavg --what probe --n 50")["runs"][0]["measured"]
+    found = compared.json("analyze c/fedavg --analyses probe --samples 50")["runs"][0]["analyses"]
     assert taken == ["again"]
     assert [(m["moment"], m["samples"]) for m in found] == [("before", 50), ("after", 50)]
-    assert compared.json("show c/fedavg")["measured"] == found
+    assert compared.json("show c/fedavg")["analyses"] == found
     assert "probe" in compared("show c/fedavg").out
 
 
@@ -167,7 +167,7 @@ def test_quick_is_marked_wherever_it_is_shown(compared: Shell, monkeypatch: pyte
     monkeypatch.setattr("feddbe.metrics.representations.mdl.TICK", 0.01)
     for seconds in ("_FIRST", "_EVERY"):
         monkeypatch.setattr(f"feddbe.callbacks.display.{seconds}", 0.0)
-    code, out, err = compared("measure c/fedavg --quick --n 60 --moment before")
+    code, out, err = compared("analyze c/fedavg --quick --samples 60 --moment before")
     assert re.search(
         r"fedavg: representations: \d+% of step 2 of 2, 0:\d\d:\d\d, about 0:\d\d:\d\d left\n", err
     )
@@ -175,22 +175,25 @@ def test_quick_is_marked_wherever_it_is_shown(compared: Shell, monkeypatch: pyte
     assert "mdl-quick" in out
     assert "QUICK" in out
     assert Path("c/fedavg/mdl-quick.png").exists()
-    (found,) = feddbe.load("c/fedavg")["measured"]
+    (found,) = feddbe.load("c/fedavg")["analyses"]
     assert (found["quick"], found["settings"]["steps"], found["samples"]) == (True, QUICK.steps, 60)
     kept = np.sort(np.random.RandomState(0).permutation(len(by_hand(Path("c/fedavg"), "z").y))[:60])
-    wanted = mdl(by_hand(Path("c/fedavg"), "z").of(kept), classes=10, settings=QUICK)
+    wanted = mdl(by_hand(Path("c/fedavg"), "z").select(kept), classes=10, settings=QUICK)
     assert found["overall"]["value"] == pytest.approx(wanted.nats, rel=1e-4)
     assert found["overall"]["bits"] == pytest.approx(wanted.nats / np.log(2), rel=1e-4)
     assert found["overall"][f"loss:{wanted.sizes[-1]}"] == found["overall"]["validation_loss"]
-    store = Store.open(Path("c/fedavg"))
-    names = {row.name for row in store.rows(found["round"]) if "@" in row.name}
+    store = RunStore.open(Path("c/fedavg"))
+    names = {row.name for row in store.records(found["round"]) if "@" in row.name}
     store.close()
     assert {"mdl-quick@z_g", "mdl-quick@z_g/bits", "mdl-quick@z_g/std"} <= names
     assert "QUICK" in compared("show c/fedavg").out
 
 
 def test_a_measured_run_goes_on_as_if_nothing_had_been_measured(compared: Shell) -> None:
-    assert compared("measure c/fedavg --what probe,tsne --at z_g,fc1 --round last --n 40").code == 0
+    assert (
+        compared("analyze c/fedavg --analyses probe,tsne --layers z_g,fc1 --round last --samples 40").code
+        == 0
+    )
     more = RUN.replace("--rounds 2", "--rounds 3")
     assert compared(f"run fedavg {more} --out c/fedavg --resume").code == 0
     assert compared(f"run fedavg {more} --out alone").code == 0
@@ -199,35 +202,37 @@ def test_a_measured_run_goes_on_as_if_nothing_had_been_measured(compared: Shell)
         document["rounds"] = [{**entry, "seconds": 0} for entry in document["rounds"]]
     for key in ("rounds", "server_sha256", "clients_sha256", "config_hash"):
         assert measured[key] == alone[key]
-    assert [m["round"] for m in feddbe.load("c/fedavg")["measured"]] == [2] * 8, (
+    assert [m["round"] for m in feddbe.load("c/fedavg")["analyses"]] == [2] * 8, (
         "what was known is still there"
     )
 
 
 def test_of_each_client_alone(compared: Shell) -> None:
-    found = feddbe.measure("c/fedavg", what="probe", moment="before", n=None, per_client=True)[0]["measured"]
+    found = feddbe.analyze("c/fedavg", analyses="probe", moment="before", samples=None, per_client=True)[0][
+        "analyses"
+    ]
     every = by_hand(Path("c/fedavg"), "z")
-    wanted = {str(c): linear_probe(every.of(every.client == c)) for c in range(4)}
+    wanted = {str(c): linear_probe(every.select(every.client == c)) for c in range(4)}
     assert {client: read["value"] for client, read in found[0]["clients"].items()} == wanted
     assert found[0]["overall"]["value"] == pytest.approx(np.mean(list(wanted.values())))
 
 
 MISTAKES = [
-    ("c --what mld", "unknown measure of representations 'mld'; did you mean 'mdl'? allowed: "),
-    ("c --what ,", "nothing to measure; choose of discrepancy, discrepancy-shared, mdl, probe, tsne"),
-    ("c --at cov1", "unknown layer 'cov1'; allowed: fc1, fc1.0, fc1.1, fc1.2, logits, z, z_g"),
+    ("c --analyses mld", "unknown measure of representations 'mld'; did you mean 'mdl'? allowed: "),
+    ("c --analyses ,", "nothing to measure; choose of discrepancy, discrepancy-shared, mdl, probe, tsne"),
+    ("c --layers cov1", "unknown layer 'cov1'; allowed: fc1, fc1.0, fc1.1, fc1.2, logits, z, z_g"),
     ("c --round first", "unknown round 'first'; allowed: best, last"),
     ("c --moment during", "unknown moment of fedavg 'during'; "),
     ("c --moment adapted", "unknown moment of fedavg 'adapted'; "),
-    ("c --n 0", "n = '0'; allowed: a number from 1 on, or all"),
-    ("c --n 10", "9 training samples (nine tenths of those given) are too few for 10 different sizes"),
-    ("c --what tsne --per-client", "tsne cannot be taken of single clients; leave out --per-client"),
+    ("c --samples 0", "n = '0'; allowed: a number from 1 on, or all"),
+    ("c --samples 10", "9 training samples (nine tenths of those given) are too few for 10 different sizes"),
+    ("c --analyses tsne --per-client", "tsne cannot be taken of single clients; leave out --per-client"),
     ("nowhere", "'nowhere' is not the folder of a run"),
-    ("one --what discrepancy", "discrepancy of 1 client: there must be another one"),
-    ("one --what discrepancy-shared", "discrepancy of 1 client: there must be another one"),
-    ("none --what discrepancy-shared", "majority deploys no model: it has no representations"),
-    ("none --what probe", "majority deploys no model: it has no representations"),
-    ("c --quick --n 10 --per-client", "mdl of single clients: 9 training samples"),
+    ("one --analyses discrepancy", "discrepancy of 1 client: there must be another one"),
+    ("one --analyses discrepancy-shared", "discrepancy of 1 client: there must be another one"),
+    ("none --analyses discrepancy-shared", "majority deploys no model: it has no representations"),
+    ("none --analyses probe", "majority deploys no model: it has no representations"),
+    ("c --quick --samples 10 --per-client", "mdl of single clients: 9 training samples"),
 ]
 
 
@@ -247,25 +252,25 @@ def test_ctrl_c_keeps_what_is_finished(compared: Shell, monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr(analysis, "_write", one_only)
-    code, _, err = compared("measure c/fedavg --what probe --n 40")
+    code, _, err = compared("analyze c/fedavg --analyses probe --samples 40")
     assert (code, err) == (
         130,
         "feddbe: stopped; what was finished is kept, the same command takes the rest\n",
     )
-    assert len(feddbe.load("c/fedavg")["measured"]) == 1
+    assert len(feddbe.load("c/fedavg")["analyses"]) == 1
 
 
 def test_pooled_measures_of_every_round_are_shown_and_drawn(shell: Shell) -> None:
-    assert shell(f"run fedavg+dbe {RUN} --measure drift,probe --out r").code == 0
+    assert shell(f"run fedavg+dbe {RUN} --metrics drift,probe --out r").code == 0
     document = shell.json("show r")
     for entry in document["rounds"]:
         for moment in ("before", "after") if entry["round"] < 2 else ("before",):
-            found = entry["measures"][moment]
+            found = entry["metrics"][moment]
             assert found["drift"].keys() == {"weighted", "mean", "worst_tenth", "std"}
             assert 0 < found["drift"]["mean"] < 5
             assert found["probe"].keys() == {"weighted"}
-    store = Store.open(Path("r"))
-    rows = store.rows(2)
+    store = RunStore.open(Path("r"))
+    rows = store.records(2)
     store.close()
     each = {row.client: row.value for row in rows if row.name == "drift"}
     assert each.keys() == {ALL, 0, 1, 2, 3}

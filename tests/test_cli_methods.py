@@ -6,23 +6,25 @@ import re
 
 import pytest
 
-from feddbe.cli.methods import default_of
-from feddbe.config.defaults import PER_MODEL, Layers
-from feddbe.config.parameters import written
-from feddbe.methods.registry import describe
+from feddbe.cli.methods import format_default
+from feddbe.config.defaults import PER_MODEL, DefaultLayers
+from feddbe.config.parameters import format_value
+from feddbe.methods.registry import describe_methods
 
-PARAMETERS = {f"{p['part']} {p['name']}": p for one in describe() for p in one["parameters"]}
+PARAMETERS = {f"{p['part']} {p['name']}": p for one in describe_methods() for p in one["parameters"]}
 
 
 @pytest.mark.parametrize("model", PER_MODEL)
 def test_defaults_are_those_of_each_model(model: str) -> None:
-    layers = Layers("default", "", model).of_parts()
+    layers = DefaultLayers("default", "", model).part_settings()
     for name, parameter in PARAMETERS.items():
-        expected = written(layers.get(parameter["part"], {}).get(parameter["name"], parameter["default"]))
-        told = default_of(parameter)
+        expected = format_value(
+            layers.get(parameter["part"], {}).get(parameter["name"], parameter["default"])
+        )
+        told = format_default(parameter)
         own = re.search(rf"(\S+) for [\w, ]*\b{model}\b", told)
         assert (own[1] if own else told) == expected, name
 
 
 def test_where_models_differ() -> None:
-    assert default_of(PARAMETERS["mr mu"]).endswith("; 0.1 for resnet18")
+    assert format_default(PARAMETERS["mr mu"]).endswith("; 0.1 for resnet18")

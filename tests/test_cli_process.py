@@ -26,7 +26,7 @@ from tests.progress import without_progress
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 
 FEDDBE = [sys.executable, "-m", "feddbe"]
-RUN = ["run", "fedavg+dbe", "--clients", "4", "--partition", "iid", "--rounds", "6", "--epochs", "2"]
+RUN = ["run", "fedavg+dbe", "--clients", "4", "--partition", "iid", "--rounds", "6", "--local-epochs", "2"]
 PATIENCE = 60.0
 
 
@@ -90,7 +90,7 @@ def whole(place: Path) -> RunDocument:
 
 def in_this_process(folder: Path, *, resume: bool = False) -> RunDocument:
     """The same command as `RUN`."""
-    options: dict[str, Any] = {"clients": 4, "partition": "iid", "rounds": 6, "epochs": 2}
+    options: dict[str, Any] = {"clients": 4, "partition": "iid", "rounds": 6, "local_epochs": 2}
     return feddbe.run("fedavg+dbe", **options, engine="serial", out=str(folder), resume=resume).document
 
 
@@ -254,16 +254,16 @@ def test_a_full_disk(place: Path, whole: RunDocument) -> None:
 
 ACCURACY = {"weighted": float, "mean": float, "worst_tenth": float, "std": float}
 ENTRY = {
-    "round": int, "accuracy": dict, "when": str, "before": dict, "adapted": type(None), "after": dict,
+    "round": int, "accuracy": dict, "moment": str, "before": dict, "adapted": type(None), "after": dict,
     "validation": type(None), "auc": float,
     "train_loss": float, "seconds": float, "bytes_up": int, "bytes_down": int,
-    "measures": dict,
+    "metrics": dict,
 }  # fmt: skip
 DOCUMENT = {
     "method": str, "config": dict, "config_hash": str, "rounds": list, "best": dict, "last": dict,
-    "floor": float, "newcomers": type(None), "measured": list, "bn_buffers": type(None), "note": str,
+    "majority_accuracy": float, "new_clients": type(None), "analyses": list, "bn_buffers": type(None), "note": str,
     "remarks": list, "trainers": list, "cost": dict, "server_sha256": str, "clients_sha256": dict,
-    "label_names": list, "client_names": list, "looks": list,
+    "label_names": list, "client_names": list, "shift_labels": list,
     "diverged": type(None), "peak_rss_mb": float, "begun": str, "versions": dict, "folder": str,
 }  # fmt: skip
 
@@ -294,13 +294,13 @@ def test_json_goes_to_standard_output_and_progress_to_the_terminal(tmp_path: Pat
     assert kinds(document["rounds"][2]) == {**ENTRY, "after": type(None)}
     for entry in document["rounds"]:
         assert kinds(entry["accuracy"]) == ACCURACY
-        assert entry["when"] == "before"
+        assert entry["moment"] == "before"
     assert kinds(document["rounds"][1]["after"]) == ACCURACY
     assert document["last"] == document["rounds"][2]
     assert document["best"] in document["rounds"]
     assert document["config"]["rounds"] == 2
     assert document["config"]["method_options"]["mr"]["kappa"] == 1.0
-    assert 0 < document["floor"] < 1
+    assert 0 < document["majority_accuracy"] < 1
     assert document["clients_sha256"].keys() == {"0", "1", "2"}
     for digest in (
         document["config_hash"],

@@ -4,29 +4,42 @@ from __future__ import annotations
 
 import pickle
 
-from feddbe.errors import BadInput, Diverged, FeddbeError, StoreError, one_line, short, unknown
+from feddbe.errors import (
+    DivergenceError,
+    FeddbeError,
+    InvalidInputError,
+    StoreError,
+    one_line,
+    truncate,
+    unknown_name,
+)
 
 
 def test_an_unknown_name_comes_with_the_nearest_and_all_allowed_ones() -> None:
-    assert str(unknown("method", "fedvag", ["fedprox", "fedavg"])) == (
+    assert str(unknown_name("method", "fedvag", ["fedprox", "fedavg"])) == (
         "unknown method 'fedvag'; did you mean 'fedavg'? allowed: fedavg, fedprox"
     )
-    assert str(unknown("method", "zzz", ["fedavg"])) == "unknown method 'zzz'; allowed: fedavg"
+    assert str(unknown_name("method", "zzz", ["fedavg"])) == "unknown method 'zzz'; allowed: fedavg"
 
 
 def test_a_divergence_survives_the_way_from_a_worker() -> None:
-    error = pickle.loads(pickle.dumps(Diverged(3, 7, "loss", float("inf"))))
+    error = pickle.loads(pickle.dumps(DivergenceError(3, 7, "loss", float("inf"))))
     assert (error.client, error.round, error.what, error.value) == (3, 7, "loss", float("inf"))
     assert "loss = inf at client 3 in round 7" in str(error)
 
 
 def test_exit_codes() -> None:
-    assert [e.exit_code for e in (FeddbeError, BadInput, StoreError, Diverged)] == [2, 2, 2, 3]
+    assert [e.exit_code for e in (FeddbeError, InvalidInputError, StoreError, DivergenceError)] == [
+        2,
+        2,
+        2,
+        3,
+    ]
 
 
 def test_what_is_quoted_is_short_and_can_be_printed() -> None:
-    assert short("as it is") == "as it is"
-    assert short("a\nb\0\udcff") == "a?b??"
-    assert short("a" * 150 + "b" * 10**6 + "c" * 50) == "a" * 150 + " ... " + "c" * 50
+    assert truncate("as it is") == "as it is"
+    assert truncate("a\nb\0\udcff") == "a?b??"
+    assert truncate("a" * 150 + "b" * 10**6 + "c" * 50) == "a" * 150 + " ... " + "c" * 50
     assert len(one_line(ValueError("x" * 10**6))) < 600
-    assert len(str(unknown("method", "x" * 10**6, ["fedavg"]))) < 300
+    assert len(str(unknown_name("method", "x" * 10**6, ["fedavg"]))) < 300

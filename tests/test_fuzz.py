@@ -18,7 +18,7 @@ from PIL import Image
 from feddbe.cli.main import main
 from feddbe.data import safe_pickle
 from feddbe.data.builtin.images import read_idx
-from feddbe.data.registry import load
+from feddbe.data.registry import load_dataset
 from feddbe.errors import FeddbeError
 from tests.data.builtin.test_images_idx import idx as as_idx
 from tests.data.user import test_arrays_pfllib, test_tables
@@ -56,12 +56,12 @@ def pfllib(folder: Path) -> Path:
 @pytest.mark.parametrize("seed", range(CASES))
 def test_damaged_files_of_ones_own(make: Callable[[Path], Path], seed: int, tmp_path: Path) -> None:
     place = make(tmp_path)
-    load(str(place))  # before the damage
+    load_dataset(str(place))  # before the damage
     dice = random.Random(f"{make.__name__} {seed}")
     files = sorted(path for path in (place.rglob("*") if place.is_dir() else [place]) if path.is_file())
     file = dice.choice(files)
     file.write_bytes(damaged(file.read_bytes(), dice))
-    one_line_or_nothing(lambda: load(str(place)))
+    one_line_or_nothing(lambda: load_dataset(str(place)))
 
 
 @pytest.mark.parametrize("seed", range(CASES))
@@ -108,8 +108,8 @@ PIECES = [
     "x" * 300, "#", "?", "&", "\t", "\x1b[31m",
 ]  # fmt: skip
 OPTIONS = [
-    "--lr", "--data", "--model", "--partition", "--engine", "--measure", "--eval", "--cut", "--clients",
-    "--join", "--rounds", "--seed", "--split", "--variant", "--validation", "--out", "--patience",
+    "--lr", "--data", "--model", "--partition", "--engine", "--metrics", "--eval", "--cut", "--clients",
+    "--participation", "--rounds", "--seed", "--split", "--variant", "--validation", "--out", "--patience",
 ]  # fmt: skip
 
 

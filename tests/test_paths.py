@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from feddbe.config.options import read
-from feddbe.errors import BadInput
-from feddbe.methods.registry import parse
-from feddbe.paths import expand
+from feddbe.config.options import parse_options
+from feddbe.errors import InvalidInputError
+from feddbe.methods.registry import parse_method
+from feddbe.paths import expand_path
 
 
 def test_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert expand("~/runs") == Path("/home/somebody/runs")
-    assert expand("a/~b") == Path("a/~b")
+    assert expand_path("~/runs") == Path("/home/somebody/runs")
+    assert expand_path("a/~b") == Path("a/~b")
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,8 @@ def test_home(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_no_path_is_one_line(text: str, said: str) -> None:
-    with pytest.raises(BadInput, match=said) as error:
-        expand(text)
+    with pytest.raises(InvalidInputError, match=said) as error:
+        expand_path(text)
     assert "\n" not in str(error.value)
 
 
@@ -38,8 +38,8 @@ def test_what_is_no_path_is_one_line(text: str, said: str) -> None:
 )  # fmt: skip
 def test_a_file_without_end_is_one_line(content: str, tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_bytes(content.encode("latin-1"))
-    with pytest.raises(BadInput, match=r"e\.toml' is not valid TOML: ") as error:
-        read([str(tmp_path / "e.toml")])
+    with pytest.raises(InvalidInputError, match=r"e\.toml' is not valid TOML: ") as error:
+        parse_options([str(tmp_path / "e.toml")])
     assert len(str(error.value)) < 400 + len(str(tmp_path))
 
 
@@ -50,5 +50,5 @@ def test_sizes_that_no_memory_holds_are_refused() -> None:
         "fedgen(gen_batch=1e12)",
         "moon(projection=1e12)",
     ):
-        with pytest.raises(BadInput, match="allowed: a whole number >= "):
-            parse(name)
+        with pytest.raises(InvalidInputError, match="allowed: a whole number >= "):
+            parse_method(name)

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 import feddbe
-from feddbe.errors import BadInput, Damaged, StoreError
+from feddbe.errors import CorruptRunError, InvalidInputError, StoreError
 from feddbe.methods import registry
 from feddbe.reporting import build_figures, tables
 from feddbe.reporting.figure import Curves
 from feddbe.results import curves
-from feddbe.results.seeds import repeats
+from feddbe.results.seeds import group_seeds
 from feddbe.results.statistics import Reason
 from feddbe.runs import store
 from feddbe.runs.experiment import resolve
 from feddbe.studies import paper, reproduce, tune
 from feddbe.training import backends
 from tests.documents import document
-from tests.federation import experiment, outcome
+from tests.federation import experiment, run_outcome
 from tests.reporting.test_newcomers import joined
 from tests.training.trainers.test_compiled import plan_of
 
@@ -68,24 +68,24 @@ def test_no_script_of_the_page_looks_into_names() -> None:
 
 
 def test_a_check_is_judged_by_statuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome(experiment("fedavg"), tmp_path)
-    whole = store.check(tmp_path)
-    assert whole.whole
-    monkeypatch.setattr(store.Store, "meta", lambda self, key: None)
-    skipped = store.check(tmp_path)
+    run_outcome(experiment("fedavg"), tmp_path)
+    whole = store.verify_run(tmp_path)
+    assert whole.is_intact
+    monkeypatch.setattr(store.RunStore, "meta", lambda self, key: None)
+    skipped = store.verify_run(tmp_path)
     for part, is_whole in ((store.PartStatus.SKIPPED, True), (store.PartStatus.DAMAGED, False)):
         parts = {**skipped.parts, "model": store.Part(part, TEXT)}
         checked = dataclasses.replace(skipped, parts=parts)
-        assert (checked.whole, checked.texts(part)) == (is_whole, [TEXT])
+        assert (checked.is_intact, checked.texts(part)) == (is_whole, [TEXT])
     assert skipped.parts["model"].status is store.PartStatus.SKIPPED
 
 
 def test_a_backend_may_refuse_in_any_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends.every()["compiled"], "refuses", lambda plan: TEXT)
+    monkeypatch.setattr(backends.all_backends()["compiled"], "refuses", lambda plan: TEXT)
     plan = plan_of("perceptron")
-    assert backends.trainer_of(plan).name == "autograd"
-    with pytest.raises(BadInput, match=f"does not take this: {TEXT}; take auto"):
-        backends.trainer_of(plan, "compiled")
+    assert backends.select_trainer(plan).name == "autograd"
+    with pytest.raises(InvalidInputError, match=f"does not take this: {TEXT}; take auto"):
+        backends.select_trainer(plan, "compiled")
 
 
 def test_a_lock_is_known_by_its_code(tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ def test_a_lock_is_known_by_its_code(tmp_path: Path) -> None:
     ):
         error = sqlite3.OperationalError(TEXT)
         error.sqlite_errorcode = code
-        with pytest.raises(StoreError) as raised, store.clear(tmp_path):
+        with pytest.raises(StoreError) as raised, store.translate_errors(tmp_path):
             raise error
-        assert not isinstance(raised.value, Damaged)
+        assert not isinstance(raised.value, CorruptRunError)
         assert ("another process is writing" in str(raised.value)) is locked
 
 
@@ -123,20 +123,20 @@ def test_how_newcomers_adapt_is_added_unless_settings_say_it(
 
 
 def test_a_rule_in_words_is_not_searched() -> None:
-    described = {p["name"]: p for p in registry.describe(["apple"])[0]["parameters"]}
+    described = {p["name"]: p for p in registry.describe_methods(["apple"])[0]["parameters"]}
     assert described["rounds_l"]["search_rule"]
     assert not described["rounds_l"]["search"]
     options = {"data": "digits", "partition": "iid", "clients": 3, "model": "mlp"}
-    assert "rounds_l" not in tune.space_of(resolve("apple", feddbe.config.options.Config(**options)))  # type: ignore[arg-type]
+    assert "rounds_l" not in tune.search_space(resolve("apple", feddbe.config.options.Config(**options)))  # type: ignore[arg-type]
 
 
 def test_missing_data_are_found_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FEDDBE_DATA", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
-    study = paper.read("har", trials=1).only(["FedAvg"])
-    slot = next(slot for slot in study.slots if slot.cells)
-    plans = reproduce.plan([study], tmp_path)
-    plans = {cell: dataclasses.replace(planned, refused=TEXT) for cell, planned in plans.items()}
+    study = paper.load_study("har", trials=1).only(["FedAvg"])
+    slot = next(slot for slot in study.table_cells if slot.run_specs)
+    plans = reproduce.plan_studies([study], tmp_path)
+    plans = {cell: dataclasses.replace(planned, skip_reason=TEXT) for cell, planned in plans.items()}
     assert reproduce._state(slot, plans) == "no data"
     plans = {cell: dataclasses.replace(planned, is_data_missing=False) for cell, planned in plans.items()}
     assert reproduce._state(slot, plans) == "refused"
@@ -144,9 +144,9 @@ def test_missing_data_are_found_missing(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_table_names_what_was_not_judged_by_its_reason() -> None:
     runs = [document(method, [0.1, 0.5], seed=0) for method in ("fedavg", "fedprox")]
-    assert [one.verdict.reason for one in repeats(runs)] == [Reason.BASELINE, Reason.FEW_SEEDS]
-    assert Reason.FEW_SEEDS in tables._judgment_note(repeats(runs))
-    assert Reason.BASELINE not in tables._judgment_note(repeats(runs))
+    assert [one.verdict.reason for one in group_seeds(runs)] == [Reason.BASELINE, Reason.FEW_SEEDS]
+    assert Reason.FEW_SEEDS in tables._judgment_note(group_seeds(runs))
+    assert Reason.BASELINE not in tables._judgment_note(group_seeds(runs))
 
 
 def test_a_curve_has_its_unit_apart_from_its_name() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from feddbe import cli
 from feddbe.config import options
-from feddbe.methods.registry import parse
+from feddbe.methods.registry import parse_method
 from feddbe.runs.experiment import resolve
 from tests.progress import without_progress
 
@@ -112,9 +112,9 @@ def test_command(
         if values.pop("seeds") or "," in str(values["lr"] or ""):  # many runs, and a line for each
             assert cli.main(small(words)) == 0
             return
-        names, chosen, _ = options.read(methods, values)
+        names, chosen, _ = options.parse_options(methods, values)
         for method in names:
-            parse(method)
+            parse_method(method)
         if chosen.data != "digits" or chosen.resume:
             return
         for method in names:

@@ -22,36 +22,36 @@ NAMES = [
 
 def test_every_part_of_the_name_gives_another_stream() -> None:
     """Also (1, 11) and (11, 1): the parts of a name do not run together."""
-    drawn = {tuple(seeds.stream(*name).randint(0, 2**31, 4).tolist()) for name in NAMES}
+    drawn = {tuple(seeds.make_rng(*name).randint(0, 2**31, 4).tolist()) for name in NAMES}
     assert len(drawn) == len(NAMES)
     assert len({seeds.torch_seed(*name) for name in NAMES}) == len(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES[::7])
 def test_a_stream_starts_anew_each_time(name: tuple[int, str, int, int]) -> None:
-    first = seeds.stream(*name)
+    first = seeds.make_rng(*name)
     expected = first.random_sample(5)
     first.random_sample(100)
     np.random.RandomState(1).shuffle(np.arange(9))
-    assert np.array_equal(seeds.stream(*name).random_sample(5), expected)
+    assert np.array_equal(seeds.make_rng(*name).random_sample(5), expected)
     assert seeds.torch_seed(*name) == seeds.torch_seed(*name)
 
 
 def test_round_and_client_are_zero_unless_given() -> None:
     assert seeds.torch_seed(4, "model") == seeds.torch_seed(4, "model", 0, 0)
-    assert seeds.stream(4, "model").randint(2**31) == seeds.stream(4, "model", 0, 0).randint(2**31)
+    assert seeds.make_rng(4, "model").randint(2**31) == seeds.make_rng(4, "model", 0, 0).randint(2**31)
 
 
 @pytest.mark.parametrize("name", NAMES[::7])
 def test_permutations_are_the_first_of_the_stream(name: tuple[int, str, int, int]) -> None:
-    stream = seeds.stream(*name)
+    stream = seeds.make_rng(*name)
     wanted = [stream.permutation(9).tolist() for _ in range(3)]
     assert [found.tolist() for found in seeds.permutations(3, 9, *name)] == wanted
 
 
 def test_the_streams_have_not_changed() -> None:
     """RandomState seeded with the eight little-endian words of SHA-256 of '0/batches/3/7'."""
-    found = seeds.stream(0, "batches", 3, 7)
+    found = seeds.make_rng(0, "batches", 3, 7)
     assert found.permutation(10).tolist() == [4, 7, 5, 2, 6, 9, 3, 8, 0, 1]
     assert found.randint(0, 1000, 3).tolist() == [9, 378, 961]
     assert seeds.torch_seed(0, "batches", 3, 7) == 7805848622593693483
@@ -113,23 +113,23 @@ def test_blocks_in_blocks() -> None:
 )  # fmt: skip
 def test_as_many_as_asked_take_part(clients: int, join: float, size: int) -> None:
     """The nearest whole number to join * clients, half is up, at least 1: 2.5 -> 3, 0.03 -> 1."""
-    found = seeds.cohort(0, 1, clients, join)
+    found = seeds.sample_cohort(0, 1, clients, join)
     assert len(found) == size
     assert found == sorted(set(found))
     assert all(type(client) is int and 0 <= client < clients for client in found)
 
 
 def test_cohorts_depend_on_seed_and_round_and_nothing_else() -> None:
-    expected = seeds.cohort(3, 5, 40, 0.25)
-    seeds.stream(3, "cohort", 5).permutation(40)
-    assert seeds.cohort(3, 5, 40, 0.25) == expected
-    assert seeds.cohort(3, 6, 40, 0.25) != expected
-    assert seeds.cohort(4, 5, 40, 0.25) != expected
+    expected = seeds.sample_cohort(3, 5, 40, 0.25)
+    seeds.make_rng(3, "cohort", 5).permutation(40)
+    assert seeds.sample_cohort(3, 5, 40, 0.25) == expected
+    assert seeds.sample_cohort(3, 6, 40, 0.25) != expected
+    assert seeds.sample_cohort(4, 5, 40, 0.25) != expected
 
 
 def test_every_client_is_drawn_about_as_often() -> None:
     """400 rounds of 5 out of 20: mean 100, deviation sqrt(400 1/4 3/4) = 8.7; five of these are 43."""
-    times = np.bincount([c for t in range(400) for c in seeds.cohort(0, t, 20, 0.25)], minlength=20)
+    times = np.bincount([c for t in range(400) for c in seeds.sample_cohort(0, t, 20, 0.25)], minlength=20)
     assert times.sum() == 2000
     assert np.abs(times - 100).max() < 43
     assert len(set(times.tolist())) > 3, "a rotation would be no draw"
@@ -137,7 +137,7 @@ def test_every_client_is_drawn_about_as_often() -> None:
 
 def test_the_cohorts_have_not_changed() -> None:
     """The first ten of a permutation of 20 from the stream (0, cohort, 1, 0), in id order."""
-    assert seeds.cohort(0, 1, 20, 0.5) == [0, 4, 5, 6, 7, 8, 10, 11, 16, 18]
+    assert seeds.sample_cohort(0, 1, 20, 0.5) == [0, 4, 5, 6, 7, 8, 10, 11, 16, 18]
 
 
 # --- who is drawn
@@ -146,16 +146,16 @@ def test_the_cohorts_have_not_changed() -> None:
 def test_up_to_a_hundred_thousand_clients_a_draw_is_the_head_of_a_permutation() -> None:
     """Published runs have these cohorts."""
     for clients in (7, seeds.PERMUTED):
-        wanted = sorted(seeds.stream(0, "cohort", 3).permutation(clients)[:5].tolist())
-        assert seeds.draw(seeds.stream(0, "cohort", 3), clients, 5) == wanted
+        wanted = sorted(seeds.make_rng(0, "cohort", 3).permutation(clients)[:5].tolist())
+        assert seeds.sample_clients(seeds.make_rng(0, "cohort", 3), clients, 5) == wanted
 
 
 def test_of_more_clients_any_are_drawn_once() -> None:
-    rng, clients = seeds.stream(0, "x"), seeds.PERMUTED + 1
-    few, many = seeds.draw(rng, clients, 1000), seeds.draw(rng, clients, clients // 2)
+    rng, clients = seeds.make_rng(0, "x"), seeds.PERMUTED + 1
+    few, many = seeds.sample_clients(rng, clients, 1000), seeds.sample_clients(rng, clients, clients // 2)
     for found in (few, many):
         assert found == sorted({*found})
         assert 0 <= found[0] < found[-1] < clients
         assert abs(np.mean(found) / clients - 0.5) < 4 * 0.29 / len(found) ** 0.5
     assert (len(few), len(many)) == (1000, clients // 2)
-    assert len(seeds.draw(rng, clients, clients + 1)) == clients
+    assert len(seeds.sample_clients(rng, clients, clients + 1)) == clients

@@ -15,7 +15,7 @@ import pytest
 import feddbe
 from docs import hooks
 from feddbe import cli
-from feddbe.methods.registry import describe
+from feddbe.methods.registry import describe_methods
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed")
 ROOT = Path(__file__).parents[1]
@@ -94,7 +94,7 @@ def test_the_help_of_every_command(site: Path) -> None:
 
 def test_every_method_with_its_parameters(site: Path) -> None:
     page = words(site / "methods.html")
-    for one in describe():
+    for one in describe_methods():
         assert one["name"] in page
         for parameter in one["parameters"]:
             assert parameter["meaning"] in page

@@ -17,12 +17,12 @@ from feddbe.state import (
     State,
     add_prefix,
     decode,
+    drop_keys,
     encode,
     nbytes,
     sha256,
     strip_prefix,
     weighted_mean,
-    without,
 )
 
 DTYPES = ["<f4", "<f8", "<f2", "<i8", "<i4", "u1"]
@@ -139,9 +139,9 @@ def test_bytes_of_a_message() -> None:
 def test_without() -> None:
     """A pattern is a name, or a prefix if it ends with a slash: a layer called prbm_net is not PRBM's."""
     state = {name: torch.zeros(1) for name in ("prbm", "prbm_net.weight", "fc.prbm", "mean", "buffer/a", "w")}
-    assert list(without(state, ["prbm"])) == ["prbm_net.weight", "fc.prbm", "mean", "buffer/a", "w"]
-    assert list(without(state, ("prbm", "mean", "buffer/"))) == ["prbm_net.weight", "fc.prbm", "w"]
-    assert without(state, []) == state
+    assert list(drop_keys(state, ["prbm"])) == ["prbm_net.weight", "fc.prbm", "mean", "buffer/a", "w"]
+    assert list(drop_keys(state, ("prbm", "mean", "buffer/"))) == ["prbm_net.weight", "fc.prbm", "w"]
+    assert drop_keys(state, []) == state
 
 
 def test_prefixes_come_and_go() -> None:

@@ -51,10 +51,10 @@ def test_command(line: str, here: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_what_is_kept_and_sent_is_no_secret(here: Path) -> None:
-    testing.check("my_mix.py:MyMix", addons=[])
+    testing.check_method("my_mix.py:MyMix", addons=[])
     keeps = 'keeps: ClassVar[tuple[str, ...]] = ("own/",)'
     assert keeps in FILES["my_mix.py"]
     secret = FILES["my_mix.py"].replace(keeps, f'{keeps}\n    secret: ClassVar[tuple[str, ...]] = ("own/",)')
     Path("my_mix.py").write_text(secret, encoding="utf-8")
     with pytest.raises(AssertionError, match=r"^my_mix.py:MyMix: a secret is sent: own/"):
-        testing.check("my_mix.py:MyMix", addons=[])
+        testing.check_method("my_mix.py:MyMix", addons=[])

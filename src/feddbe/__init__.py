@@ -6,11 +6,11 @@ TYPE_CHECKING = False  # not from typing, which takes half of the time until Ctr
 if TYPE_CHECKING:
     from feddbe import callbacks as callbacks
     from feddbe import testing as testing
-    from feddbe.api import compare, draw, load, measure, run
-    from feddbe.callbacks.base import Watch
+    from feddbe.api import analyze, compare, draw, load, run
+    from feddbe.callbacks.base import Callback
     from feddbe.data.dataset import Dataset
     from feddbe.data.split import Split, load_split, partition
-    from feddbe.errors import BadInput, Diverged, FeddbeError, StoreError
+    from feddbe.errors import DivergenceError, FeddbeError, InvalidInputError, StoreError
     from feddbe.export import export_model, predict
     from feddbe.methods.addons import MR, PRBM
     from feddbe.methods.base import Method
@@ -24,11 +24,12 @@ __all__ = [
     "METHODS",
     "MR",
     "PRBM",
-    "BadInput",
+    "Callback",
     "Dataset",
-    "Diverged",
+    "DivergenceError",
     "FedAvg",
     "FeddbeError",
+    "InvalidInputError",
     "Method",
     "Run",
     "Runs",
@@ -36,13 +37,12 @@ __all__ = [
     "SplitModel",
     "StoreError",
     "Sweep",
-    "Watch",
+    "analyze",
     "compare",
     "draw",
     "export_model",
     "load",
     "load_split",
-    "measure",
     "partition",
     "predict",
     "report",
@@ -53,11 +53,12 @@ _MODULES = {
     "METHODS": "methods.registry",
     "MR": "methods.addons",
     "PRBM": "methods.addons",
-    "BadInput": "errors",
+    "Callback": "callbacks.base",
     "Dataset": "data.dataset",
-    "Diverged": "errors",
+    "DivergenceError": "errors",
     "FedAvg": "methods.fedavg",
     "FeddbeError": "errors",
+    "InvalidInputError": "errors",
     "Method": "methods.base",
     "Run": "reporting.run",
     "Runs": "reporting.run",
@@ -65,13 +66,12 @@ _MODULES = {
     "SplitModel": "models.split_model",
     "StoreError": "errors",
     "Sweep": "reporting.run",
-    "Watch": "callbacks.base",
+    "analyze": "api",
     "compare": "api",
     "draw": "api",
     "export_model": "export",
     "load": "api",
     "load_split": "data.split",
-    "measure": "api",
     "partition": "data.split",
     "predict": "export",
     "report": "reporting.html.page",

@@ -8,26 +8,26 @@ from typing import Any, cast
 
 import numpy as np
 
-from feddbe.callbacks.base import Several, Watch
-from feddbe.callbacks.display import progress
-from feddbe.config.options import Given, several
-from feddbe.config.options import given as options_given
-from feddbe.config.user_code import permit
+from feddbe.callbacks.base import Callback, CallbackList
+from feddbe.callbacks.display import default_callback
+from feddbe.config.options import RawOptions, parse_sweep
+from feddbe.config.options import collect_options as options_given
+from feddbe.config.user_code import require_permission
 from feddbe.data.dataset import Dataset
-from feddbe.data.registry import in_memory
-from feddbe.errors import BadInput, Diverged
+from feddbe.data.registry import is_in_memory
+from feddbe.errors import DivergenceError, InvalidInputError
 from feddbe.methods.base import Method
-from feddbe.methods.registry import spelled
+from feddbe.methods.registry import format_name
 from feddbe.metrics.representations import registry
 from feddbe.models.registry import ModelSource
 from feddbe.reporting import build_figures, matplotlib_backend
 from feddbe.reporting.figure import Figure
 from feddbe.reporting.run import Run, Runs, Sweep
-from feddbe.results.document import RunDocument, adapting, points
+from feddbe.results.document import RunDocument, accuracy_curve, is_fine_tuned
 from feddbe.runs import analysis, folders, summary
-from feddbe.runs.analysis import Question
+from feddbe.runs.analysis import AnalysisRequest
 from feddbe.runs.execution import run_requests
-from feddbe.runs.store import Store, sharing_stores
+from feddbe.runs.store import RunStore, sharing_stores
 from feddbe.studies import sweep
 
 
@@ -36,7 +36,7 @@ def run(
     *,
     data: Any = None,
     model: ModelSource | None = None,
-    watch: Watch | None = None,
+    callback: Callback | None = None,
     code: Sequence[str | Path] = (),
     trust: bool = False,
     **options: Any,
@@ -53,17 +53,17 @@ def run(
     `load` has what came before.
     """
     given, dataset, module = _collect([method] if method else [], data, model, options)
-    with _callbacks(watch, quiet=given.values.get("quiet") is True) as callbacks:
+    with _callbacks(callback, quiet=given.values.get("quiet") is True) as callbacks:
         (document,) = run_requests(
             given,
             single=True,
             dataset=dataset,
             model=module,
-            watch=callbacks,
-            allowed=permit(code, trust=trust),
+            callback=callbacks,
+            allowed=require_permission(code, trust=trust),
         )
     if mark := document["diverged"]:
-        raise Diverged(mark["client"], mark["round"], mark["what"], float(mark["value"]))
+        raise DivergenceError(mark["client"], mark["round"], mark["what"], float(mark["value"]))
     return Run(document)
 
 
@@ -72,7 +72,7 @@ def compare(
     *,
     data: Any = None,
     model: ModelSource | None = None,
-    watch: Watch | None = None,
+    callback: Callback | None = None,
     code: Sequence[str | Path] = (),
     trust: bool = False,
     **options: Any,
@@ -86,32 +86,34 @@ def compare(
     """
     given, dataset, module = _collect(methods, data, model, options)
     quiet = given.values.get("quiet") is True
-    wanted = several(given)
+    wanted = parse_sweep(given)
     if wanted is None:
-        with _callbacks(watch, quiet=quiet) as callbacks:
+        with _callbacks(callback, quiet=quiet) as callbacks:
             documents = run_requests(
                 given,
                 single=False,
                 dataset=dataset,
                 model=module,
-                watch=callbacks,
-                allowed=permit(code, trust=trust),
+                callback=callbacks,
+                allowed=require_permission(code, trust=trust),
             )
         return Runs(map(Run, documents))
-    if watch is not None:
-        raise BadInput("watch: several seeds or values run side by side, which nobody can watch as one run")
-    plans = sweep.plan(sweep.validated(wanted), dataset=dataset, model=module)
-    with progress(quiet=quiet) as display:
-        documents = sweep.found(*sweep.carry_out(plans, sweep.RunCounter(plans, display)))
-    return (Sweep if wanted.grid else Runs)(map(Run, documents))
+    if callback is not None:
+        raise InvalidInputError(
+            "watch: several seeds or values run side by side, which nobody can watch as one run"
+        )
+    plans = sweep.plan_sweep(sweep.with_validation(wanted), dataset=dataset, model=module)
+    with default_callback(quiet=quiet) as display:
+        documents = sweep.sweep_documents(*sweep.run_sweep(plans, sweep.RunCounter(plans, display)))
+    return (Sweep if wanted.is_grid else Runs)(map(Run, documents))
 
 
 def _collect(
     methods: Sequence[str | Method], data: Any, model: ModelSource | list[str] | None, options: dict[str, Any]
-) -> tuple[Given, Dataset | None, ModelSource | None]:
+) -> tuple[RawOptions, Dataset | None, ModelSource | None]:
     """Return methods and options as values, and data and model if they are Python objects."""
-    dataset = in_memory(data)
-    names = [method if isinstance(method, str) else spelled(method) for method in methods]
+    dataset = is_in_memory(data)
+    names = [method if isinstance(method, str) else format_name(method) for method in methods]
     if data is not None:
         source = data if isinstance(data, list) else str(data)
         options = options | {"data": dataset.name if dataset else source}
@@ -120,13 +122,13 @@ def _collect(
     return options_given(names, options), dataset, model
 
 
-def _callbacks(watch: Watch | None, *, quiet: bool) -> Several:
-    return Several([*filter(None, [watch]), progress(quiet=quiet)])
+def _callbacks(callback: Callback | None, *, quiet: bool) -> CallbackList:
+    return CallbackList([*filter(None, [callback]), default_callback(quiet=quiet)])
 
 
 def load(folder: str | Path, *, hashes: bool = True) -> Run:
     """The document of a run that exists; without `hashes` its states, which may be large, are not read."""
-    return Run(summary.load(folders.find(str(folder)), hashes=hashes))
+    return Run(summary.load_document(folders.resolve_run(str(folder)), hashes=hashes))
 
 
 def draw(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -> list[Path]:
@@ -134,11 +136,11 @@ def draw(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -
     `folder`."""
     place, runs = Path(folder), cast(Sequence[RunDocument], documents)
     figures = []
-    if any(map(points, runs)):  # one may have diverged at once
+    if any(map(accuracy_curve, runs)):  # one may have diverged at once
         figures.append(build_figures.learning_curves(runs))
-    if any(map(adapting, runs)):
+    if any(map(is_fine_tuned, runs)):
         figures.append(build_figures.adaptation_curves(runs))
-    store = Store.open(Path(runs[0]["folder"]))
+    store = RunStore.open(Path(runs[0]["folder"]))
     labels = store.meta("labels")
     names = store.meta("label_names") or (), store.meta("client_names") or ()
     store.close()
@@ -160,21 +162,21 @@ def _draw_all(folder: Path, figures: Iterable[Figure]) -> list[Path]:
     return paths
 
 
-def measure(
+def analyze(
     runs: str | Path | Sequence[str | Path],
     *,
-    what: str = "mdl",
+    analyses: str = "mdl",
     round: str = "best",
     moment: str = "before,after",
-    at: str = "z_g",
-    n: int | None = 1000,
+    layers: str = "z_g",
+    samples: int | None = 1000,
     quick: bool = False,
     per_client: bool = False,
     data: Any = None,
     model: ModelSource | None = None,
     code: Sequence[str | Path] = (),
     trust: bool = False,
-    watch: Watch | None = None,
+    callback: Callback | None = None,
     quiet: bool = False,
 ) -> Runs:
     """Measure the representations in runs or comparisons that exist, and return their documents.
@@ -184,22 +186,30 @@ def measure(
     executed only if `code` names the files or `trust` says that the runs are your own, and if its content is
     the same.
     """
-    question = Question(tuple(registry.parse(what)), round, _names(moment), _names(at), n, quick, per_client)
+    question = AnalysisRequest(
+        tuple(registry.parse_analyses(analyses)),
+        round,
+        _names(moment),
+        _names(layers),
+        samples,
+        quick,
+        per_client,
+    )
     names = [runs] if isinstance(runs, str | Path) else runs
-    allowed = permit(code, trust=trust)
-    with sharing_stores(), _callbacks(watch, quiet=quiet) as told:
-        found = folders.each(map(str, names))
+    allowed = require_permission(code, trust=trust)
+    with sharing_stores(), _callbacks(callback, quiet=quiet) as told:
+        found = folders.iterate_runs(map(str, names))
         for folder in found:
-            analysis.answer(
-                folder, question, dataset=in_memory(data), model=model, allowed=allowed, watch=told
+            analysis.run_analyses(
+                folder, question, dataset=is_in_memory(data), model=model, allowed=allowed, callback=told
             )
         return Runs(load(folder, hashes=False) for folder in found)
 
 
-def draw_measured(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -> list[Path]:
+def draw_analyses(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -> list[Path]:
     """What was measured of representations as pictures in `folder`."""
     runs = cast(Sequence[RunDocument], documents)
-    return _draw_all(Path(folder), build_figures.analysis_figures(runs, analysis.layout).values())
+    return _draw_all(Path(folder), build_figures.analysis_figures(runs, analysis.load_embedding).values())
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -12,11 +12,11 @@ class FeddbeError(Exception):
     exit_code = 2
 
 
-class BadInput(FeddbeError):
+class InvalidInputError(FeddbeError):
     """An invalid value; nothing has been written."""
 
 
-class DataMissingError(BadInput):
+class DataMissingError(InvalidInputError):
     """A data set's files are not on this machine but can be downloaded."""
 
 
@@ -24,11 +24,11 @@ class StoreError(FeddbeError):
     """A run's file cannot be read or written."""
 
 
-class Damaged(StoreError):
+class CorruptRunError(StoreError):
     """A run's file is corrupt."""
 
 
-class Diverged(FeddbeError):
+class DivergenceError(FeddbeError):
     """A client's loss or update is not finite; the last complete round is kept."""
 
     exit_code = 3
@@ -44,20 +44,20 @@ class Diverged(FeddbeError):
         )
 
 
-def unknown(kind: str, value: str, allowed: Iterable[str]) -> BadInput:
+def unknown_name(kind: str, value: str, allowed: Iterable[str]) -> InvalidInputError:
     """Return the error for a name that is not in `allowed`, with the closest allowed name."""
     names = sorted(allowed)
     near = get_close_matches(value[:100], names, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
-    return BadInput(f"unknown {kind} '{short(value)}'; {hint}allowed: {', '.join(names)}")
+    return InvalidInputError(f"unknown {kind} '{truncate(value)}'; {hint}allowed: {', '.join(names)}")
 
 
 def one_line(error: BaseException) -> str:
     """Return the first line of a foreign error's message, or its class name."""
-    return short((str(error).strip().splitlines() or [type(error).__name__])[0], 500)
+    return truncate((str(error).strip().splitlines() or [type(error).__name__])[0], 500)
 
 
-def short(text: object, most: int = 200) -> str:
+def truncate(text: object, most: int = 200) -> str:
     """Return foreign text for an error message: shortened, unprintable characters replaced."""
     whole = str(text)
     if len(whole) > most:

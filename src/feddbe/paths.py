@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from feddbe.errors import BadInput, one_line, short
+from feddbe.errors import InvalidInputError, one_line, truncate
 
-RUNS = Path("runs")
+RUNS_DIR = Path("runs")
 """Default parent folder of runs."""
 
 
-def expand(text: str | Path) -> Path:
+def expand_path(text: str | Path) -> Path:
     """The path, with the user's home folder for a `~` at its beginning, if it can be opened, printed and kept
     in a run's file."""
     try:
@@ -22,4 +22,4 @@ def expand(text: str | Path) -> Path:
         reason = "it is not UTF-8"
     except (ValueError, RuntimeError) as error:
         reason = one_line(error).rstrip(".")
-    raise BadInput(f"cannot use the path '{short(text)}': {reason}; give another, or rename it")
+    raise InvalidInputError(f"cannot use the path '{truncate(text)}': {reason}; give another, or rename it")

@@ -22,7 +22,7 @@ def _digest(seed: int, purpose: str, round: int, client: int) -> bytes:
     return hashlib.sha256(f"{seed}/{purpose}/{round}/{client}".encode()).digest()
 
 
-def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.RandomState:
+def make_rng(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.RandomState:
     """Return the random generator with this name, at its start."""
     return np.random.RandomState(np.frombuffer(_digest(seed, purpose, round, client), dtype="<u4"))
 
@@ -74,7 +74,7 @@ def torch_seeded(seed: int) -> Iterator[None]:
         generator.set_state(before)
 
 
-def cohort(seed: int, round: int, clients: int, join: float) -> list[int]:
+def sample_cohort(seed: int, round: int, clients: int, join: float) -> list[int]:
     """Return the clients that take part in a round, in increasing order.
 
     max(1, round(join * clients)) of them are drawn without replacement, equally for every method at one seed.
@@ -82,10 +82,10 @@ def cohort(seed: int, round: int, clients: int, join: float) -> list[int]:
     size = max(1, int(join * clients + 0.5))
     if size >= clients:
         return list(range(clients))
-    return draw(stream(seed, "cohort", round), clients, size)
+    return sample_clients(make_rng(seed, "cohort", round), clients, size)
 
 
-def draw(rng: np.random.RandomState, clients: int, size: int) -> list[int]:
+def sample_clients(rng: np.random.RandomState, clients: int, size: int) -> list[int]:
     """Draw `size` of the clients without replacement, in increasing order; all, if there are not more.
 
     For more than PERMUTED clients, a minority is drawn one by one and duplicates are drawn again, so that the

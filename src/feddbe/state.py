@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from feddbe.errors import FeddbeError, StoreError, short
+from feddbe.errors import FeddbeError, StoreError, truncate
 
 State = dict[str, Tensor]
 """Parameters have the model's names; other entries are `prbm`, `mean` or have a prefix (`buffer/...`)."""
@@ -24,7 +24,7 @@ def encode(state: Mapping[str, Tensor]) -> bytes:
     header, pieces, size = {}, list[memoryview](), 0
     for name in sorted(state, key=lambda name: (-state[name].element_size(), name)):  # for alignment
         tensor = state[name]
-        pieces.append(bytes_of(tensor))
+        pieces.append(as_bytes(tensor))
         offsets = [size, size + tensor.nbytes]
         size += tensor.nbytes
         header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": tensor.shape, "data_offsets": offsets}
@@ -41,7 +41,7 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def bytes_of(tensor: Tensor) -> memoryview:
+def as_bytes(tensor: Tensor) -> memoryview:
     """Return the tensor's bytes, without copying if it is contiguous."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
@@ -91,16 +91,16 @@ def sha256(state: Mapping[str, Tensor]) -> str:
     for name in sorted(state):
         tensor = state[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(bytes_of(tensor))
+        digest.update(as_bytes(tensor))
     return digest.hexdigest()
 
 
-def matches(name: str, patterns: Iterable[str]) -> bool:
+def matches_pattern(name: str, patterns: Iterable[str]) -> bool:
     """Return whether a name equals a pattern, or begins with a pattern that ends with a slash."""
     return any(name.startswith(p) if p.endswith("/") else name == p for p in patterns)
 
 
-def without(state: Mapping[str, Tensor], patterns: Iterable[str]) -> State:
+def drop_keys(state: Mapping[str, Tensor], patterns: Iterable[str]) -> State:
     """Return the entries that match none of the patterns."""
     names, prefixes = _divided(tuple(patterns))
     return {name: t for name, t in state.items() if name not in names and not name.startswith(prefixes)}
@@ -111,7 +111,7 @@ def _divided(patterns: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...]
     return frozenset(patterns), tuple(pattern for pattern in patterns if pattern.endswith("/"))
 
 
-def moved(state: State, device: torch.device) -> State:
+def to_device(state: State, device: torch.device) -> State:
     """Return the state on this device, without copying if it is there already."""
     if all(t.device == device for t in state.values()):
         return state
@@ -176,7 +176,7 @@ def check_stored(state: State, wanted: Layout, folder: Path) -> None:
         )
 
 
-def check_combined(state: State, wanted: Layout, method: str, round_: int) -> None:
+def check_aggregated(state: State, wanted: Layout, method: str, round_: int) -> None:
     """Refuse what a method made of the server's state if part of what it began with is lost.
 
     Training would continue without that part, and the run could not be resumed.
@@ -195,5 +195,5 @@ def _misfit(state: State, wanted: Layout) -> str:
     there = layout_of(state)
     for name, form in wanted.items():
         if there.get(name) != form:
-            return f"'{short(name)}' of {short(form)}, and has {there.get(name, 'none')}"
+            return f"'{truncate(name)}' of {truncate(form)}, and has {there.get(name, 'none')}"
     return ""

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from feddbe.config.options import SECTIONS, Config, identity, pick_identity, read
-from feddbe.errors import BadInput
+from feddbe.config.options import SECTIONS, Config, identifying_settings, identity_of_key, parse_options
+from feddbe.errors import InvalidInputError
 
 
 def toml(folder: Path, text: str, name: str = "run.toml") -> str:
@@ -20,8 +20,8 @@ def toml(folder: Path, text: str, name: str = "run.toml") -> str:
 
 def refused(message: str, *arguments: Any, **named: Any) -> None:
     """`read` answers with exactly this line."""
-    with pytest.raises(BadInput, match=f"^{re.escape(message)}$"):
-        read(*arguments, **named)
+    with pytest.raises(InvalidInputError, match=f"^{re.escape(message)}$"):
+        parse_options(*arguments, **named)
 
 
 # --- the table itself
@@ -34,10 +34,10 @@ def test_the_options_and_their_defaults() -> None:
         "split": None, "clients": None, "shift": None, "model": None, "cut": None,
         "rounds": None,
         "patience": None,
-        "epochs": 1, "batch": 10, "lr": None, "lr_decay": None, "optimiser": "sgd",
-        "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None, "join": 1.0, "seed": 0, "variant": "default",
-        "measure": "accuracy,auc,loss", "eval": "all", "eval_after": True,
-        "validation": 0.0, "newcomers": 0, "adapt_epochs": 10, "adapt": "full",
+        "local_epochs": 1, "batch_size": 10, "lr": None, "lr_decay": None, "optimizer": "sgd",
+        "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None, "participation": 1.0, "seed": 0, "variant": "default",
+        "metrics": "accuracy,auc,loss", "eval": "all", "eval_after": True,
+        "validation": 0.0, "new_clients": 0, "adapt_epochs": 10, "adaptation": "full",
         "bn_buffers": "local", "short_batch": None,
         "engine": "auto", "device": "cpu", "trainer": "auto",
         "min_replies": None, "worker_timeout": None, "keep_best": True, "out": None,
@@ -50,20 +50,20 @@ def test_every_option_is_classified() -> None:
     for field in dataclasses.fields(Config):
         assert field.metadata.get("section") in SECTIONS, field.name
         assert field.metadata.get("identity") in ("yes", "content", "seed", "no"), field.name
-    asked = {field.name for field in dataclasses.fields(Config) if identity(field.name) == "no"}
+    asked = {field.name for field in dataclasses.fields(Config) if identity_of_key(field.name) == "no"}
     assert asked == {
-        "data_dir", "rounds", "patience", "force", "measure", "engine", "device", "trainer", "min_replies",
+        "data_dir", "rounds", "patience", "force", "metrics", "engine", "device", "trainer", "min_replies",
         "worker_timeout", "keep_best", "out", "resume", "json", "quiet"
     }  # fmt: skip
-    assert [f.name for f in dataclasses.fields(Config) if identity(f.name) == "seed"] == ["seed"]
+    assert [f.name for f in dataclasses.fields(Config) if identity_of_key(f.name) == "seed"] == ["seed"]
 
 
 def test_what_tells_runs_apart() -> None:
     config = {"lr": 0.1, "seed": 3, "resume": True, "rounds": 5, "data": "digits", "forgotten": 1}
     config["method_options"] = {"mr": {"kappa": 5.0}}
     told = {"lr": 0.1, "data": "digits", "forgotten": 1, "mr kappa": 5.0}
-    assert pick_identity(config, seed=False) == told
-    assert pick_identity(config) == told | {"seed": 3}
+    assert identifying_settings(config, seed=False) == told
+    assert identifying_settings(config) == told | {"seed": 3}
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def test_what_tells_runs_apart() -> None:
     [
         ("lr", 0, "lr = 0; allowed: a number > 0"),
         ("lr", "fast", "lr = 'fast'; allowed: a number > 0"),
-        ("join", 1.5, "join = 1.5; allowed: a number > 0 and <= 1"),
-        ("join", 0, "join = 0; allowed: a number > 0 and <= 1"),
+        ("participation", 1.5, "join = 1.5; allowed: a number > 0 and <= 1"),
+        ("participation", 0, "join = 0; allowed: a number > 0 and <= 1"),
         ("clients", 0, "clients = 0; allowed: a whole number >= 1"),
         ("rounds", -1, "rounds = -1; allowed: a whole number >= 0"),
-        ("epochs", 0, "epochs = 0; allowed: a whole number >= 1"),
-        ("batch", 0, "batch = 0; allowed: a whole number >= 1"),
-        ("batch", 2.5, "batch = 2.5; allowed: a whole number >= 1"),
+        ("local_epochs", 0, "epochs = 0; allowed: a whole number >= 1"),
+        ("batch_size", 0, "batch = 0; allowed: a whole number >= 1"),
+        ("batch_size", 2.5, "batch = 2.5; allowed: a whole number >= 1"),
         ("patience", 0, "patience = 0; allowed: a whole number >= 1"),
         ("seed", -1, "seed = -1; allowed: a whole number >= 0"),
         ("partition_seed", -1, "partition_seed = -1; allowed: a whole number >= 0"),
@@ -99,17 +99,24 @@ def test_wrong_values(option: str, value: Any, message: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("rounds", 0), ("join", 1), ("lr", 1e-9), ("seed", 0), ("epochs", 1), ("short_batch", "keep")],
+    [
+        ("rounds", 0),
+        ("participation", 1),
+        ("lr", 1e-9),
+        ("seed", 0),
+        ("local_epochs", 1),
+        ("short_batch", "keep"),
+    ],
 )
 def test_values_at_the_limit(option: str, value: Any) -> None:
-    assert getattr(read(["fedavg"], {option: value})[1], option) == value
+    assert getattr(parse_options(["fedavg"], {option: value})[1], option) == value
 
 
 # --- files
 
 
 def test_a_file(tmp_path: Path) -> None:
-    names, config, _ = read(
+    names, config, _ = parse_options(
         [
             toml(
                 tmp_path,
@@ -127,52 +134,54 @@ def test_a_file(tmp_path: Path) -> None:
     )
     assert names == ["fedavg+dbe(kappa=5)"]
     assert config == Config(
-        data="fmnist", partition_seed=7, lr=0.05, rounds=1000, join=1.0, eval_after=True
+        data="fmnist", partition_seed=7, lr=0.05, rounds=1000, participation=1.0, eval_after=True
     )  # fmt: skip
-    assert type(config.join) is float
+    assert type(config.participation) is float
 
 
 def test_a_file_with_methods_of_the_command_line(tmp_path: Path) -> None:
     path = toml(tmp_path, "seed = 3")
-    assert read(["fedavg", path, "fedavg+dbe"])[:2] == (["fedavg", "fedavg+dbe"], Config(seed=3))
+    assert parse_options(["fedavg", path, "fedavg+dbe"])[:2] == (["fedavg", "fedavg+dbe"], Config(seed=3))
     named = toml(tmp_path, 'method = "fedavg+mr"\nlr = 0.5', "other.toml")
-    assert read([path, named, "fedavg"])[:2] == (["fedavg+mr", "fedavg"], Config(seed=3, lr=0.5))
+    assert parse_options([path, named, "fedavg"])[:2] == (["fedavg+mr", "fedavg"], Config(seed=3, lr=0.5))
 
 
 def test_later_files_win(tmp_path: Path) -> None:
     one, two = toml(tmp_path, "seed = 1\nlr = 0.1", "1.toml"), toml(tmp_path, "seed = 2", "2.toml")
-    assert read([one, two, "fedavg"])[1] == Config(seed=2, lr=0.1)
-    assert read([two, one, "fedavg"])[1] == Config(seed=1, lr=0.1)
+    assert parse_options([one, two, "fedavg"])[1] == Config(seed=2, lr=0.1)
+    assert parse_options([two, one, "fedavg"])[1] == Config(seed=1, lr=0.1)
 
 
 def test_options_win_over_files(tmp_path: Path) -> None:
     path = toml(tmp_path, "seed = 1\nbatch = 1\nepochs = 1\nlr = 1.0")
-    _, config, _ = read([path, "fedavg"], {"seed": 3, "lr": None})
-    assert (config.seed, config.batch, config.epochs, config.lr) == (3, 1, 1, 1.0)
+    _, config, _ = parse_options([path, "fedavg"], {"seed": 3, "lr": None})
+    assert (config.seed, config.batch_size, config.local_epochs, config.lr) == (3, 1, 1, 1.0)
 
 
 def test_where_options_came_from(tmp_path: Path) -> None:
     path = toml(tmp_path, "seed = 1\nbatch = 1\nepochs = 1\nlr = 1.0")
-    found = read([path, "fedavg"], {"seed": 0, "lr": None}).origins
-    assert found == {"seed": "given", "batch": path, "epochs": path, "lr": path}
+    found = parse_options([path, "fedavg"], {"seed": 0, "lr": None}).origins
+    assert found == {"seed": "given", "batch_size": path, "local_epochs": path, "lr": path}
 
 
 def test_the_method_can_be_an_option(tmp_path: Path) -> None:
     path = toml(tmp_path, 'method = "fedavg"')
-    assert read([path], {"method": "fedavg+dbe(kappa=5,mu=0.1)"})[0] == ["fedavg+dbe(kappa=5,mu=0.1)"]
-    assert read([path], {"method": "fedavg+mr"})[0] == ["fedavg+mr"]
-    assert read([], {"method": "fedavg"})[:2] == (["fedavg"], Config())
+    assert parse_options([path], {"method": "fedavg+dbe(kappa=5,mu=0.1)"})[0] == [
+        "fedavg+dbe(kappa=5,mu=0.1)"
+    ]
+    assert parse_options([path], {"method": "fedavg+mr"})[0] == ["fedavg+mr"]
+    assert parse_options([], {"method": "fedavg"})[:2] == (["fedavg"], Config())
 
 
 def test_a_file_may_list_several_methods(tmp_path: Path) -> None:
     path = toml(tmp_path, 'method = ["fedavg", "fedavg+dbe"]')
-    assert read([path, "fedavg+mr"])[0] == ["fedavg", "fedavg+dbe", "fedavg+mr"]
+    assert parse_options([path, "fedavg+mr"])[0] == ["fedavg", "fedavg+dbe", "fedavg+mr"]
 
 
 def test_a_method_that_is_no_text_becomes_one(tmp_path: Path) -> None:
     """Its name is checked later, with all others."""
-    assert read([toml(tmp_path, "method = 5")])[0] == ["5"]
-    assert read([toml(tmp_path, "method = [5, true]")])[0] == ["5", "True"]
+    assert parse_options([toml(tmp_path, "method = 5")])[0] == ["5"]
+    assert parse_options([toml(tmp_path, "method = [5, true]")])[0] == ["5", "True"]
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -186,8 +195,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_files_that_are_not_toml(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "run.toml"
     path.write_bytes(content)
-    with pytest.raises(BadInput, match=f"^'{re.escape(str(path))}' is not valid TOML: [^\n]+$"):
-        read(["fedavg", str(path)])
+    with pytest.raises(InvalidInputError, match=f"^'{re.escape(str(path))}' is not valid TOML: [^\n]+$"):
+        parse_options(["fedavg", str(path)])
 
 
 # --- keys
@@ -202,14 +211,14 @@ def test_an_unknown_key_is_answered_with_the_nearest(tmp_path: Path) -> None:
 
 
 def test_a_table_is_an_unknown_key(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"^unknown key in .*: 'mr'; allowed: "):
-        read([toml(tmp_path, 'method = "fedavg+mr"\n[mr]\nkappa = 5')])
+    with pytest.raises(InvalidInputError, match=r"^unknown key in .*: 'mr'; allowed: "):
+        parse_options([toml(tmp_path, 'method = "fedavg+mr"\n[mr]\nkappa = 5')])
 
 
 @pytest.mark.parametrize("key", ["partition_seed", "partition-seed"])
 def test_dashes_are_underscores(key: str, tmp_path: Path) -> None:
-    assert read(["fedavg", toml(tmp_path, f"{key} = 4")])[1].partition_seed == 4
-    assert read(["fedavg"], {key: 4})[1].partition_seed == 4
+    assert parse_options(["fedavg", toml(tmp_path, f"{key} = 4")])[1].partition_seed == 4
+    assert parse_options(["fedavg"], {key: 4})[1].partition_seed == 4
 
 
 @pytest.mark.parametrize(
@@ -224,7 +233,7 @@ def test_dashes_are_underscores(key: str, tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_numbers_truth_values_and_text(item: str, option: str, value: Any, tmp_path: Path) -> None:
-    found = getattr(read(["fedavg", toml(tmp_path, item)])[1], option)
+    found = getattr(parse_options(["fedavg", toml(tmp_path, item)])[1], option)
     assert found == value
     assert type(found) is type(value)
 

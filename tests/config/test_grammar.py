@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from feddbe.config.parameters import Parameters, find, parameter, read, signature
-from feddbe.errors import BadInput
+from feddbe.config.parameters import Parameters, describe_signature, find_class, parameter, parse_spec
+from feddbe.errors import InvalidInputError
 
 
 @dataclass(frozen=True)
@@ -32,30 +32,30 @@ KNOWN: dict[str, type[Parameters]] = {"sieve": Sieve, "plain": Parameters}
     ],
 )  # fmt: skip
 def test_what_is_read(text: str, found: Any) -> None:
-    assert read(text) == found
+    assert parse_spec(text) == found
 
 
 def test_brackets_win_over_defaults_and_defaults_over_its_own() -> None:
     defaults: dict[str, dict[str, Any]] = {"sieve": {"mesh": "coarse", "width": 2.0}, "other": {}}
-    assert find("tool", "sieve", KNOWN).options == Sieve()
-    assert find("tool", "sieve", KNOWN, defaults).options == Sieve("coarse", 2.0)
-    one = find("tool", "sieve(width=3)", KNOWN, defaults)
+    assert find_class("tool", "sieve", KNOWN).options == Sieve()
+    assert find_class("tool", "sieve", KNOWN, defaults).options == Sieve("coarse", 2.0)
+    one = find_class("tool", "sieve(width=3)", KNOWN, defaults)
     assert one.options == Sieve("coarse", 3.0)
-    assert one.given == frozenset({"width"})
+    assert one.explicit_options == frozenset({"width"})
 
 
 @pytest.mark.parametrize("text", ["sieve", "sieve(width=0.1)", "sieve(mesh=coarse,width=1e-07)", "plain"])
 def test_written_and_read_again_it_is_the_same(text: str) -> None:
-    one = find("tool", text, KNOWN)
-    assert find("tool", str(one), KNOWN).options == one.options
-    assert str(find("tool", str(one), KNOWN)) == str(one)
+    one = find_class("tool", text, KNOWN)
+    assert find_class("tool", str(one), KNOWN).options == one.options
+    assert str(find_class("tool", str(one), KNOWN)) == str(one)
 
 
 def test_no_digit_is_lost() -> None:
     width = 0.1234567890123
-    assert find("tool", str(find("tool", f"sieve(width={width})", KNOWN)), KNOWN).options == Sieve(
-        "fine", width
-    )
+    assert find_class(
+        "tool", str(find_class("tool", f"sieve(width={width})", KNOWN)), KNOWN
+    ).options == Sieve("fine", width)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,13 @@ def test_no_digit_is_lost() -> None:
     ],
 )
 def test_one_line_says_what_is_wrong(text: str, message: str) -> None:
-    with pytest.raises(BadInput) as caught:
-        find("tool", text, KNOWN, also=["FILE"])
+    with pytest.raises(InvalidInputError) as caught:
+        find_class("tool", text, KNOWN, also=["FILE"])
     assert str(caught.value) == message
 
 
 def test_signatures() -> None:
-    assert [signature(*item) for item in KNOWN.items()] == ["sieve(mesh=fine|coarse,width=N)", "plain"]
+    assert [describe_signature(*item) for item in KNOWN.items()] == [
+        "sieve(mesh=fine|coarse,width=N)",
+        "plain",
+    ]

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddbe.config.parameters import Parameters, allowed, parameter
-from feddbe.errors import BadInput
+from feddbe.config.parameters import Parameters, describe_allowed, parameter
+from feddbe.errors import InvalidInputError
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def test_values_that_fit_get_the_type_of_the_option(option: str, given: Any, kep
 def test_values_that_do_not_fit_are_named_with_what_is_allowed(
     option: str, value: Any, shown: str, what: str
 ) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         Sample(**{option: value})
     assert str(caught.value) == f"sample {option} = {shown}; allowed: {what}"
 
@@ -109,17 +109,19 @@ def test_values_that_do_not_fit_are_named_with_what_is_allowed(
 def test_a_choice_that_does_not_exist_is_answered_with_the_nearest(
     option: str, value: Any, message: str
 ) -> None:
-    with pytest.raises(BadInput, match=f"^{re.escape(message)}$"):
+    with pytest.raises(InvalidInputError, match=f"^{re.escape(message)}$"):
         Sample(**{option: value})
 
 
 def test_a_set_without_a_name_says_the_option_only() -> None:
-    with pytest.raises(BadInput, match=r"^count = 0; allowed: a whole number >= 1$"):
+    with pytest.raises(InvalidInputError, match=r"^count = 0; allowed: a whole number >= 1$"):
         Nameless(count=0)
 
 
 def test_what_is_allowed_in_words() -> None:
-    fields = {field.name: allowed(field) for field in dataclasses.fields(Sample) if field.name != "free"}
+    fields = {
+        field.name: describe_allowed(field) for field in dataclasses.fields(Sample) if field.name != "free"
+    }
     assert fields == {
         "count": "a whole number >= 1 and <= 9",
         "rate": "a number > 0 and <= 1",
@@ -140,7 +142,7 @@ def test_options_cannot_be_changed_but_replaced_and_are_checked_again() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         sample.count = 4  # type: ignore[misc]
     assert dataclasses.replace(sample, count=4).count == 4
-    with pytest.raises(BadInput):
+    with pytest.raises(InvalidInputError):
         dataclasses.replace(sample, count=40)
 
 
@@ -148,5 +150,5 @@ def test_options_cannot_be_changed_but_replaced_and_are_checked_again() -> None:
 def test_any_value_is_kept_or_refused(value: Any) -> None:
     """No other error than ours, and what is kept is equal to what was given."""
     for option in ("count", "rate", "seed", "on", "kind"):
-        with suppress(BadInput):
+        with suppress(InvalidInputError):
             assert getattr(Sample(**{option: value}), option) == value

@@ -11,9 +11,9 @@ import pytest
 
 import feddbe
 from feddbe.config import user_code
-from feddbe.config.user_code import Found
-from feddbe.errors import BadInput
-from tests.federation import samples
+from feddbe.config.user_code import UserObject
+from feddbe.errors import InvalidInputError
+from tests.federation import make_samples
 
 MODEL = """
 from torch import nn
@@ -35,8 +35,8 @@ def model(imports: str = "", inside: str = "pass", width: str = "helper.WIDTH") 
     return MODEL.format(imports=imports, inside=inside, width=width)
 
 
-def load(folder: Path) -> Found:
-    return user_code.load("model", "function", f"{folder / 'own.py'}:build", callable)
+def load(folder: Path) -> UserObject:
+    return user_code.load_object("model", "function", f"{folder / 'own.py'}:build", callable)
 
 
 def built_width(folder: Path) -> int:
@@ -153,12 +153,12 @@ class Base(FedAvg):
 
 def test_an_edited_module_does_not_continue_a_run(tmp_path: Path) -> None:
     write(tmp_path, {"own.py": METHOD, "helper.py": BASE})
-    options: dict[str, Any] = {"data": samples(), "partition": "natural", "model": "mlp", "lr": 0.1}
+    options: dict[str, Any] = {"data": make_samples(), "partition": "natural", "model": "mlp", "lr": 0.1}
     options |= {"engine": "serial", "out": str(tmp_path / "run")}
     feddbe.run(f"{tmp_path / 'own.py'}:Mine", rounds=1, **options)
     assert feddbe.run(f"{tmp_path / 'own.py'}:Mine", rounds=2, resume=True, **options)["last"]["round"] == 2
     write(tmp_path, {"helper.py": BASE.replace("local.fit(received).params", "received")})
     with pytest.raises(
-        BadInput, match=r"another configuration \(helper\.py, which the method's file imports"
+        InvalidInputError, match=r"another configuration \(helper\.py, which the method's file imports"
     ):
         feddbe.run(f"{tmp_path / 'own.py'}:Mine", rounds=3, resume=True, **options)

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from feddbe.config.options import SECTIONS, Config
-from feddbe.config.parameters import allowed, written
+from feddbe.config.parameters import describe_allowed, format_value
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "options.md"
 IDENTITY = {"yes": "yes", "content": "by content", "seed": "as a repetition", "no": ""}
@@ -18,8 +18,8 @@ def table() -> str:
         for field in dataclasses.fields(Config):
             about = field.metadata
             if about["section"] == section:
-                default = written(field.default) if field.default not in (None, "") else ""
-                cells = [f"`{field.name}`", about["meaning"], allowed(field), default]
+                default = format_value(field.default) if field.default not in (None, "") else ""
+                cells = [f"`{field.name}`", about["meaning"], describe_allowed(field), default]
                 rows.append(f"| {' | '.join([*cells, IDENTITY[about['identity']]])} |")
     return "\n".join(rows)
 

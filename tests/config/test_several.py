@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from feddbe.config.options import Several, expand, given, several
-from feddbe.errors import BadInput
+from feddbe.config.options import SweepSpec, collect_options, expand_values, parse_sweep
+from feddbe.errors import InvalidInputError
 
 
-def read(*methods: str, **options: Any) -> Several:
-    found = several(given(methods or ["fedavg"], options))
+def read(*methods: str, **options: Any) -> SweepSpec:
+    found = parse_sweep(collect_options(methods or ["fedavg"], options))
     assert found is not None
     return found
 
@@ -37,7 +37,7 @@ def read(*methods: str, **options: Any) -> Several:
     ],
 )
 def test_lists_in_brackets(name: str, variants: list[str]) -> None:
-    assert expand(name) == variants
+    assert expand_values(name) == variants
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_lists_in_brackets(name: str, variants: list[str]) -> None:
     [
         ({"lr": "0.01,0.1"}, {"lr": [0.01, 0.1]}),
         ({"lr": [0.01, 0.1]}, {"lr": [0.01, 0.1]}),
-        ({"epochs": "1, 5"}, {"epochs": [1, 5]}),
+        ({"local_epochs": "1, 5"}, {"local_epochs": [1, 5]}),
         ({"partition": "iid,dirichlet:0.1"}, {"partition": ["iid", "dirichlet:0.1"]}),
         ({"model": "mlp,fasttext(rep=linear)"}, {"model": ["mlp", "fasttext(rep=linear)"]}),
         ({"partition_seed": "1,2"}, {"partition_seed": [1, 2]}),
@@ -56,14 +56,14 @@ def test_lists_in_brackets(name: str, variants: list[str]) -> None:
 def test_values_that_vary(options: dict[str, Any], values: dict[str, Any]) -> None:
     found = read(**options)
     assert found.options == values
-    assert found.varied == list(values)
-    assert found.grid
+    assert found.varied_options == list(values)
+    assert found.is_grid
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"measure": "accuracy,auc"},
+        {"metrics": "accuracy,auc"},
         {"data": "people.csv?label=buys&x=age,income"},
         {"out": "here,there"},
         {"split": "a,b.npz"},
@@ -77,7 +77,7 @@ def test_values_that_vary(options: dict[str, Any], values: dict[str, Any]) -> No
     ],
 )
 def test_what_has_commas_of_its_own_keeps_them(options: dict[str, Any]) -> None:
-    assert several(given(["fedavg"], options)) is None
+    assert parse_sweep(collect_options(["fedavg"], options)) is None
 
 
 @pytest.mark.parametrize(
@@ -87,30 +87,32 @@ def test_what_has_commas_of_its_own_keeps_them(options: dict[str, Any]) -> None:
 def test_seeds(seeds: Any, found: list[int]) -> None:
     wanted = read(seeds=seeds)
     assert wanted.seeds == found
-    assert not wanted.grid
+    assert not wanted.is_grid
 
 
 @pytest.mark.parametrize("seeds", ["0", 0, -1, "a", "0,a", "1,1", [], [0.5], [True], True, ",", "-1,2"])
 def test_seeds_that_are_none(seeds: Any) -> None:
-    with pytest.raises(BadInput, match=r"seeds = .*; allowed: how many, as in 5, or which, as in 0,1,2"):
+    with pytest.raises(
+        InvalidInputError, match=r"seeds = .*; allowed: how many, as in 5, or which, as in 0,1,2"
+    ):
         read(seeds=seeds)
 
 
 def test_one_seed_and_several_exclude_each_other() -> None:
-    with pytest.raises(BadInput, match="seed = 3 and seeds = 2; give one of them"):
+    with pytest.raises(InvalidInputError, match="seed = 3 and seeds = 2; give one of them"):
         read(seed=3, seeds=2)
     for seed in ("0,1", [0, 1]):
-        with pytest.raises(BadInput, match="several seeds are --seeds 0,1,2"):
-            several(given(["fedavg"], {"seed": seed}))
+        with pytest.raises(InvalidInputError, match="several seeds are --seeds 0,1,2"):
+            parse_sweep(collect_options(["fedavg"], {"seed": seed}))
     assert read(seed=3, lr="0.1,0.2").seeds == [3]
 
 
 @pytest.mark.parametrize("values", ["0.1,0.1", [], [0.1, 0.1]])
 def test_values_that_are_the_same(values: Any) -> None:
-    with pytest.raises(BadInput, match="several values are all different, and at least one"):
+    with pytest.raises(InvalidInputError, match="several values are all different, and at least one"):
         read(lr=values)
 
 
 def test_seeds_are_for_those_who_take_them() -> None:
-    with pytest.raises(BadInput, match=r"seeds = 3; this is one run"):
-        given(["fedavg"], {"seeds": 3}).asked()
+    with pytest.raises(InvalidInputError, match=r"seeds = 3; this is one run"):
+        collect_options(["fedavg"], {"seeds": 3}).request()

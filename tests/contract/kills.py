@@ -27,19 +27,19 @@ import torch
 import feddbe
 from feddbe.data.dataset import Dataset
 from feddbe.errors import StoreError
-from tests.federation import samples, states
+from tests.federation import make_samples, stored_states
 
 METHODS = (
     "fedavg+dbe", "scaffold+dbe", "fedgen(steps=5)+mr", "moon+dbe", "ditto+mr", "fedrep", "fedfomo", "apple",
     "pfedme",
 )  # fmt: skip
-OPTIONS: dict[str, Any] = {"rounds": 6, "model": "mlp", "lr": 0.05, "measure": "accuracy,loss"}
+OPTIONS: dict[str, Any] = {"rounds": 6, "model": "mlp", "lr": 0.05, "metrics": "accuracy,loss"}
 ENGINES = ("serial", "pool(workers=2)")
 
 
 @cache
 def data() -> Dataset:
-    return samples()
+    return make_samples()
 
 
 def begin(methods: Sequence[str], engine: str, folder: Path, resume: bool = False) -> int:
@@ -69,7 +69,7 @@ def result(folder: Path) -> list[Any]:
     found = []
     for path in sorted(folder.rglob("run.sqlite")):
         rounds = feddbe.load(path.parent)["rounds"]
-        found.append(([{**entry, "seconds": 0.0} for entry in rounds], states(path.parent)))
+        found.append(([{**entry, "seconds": 0.0} for entry in rounds], stored_states(path.parent)))
     return found
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from feddbe.errors import FeddbeError, StoreError
-from feddbe.methods.registry import parse
+from feddbe.methods.registry import parse_method
 from feddbe.metrics.records import ALL
 from feddbe.runs.experiment import Experiment
-from feddbe.runs.store import KEPT, Store
-from feddbe.simulation.client import Job, Missing, Reply
-from feddbe.simulation.engines.base import ClientStates, Engine, Messages
+from feddbe.runs.store import RETAINED, RunStore
+from feddbe.simulation.client import ClientResult, ClientTask, MissingClient
+from feddbe.simulation.engines.base import Broadcasts, ClientStates, Engine
 from feddbe.simulation.loop import RoundLoop
 from feddbe.state import Receipt, decode, sha256
 from feddbe.training.task import Context
@@ -22,11 +22,11 @@ from tests.federation import (
     COMBINATIONS,
     Elsewhere,
     Forgetful,
-    carry_out,
     experiment,
-    measured,
-    outcome,
-    samples,
+    make_samples,
+    run_outcome,
+    run_recorded,
+    stored_records,
 )
 
 every = pytest.mark.parametrize("name", COMBINATIONS)
@@ -34,28 +34,33 @@ every = pytest.mark.parametrize("name", COMBINATIONS)
 
 def left(folder: Path) -> dict[str, Any]:
     """All that a run leaves, times apart."""
-    store = Store.open(folder)
-    entries = [{**entry, "seconds": 0} for entry in store.entries()]
-    timeless = [row for t in range(len(entries)) for row in store.rows(t) if "seconds" not in row.name]
+    store = RunStore.open(folder)
+    entries = [{**entry, "seconds": 0} for entry in store.round_results()]
+    timeless = [row for t in range(len(entries)) for row in store.records(t) if "seconds" not in row.name]
     rows = [row for row in timeless if row.name != "missing"]
-    found = {"hashes": store.hashes(), "entries": entries, "rows": rows, "newcomers": store.meta("newcomers")}
+    found = {
+        "hashes": store.hashes(),
+        "entries": entries,
+        "rows": rows,
+        "new_clients": store.meta("new_clients"),
+    }
     found["best"] = {c: digest(store, c) for c in range(10)}
     store.close()
     return found
 
 
-def digest(store: Store, client: int) -> str | None:
+def digest(store: RunStore, client: int) -> str | None:
     """Of the state of a client that is kept for the best entry, wherever it is."""
-    kept = store.state(KEPT["private"], client)
+    kept = store.state(RETAINED["private"], client)
     if kept is None:
         return None
     receipt = Receipt.decode(kept)
     return receipt.sha256 if receipt else sha256(decode(kept))
 
 
-def missing(store: Store) -> dict[int, float | None]:
+def missing(store: RunStore) -> dict[int, float | None]:
     """How many did not answer, by round."""
-    return {row.round: row.value for row in store.overall() if row.name == "missing" and row.value}
+    return {row.round: row.value for row in store.aggregate_records() if row.name == "missing" and row.value}
 
 
 class Breaking(Elsewhere):
@@ -68,10 +73,12 @@ class Breaking(Elsewhere):
     def forgotten(self, round: int) -> int:
         return -1
 
-    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply | Missing]:
-        yield from super().run(jobs, messages, states)
-        if any(job.work != "none" for job in jobs) and jobs[0].round not in self.failed:
-            self.failed.add(jobs[0].round)
+    def run(
+        self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
+    ) -> Iterator[ClientResult | MissingClient]:
+        yield from super().run(tasks, messages, states)
+        if any(job.work != "none" for job in tasks) and tasks[0].round not in self.failed:
+            self.failed.add(tasks[0].round)
             raise ConnectionError("the server went away")
 
 
@@ -79,15 +86,15 @@ class Breaking(Elsewhere):
 def test_states_kept_elsewhere_count_when_the_round_is_accepted(name: str, tmp_path: Path) -> None:
     """Each round is broken off after its clients staged, and done again: from the states before it."""
     e = experiment(name)
-    outcome(e, tmp_path / "serial")
+    run_outcome(e, tmp_path / "serial")
     wanted, engine, broken = left(tmp_path / "serial"), Breaking(e), 0
     while True:
         try:
-            carry_out(e, tmp_path / "elsewhere", engine)
+            run_recorded(e, tmp_path / "elsewhere", engine)
             break
         except ConnectionError:
             broken += 1
-    assert broken == 2 + e.method.prepares
+    assert broken == 2 + e.method.has_setup
     assert left(tmp_path / "elsewhere") == wanted
     assert bool(engine.kept) == bool(wanted["hashes"][1])
 
@@ -95,9 +102,9 @@ def test_states_kept_elsewhere_count_when_the_round_is_accepted(name: str, tmp_p
 def test_another_engine_cannot_read_a_receipt(tmp_path: Path) -> None:
     engine = Breaking(experiment("ditto", rounds=1))
     engine.failed = {1}
-    carry_out(experiment("ditto", rounds=1), tmp_path, engine)
+    run_recorded(experiment("ditto", rounds=1), tmp_path, engine)
     with pytest.raises(StoreError, match=r"only the receipt of a state of round 1 .* the engine that began"):
-        outcome(experiment("ditto", rounds=2), tmp_path)
+        run_outcome(experiment("ditto", rounds=2), tmp_path)
 
 
 @every
@@ -109,13 +116,13 @@ def test_a_round_without_some_is_one_in_which_they_were_not_asked(
     e = experiment(name, rounds=3, eval="cohort", min_replies=2)
     engine = kind(e)
     assert len({engine.forgotten(round) for round in range(5)}) > 1
-    if parse(name).needs_all:
+    if parse_method(name).needs_all_clients:
         with pytest.raises(FeddbeError, match=r"client \d did not answer .*; apple cannot go on without: "):
-            carry_out(e, tmp_path, engine)
+            run_recorded(e, tmp_path, engine)
         return
-    carry_out(e, tmp_path / "missing", engine)
-    store = Store.open(tmp_path / "missing")
-    counted = [t for t in range(4) if t or e.method.prepares]
+    run_recorded(e, tmp_path / "missing", engine)
+    store = RunStore.open(tmp_path / "missing")
+    counted = [t for t in range(4) if t or e.method.has_setup]
     assert missing(store) == dict.fromkeys(counted, 1)
     store.close()
 
@@ -125,7 +132,7 @@ def test_a_round_without_some_is_one_in_which_they_were_not_asked(
         return [client for client in cohort(loop, round) if client != engine.forgotten(round)]
 
     monkeypatch.setattr(RoundLoop, "_sample_cohort", smaller)
-    outcome(e, tmp_path / "smaller")
+    run_outcome(e, tmp_path / "smaller")
     assert left(tmp_path / "missing") == left(tmp_path / "smaller")
 
 
@@ -136,31 +143,33 @@ class Without(Forgetful):
         super().__init__(experiment)
         self.gone = {1, 3}
 
-    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply | Missing]:
-        for job in jobs:
+    def run(
+        self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
+    ) -> Iterator[ClientResult | MissingClient]:
+        for job in tasks:
             if job.client in self.gone:
-                yield Missing(job.client, "no connection")
+                yield MissingClient(job.client, "no connection")
             else:
                 yield from self.serial.run([job], messages, states)
 
 
 def test_who_never_answers_leaves_nothing_and_is_sent_the_constants_when_it_does(tmp_path: Path) -> None:
     """Two of four answer in two rounds; then all do, and MR's mean is in the bytes of the other two."""
-    data = samples([40, 40, 30, 24])
+    data = make_samples([40, 40, 30, 24])
     first = experiment("scaffold+dbe", data, rounds=2, min_replies=2)
     engine = Without(first)
-    ran = carry_out(first, tmp_path, engine)
+    ran = run_recorded(first, tmp_path, engine)
     assert ran.clients.keys() == {0, 2}
-    store = Store.open(tmp_path)
+    store = RunStore.open(tmp_path)
     for entry in range(3):
-        assert {row.client for row in store.rows(entry)} == {0, 2, ALL}
+        assert {row.client for row in store.records(entry)} == {0, 2, ALL}
     assert missing(store) == {0: 2, 1: 2, 2: 2}
     store.close()
     engine.gone = set()
-    whole = carry_out(experiment("scaffold+dbe", data, rounds=3), tmp_path, engine)
+    whole = run_recorded(experiment("scaffold+dbe", data, rounds=3), tmp_path, engine)
     assert whole.clients.keys() == {0, 1, 2, 3}
-    store = Store.open(tmp_path)
-    down = [value or 0 for value in measured(store, 3, "bytes_down", "training").values()]
+    store = RunStore.open(tmp_path)
+    down = [value or 0 for value in stored_records(store, 3, "bytes_down", "training").values()]
     store.close()
     mean = 64 * 4
     assert [bytes - down[0] for bytes in down] == [0, mean, 0, mean]
@@ -168,43 +177,45 @@ def test_who_never_answers_leaves_nothing_and_is_sent_the_constants_when_it_does
 
 @pytest.mark.parametrize("least", [None, 3])
 def test_too_few_is_one_line_and_the_round_is_not_written(least: int | None, tmp_path: Path) -> None:
-    data = samples([40, 40, 30, 24])
-    good = outcome(experiment("fedavg+dbe", data, rounds=1), tmp_path)
+    data = make_samples([40, 40, 30, 24])
+    good = run_outcome(experiment("fedavg+dbe", data, rounds=1), tmp_path)
     e = experiment("fedavg+dbe", data, rounds=2, min_replies=least)
     needed = "3" if least else "all"
     words = rf"client 1 did not answer in round 2 \(no connection\): 2 of 4 answered, needed are {needed} "
     with pytest.raises(FeddbeError, match=words) as error:
-        carry_out(e, tmp_path, Without(e))
+        run_recorded(e, tmp_path, Without(e))
     assert "\n" not in str(error.value)
-    store = Store.open(tmp_path)
+    store = RunStore.open(tmp_path)
     assert (store.last_round(), missing(store)) == (1, {})
     assert dict(store.clients()).keys() == good.clients.keys()
     store.close()
-    whole = outcome(e, tmp_path / "whole")
-    resumed = outcome(e, tmp_path)
+    whole = run_outcome(e, tmp_path / "whole")
+    resumed = run_outcome(e, tmp_path)
     assert left(tmp_path)["hashes"] == left(tmp_path / "whole")["hashes"]
     assert len(resumed.entries) == len(whole.entries) == 3
 
 
 def test_the_preparation_can_be_too_small(tmp_path: Path) -> None:
-    e = experiment("fedgen", samples([40, 40, 30, 24]), min_replies=3)
+    e = experiment("fedgen", make_samples([40, 40, 30, 24]), min_replies=3)
     with pytest.raises(FeddbeError, match=r"in round 0 .*: 2 of 4 answered, needed are 3"):
-        carry_out(e, tmp_path, Without(e))
-    store = Store.open(tmp_path)
+        run_recorded(e, tmp_path, Without(e))
+    store = RunStore.open(tmp_path)
     assert store.last_round() == -1
     store.close()
 
 
 def test_fedgens_generator_waits_for_someone_whose_labels_are_known(tmp_path: Path) -> None:
     """Clients 0 and 2 answer in the preparation, in round 1 the two others: they cannot teach it."""
-    e = experiment("fedgen(steps=2)", samples([40, 40, 30, 24]), rounds=1, min_replies=1)
+    e = experiment("fedgen(steps=2)", make_samples([40, 40, 30, 24]), rounds=1, min_replies=1)
 
     class Turns(Without):
-        def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Any]:
-            self.gone = {0, 2} if jobs[0].round else {1, 3}
-            return super().run(jobs, messages, states)
+        def run(
+            self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
+        ) -> Iterator[Any]:
+            self.gone = {0, 2} if tasks[0].round else {1, 3}
+            return super().run(tasks, messages, states)
 
-    ran = carry_out(e, tmp_path, Turns(e))
+    ran = run_recorded(e, tmp_path, Turns(e))
     start = e.method.server_init(Context(e.task, 0))
     assert all(bool((ran.server[n] == t).all()) for n, t in start.items() if n.startswith("generator/"))
     assert not bool((ran.server["fc.bias"] == start["fc.bias"]).all())
@@ -212,20 +223,27 @@ def test_fedgens_generator_waits_for_someone_whose_labels_are_known(tmp_path: Pa
 
 def test_those_who_only_evaluate_are_not_needed(tmp_path: Path) -> None:
     """Half of the clients take part; all but two evaluate. Newcomers, too, are measured without those."""
-    options: dict[str, Any] = {"dataset": samples([24] * 6), "rounds": 1, "join": 0.5, "newcomers": 2}
+    options: dict[str, Any] = {
+        "dataset": make_samples([24] * 6),
+        "rounds": 1,
+        "participation": 0.5,
+        "new_clients": 2,
+    }
     e = experiment("fedavg", **options, min_replies=2)
 
     class Idle(Without):
-        def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Any]:
-            idle = [job.client for job in jobs if job.work == "none" and not job.newcomer]
+        def run(
+            self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
+        ) -> Iterator[Any]:
+            idle = [job.client for job in tasks if job.work == "none" and not job.is_new_client]
             self.gone = {5, *idle[:1]}
-            return super().run(jobs, messages, states)
+            return super().run(tasks, messages, states)
 
     engine: Engine = Idle(e)
     with pytest.raises(FeddbeError, match=r"client 5 did not answer in round 2 .*: 1 of 2 answered"):
-        carry_out(e, tmp_path, engine)
-    carry_out(experiment("fedavg", **options, min_replies=1), tmp_path, engine)
+        run_recorded(e, tmp_path, engine)
+    run_recorded(experiment("fedavg", **options, min_replies=1), tmp_path, engine)
     found = left(tmp_path)
-    assert found["newcomers"]["clients"] == 1
+    assert found["new_clients"]["clients"] == 1
     tested = [row.round for row in found["rows"] if row[2:4] == ("before", "accuracy") and row.client != ALL]
     assert (tested.count(0), tested.count(1)) == (3, 3)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from feddbe import testing
-from feddbe.methods.registry import ADDONS, METHODS, hyper_parameters, parse
+from feddbe.methods.registry import ADDONS, METHODS, hyperparameters, parse_method
 from feddbe.simulation.engines import pool
-from tests.federation import COMBINATIONS, ENGINES, Outcome, experiment, outcome, quick
+from tests.federation import COMBINATIONS, ENGINES, Outcome, experiment, quick, run_outcome
 
 every = pytest.mark.parametrize("name", [quick(name) for name in COMBINATIONS])
 
@@ -24,28 +24,28 @@ def test_engines_give_the_same_bits(
 ) -> None:
     """Workers of the pool hold what they made, as they do with large states."""
     monkeypatch.setattr(pool, "LARGE", 1)
-    testing.engines_agree(name, tmp_path, engine)
+    testing.check_engines(name, tmp_path, engine)
 
 
 @every
 def test_a_run_continued_after_each_round_is_the_same_run(name: str, tmp_path: Path) -> None:
-    testing.continues(name, tmp_path)
+    testing.check_resume(name, tmp_path)
 
 
 @every
 def test_secrets_stay_secret(name: str, tmp_path: Path) -> None:
-    testing.keeps_secrets(name, tmp_path)
+    testing.check_secrets(name, tmp_path)
 
 
 @every
 def test_part_of_the_clients(name: str, tmp_path: Path) -> None:
-    testing.part_of_the_clients(name, tmp_path)
+    testing.check_partial_participation(name, tmp_path)
 
 
 @every
 @pytest.mark.parametrize("sizes", [(60, 4), (40,)], ids=["less than a batch", "one client"])
 def test_few_samples_and_few_clients(name: str, sizes: tuple[int, ...], tmp_path: Path) -> None:
-    testing.few(name, tmp_path, sizes)
+    testing.check_small_clients(name, tmp_path, sizes)
 
 
 NEEDS = {"contrast": "prbm", "mr_target": "mr", "level": "prbm"}
@@ -80,16 +80,16 @@ def test_every_hyper_parameter_changes_the_result(name: str, tmp_path: Path) -> 
                 continue
             if method == "fedfomo" and field.name == "init_keep_model":
                 continue  # refused: its server has no model
-            if METHODS[method]().prepares and field.name == "init_clients":
+            if METHODS[method]().has_setup and field.name == "init_clients":
                 continue  # refused: all clients prepare for the method itself
             inner = part is METHODS[method]
             beside = WITH.get(field.name, {}) if inner else {}
             among = fixed | GUARANTEE if part.name == "mr" and field.name in GUARANTEED else fixed
             text, rounds = written(method, beside, addon, among), 6 if beside else 2
             if text not in bases:
-                bases[text] = outcome(experiment(text, rounds=rounds), tmp_path / field.name)
-            now = hyper_parameters(parse(written(method, {}, addon, fixed)))[part.name][field.name]
-            for value in (OTHERS.get(field.name) if inner else None) or testing.others(field, now):
+                bases[text] = run_outcome(experiment(text, rounds=rounds), tmp_path / field.name)
+            now = hyperparameters(parse_method(written(method, {}, addon, fixed)))[part.name][field.name]
+            for value in (OTHERS.get(field.name) if inner else None) or testing.other_values(field, now):
                 given, place = {field.name: value}, tmp_path / f"{part.name}-{field.name}-{value}"
                 other = written(
                     method,
@@ -97,8 +97,10 @@ def test_every_hyper_parameter_changes_the_result(name: str, tmp_path: Path) -> 
                     addon,
                     fixed if inner else {**among, **given},
                 )
-                changed = outcome(experiment(other, rounds=rounds), place)
-                assert testing.moved(bases[text], changed), f"{other}: {field.name} changes nothing"
+                changed = run_outcome(experiment(other, rounds=rounds), place)
+                assert testing.check_hyperparameters(bases[text], changed), (
+                    f"{other}: {field.name} changes nothing"
+                )
 
 
 def is_checked_elsewhere(name: str, part: str, field: str) -> bool:

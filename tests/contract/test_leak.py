@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from feddbe.methods.addons import MR, PRBM, Composed
-from feddbe.methods.base import BODY, HEAD, MODEL, PERSONAL, Method, refused
+from feddbe.methods.base import BODY, HEAD, MODEL, PERSONAL, Method, undeclared_names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.fedper import FedPer
 from feddbe.state import State, add_prefix, strip_prefix
-from feddbe.testing.contract import leaks
+from feddbe.testing.contract import find_leaks
 from feddbe.training.task import Context
-from feddbe.training.trainer import Local
-from tests.federation import Recorder, carry_out, experiment
+from feddbe.training.trainer import ClientTrainer
+from tests.federation import MessageRecorder, experiment, run_recorded
 
 HIDDEN = "mean"
 """A name that +mr may send."""
@@ -25,8 +25,10 @@ HIDDEN = "mean"
 class Renames(Composed):
     """Sends PRBM's vector inside an entry with a name that it may send."""
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        up, new = super().train(ctx, local, received, private)
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        up, new = super().train(ctx, trainer, received, private)
         return {**up, HIDDEN: new["prbm"].repeat(2)}, new
 
 
@@ -34,8 +36,10 @@ class Renames(Composed):
 class Named(Composed):
     """Sends it under its own name."""
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        up, new = super().train(ctx, local, received, private)
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        up, new = super().train(ctx, trainer, received, private)
         return {**up, "prbm": new["prbm"]}, new
 
 
@@ -43,8 +47,10 @@ class Named(Composed):
 class Head(FedPer):
     """Sends its head with the body."""
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        up, new = super().train(ctx, local, received, private)
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        up, new = super().train(ctx, trainer, received, private)
         return up | strip_prefix(new, PERSONAL), new
 
 
@@ -52,33 +58,39 @@ class Head(FedPer):
 class Early(FedAvg):
     """Sends something in the preparation."""
 
-    prepares = True
+    has_setup = True
 
-    def prepare(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        return {"labels": local.label_counts()}, private
+    def client_setup(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        return {"labels": trainer.label_counts()}, private
 
 
 @dataclasses.dataclass(frozen=True)
 class Hoards(FedAvg):
     """Keeps what it received."""
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        return super().train(ctx, local, received, private)[0], add_prefix("seen/", received)
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        return super().train(ctx, trainer, received, private)[0], add_prefix("seen/", received)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tells(FedPer):
     """Its server sends a head to all."""
 
-    def down(self, ctx: Context, server: State, client: int) -> State:
+    def broadcast(self, ctx: Context, server: State, client: int) -> State:
         return ctx.task.model.parameters
 
 
 def test_a_secret_value_under_another_name_is_found(tmp_path: Path) -> None:
     e = dataclasses.replace(experiment("fedavg+dbe"), method=Renames(FedAvg(), (PRBM(), MR())))
-    recorder = Recorder(e)
-    carry_out(e, tmp_path, recorder)
-    assert any(leak.startswith("prbm") and leak.endswith(HIDDEN) for leak in leaks(recorder, e.method.secret))
+    recorder = MessageRecorder(e)
+    run_recorded(e, tmp_path, recorder)
+    assert any(
+        leak.startswith("prbm") and leak.endswith(HIDDEN) for leak in find_leaks(recorder, e.method.secret)
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,10 +105,12 @@ def test_a_secret_value_under_another_name_is_found(tmp_path: Path) -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, Method) else "",
 )
 def test_what_is_not_declared_stops_the_client(method: Method, words: str, tmp_path: Path) -> None:
-    e = dataclasses.replace(experiment(f"{method.base}{'+dbe' * (method.name == 'composed')}"), method=method)
-    recorder = Recorder(e)
+    e = dataclasses.replace(
+        experiment(f"{method.base_name}{'+dbe' * (method.name == 'composed')}"), method=method
+    )
+    recorder = MessageRecorder(e)
     with pytest.raises(AssertionError, match=words):
-        carry_out(e, tmp_path, recorder)
+        run_recorded(e, tmp_path, recorder)
     assert not any(word in name for word in ("prbm", "labels") for m in recorder.messages for name in m)
 
 
@@ -109,7 +123,7 @@ def test_a_secret_cannot_be_declared_as_sent(tmp_path: Path) -> None:
 
     e = dataclasses.replace(experiment("fedper"), method=Lax())
     with pytest.raises(AssertionError, match=r"would send 'fc.weight'"):
-        carry_out(e, tmp_path, Recorder(e))
+        run_recorded(e, tmp_path, MessageRecorder(e))
 
 
 @pytest.mark.parametrize(
@@ -125,4 +139,4 @@ def test_a_secret_cannot_be_declared_as_sent(tmp_path: Path) -> None:
 def test_the_grammar(allowed: tuple[str, ...], wanted: list[str]) -> None:
     """Itself, what begins with it if it ends with a slash, or a part of the model."""
     names = ["fc1.1.weight", "fc.weight", "mean", "mr/size"]
-    assert refused(names, allowed, experiment("fedavg").task.model) == wanted
+    assert undeclared_names(names, allowed, experiment("fedavg").task.model) == wanted

@@ -20,9 +20,9 @@ import pytest
 
 from feddbe.data.builtin import ag_news, har
 from feddbe.data.builtin.images import read_idx
-from feddbe.data.files import DAMAGE, members
-from feddbe.data.registry import load
-from feddbe.errors import BadInput
+from feddbe.data.files import DAMAGE, iterate_members
+from feddbe.data.registry import load_dataset
+from feddbe.errors import InvalidInputError
 
 MB = 1 << 20
 
@@ -32,7 +32,7 @@ def refused(match: str, most: int = 8 * MB) -> Iterator[None]:
     """An error of one short line, and never more than `most` bytes in use."""
     tracemalloc.start()
     try:
-        with pytest.raises(BadInput, match=match) as caught:
+        with pytest.raises(InvalidInputError, match=match) as caught:
             yield
         assert tracemalloc.get_traced_memory()[1] < most
     finally:
@@ -58,9 +58,9 @@ def pfllib(folder: Path, x: Any, **config: int) -> Path:
 def test_config_that_claims_a_billion(tmp_path: Path) -> None:
     x = np.zeros((4, 3), np.float32)
     with refused(r"there is no file .*1\.npz, which config.json calls for"):
-        load(pfllib(tmp_path / "clients", x, num_clients=10**9))
+        load_dataset(pfllib(tmp_path / "clients", x, num_clients=10**9))
     with refused(r"has 8 samples, but config.json says num_classes = 1000000000"):
-        load(pfllib(tmp_path / "classes", x, num_classes=10**9))
+        load_dataset(pfllib(tmp_path / "classes", x, num_classes=10**9))
 
 
 def test_a_word_of_a_high_number(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_word_of_a_high_number(tmp_path: Path) -> None:
     for row in range(4):
         x[row] = ([1, 2, 2**31 - 1], 3)
     with refused(r"has the word number 2147483647, but only 24 words"):
-        load(pfllib(tmp_path / "words", x))
+        load_dataset(pfllib(tmp_path / "words", x))
 
 
 def test_zip_in_a_users_file(tmp_path: Path) -> None:
@@ -78,12 +78,12 @@ def test_zip_in_a_users_file(tmp_path: Path) -> None:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(member, "w") as file:
             zeros(file, 300 * MB)
     with refused(r"a\.npz has \d+ bytes and would unpack to 314572800; write it without compression"):
-        load(tmp_path / "a.npz")
+        load_dataset(tmp_path / "a.npz")
     (tmp_path / "folder" / "test").mkdir()
     (tmp_path / "folder" / "test" / "0.npz").write_bytes(b"")
     (tmp_path / "folder" / "config.json").write_text('{"num_clients": 1}')
     with refused("would unpack to 314572800"):
-        load(tmp_path / "folder")
+        load_dataset(tmp_path / "folder")
 
 
 def test_gzip(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_news(
             zeros(file, 20 * MB)
     with refused("it has more than the 1048576 bytes that were expected", 16 * MB):
         ag_news.load(tmp_path)
-    assert str(ag_news.found(tmp_path)).endswith("(damaged)")
+    assert str(ag_news.describe_location(tmp_path)).endswith("(damaged)")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_tar_with_a_long_name(tmp_path: Path, kind: bytes) -> None:
         zeros(file, 50 * MB)
     tracemalloc.start()
     with pytest.raises(DAMAGE, match="a name or attributes of 52428800 bytes"):
-        list(members(path, 10**9))
+        list(iterate_members(path, 10**9))
     assert tracemalloc.get_traced_memory()[1] < 8 * MB
     tracemalloc.stop()
 
@@ -152,7 +152,7 @@ def test_tar_of_many_entries(tmp_path: Path) -> None:
     with gzip.open(path, "wb") as file:
         file.write(tarfile.TarInfo("a").tobuf() * 20_000)
     with refused("has more than 10000 entries", 64 * MB):
-        for _ in members(path, 10**9):
+        for _ in iterate_members(path, 10**9):
             pass
 
 
@@ -160,7 +160,7 @@ def test_tar_of_many_entries(tmp_path: Path) -> None:
 def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with refused("is neither a file nor a folder"):
-        load(tmp_path / name)
+        load_dataset(tmp_path / name)
 
 
 def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
@@ -168,6 +168,6 @@ def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
     (folder / "test" / "0.npz").unlink()
     os.mkfifo(folder / "test" / "0.npz")
     with refused("is neither a file nor a folder"):
-        load(folder)
+        load_dataset(folder)
     os.mkfifo(tmp_path / har.ARCHIVES[0])
     assert har.find(tmp_path) is None

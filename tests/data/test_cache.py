@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 
-from feddbe.data.cache import Cached, New, cached
+from feddbe.data.cache import CachedArrays, NewArray, load_cached
 from feddbe.data.dataset import Dataset
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 
 X = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
 
@@ -41,7 +41,7 @@ class Builder:
     def __init__(self) -> None:
         self.times = 0
 
-    def __call__(self, new: New) -> None:
+    def __call__(self, new: NewArray) -> None:
         self.times += 1
         new("x", X.shape, X.dtype)[:] = X
         new("y", (2,), np.int64)[:] = [7, self.times]
@@ -56,8 +56,8 @@ def names(source: Path) -> list[str]:
     return sorted(path.name for path in home(source).glob("*") if path.name != ".arrays.cache.lock")
 
 
-def take(source: Path, build: Callable[[New], None], data_dir: Path | None = None) -> Cached:
-    return cached("toy", data_dir, "arrays", [source], build)
+def take(source: Path, build: Callable[[NewArray], None], data_dir: Path | None = None) -> CachedArrays:
+    return load_cached("toy", data_dir, "arrays", [source], build)
 
 
 def test_built_once_and_mapped(source: Path) -> None:
@@ -194,11 +194,11 @@ def test_source_of_the_same_size_and_time_is_built_again(
         given.mkdir()
         source = source.rename(given / "one")
     build = Builder()
-    cached("toy", None, "arrays", [given], build)
+    load_cached("toy", None, "arrays", [given], build)
     folder_time = given.stat()
     change(source)
     os.utime(given, ns=(folder_time.st_atime_ns, folder_time.st_mtime_ns))
-    found = cached("toy", None, "arrays", [given], build)
+    found = load_cached("toy", None, "arrays", [given], build)
     assert (build.times, found.arrays["y"].tolist()) == (2, [7, 2])
 
 
@@ -218,11 +218,11 @@ def test_an_unchanged_source_is_not_read(source: Path, monkeypatch: pytest.Monke
 
 
 def test_a_failing_build_leaves_nothing_and_says_why(source: Path) -> None:
-    def build(new: New) -> None:
+    def build(new: NewArray) -> None:
         new("x", X.shape, X.dtype)
-        raise BadInput("a broken image")
+        raise InvalidInputError("a broken image")
 
-    with pytest.raises(BadInput, match="a broken image"):
+    with pytest.raises(InvalidInputError, match="a broken image"):
         take(source, build)
     assert names(source) == []
 
@@ -280,7 +280,7 @@ def test_the_next_place_is_used_if_the_first_refuses(source: Path, tmp_path: Pat
 def test_a_full_disk_means_memory(source: Path, caplog: pytest.LogCaptureFixture) -> None:
     """No file may grow beyond 1 MB here, as if the disk were full; the array has 4 MB."""
 
-    def build(new: New) -> None:
+    def build(new: NewArray) -> None:
         new("x", (1 << 22,), np.uint8)[:] = 3
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -295,7 +295,7 @@ def test_a_full_disk_means_memory(source: Path, caplog: pytest.LogCaptureFixture
 
 
 def race(source: Path, barrier: Barrier, results: Any) -> None:
-    def build(new: New) -> None:
+    def build(new: NewArray) -> None:
         x = new("x", (1 << 20,), np.uint8)
         barrier.wait(60)  # all are building now
         x[:] = 5
@@ -319,7 +319,7 @@ def test_processes_that_build_at_once_end_with_the_same(source: Path, stale: boo
     for process in processes:
         process.join(60)
     assert [total for total, _ in found] == [5 << 20] * 3
-    kept = cached("toy", None, "arrays", [source], Builder()).arrays
+    kept = load_cached("toy", None, "arrays", [source], Builder()).arrays
     assert int(kept["x"].sum(dtype=np.int64)) == 5 << 20, "not built anew"
     assert int(kept["owner"][0]) in [owner for _, owner in found]
     if not stale:

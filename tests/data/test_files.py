@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from feddbe.data.files import Verification, cache_folders, download, folders, verify
-from feddbe.errors import BadInput
+from feddbe.data.files import Verification, cache_folders, download, search_folders, verify
+from feddbe.errors import InvalidInputError
 
 BODY = bytes(range(256)) * 4096  # 1 MiB: several chunks
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -141,7 +141,7 @@ def test_cut_half_way_is_fetched_again(server: Server, target: Path) -> None:
 
 def test_gives_up_when_it_is_always_cut(server: Server, target: Path) -> None:
     server.cut = lambda request, size: 1000
-    with pytest.raises(BadInput, match=f"connection ended after 1000 of {len(BODY)} bytes"):
+    with pytest.raises(InvalidInputError, match=f"connection ended after 1000 of {len(BODY)} bytes"):
         download(server.url, target, f"md5:{MD5}")
     assert server.asked == 3
     assert names(target) == []
@@ -155,7 +155,7 @@ def test_busy_server_is_asked_again(server: Server, target: Path) -> None:
 
 
 def test_wrong_sum_removes_the_part(server: Server, target: Path) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         download(server.url, target, f"md5:{'0' * 32}")
     message = str(caught.value)
     assert "\n" not in message
@@ -166,7 +166,7 @@ def test_wrong_sum_removes_the_part(server: Server, target: Path) -> None:
 def test_wrong_sum_leaves_an_older_file_alone(server: Server, target: Path) -> None:
     target.parent.mkdir()
     target.write_bytes(b"older")
-    with pytest.raises(BadInput, match="has the checksum"):
+    with pytest.raises(InvalidInputError, match="has the checksum"):
         download(server.url, target, f"md5:{'0' * 32}")
     assert target.read_bytes() == b"older"
 
@@ -236,7 +236,7 @@ def test_verify_finds_damage_to_what_was_downloaded(
     assert verify(target, checksum) == (Verification.VERIFIED if checksum else Verification.UNCHANGED)
     target.write_bytes(BODY[:-1] + b"!")
     with pytest.raises(
-        BadInput, match=r"file.bin is damaged: it has the checksum .*; fetch it anew with --again"
+        InvalidInputError, match=r"file.bin is damaged: it has the checksum .*; fetch it anew with --force"
     ):
         verify(target, checksum)
     download(server.url, target, checksum)
@@ -253,7 +253,7 @@ def test_verify_knows_what_it_does_not_know(target: Path) -> None:
 
 def test_404(server: Server, target: Path) -> None:
     server.status = {0: 404}
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         download(server.url, target, f"md5:{MD5}")
     assert server.asked == 1, "asking again would not help"
     message = str(caught.value)
@@ -268,7 +268,9 @@ def test_connection_refused(target: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}/file.bin"
-        with pytest.raises(BadInput) as caught:  # bound but not listening: nobody else can take the port
+        with pytest.raises(
+            InvalidInputError
+        ) as caught:  # bound but not listening: nobody else can take the port
             download(url, target)
     message = str(caught.value)
     assert "\n" not in message
@@ -279,7 +281,7 @@ def test_connection_refused(target: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_no_place_to_write(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(BadInput, match=r"cannot write .*file.bin: .*; choose another --data-dir"):
+    with pytest.raises(InvalidInputError, match=r"cannot write .*file.bin: .*; choose another --data-dir"):
         download(server.url, tmp_path / "file" / "file.bin")
 
 
@@ -288,10 +290,10 @@ def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDDBE_DATA", "")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     cache = tmp_path / ".cache" / "feddbe"
-    assert folders("set", None) == [cache, cache / "set"]
+    assert search_folders("set", None) == [cache, cache / "set"]
     assert cache_folders("set", None)[0] == cache / "set"
     monkeypatch.setenv("FEDDBE_DATA", "~/env")
-    assert folders("set", Path("~/a")) == [
+    assert search_folders("set", Path("~/a")) == [
         *(tmp_path / "a", tmp_path / "a" / "set"),
         *(tmp_path / "env", tmp_path / "env" / "set"),
         *(cache, cache / "set"),
@@ -299,4 +301,4 @@ def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folders("set", None)[0] == tmp_path / "env" / "set"
     assert cache_folders("set", Path("~/a"))[0] == tmp_path / "a" / "set"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert folders("set", None)[-1] == tmp_path / "xdg" / "feddbe" / "set"
+    assert search_folders("set", None)[-1] == tmp_path / "xdg" / "feddbe" / "set"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from feddbe.data.files import DAMAGE, damaged, members
-from feddbe.errors import BadInput
+from feddbe.data.files import DAMAGE, damaged_file_error, iterate_members
+from feddbe.errors import InvalidInputError
 
 FILES = {"top/one.txt": b"one", "top/deep/two.bin": bytes(5000), "three": b""}
 
@@ -41,9 +41,9 @@ def zip_(path: Path, members: dict[str, bytes], *, mode: int = stat.S_IFREG) -> 
 
 def read(archive: Path, limit: int = 1_000_000) -> dict[str, bytes]:
     try:
-        return {name: content.read() for name, content in members(archive, limit)}
+        return {name: content.read() for name, content in iterate_members(archive, limit)}
     except DAMAGE as error:
-        raise damaged(archive, error) from None
+        raise damaged_file_error(archive, error) from None
 
 
 @pytest.mark.parametrize("make", [tar, zip_])
@@ -56,20 +56,20 @@ def test_all_files(tmp_path: Path, make: type) -> None:
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
 def test_no_links_and_devices_from_tar(tmp_path: Path, kind: bytes) -> None:
     archive = tar(tmp_path / "archive", {"link": b""}, kind=kind, link="/etc")
-    with pytest.raises(BadInput, match=r"'link'; only plain files"):
+    with pytest.raises(InvalidInputError, match=r"'link'; only plain files"):
         read(archive)
 
 
 def test_no_links_from_zip(tmp_path: Path) -> None:
     archive = zip_(tmp_path / "archive", {"link": b"/etc"}, mode=stat.S_IFLNK)
-    with pytest.raises(BadInput, match=r"a link, 'link'; only plain files"):
+    with pytest.raises(InvalidInputError, match=r"a link, 'link'; only plain files"):
         read(archive)
 
 
 @pytest.mark.parametrize("make", [tar, zip_])
 def test_the_size_is_bounded_in_all(tmp_path: Path, make: type) -> None:
     archive = make(tmp_path / "archive", FILES)
-    with pytest.raises(BadInput, match="more than the 5002 bytes"):
+    with pytest.raises(InvalidInputError, match="more than the 5002 bytes"):
         read(archive, 5002)
 
 
@@ -77,11 +77,11 @@ def test_the_size_is_bounded_in_all(tmp_path: Path, make: type) -> None:
 def test_a_damaged_archive_is_one_line(tmp_path: Path, make: type) -> None:
     archive = make(tmp_path / "archive", {"big": os.urandom(100_000), "bigger": os.urandom(200_000)})
     os.truncate(archive, 150_000)
-    with pytest.raises(BadInput, match=r"cannot read .*archive: .*; fetch it again$"):
+    with pytest.raises(InvalidInputError, match=r"cannot read .*archive: .*; fetch it again$"):
         read(archive)
 
 
 def test_no_archive_at_all(tmp_path: Path) -> None:
     (tmp_path / "archive").write_bytes(b"<html>not found</html>")
-    with pytest.raises(BadInput, match=r"cannot read .*archive: .*; fetch it again$"):
+    with pytest.raises(InvalidInputError, match=r"cannot read .*archive: .*; fetch it again$"):
         read(tmp_path / "archive")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from feddbe.data.builtin import digits
 from feddbe.data.builtin.images import DATASETS
 from feddbe.data.split import Split, load_split, partition
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 
 Labels = npt.NDArray[np.int64]
 
@@ -240,7 +240,7 @@ def test_pathological(data: st.DataObject, clients: int, classes: int, seed: int
     holders = ceil(clients / classes * labels)
     y = draw_labels(data, classes, 50 * holders, 80 * holders)
     if ceil(clients / holders) * labels < classes:
-        with pytest.raises(BadInput, match="use more clients or more labels per client"):
+        with pytest.raises(InvalidInputError, match="use more clients or more labels per client"):
             partition(y, f"pathological:{labels}", clients, seed)
         return
     split = partition(y, f"pathological:{labels}", clients, seed)
@@ -308,7 +308,7 @@ def test_labels_need_not_be_dense() -> None:
     ],
 )
 def test_one_line_says_what_is_wrong(spec: str, clients: int | None, message: str) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         partition(np.arange(100) % 4, spec, clients)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -321,35 +321,43 @@ def test_smallest_possible_clients() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_seed_out_of_range(seed: int) -> None:
-    with pytest.raises(BadInput, match=f"partition seed {seed} is out of range; allowed: 0..4294967295"):
+    with pytest.raises(
+        InvalidInputError, match=f"partition seed {seed} is out of range; allowed: 0..4294967295"
+    ):
         partition(np.arange(100) % 4, "iid", 4, seed)
 
 
 def test_natural_with_another_number_of_clients() -> None:
-    with pytest.raises(BadInput, match="clients = 4, but the data's client column has 5"):
+    with pytest.raises(InvalidInputError, match="clients = 4, but the data's client column has 5"):
         partition(np.arange(100) % 4, "natural", 4, client=np.arange(100) % 5)
 
 
 def test_natural_client_with_one_sample() -> None:
-    with pytest.raises(BadInput, match=r"client 2 with 1 of 5 samples; .* leave that client's rows out"):
+    with pytest.raises(
+        InvalidInputError, match=r"client 2 with 1 of 5 samples; .* leave that client's rows out"
+    ):
         partition(np.zeros(5, np.int64), "natural", None, client=np.array([0, 0, 1, 1, 2]))
 
 
 def test_pathological_class_too_small_for_its_clients() -> None:
     y = np.array([0] * 200 + [1] * 3)
-    with pytest.raises(BadInput, match="class 1 has 3 samples, too few for 4 clients; use fewer clients"):
+    with pytest.raises(
+        InvalidInputError, match="class 1 has 3 samples, too few for 4 clients; use fewer clients"
+    ):
         partition(y, "pathological:2", 4)
 
 
 def test_pathological_client_left_without_samples() -> None:
     """8 clients, 4 x 10 samples: clients 0, 2, 4, 6 get 0..4 of a class; seed 0 draws 4, 0, 3, 3."""
     assert np.random.RandomState(0).randint(0, 5, 4).tolist() == [4, 0, 3, 3]
-    with pytest.raises(BadInput, match=r"leaves client 2 with 0 of 40 samples; .* use fewer clients"):
+    with pytest.raises(
+        InvalidInputError, match=r"leaves client 2 with 0 of 40 samples; .* use fewer clients"
+    ):
         partition(np.repeat(np.arange(4), 10), "pathological:1", 8, 0)
 
 
 def test_dirichlet_gives_up_after_ten_thousand_draws() -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         partition(np.arange(60) % 2, "dirichlet:0.01", 10)
     assert str(caught.value) == (
         "dirichlet:0.01 with 10 clients: none of 10000 draws gave every client at least 3 of the 60 samples; "
@@ -360,7 +368,7 @@ def test_dirichlet_gives_up_after_ten_thousand_draws() -> None:
 def test_dirichlet_survives_draws_without_a_sum() -> None:
     """With beta = 1e-5 all gamma variates underflow now and then: p is NaN, which must not be used."""
     assert np.isnan(np.random.RandomState(1).dirichlet([1e-5] * 3, 1000)).any()
-    with pytest.raises(BadInput, match="none of 10000 draws"):
+    with pytest.raises(InvalidInputError, match="none of 10000 draws"):
         partition(np.arange(12) % 2, "dirichlet:1e-5", 3)
 
 
@@ -388,10 +396,12 @@ def test_save_keeps_the_name_and_leaves_nothing_else(tmp_path: Path) -> None:
 
 
 def test_save_where_nobody_can_write(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"cannot write the split to .*nowhere.*No such file or directory"):
+    with pytest.raises(
+        InvalidInputError, match=r"cannot write the split to .*nowhere.*No such file or directory"
+    ):
         partition(np.arange(50) % 2, "iid", 3).save(tmp_path / "nowhere" / "split.npz")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(BadInput, match=r"cannot write the split to .*folder"):
+    with pytest.raises(InvalidInputError, match=r"cannot write the split to .*folder"):
         partition(np.arange(50) % 2, "iid", 3).save(tmp_path / "folder")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
@@ -443,15 +453,15 @@ def test_load_any_integers_and_a_part_of_the_data(tmp_path: Path) -> None:
 def test_load_refuses(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     arrays = {name: rows for name, rows in (GOOD | change).items() if rows is not None}
     np.savez(tmp_path / "split.npz", **arrays)
-    with pytest.raises(BadInput, match=message) as caught:
+    with pytest.raises(InvalidInputError, match=message) as caught:
         load_split(tmp_path / "split.npz", 6)
     assert "\n" not in str(caught.value)
     assert str(tmp_path / "split.npz") in str(caught.value)
 
 
 def test_load_a_file_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"there is no file .*split.npz"):
+    with pytest.raises(InvalidInputError, match=r"there is no file .*split.npz"):
         load_split(tmp_path / "split.npz", 6)
     (tmp_path / "split.npz").write_text("train_0 = 1, 2, 3")
-    with pytest.raises(BadInput, match=r"is not an .npz file"):
+    with pytest.raises(InvalidInputError, match=r"is not an .npz file"):
         load_split(tmp_path / "split.npz", 6)

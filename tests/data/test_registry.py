@@ -12,23 +12,23 @@ import pytest
 from feddbe.data import files
 from feddbe.data.builtin.images import DATASETS, IdxDataset
 from feddbe.data.files import VERIFICATION_TEXTS, Publisher, Verification
-from feddbe.data.registry import SOURCES, load
-from feddbe.errors import BadInput
+from feddbe.data.registry import BUILTIN_DATASETS, load_dataset
+from feddbe.errors import InvalidInputError
 
 
 def test_every_source_says_what_it_is() -> None:
-    assert {"digits", "fmnist", "cifar100", "tiny_imagenet"} <= set(SOURCES)
-    for name, source in SOURCES.items():
+    assert {"digits", "fmnist", "cifar100", "tiny_imagenet"} <= set(BUILTIN_DATASETS)
+    for name, source in BUILTIN_DATASETS.items():
         assert source.name == name
         assert source.description
         assert "\n" not in source.description
 
 
 def test_digits_by_name() -> None:
-    data = load("digits")
+    data = load_dataset("digits")
     assert (data.name, len(data)) == ("digits", 1797)
-    assert not SOURCES["digits"].is_downloadable
-    assert SOURCES["digits"].found(None) == "in scikit-learn"
+    assert not BUILTIN_DATASETS["digits"].is_downloadable
+    assert BUILTIN_DATASETS["digits"].locate(None) == "in scikit-learn"
 
 
 def test_fmnist_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,15 +38,15 @@ def test_fmnist_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     facts = DATASETS["fmnist"]
     assert isinstance(facts, IdxDataset)
     monkeypatch.setitem(DATASETS, "fmnist", replace(facts, system_folder=tmp_path / "debian"))
-    assert SOURCES["fmnist"].is_downloadable
-    assert SOURCES["fmnist"].found(tmp_path) is None
-    with pytest.raises(BadInput, match="feddbe data get fmnist"):
-        load("fmnist", tmp_path)
+    assert BUILTIN_DATASETS["fmnist"].is_downloadable
+    assert BUILTIN_DATASETS["fmnist"].locate(tmp_path) is None
+    with pytest.raises(InvalidInputError, match="feddbe data get fmnist"):
+        load_dataset("fmnist", tmp_path)
     for name in facts.publisher.checksums:
         (tmp_path / name).touch()
-    assert SOURCES["fmnist"].found(tmp_path) == str(tmp_path)
-    with pytest.raises(BadInput, match="is not an IDX file"):
-        load("fmnist", tmp_path)
+    assert BUILTIN_DATASETS["fmnist"].locate(tmp_path) == str(tmp_path)
+    with pytest.raises(InvalidInputError, match="is not an IDX file"):
+        load_dataset("fmnist", tmp_path)
 
 
 def test_what_is_verified_does_not_depend_on_the_texts(
@@ -70,24 +70,26 @@ def test_what_is_verified_does_not_depend_on_the_texts(
                 patch.setitem(
                     DATASETS, "mnist", replace(DATASETS["mnist"], publisher=Publisher("", checksums))
                 )
-                assert SOURCES["mnist"].verified(tmp_path) == mapping[expected]
+                assert BUILTIN_DATASETS["mnist"].checksum_status(tmp_path) == mapping[expected]
 
 
 @pytest.mark.parametrize("kind", [str, Path])
 def test_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[str] | type[Path]) -> None:
     np.savez(tmp_path / "digits.npz", x=np.zeros((4, 2), np.float32), y=np.arange(4) % 2)
-    assert len(load(kind(tmp_path / "digits.npz"))) == 4
+    assert len(load_dataset(kind(tmp_path / "digits.npz"))) == 4
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert len(load(kind("~/digits.npz"))) == 4
+    assert len(load_dataset(kind("~/digits.npz"))) == 4
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(BadInput) as caught:
-        load("digit")
+    with pytest.raises(InvalidInputError) as caught:
+        load_dataset("digit")
     assert str(caught.value).startswith("unknown data set 'digit'; did you mean 'digits'? allowed: ")
     assert "FILE.npz" in str(caught.value)
 
 
 def test_missing_path() -> None:
-    with pytest.raises(BadInput, match=r"there is no file or folder nowhere/mine; accepted are FILE.npz, "):
-        load("nowhere/mine")
+    with pytest.raises(
+        InvalidInputError, match=r"there is no file or folder nowhere/mine; accepted are FILE.npz, "
+    ):
+        load_dataset("nowhere/mine")

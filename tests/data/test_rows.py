@@ -14,8 +14,8 @@ from PIL import Image
 
 from feddbe.config.options import Config
 from feddbe.data import rows
-from feddbe.data.federated import load_data
-from feddbe.data.registry import load
+from feddbe.data.federated import load_federated_data
+from feddbe.data.registry import load_dataset
 
 PEOPLE = "age;job;y;client\n" + "".join(
     f"{k % 9},5;{'abc'[k % 3]};{'no' if k % 2 else 'yes'};{k % 2}\n" for k in range(24)
@@ -25,11 +25,11 @@ PEOPLE = "age;job;y;client\n" + "".join(
 def test_a_table(tmp_path: Path) -> None:
     path = tmp_path / "people.csv"
     path.write_text(PEOPLE)
-    data = load_data(Config(data=str(path)))[0]
-    found = rows.read(data.about.to_json(), path)
+    data = load_federated_data(Config(data=str(path)))[0]
+    found = rows.read_rows(data.preprocessing_spec.to_json(), path)
     assert np.array_equal(found, data.x.numpy())
     (tmp_path / "new.csv").write_text("job,extra,age\nb,1,2.5\n")
-    again = rows.read(data.about.to_json(), tmp_path / "new.csv")
+    again = rows.read_rows(data.preprocessing_spec.to_json(), tmp_path / "new.csv")
     same = np.flatnonzero((np.arange(24) % 9 == 2) & (np.arange(24) % 3 == 2))  # 2,5 and c, but for the job
     assert again[0, 0] == data.x[same[0], 0]
     assert again[0, 1:].tolist() == [0, 1, 0]
@@ -48,28 +48,32 @@ def test_a_table(tmp_path: Path) -> None:
 )
 def test_rows_that_do_not_fit_are_one_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "people.csv").write_text(PEOPLE)
-    about = load_data(Config(data=str(tmp_path / "people.csv")))[0].about.to_json()
+    about = load_federated_data(Config(data=str(tmp_path / "people.csv")))[0].preprocessing_spec.to_json()
     (tmp_path / "new.csv").write_text(text)
     with pytest.raises(ValueError, match=message) as caught:
-        rows.read(about, tmp_path / "new.csv")
+        rows.read_rows(about, tmp_path / "new.csv")
     assert "\n" not in str(caught.value)
 
 
 def test_other_files_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "people.csv").write_text(PEOPLE)
-    about = load_data(Config(data=str(tmp_path / "people.csv")))[0].about.to_json()
+    about = load_federated_data(Config(data=str(tmp_path / "people.csv")))[0].preprocessing_spec.to_json()
     with pytest.raises(ValueError, match=r"new.parquet is no .csv or .tsv file; write the new rows as one"):
-        rows.read(about, tmp_path / "new.parquet")
+        rows.read_rows(about, tmp_path / "new.parquet")
 
 
 def test_texts(tmp_path: Path) -> None:
     path = tmp_path / "news.csv"
     path.write_text('title,text,y\nGood,"a good, long film!",1\nBad,a bad film,3\nGood,,1\n')
-    data = load(path)
-    assert np.array_equal(rows.read(data.about.to_json(), path), data.x.numpy())
+    data = load_dataset(path)
+    assert np.array_equal(rows.read_rows(data.preprocessing_spec.to_json(), path), data.x.numpy())
     path.write_text("text,title\nnever good,a\n")
-    known = {word: k for k, word in enumerate(data.about.vocabulary)}
-    assert rows.read(data.about.to_json(), path)[0, :3].tolist() == [known["a"], 0, known["good"]]
+    known = {word: k for k, word in enumerate(data.preprocessing_spec.vocabulary)}
+    assert rows.read_rows(data.preprocessing_spec.to_json(), path)[0, :3].tolist() == [
+        known["a"],
+        0,
+        known["good"],
+    ]
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
@@ -79,28 +83,32 @@ def test_images(tmp_path: Path, mode: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         value = np.random.RandomState(k).randint(0, 256, (9 + k, 8, 3)).astype(np.uint8)
         Image.fromarray(value if mode == "RGB" else value[:, :, 0]).save(folder / f"{k}.png")
-    data = load(f"{tmp_path / 'pets'}?resize=6")
-    found = rows.read(data.about.to_json(), tmp_path / "pets")
+    data = load_dataset(f"{tmp_path / 'pets'}?resize=6")
+    found = rows.read_rows(data.preprocessing_spec.to_json(), tmp_path / "pets")
     assert np.array_equal(found, data.inputs(data.x).numpy())
-    assert rows.read(data.about.to_json(), tmp_path / "pets" / "cat" / "0.png").shape[0] == 1
-    fixed = data.about.to_json() | {"resized": False}
+    assert (
+        rows.read_rows(data.preprocessing_spec.to_json(), tmp_path / "pets" / "cat" / "0.png").shape[0] == 1
+    )
+    fixed = data.preprocessing_spec.to_json() | {"resized": False}
     with pytest.raises(ValueError, match=r"is 8x9; the model takes 6x6 pixels"):
-        rows.read(fixed, tmp_path / "pets" / "cat" / "0.png")
+        rows.read_rows(fixed, tmp_path / "pets" / "cat" / "0.png")
 
 
 def test_arrays(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, x=np.random.RandomState(0).randint(0, 256, (6, 5, 4)).astype(np.uint8), y=[0, 1] * 3)
-    data = load(path)
-    assert np.array_equal(rows.read(data.about.to_json(), path), data.inputs(data.x).numpy())
+    data = load_dataset(path)
+    assert np.array_equal(
+        rows.read_rows(data.preprocessing_spec.to_json(), path), data.inputs(data.x).numpy()
+    )
     path.write_bytes(b"PK")
     with pytest.raises(ValueError, match=r"cannot read .*a.npz"):
-        rows.read(data.about.to_json(), path)
+        rows.read_rows(data.preprocessing_spec.to_json(), path)
     np.savez(path, x=np.zeros((2, 3, 4), np.uint8))
     with pytest.raises(
         ValueError, match=r"has shape \(2, 3, 4\); the model takes samples of shape \(1, 5, 4\)"
     ):
-        rows.read(data.about.to_json(), path)
+        rows.read_rows(data.preprocessing_spec.to_json(), path)
 
 
 def test_it_needs_nothing_of_feddbe() -> None:
@@ -117,12 +125,12 @@ def test_it_needs_nothing_of_feddbe() -> None:
 
 def people(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "people.csv").write_text(PEOPLE)
-    return load_data(Config(data=str(tmp_path / "people.csv")))[0].about.to_json()
+    return load_federated_data(Config(data=str(tmp_path / "people.csv")))[0].preprocessing_spec.to_json()
 
 
 def refuse(about: dict[str, Any], path: Path, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
-        rows.read(about, path)
+        rows.read_rows(about, path)
     assert "\n" not in str(caught.value)
 
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddbe.data.safe_pickle import load
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 
 CIFAR: dict[Any, Any] = {
     "filenames": ["a.png", "b.png"],
@@ -151,7 +151,7 @@ class Reduced:
 
 
 def refused(content: bytes, encoding: str = "ASCII") -> str:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         load(io.BytesIO(content), encoding=encoding)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -264,7 +264,7 @@ def test_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "train").write_bytes(pickle.dumps(os.system))
     with (
         (tmp_path / "train").open("rb") as file,
-        pytest.raises(BadInput, match=r"cannot read .*/train: it asks for 'posix.system'"),
+        pytest.raises(InvalidInputError, match=r"cannot read .*/train: it asks for 'posix.system'"),
     ):
         load(file)
 
@@ -277,7 +277,7 @@ def test_any_damage_is_an_error_of_ours_or_plain_values(data: st.DataObject) -> 
     message, found = "", None
     try:
         found = load(io.BytesIO(content))
-    except BadInput as error:
+    except InvalidInputError as error:
         message = str(error)
     assert "\n" not in message
     assert plain(found)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
-from feddbe.data.federated import load_data
-from feddbe.data.shift import apply, parse, shifted, strengths
+from feddbe.data.federated import load_federated_data
+from feddbe.data.shift import apply_shift, client_strengths, parse_shift, shift_images
 from feddbe.data.split import Split
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.runs.experiment import resolve
 
 BYTES = (0.0, 255.0)
@@ -22,7 +22,7 @@ IMAGES = torch.from_numpy(RNG.randint(0, 256, (5, 3, 8, 8)).astype(np.uint8))
 
 
 def looked(x: Tensor, name: str, strength: float, bounds: tuple[float, float] = BYTES) -> Tensor:
-    return apply(x, name, strength, bounds, np.random.RandomState(1))
+    return apply_shift(x, name, strength, bounds, np.random.RandomState(1))
 
 
 @pytest.mark.parametrize("name", ["rotate", "blur", "noise", "contrast", "invert"])
@@ -89,44 +89,46 @@ def test_contrast_goes_to_the_mean_of_the_image() -> None:
 
 
 def test_strengths_are_each_clients_own_and_follow_from_the_seed_alone() -> None:
-    drawn = strengths("rotate:30", 200, seed=1)
+    drawn = client_strengths("rotate:30", 200, seed=1)
     angles = np.array([angle for _, angle in drawn])
     assert (angles.min() < -25, angles.max() > 25, abs(angles).max() <= 30) == (True, True, True)
-    assert strengths("rotate:30", 200, seed=1) == drawn
-    assert strengths("rotate:30", 200, seed=2) != drawn
-    assert [angle for _, angle in strengths("rotate:60", 200, seed=1)] == pytest.approx(2 * angles)
-    assert 60 < sum(on for _, on in strengths("invert", 200, 1)) < 140
+    assert client_strengths("rotate:30", 200, seed=1) == drawn
+    assert client_strengths("rotate:30", 200, seed=2) != drawn
+    assert [angle for _, angle in client_strengths("rotate:60", 200, seed=1)] == pytest.approx(2 * angles)
+    assert 60 < sum(on for _, on in client_strengths("invert", 200, 1)) < 140
 
 
 def test_of_several_kinds_each_client_has_one() -> None:
-    names = [name for name, _ in strengths("rotate:30,blur:2,invert", 30, seed=1)]
+    names = [name for name, _ in client_strengths("rotate:30,blur:2,invert", 30, seed=1)]
     assert [names.count(name) for name in ("rotate", "blur", "invert")] == [10, 10, 10]
 
 
 def dataset(n: int = 40) -> tuple[Dataset, Split]:
     x = torch.from_numpy(np.random.RandomState(0).randint(0, 17, (n, 1, 8, 8)).astype(np.uint8))
     rows = np.arange(n - 4).reshape(3, -1)
-    split = Split.of([part[:8] for part in rows], [part[8:] for part in rows])
+    split = Split.from_arrays([part[:8] for part in rows], [part[8:] for part in rows])
     return Dataset("mine", x, torch.arange(n) % 2, 2, scale=2 / 16, shift=-1.0), split
 
 
 def test_all_rows_of_a_client_get_its_look_and_those_of_nobody_none() -> None:
     data, split = dataset()
     before = data.x.clone()
-    found = shifted(data, split, "invert", seed=3)
+    found = shift_images(data, split, "invert", seed=3)
     assert torch.equal(data.x, before), "a copy"
     for client in range(3):
         rows = torch.from_numpy(np.concatenate([split.train[client], split.test[client]]))
-        inverted = found.looks[client] == "inverted"
+        inverted = found.shift_labels[client] == "inverted"
         assert torch.equal(found.x[rows], 16 - before[rows] if inverted else before[rows])
-    assert {"inverted", "as it is"} == {*found.looks}
+    assert {"inverted", "as it is"} == {*found.shift_labels}
     assert torch.equal(found.x[-4:], before[-4:])
 
 
 def test_noise_does_not_depend_on_what_a_row_is_held_out_for() -> None:
     data, split = dataset()
-    other = split.held_out(0.3)
-    assert torch.equal(shifted(data, split, "noise:0.5", 1).x, shifted(data, other, "noise:0.5", 1).x)
+    other = split.with_validation(0.3)
+    assert torch.equal(
+        shift_images(data, split, "noise:0.5", 1).x, shift_images(data, other, "noise:0.5", 1).x
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,15 +143,17 @@ def test_noise_does_not_depend_on_what_a_row_is_held_out_for() -> None:
     ],
 )
 def test_refuses(spec: str, message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        parse(spec)
+    with pytest.raises(InvalidInputError, match=message):
+        parse_shift(spec)
 
 
 def test_only_images(tmp_path: object) -> None:
     x = torch.zeros(8, 5)
     data = Dataset("mine", x, torch.arange(8) % 2, 2)
-    with pytest.raises(BadInput, match=r"shift 'blur': it is for images; 'mine' has inputs of shape \(5,\)"):
-        load_data(Config(data="mine", shift="blur", partition="iid", clients=2), data)
+    with pytest.raises(
+        InvalidInputError, match=r"shift 'blur': it is for images; 'mine' has inputs of shape \(5,\)"
+    ):
+        load_federated_data(Config(data="mine", shift="blur", partition="iid", clients=2), data)
 
 
 def test_a_run_with_a_shift_is_another_run_and_without_the_same_as_ever() -> None:
@@ -157,6 +161,6 @@ def test_a_run_with_a_shift_is_another_run_and_without_the_same_as_ever() -> Non
         resolve("fedavg", Config(shift=shift, clients=5)) for shift in (None, "rotate:30", "rotate:40")
     )
     assert len({e.config_hash for e in (plain, turned, more)}) == 3
-    assert plain.task.dataset.looks == ()
-    assert len(turned.task.dataset.looks) == 5
+    assert plain.task.dataset.shift_labels == ()
+    assert len(turned.task.dataset.shift_labels) == 5
     assert turned.task.split.index_sha256() == plain.task.split.index_sha256()

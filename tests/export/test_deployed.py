@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 import feddbe
-from feddbe.config.user_code import permit
-from feddbe.errors import BadInput, StoreError
-from feddbe.export.client_model import take
-from feddbe.runs.store import Store
+from feddbe.config.user_code import require_permission
+from feddbe.errors import InvalidInputError, StoreError
+from feddbe.export.client_model import load_client_model
+from feddbe.runs.store import RunStore
 from feddbe.state import State, decode, strip_prefix
 
 RNG = np.random.RandomState(0)
 CLIENT = 1
-OWN_RUN = permit(trust=True)
+OWN_RUN = require_permission(trust=True)
 
 
 def images(folder: Path) -> dict[str, Any]:
@@ -94,11 +94,11 @@ def test_other_methods(tmp_path: Path, method: str) -> None:
 
 
 def check(run: Path, which: str) -> None:
-    taken = take(run, CLIENT, which, allowed=OWN_RUN)
-    store = Store.open(run)
+    taken = load_client_model(run, CLIENT, which, allowed=OWN_RUN)
+    store = RunStore.open(run)
     rows = {
         row.moment: row.value
-        for row in store.rows(taken.about["round"])
+        for row in store.records(taken.about["round"])
         if row.client == CLIENT and row.name == "accuracy"
     }
     store.close()
@@ -147,11 +147,11 @@ def apfl(server: State, own: State, x: Tensor) -> Tensor:
 )
 def test_by_hand(tmp_path: Path, method: str, by_hand: Callable[[State, State, Tensor], Tensor]) -> None:
     run = trained(tmp_path, method, table)
-    taken = take(run, CLIENT, "last")
-    store = Store.open(run)
+    taken = load_client_model(run, CLIENT, "last")
+    store = RunStore.open(run)
     kept = store.state("private", CLIENT)
     assert kept is not None
-    expected = by_hand(store.server("last"), decode(kept), taken.sample)
+    expected = by_hand(store.server_state("last"), decode(kept), taken.sample)
     store.close()
     with torch.inference_mode():
         assert torch.allclose(taken.module(taken.sample), expected, atol=1e-5)
@@ -167,7 +167,9 @@ def test_batch_norm_statistics_are_the_clients_own(tmp_path: Path) -> None:
 
     run = trained(tmp_path, "fedavg", with_norm)
     check(run, "last")
-    one, other = (take(run, client, "last", allowed=OWN_RUN).module.state_dict() for client in (0, 1))
+    one, other = (
+        load_client_model(run, client, "last", allowed=OWN_RUN).module.state_dict() for client in (0, 1)
+    )
     name = next(key for key in one if key.endswith("running_mean"))
     assert not torch.equal(one[name], other[name])
 
@@ -178,14 +180,17 @@ def test_batch_norm_statistics_are_the_clients_own(tmp_path: Path) -> None:
 def test_a_client_by_name_or_number(tmp_path: Path) -> None:
     run = trained(tmp_path, "fedavg+dbe", table)
     assert (
-        take(run, "y").about["client"] == take(run, 1).about["client"] == take(run, "1").about["client"] == 1
+        load_client_model(run, "y").about["client"]
+        == load_client_model(run, 1).about["client"]
+        == load_client_model(run, "1").about["client"]
+        == 1
     )
-    with pytest.raises(BadInput, match="there is no client 'Ulm'; the run has 3: x, y, z"):
-        take(run, "Ulm")
-    with pytest.raises(BadInput, match=r"client = 3; the run trained 3 clients, allowed: 0\.\.2"):
-        take(run, 3)
-    with pytest.raises(BadInput, match="unknown round 'first'"):
-        take(run, 0, "first")
+    with pytest.raises(InvalidInputError, match="there is no client 'Ulm'; the run has 3: x, y, z"):
+        load_client_model(run, "Ulm")
+    with pytest.raises(InvalidInputError, match=r"client = 3; the run trained 3 clients, allowed: 0\.\.2"):
+        load_client_model(run, 3)
+    with pytest.raises(InvalidInputError, match="unknown round 'first'"):
+        load_client_model(run, 0, "first")
 
 
 def test_a_name_that_is_a_number_is_a_name(tmp_path: Path) -> None:
@@ -195,20 +200,20 @@ def test_a_name_that_is_a_number_is_a_name(tmp_path: Path) -> None:
     text = Path(given["data"]).read_text()
     Path(given["data"]).write_text(text.replace(",x", ",10").replace(",y\n", ",11\n").replace(",z", ",1"))
     run = trained(tmp_path, "fedavg", lambda _: given)
-    assert take(run, "1").about["client"] == 0
-    assert take(run, "11").about["client"] == 2
+    assert load_client_model(run, "1").about["client"] == 0
+    assert load_client_model(run, "11").about["client"] == 2
 
 
 def test_majority_has_no_model(tmp_path: Path) -> None:
     run = trained(tmp_path, "majority", table)
-    with pytest.raises(BadInput, match="majority deploys no model: there is nothing to take home"):
-        take(run, 0)
+    with pytest.raises(InvalidInputError, match="majority deploys no model: there is nothing to take home"):
+        load_client_model(run, 0)
 
 
 def test_newcomers_have_none_yet(tmp_path: Path) -> None:
-    run = trained(tmp_path, "fedavg", table, newcomers=1)
-    with pytest.raises(BadInput, match=r"client = z; the run trained 2 clients, allowed: 0\.\.1"):
-        take(run, "z")
+    run = trained(tmp_path, "fedavg", table, new_clients=1)
+    with pytest.raises(InvalidInputError, match=r"client = z; the run trained 2 clients, allowed: 0\.\.1"):
+        load_client_model(run, "z")
 
 
 def test_what_was_given_as_objects_is_given_again(tmp_path: Path) -> None:
@@ -217,9 +222,9 @@ def test_what_was_given_as_objects_is_given_again(tmp_path: Path) -> None:
     given: dict[str, Any] = {"data": (x, y), "model": net}
     options: dict[str, Any] = {"rounds": 1, "lr": 0.1, "clients": 2, "partition": "iid", "engine": "serial"}
     feddbe.run("fedavg+dbe", out=str(tmp_path / "run"), **given, **options)
-    assert take(tmp_path / "run", 0, **given).about["labels"] == ["no", "yes"]
-    with pytest.raises(BadInput, match="came from Python; give it again"):
-        take(tmp_path / "run", 0)
+    assert load_client_model(tmp_path / "run", 0, **given).about["labels"] == ["no", "yes"]
+    with pytest.raises(InvalidInputError, match="came from Python; give it again"):
+        load_client_model(tmp_path / "run", 0)
 
 
 def test_a_run_may_keep_the_last_states_only(tmp_path: Path) -> None:
@@ -229,14 +234,14 @@ def test_a_run_may_keep_the_last_states_only(tmp_path: Path) -> None:
         folder = tmp_path / str(keep)
         folder.mkdir()
         run = trained(folder, "fedavg+dbe", table, keep_best=keep, **given)
-        store = Store.open(run)
+        store = RunStore.open(run)
         best, last = store.round_of("best"), store.last_round()
         store.close()
         assert best is not None
         assert best < last, "or there is nothing to see"
-        take(run, 0, "last")
+        load_client_model(run, 0, "last")
         if keep:
             check(run, "best")
         else:
             with pytest.raises(StoreError, match="begun with --no-keep-best"):
-                take(run, 0, "best")
+                load_client_model(run, 0, "best")

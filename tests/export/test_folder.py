@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 import feddbe
 from feddbe import cli
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.export import export_model, predict
-from feddbe.export.client_model import take
+from feddbe.export.client_model import load_client_model
 from tests.export.test_deployed import MODELS, OWN_RUN, RNG, images, table, texts, trained
 
 FILES = {"model.pt2", "model.safetensors", "preprocessing.json", "rows.py", "score.py"}
@@ -31,7 +31,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "sequences.py"
 def test_equal_logits(tmp_path: Path, model: str, method: str) -> None:
     run = trained(tmp_path, method, MODELS[model])
     folder = export_model(run, 1, out=tmp_path / "home", trust=True)
-    taken = take(run, 1, allowed=OWN_RUN)
+    taken = load_client_model(run, 1, allowed=OWN_RUN)
     assert {path.name for path in folder.iterdir()} == FILES
     assert load_file(folder / "model.safetensors").keys() == taken.module.state_dict().keys()
     program = torch.export.load(folder / "model.pt2").module()
@@ -60,7 +60,7 @@ def test_a_network_with_ways_around_and_statistics(tmp_path: Path) -> None:
         return {"data": str(folder / "large.npz"), "model": "resnet18", "cut": "b2"}
 
     run = trained(tmp_path, "fedavg+dbe", large, rounds=1)
-    taken = take(run, 0)
+    taken = load_client_model(run, 0)
     folder = export_model(run, 0, out=tmp_path / "home")
     with torch.inference_mode():
         found = torch.export.load(folder / "model.pt2").module()(taken.sample)
@@ -116,7 +116,7 @@ def test_rows_that_do_not_fit(tmp_path: Path, text: str | None, message: str) ->
     run = trained(tmp_path, "fedavg", table)
     if text is not None:
         (tmp_path / "new.csv").write_text(text)
-    with pytest.raises(BadInput, match=message) as caught:
+    with pytest.raises(InvalidInputError, match=message) as caught:
         predict(run, 0, tmp_path / "new.csv")
     assert "\n" not in str(caught.value)
 
@@ -124,7 +124,7 @@ def test_rows_that_do_not_fit(tmp_path: Path, text: str | None, message: str) ->
 def test_texts_and_the_test_rows_of_a_client(tmp_path: Path) -> None:
     """The training file itself as new rows: the client's test rows must come out as they were evaluated."""
     run = trained(tmp_path, "fedavg+dbe", texts)
-    taken, found = take(run, 2), predict(run, 2, tmp_path / "texts.csv")
+    taken, found = load_client_model(run, 2), predict(run, 2, tmp_path / "texts.csv")
     expected = {tuple(p) for p in np.round(taken.logits.softmax(1).double().numpy(), 4).tolist()}
     given = {tuple(np.round(row["probabilities"], 4).tolist()) for row in found["rows"]}
     assert expected <= given
@@ -134,7 +134,7 @@ def test_a_folder_is_not_written_over_something_else(tmp_path: Path) -> None:
     run = trained(tmp_path, "fedavg", images)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(BadInput, match=r"'.*mine' holds something else \('thesis.txt'\); choose an"):
+    with pytest.raises(InvalidInputError, match=r"'.*mine' holds something else \('thesis.txt'\); choose an"):
         export_model(run, 0, out=tmp_path / "mine")
     export_model(run, 0, out=tmp_path / "home")
     assert export_model(run, 1, out=tmp_path / "home") == tmp_path / "home", "an older export goes"
@@ -168,7 +168,7 @@ def test_onnx(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     run = trained(tmp_path, "fedavg+dbe", images)
     folder = export_model(run, 1, out=tmp_path / "home", onnx=True)
-    taken = take(run, 1)
+    taken = load_client_model(run, 1)
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
     for rows in (1, 7):
         (found,) = session.run(None, {"x": taken.sample[:rows].numpy()})
@@ -178,7 +178,7 @@ def test_onnx(tmp_path: Path) -> None:
 def test_onnx_without_its_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained(tmp_path, "fedavg", images)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(BadInput, match=r"pip install 'feddbe\[onnx\]'"):
+    with pytest.raises(InvalidInputError, match=r"pip install 'feddbe\[onnx\]'"):
         export_model(run, 1, out=tmp_path / "home", onnx=True)
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.export import export_model
-from feddbe.export.folder import replaced_folder
+from feddbe.export.folder import replace_folder
 from tests.export.test_deployed import trained
 
 NAMES = {"a", "b", "mark"}
@@ -52,7 +52,10 @@ def test_a_full_disk_leaves_the_older_export_whole(size: int, tmp_path: Path) ->
     (home / "preprocessing.json").write_text(json.dumps({"client": 0}))
     (home / "model.safetensors").write_bytes(b"the weights of client 0")
     before = content(home)
-    with files_of_at_most(size), pytest.raises(BadInput, match=r"cannot write to .*home': ") as caught:
+    with (
+        files_of_at_most(size),
+        pytest.raises(InvalidInputError, match=r"cannot write to .*home': ") as caught,
+    ):
         export_model(run, 1, out=home)
     assert "\n" not in str(caught.value)
     assert content(home) == before
@@ -73,7 +76,7 @@ with replaced_folder(Path(sys.argv[1]), {"a", "b", "mark"}, "mark") as new:
 
 def test_a_kill_leaves_the_older_one_whole_and_the_next_one_cleans_up(tmp_path: Path) -> None:
     folder = tmp_path / "home"
-    with replaced_folder(folder, NAMES, "mark") as new:
+    with replace_folder(folder, NAMES, "mark") as new:
         for name in NAMES:
             (new / name).write_text("client 0")
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder)], stdout=subprocess.PIPE)
@@ -83,15 +86,15 @@ def test_a_kill_leaves_the_older_one_whole_and_the_next_one_cleans_up(tmp_path: 
     process.communicate()
     assert {path.name for path in tmp_path.iterdir()} > {"home"}
     assert content(folder) == dict.fromkeys(NAMES, b"client 0")
-    with replaced_folder(folder, NAMES, "mark") as new:
+    with replace_folder(folder, NAMES, "mark") as new:
         (new / "mark").write_text("client 2")
     assert content(folder) == {"mark": b"client 2"}
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
 def test_an_unfinished_folder_of_a_living_process_stays(tmp_path: Path) -> None:
-    with replaced_folder(tmp_path / "home", NAMES, "mark") as first:
-        with replaced_folder(tmp_path / "home", NAMES, "mark") as second:
+    with replace_folder(tmp_path / "home", NAMES, "mark") as first:
+        with replace_folder(tmp_path / "home", NAMES, "mark") as second:
             (second / "mark").write_text("second")
         (first / "mark").write_text("first")
     assert content(tmp_path / "home") == {"mark": b"first"}
@@ -103,21 +106,21 @@ def test_nothing_is_written_through_links(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "mark").touch()
     (folder / "a").symlink_to(tmp_path / "precious")
-    with replaced_folder(folder, NAMES, "mark") as new:
+    with replace_folder(folder, NAMES, "mark") as new:
         (new / "a").write_text("weights")
         (new / "mark").touch()
     assert (tmp_path / "precious").read_text() == "years of work"
     assert not (folder / "a").is_symlink()
     (tmp_path / "link").symlink_to(folder)
-    with pytest.raises(BadInput, match="link' is a link, through which nothing is written"):
+    with pytest.raises(InvalidInputError, match="link' is a link, through which nothing is written"):
         export_link(tmp_path / "link")
     (tmp_path / "nowhere").symlink_to(tmp_path / "not there")
-    with pytest.raises(BadInput, match="nowhere' is a link"):
+    with pytest.raises(InvalidInputError, match="nowhere' is a link"):
         export_link(tmp_path / "nowhere")
 
 
 def export_link(path: Path) -> None:
-    with replaced_folder(path, NAMES, "mark"):
+    with replace_folder(path, NAMES, "mark"):
         pass
 
 
@@ -126,7 +129,9 @@ def test_other_files_are_not_removed(names: list[str], tmp_path: Path) -> None:
     for name in names:
         (tmp_path / "home").mkdir(exist_ok=True)
         (tmp_path / "home" / name).touch()
-    with pytest.raises(BadInput, match=rf"holds something else \('{names[-1]}'\); choose another --out"):
+    with pytest.raises(
+        InvalidInputError, match=rf"holds something else \('{names[-1]}'\); choose another --out"
+    ):
         export_link(tmp_path / "home")
     assert len(list((tmp_path / "home").iterdir())) == len(names)
 
@@ -135,7 +140,7 @@ def test_the_working_directory_is_not_replaced(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     for path in (Path(), Path(".."), tmp_path / "here", tmp_path):
-        with pytest.raises(BadInput, match="is the working directory or above it"):
+        with pytest.raises(InvalidInputError, match="is the working directory or above it"):
             export_link(path)
 
 

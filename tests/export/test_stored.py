@@ -11,10 +11,10 @@ import pytest
 
 import feddbe
 from feddbe import cli
-from feddbe.config.user_code import permit
-from feddbe.errors import BadInput, FeddbeError, StoreError
+from feddbe.config.user_code import require_permission
+from feddbe.errors import FeddbeError, InvalidInputError, StoreError
 from feddbe.export import predict
-from feddbe.export.client_model import take
+from feddbe.export.client_model import load_client_model
 from tests.export.test_deployed import trained
 from tests.runs.test_gate import change
 
@@ -63,15 +63,15 @@ def test_predict_uses_stored_preprocessing(
 
 def test_clients_are_those_of_the_run(run: Path, tmp_path: Path) -> None:
     table(tmp_path, rename={",x\n": ",Metz\n", ",y\n": ",Paris\n", ",z\n": ",Ulm\n"})
-    assert take(run, "y").about["client"] == 1
-    with pytest.raises(BadInput, match="there is no client 'Ulm'; the run has 3: x, y, z"):
-        take(run, "Ulm")
+    assert load_client_model(run, "y").about["client"] == 1
+    with pytest.raises(InvalidInputError, match="there is no client 'Ulm'; the run has 3: x, y, z"):
+        load_client_model(run, "Ulm")
 
 
 def test_export_writes_stored_preprocessing(run: Path, tmp_path: Path) -> None:
-    before = take(run, 1)
+    before = load_client_model(run, 1)
     table(tmp_path, **EDITS["header swapped"])
-    after = take(run, 1)
+    after = load_client_model(run, 1)
     assert [column.name for column in after.preprocessing.columns] == ["age", "height", "job"]
     assert after.preprocessing == before.preprocessing
 
@@ -84,7 +84,7 @@ WRONG: list[Any] = [
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_a_stored_preprocessing_that_is_none_is_one_line(wrong: Any, run: Path, tmp_path: Path) -> None:
-    about = take(run, 1).preprocessing.to_json()
+    about = load_client_model(run, 1).preprocessing.to_json()
     change(run, preprocessing=about | wrong if isinstance(wrong, dict) and wrong else wrong)
     with pytest.raises(StoreError, match=r"is damaged \(what is written about it: preprocessing\)"):
         predict(run, "y", tmp_path / "new.csv")
@@ -93,10 +93,10 @@ def test_a_stored_preprocessing_that_is_none_is_one_line(wrong: Any, run: Path, 
 def test_stored_names_that_are_none_are_one_line(run: Path) -> None:
     change(run, label_names=["yes"])
     with pytest.raises(StoreError, match="label_names"):
-        take(run, 1)
+        load_client_model(run, 1)
     change(run, label_names=["no", "yes"], client_names=[1, 2, 3])
     with pytest.raises(StoreError, match="client_names"):
-        take(run, 1)
+        load_client_model(run, 1)
 
 
 # --- the accuracy that the run has
@@ -129,11 +129,11 @@ def test_export_refuses_a_model_that_scores_otherwise(tmp_path: Path) -> None:
         return {"data": "digits", "model": f"{folder / 'net.py'}:build", "clients": 3, "partition": "iid"}
 
     run = trained(tmp_path, "fedavg", make, rounds=1)
-    allowed = permit(trust=True)
-    assert take(run, 1, allowed=allowed).about["accuracy"] > 0.5
+    allowed = require_permission(trust=True)
+    assert load_client_model(run, 1, allowed=allowed).about["accuracy"] > 0.5
     (tmp_path / "factor.json").write_text("-1")
     with pytest.raises(FeddbeError, match=r"client 1 scores .* % on its test rows here, and .* % in the run"):
-        take(run, 1, allowed=allowed)
+        load_client_model(run, 1, allowed=allowed)
 
 
 # --- new rows pass the checks of training rows
@@ -148,7 +148,9 @@ def test_new_arrays_must_be_finite(tmp_path: Path) -> None:
     run = trained(tmp_path, "fedavg", make, rounds=1)
     for value in (np.nan, np.inf, 1e300):
         np.savez(tmp_path / "new.npz", x=np.array([[0.0, 1, 2, 3], [0, value, 2, 3]]))
-        with pytest.raises(BadInput, match=r"has NaN or infinite values \(as float32\) in row 1; replace"):
+        with pytest.raises(
+            InvalidInputError, match=r"has NaN or infinite values \(as float32\) in row 1; replace"
+        ):
             predict(run, 0, tmp_path / "new.npz")
     assert feddbe.predict is predict
     assert json.dumps(predict(run, 0, tmp_path / "a.npz"))

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from feddbe import seeds
-from feddbe.config.options import read
+from feddbe.config.options import parse_options
 from feddbe.data import shift
 from feddbe.data.builtin import digits
 from feddbe.data.dataset import Dataset
@@ -28,12 +28,12 @@ from feddbe.data.split import partition
 from feddbe.metrics.representations.discrepancy import discrepancy
 from feddbe.metrics.representations.linear_probe import linear_probe
 from feddbe.metrics.representations.mdl import Settings, mdl
-from feddbe.metrics.representations.points import points
+from feddbe.metrics.representations.points import make_points
 from feddbe.metrics.representations.tsne import tsne
 from feddbe.state import State
 from feddbe.studies.tune import tune
 from feddbe.training.plan import Batches
-from tests.federation import COMBINATIONS, Outcome, experiment, outcome, samples
+from tests.federation import COMBINATIONS, Outcome, experiment, make_samples, run_outcome
 
 VALUES = Path(__file__).with_name("values.json")
 SIZES = (60, 44, 28, 36, 50)
@@ -47,15 +47,15 @@ VARIED: dict[str, tuple[str, dict[str, Any]]] = {
     "few clients in the initialization": ("fedavg+dbe(init_clients=2)", {}),
     "projection head": ("moon(projection=8)", {}),
     "two models to each": ("fedfomo(m=2)", {}),
-    "new clients": ("fedavg+dbe", {"newcomers": 2, "adapt_epochs": 2}),
-    "new clients adapt PRBM": ("fedavg+dbe", {"newcomers": 2, "adapt_epochs": 2, "adapt": "prbm"}),
+    "new clients": ("fedavg+dbe", {"new_clients": 2, "adapt_epochs": 2}),
+    "new clients adapt PRBM": ("fedavg+dbe", {"new_clients": 2, "adapt_epochs": 2, "adaptation": "prbm"}),
     "some evaluate": ("fedavg", {"eval": "sample:2"}),
     "validation": ("fedavg+dbe", {"validation": 0.2}),
-    "pooled": ("fedavg+dbe", {"measure": "accuracy,drift,probe"}),
+    "pooled": ("fedavg+dbe", {"metrics": "accuracy,drift,probe"}),
     "momentum, decay, clipping": (
         "fedavg+dbe", {"momentum": 0.5, "weight_decay": 0.01, "clip_norm": 1.0, "lr_decay": "step:1:0.5"},
     ),
-    "Adam": ("fedavg+dbe", {"optimiser": "adam", "lr": 0.01}),
+    "Adam": ("fedavg+dbe", {"optimizer": "adam", "lr": 0.01}),
 }  # fmt: skip
 """Options and hyperparameters with random streams or arithmetic of their own."""
 
@@ -72,7 +72,7 @@ def float64() -> Iterator[None]:
 
 def golden_data(sizes: Sequence[int] = SIZES) -> Dataset:
     """Return digits of clients with so many samples, in float64."""
-    small = samples(sizes)
+    small = make_samples(sizes)
     return replace(small, x=small.inputs(small.x).double())
 
 
@@ -86,7 +86,7 @@ def summarize(result: Outcome) -> dict[str, Any]:
     for entry in result.entries:
         metrics = {
             f"{'float32 ' if name in POOLED else ''}{moment} {name}": readings["weighted"]
-            for moment, taken in entry["measures"].items()
+            for moment, taken in entry["metrics"].items()
             for name, readings in taken.items()
             if name in METRICS
         }
@@ -98,9 +98,9 @@ def summarize(result: Outcome) -> dict[str, Any]:
 def train(name: str, model: str = "mlp", **options: Any) -> dict[str, Any]:
     """Return the summary of two rounds with three of five clients."""
     participation = 1.0 if name == "apple" else 0.6  # APPLE mixes the models of all clients
-    chosen = {"model": model, "join": participation, "trainer": "autograd", **options}
+    chosen = {"model": model, "participation": participation, "trainer": "autograd", **options}
     with float64(), tempfile.TemporaryDirectory() as folder:
-        return summarize(outcome(experiment(name, golden_data(), **chosen), Path(folder)))
+        return summarize(run_outcome(experiment(name, golden_data(), **chosen), Path(folder)))
 
 
 def hash_arrays(*arrays: Any) -> str:
@@ -117,7 +117,7 @@ def partitions() -> dict[str, str]:
         for seed in (1, 2):
             split = partition(whole.y.numpy(), spec, 20, seed)
             found[f"{spec} seed {seed}"] = hash_arrays(*split.train, *split.test)
-    natural = partition(samples(SIZES).y.numpy(), "natural", None, 1, client=samples(SIZES).client)
+    natural = partition(make_samples(SIZES).y.numpy(), "natural", None, 1, client=make_samples(SIZES).client)
     return found | {"natural": hash_arrays(*natural.train, *natural.test)}
 
 
@@ -126,11 +126,11 @@ def choices() -> dict[str, Any]:
     whole = digits.load()
     batches = Batches(whole, np.arange(57), 10, 2, 3, 4, 5)
     return {
-        "cohorts": [seeds.cohort(7, round_, 20, 0.3) for round_ in range(1, 4)],
-        "cohort of a million": hash_arrays(seeds.cohort(7, 1, 1_000_000, 0.01)),
-        "batch order": hash_arrays(*(y for _, y, _ in batches.gathered())),
+        "cohorts": [seeds.sample_cohort(7, round_, 20, 0.3) for round_ in range(1, 4)],
+        "cohort of a million": hash_arrays(seeds.sample_cohort(7, 1, 1_000_000, 0.01)),
+        "batch order": hash_arrays(*(y for _, y, _ in batches.iterate())),
         "key": batches.key,
-        "shift": shift.strengths("rotate:30,blur,noise,invert", 8, 3),
+        "shift": shift.client_strengths("rotate:30,blur,noise,invert", 8, 3),
     }
 
 
@@ -140,7 +140,7 @@ def shifted_images() -> dict[str, str]:
     found = {}
     for kind in ("rotate:30", "blur", "noise", "contrast", "invert"):
         split = partition(whole.y.numpy(), "iid", 4, 1)
-        found[kind] = hash_arrays(shift.shifted(whole, split, kind, 5).x.numpy())
+        found[kind] = hash_arrays(shift.shift_images(whole, split, kind, 5).x.numpy())
     return found
 
 
@@ -149,7 +149,7 @@ def representations() -> dict[str, Any]:
     layout depends on the processor."""
     rng = np.random.RandomState(3)
     y, client = np.arange(240) % 4, np.arange(240) // 60
-    some = points(rng.normal(size=(240, 6)) + y[:, None] + 0.5 * client[:, None], y, client)
+    some = make_points(rng.normal(size=(240, 6)) + y[:, None] + 0.5 * client[:, None], y, client)
     probes = mdl(some, settings=Settings(seeds=2, sizes=3, steps=60, hidden=16, lr=0.01))
     between = discrepancy(some, seed=4, most=20).overall()
     shown = tsne(some, seed=1, n=60)
@@ -166,16 +166,16 @@ def proposals() -> list[Any]:
     """Return what `tune` tries."""
     options = {"data": "digits", "partition": "iid", "clients": 3, "rounds": 1, "model": "mlp"}
     with tempfile.TemporaryDirectory() as folder:
-        asked = read(["fedavg+dbe"], {**options, "out": folder})
+        asked = parse_options(["fedavg+dbe"], {**options, "out": folder})
         search = tune(asked, trials=5, space=["kappa=0.5,2,8", "lr=0.05,0.1,0.2"])
     return [trial.values for trial in search.trials]
 
 
 def pooled_samples() -> dict[str, Any]:
     """Return a metric of representations where a client has more test samples than are pooled."""
-    options = {"rounds": 1, "model": "mlp", "measure": "accuracy,drift", "trainer": "autograd"}
+    options = {"rounds": 1, "model": "mlp", "metrics": "accuracy,drift", "trainer": "autograd"}
     with float64(), tempfile.TemporaryDirectory() as folder:
-        return summarize(outcome(experiment("fedavg", golden_data((600, 60)), **options), Path(folder)))
+        return summarize(run_outcome(experiment("fedavg", golden_data((600, 60)), **options), Path(folder)))
 
 
 COMPUTED: dict[str, Callable[[], Any]] = {

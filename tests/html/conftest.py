@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import feddbe
-from feddbe.metrics.representations.points import Taken
-from feddbe.metrics.representations.registry import settings_of
-from feddbe.runs.analysis import _One, _write
-from feddbe.runs.replay import entry_of
-from feddbe.runs.store import Store
+from feddbe.metrics.representations.points import AnalysisResult
+from feddbe.metrics.representations.registry import analysis_settings
+from feddbe.runs.analysis import _AnalysisItem, _write
+from feddbe.runs.replay import checkpoint_round
+from feddbe.runs.store import RunStore
 
 SMALL: dict[str, Any] = {"clients": 4, "partition": "dirichlet:0.5", "model": "mlp", "engine": "serial"}
 
@@ -23,19 +23,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     for seed in (0, 1):
         feddbe.compare(
-            ["fedavg", "fedavg+dbe(kappa=0.5)"], out=str(root / f"s{seed}"), seed=seed, rounds=3, newcomers=1,
-            adapt_epochs=2, measure="accuracy,auc,loss,drift,probe", **SMALL,
+            ["fedavg", "fedavg+dbe(kappa=0.5)"], out=str(root / f"s{seed}"), seed=seed, rounds=3, new_clients=1,
+            adapt_epochs=2, metrics="accuracy,auc,loss,drift,probe", **SMALL,
         )  # fmt: skip
-    feddbe.measure(root / "s0" / "fedavg", what="discrepancy,tsne,probe", moment="before", n=60)
+    feddbe.analyze(root / "s0" / "fedavg", analyses="discrepancy,tsne,probe", moment="before", samples=60)
     _write_mdl(root / "s0" / "fedavg")
     return root
 
 
 def _write_mdl(folder: Path) -> None:
     """As if it had been measured, which takes eight seconds."""
-    settings, quick = settings_of("mdl", quick=True)
-    one = _One("mdl", "before", "z_g", quick, False, settings | {"samples": 60})
-    store = Store.open(folder)
-    taken = Taken({"": 123.0, "bits": 177.0, "std": 4.5})
-    _write(store, entry_of(store, "best"), one, taken, {"samples": 60, "seconds": 1.0})
+    settings, quick = analysis_settings("mdl", quick=True)
+    one = _AnalysisItem("mdl", "before", "z_g", quick, False, settings | {"samples": 60})
+    store = RunStore.open(folder)
+    taken = AnalysisResult({"": 123.0, "bits": 177.0, "std": 4.5})
+    _write(store, checkpoint_round(store, "best"), one, taken, {"samples": 60, "seconds": 1.0})
     store.close()

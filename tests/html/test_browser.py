@@ -22,10 +22,10 @@ from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
 import feddbe
-from feddbe.callbacks.base import Watch
-from feddbe.reporting.html.blocks import Sources
-from feddbe.reporting.html.page import content, render, write_report
-from feddbe.runs.store import Store
+from feddbe.callbacks.base import Callback
+from feddbe.reporting.html.blocks import ReportRuns
+from feddbe.reporting.html.page import page_content, render, write_report
+from feddbe.runs.store import RunStore
 from tests.html.conftest import SMALL
 
 CHROMIUM, DRIVER = shutil.which("google-chrome") or shutil.which("chromium"), shutil.which("chromedriver")
@@ -150,7 +150,7 @@ def test_every_figure_has_marks(shown: Page) -> None:
     assert {name for name, _ in found} == {
         f"figure-{name}"
         for name in (
-            "learning", "heat", "ranks", "differences", "newcomers", "labels", "mdl-quick", "probe",
+            "learning", "heat", "ranks", "differences", "new_clients", "labels", "mdl-quick", "probe",
             "discrepancy", "tsne",
         )
     }  # fmt: skip
@@ -265,7 +265,7 @@ def test_logarithms_choices_and_lines(page: Page, file: str) -> None:
 def test_a_run_of_any_name_is_harmless(page: Page, tmp_path: Path) -> None:
     folder = tmp_path / FOLDER
     feddbe.run("fedavg", out=str(folder), rounds=1, **SMALL)
-    store = Store.open(folder)
+    store = RunStore.open(folder)
     with store.transaction(1):
         config = store.meta("config") | {"method": NAME, "data": f"digits{NAME}", "model": NAME}
         for key, value in {"config": config, "note": NAME, "remarks": [NAME, "</script>"]}.items():
@@ -322,20 +322,20 @@ def test_dark_and_paper(page: Page, file: str) -> None:
 
 
 def test_nothing_to_show_is_shown(page: Page, tmp_path: Path) -> None:
-    (tmp_path / "x.html").write_text(render(content(Sources.of([]), ["one is damaged"])))
+    (tmp_path / "x.html").write_text(render(page_content(ReportRuns.from_runs([]), ["one is damaged"])))
     page.forget()
     page.driver.get((tmp_path / "x.html").as_uri())
     assert page.texts("h1, .failed") == ["No run yet", "one is damaged"]
     assert page.complaints() == []
 
 
-class Waits(Watch):
+class Waits(Callback):
     """Lets a run go on when the page shows the round that is written."""
 
     def __init__(self, page: Page) -> None:
         self.page, self.seen = page, list[str]()
 
-    def round(self, done: int, accuracy: float | None) -> None:
+    def on_round_end(self, done: int, accuracy: float | None) -> None:
         wanted = f"{done} of 3" if done < 3 else "3"
         rows = "#table-runs tbody td:nth-child(3)"
         self.page.until(lambda: wanted[0] in "".join(self.page.texts(rows)), f"{wanted} is shown")
@@ -354,7 +354,7 @@ def test_live_follows_a_run_round_by_round(page: Page, tmp_path: Path) -> None:
             page.driver.get(address)
             assert page.texts("h1") == ["No run yet"]
             watch = Waits(page)
-            feddbe.run("fedavg", out=str(tmp_path / "here" / "run"), rounds=3, watch=watch, **SMALL)
+            feddbe.run("fedavg", out=str(tmp_path / "here" / "run"), rounds=3, callback=watch, **SMALL)
             page.until(lambda: page.texts("#table-runs tbody td:nth-child(3)") == ["3"], "it is over")
             assert {"1 of 3", "2 of 3"} <= set(watch.seen)
             assert page.complaints() == []

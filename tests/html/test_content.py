@@ -14,51 +14,51 @@ import numpy as np
 import pytest
 
 import feddbe
-from feddbe.callbacks.base import Watch
+from feddbe.callbacks.base import Callback
 from feddbe.cli.command import config_options
-from feddbe.config.options import read as options_read
-from feddbe.errors import BadInput
+from feddbe.config.options import parse_options as options_read
+from feddbe.errors import InvalidInputError
 from feddbe.reporting.build_figures import spread_evenly, thin
 from feddbe.reporting.figure import Axis, Curves, Figure, Scatter, Series
-from feddbe.reporting.html.blocks import Source, Sources, figure_block, number, read
+from feddbe.reporting.html.blocks import ReportRun, ReportRuns, figure_block, number, read_runs
 from feddbe.reporting.html.overview import measuring, running
-from feddbe.reporting.html.page import as_json, content, render, write_report
+from feddbe.reporting.html.page import as_json, page_content, render, write_report
 from feddbe.reporting.matplotlib_backend import COLORS
 from feddbe.reporting.tables import seeds_table
-from feddbe.runs.analysis import Question
+from feddbe.runs.analysis import AnalysisRequest
 from feddbe.runs.execution import resolve_request
-from feddbe.runs.store import Store
-from feddbe.runs.summary import accuracies
+from feddbe.runs.store import RunStore
+from feddbe.runs.summary import client_accuracies
 from tests.documents import document
 from tests.html.conftest import SMALL
 
 
 @pytest.fixture(scope="module")
-def sources(runs: Path) -> Sources:
-    return read(sorted(path.parent for path in runs.rglob("run.sqlite")))
+def sources(runs: Path) -> ReportRuns:
+    return read_runs(sorted(path.parent for path in runs.rglob("run.sqlite")))
 
 
 @pytest.fixture(scope="module")
-def found(sources: Sources) -> dict[str, Any]:
-    return content(sources)
+def found(runs: ReportRuns) -> dict[str, Any]:
+    return page_content(runs)
 
 
 def blocks(found: dict[str, Any]) -> dict[str, Any]:
     return {block["id"]: block for section in found["sections"] for block in section["blocks"]}
 
 
-def made_up(*documents: Any, labels: Any = None) -> Sources:
+def made_up(*documents: Any, labels: Any = None) -> ReportRuns:
     about: dict[str, Any] = {"begun": "", "versions": {}, "machine": "", "git_commit": None}
     settings = {"rounds": 3, "patience": None, "partition": "iid"}
     for index, one in enumerate(documents):
         one["config"] = settings | one["config"]
         one["folder"] = f"run{index}"
-    return Sources.of([Source(one, labels, about) for one in documents])
+    return ReportRuns.from_runs([ReportRun(one, labels, about) for one in documents])
 
 
 def test_sections_are_there_where_there_is_something(found: dict[str, Any]) -> None:
     assert [section["id"] for section in found["sections"]] == [
-        "summary", "curves", "clients", "fairness", "newcomers", "data", "discrepancy", "tsne",
+        "summary", "curves", "clients", "fairness", "new_clients", "data", "discrepancy", "tsne",
         "probe", "mdl-quick", "overhead", "configuration", "versions",
     ]  # fmt: skip
     assert all(section["blocks"] for section in found["sections"])
@@ -67,22 +67,22 @@ def test_sections_are_there_where_there_is_something(found: dict[str, Any]) -> N
 
 def test_sections_without_data_are_not_there(tmp_path: Path) -> None:
     feddbe.run("fedavg", out=str(tmp_path / "run"), rounds=1, **SMALL)
-    ids = {section["id"] for section in content(read([tmp_path / "run"]))["sections"]}
-    assert not ids & {"newcomers", "mdl", "discrepancy", "tsne"}
-    assert "seeds" not in blocks(content(read([tmp_path / "run"])))
+    ids = {section["id"] for section in page_content(read_runs([tmp_path / "run"]))["sections"]}
+    assert not ids & {"new_clients", "mdl", "discrepancy", "tsne"}
+    assert "seeds" not in blocks(page_content(read_runs([tmp_path / "run"])))
 
 
-class Stops(Watch):
+class Stops(Callback):
     """Ctrl-C after so many rounds; -1: before anything was done."""
 
     def __init__(self, after: int) -> None:
         self.after = after
 
-    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+    def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         if self.after < 0:
             raise KeyboardInterrupt
 
-    def round(self, done: int, accuracy: float | None) -> None:
+    def on_round_end(self, done: int, accuracy: float | None) -> None:
         if done >= self.after:
             raise KeyboardInterrupt
 
@@ -91,8 +91,8 @@ class Stops(Watch):
 def test_a_run_that_was_stopped(after: int, far: str, tmp_path: Path) -> None:
     """Also one of which nothing was evaluated, or nothing done."""
     with pytest.raises(KeyboardInterrupt):
-        feddbe.run("fedavg+dbe", out=str(tmp_path / "run"), rounds=3, watch=Stops(after), **SMALL)
-    shown = content(read([tmp_path / "run"]))
+        feddbe.run("fedavg+dbe", out=str(tmp_path / "run"), rounds=3, callback=Stops(after), **SMALL)
+    shown = page_content(read_runs([tmp_path / "run"]))
     assert shown["about"] == "1 run, 1 not finished"
     table = blocks(shown)["runs"]
     row = dict(zip(table["columns"], table["rows"][0], strict=True))
@@ -105,34 +105,34 @@ def test_a_run_that_was_stopped(after: int, far: str, tmp_path: Path) -> None:
 def test_moments_are_told_apart(tmp_path: Path) -> None:
     for method in ("fedavg", "perfedavg"):
         feddbe.run(method, out=str(tmp_path / method), rounds=1, **SMALL)
-    caption = blocks(content(read([tmp_path / "fedavg", tmp_path / "perfedavg"])))["learning"]["caption"]
+    caption = blocks(page_content(read_runs([tmp_path / "fedavg", tmp_path / "perfedavg"])))["learning"][
+        "caption"
+    ]
     assert "(before local training: fedavg; after adapting to the client: perfedavg)" in caption
 
 
-def test_numbers_are_those_of_the_documents(found: dict[str, Any], sources: Sources) -> None:
+def test_numbers_are_those_of_the_documents(found: dict[str, Any], runs: ReportRuns) -> None:
     table = blocks(found)["runs"]
     best = table["columns"].index("best weighted")
-    for row, one in zip(table["rows"], sources.documents, strict=True):
+    for row, one in zip(table["rows"], runs.documents, strict=True):
         assert one["best"] is not None
         assert one["best"]["accuracy"] is not None
         assert row[best]["value"] == pytest.approx(one["best"]["accuracy"]["weighted"], abs=1e-4)
         assert row[best]["text"] == f"{100 * one['best']['accuracy']['weighted']:.2f}"
     heat = blocks(found)["heat"]["panels"][0]
-    entry = sources.documents[0]["rounds"][2]
-    there = accuracies(sources.runs[0].folder, entry)
+    entry = runs.documents[0]["rounds"][2]
+    there = client_accuracies(runs.runs[0].folder, entry)
     column = heat["columns"].index("2")
     shown = {int(client): row[column] for client, row in zip(heat["rows"], heat["values"], strict=True)}
     assert shown == {client: round(100 * value, 1) for client, value in there.items()}
-    assert blocks(found)["labels"]["panels"][0]["counts"] == sources.runs[0].labels
+    assert blocks(found)["labels"]["panels"][0]["counts"] == runs.runs[0].labels
 
 
-def test_seeds_are_one_line_with_a_band(found: dict[str, Any], sources: Sources) -> None:
+def test_seeds_are_one_line_with_a_band(found: dict[str, Any], runs: ReportRuns) -> None:
     panel = blocks(found)["learning"]["panels"][0]
     first, _ = panel["series"]
     assert panel["band"] == "band: lower to higher of two seeds"
-    curves = [
-        [e["accuracy"]["weighted"] for e in d["rounds"] if e["accuracy"]] for d in sources.documents[::2]
-    ]
+    curves = [[e["accuracy"]["weighted"] for e in d["rounds"] if e["accuracy"]] for d in runs.documents[::2]]
     assert first["y"] == pytest.approx((100 * np.mean(curves, axis=0)).tolist(), abs=1e-3)
     assert first["low"] == pytest.approx((100 * np.min(curves, axis=0)).tolist(), abs=1e-3)
     seeds = blocks(found)["seeds"]
@@ -195,16 +195,16 @@ def test_the_first_experiment_is_the_baseline_on_the_page_too() -> None:
     assert [row[-1] for row in page["rows"]] == ["baseline", "fewer than 3 seeds"]
 
 
-def content_of(sources: Sources) -> dict[str, Any]:
+def content_of(runs: ReportRuns) -> dict[str, Any]:
     """Only the first sections: there are no files."""
-    from feddbe.reporting.html.overview import learning, summary
+    from feddbe.reporting.html.overview import learning_section, summary_section
 
-    return {"sections": [*summary(sources), *learning(sources)]}
+    return {"sections": [*summary_section(runs), *learning_section(runs)]}
 
 
 def test_a_copy_of_a_run_is_not_another_seed(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "s0" / "fedavg", tmp_path / "copy")
-    shown = content(read([runs / "s0" / "fedavg", tmp_path / "copy"]))
+    shown = page_content(read_runs([runs / "s0" / "fedavg", tmp_path / "copy"]))
     lines = blocks(shown)["learning"]["panels"][0]["series"]
     assert [line["low"] for line in lines] == [None, None]
     assert len({line["name"] for line in lines}) == 2
@@ -239,8 +239,8 @@ def test_many_clients_are_a_sample_and_it_is_said(tmp_path: Path) -> None:
     x = np.random.RandomState(0).randn(1200, 4).astype(np.float32)
     np.savez(tmp_path / "many.npz", x=x, y=np.arange(1200) % 2)
     small = SMALL | {"clients": 300, "partition": "iid", "data": str(tmp_path / "many.npz")}
-    feddbe.run("fedavg", out=str(tmp_path / "run"), rounds=1, join=0.05, **small)
-    shown = blocks(content(read([tmp_path / "run"])))
+    feddbe.run("fedavg", out=str(tmp_path / "run"), rounds=1, participation=0.05, **small)
+    shown = blocks(page_content(read_runs([tmp_path / "run"])))
     heat, bubbles = shown["heat"]["panels"][0], shown["labels"]["panels"][0]
     assert len(heat["rows"]) == len(bubbles["columns"]) == 100
     assert all("100 of 300 clients" in panel["note"] for panel in (heat, bubbles))
@@ -248,8 +248,8 @@ def test_many_clients_are_a_sample_and_it_is_said(tmp_path: Path) -> None:
 
 
 def test_clients_that_are_not_in_the_heat_map_are_told(tmp_path: Path) -> None:
-    feddbe.run("fedavg", out=str(tmp_path / "run"), rounds=2, join=0.5, eval="cohort", **SMALL)
-    (heat,) = blocks(content(read([tmp_path / "run"])))["heat"]["panels"]
+    feddbe.run("fedavg", out=str(tmp_path / "run"), rounds=2, participation=0.5, eval="cohort", **SMALL)
+    (heat,) = blocks(page_content(read_runs([tmp_path / "run"])))["heat"]["panels"]
     assert len(heat["rows"]) == 2
     assert heat["note"] == "the 2 clients that were evaluated in the best round"
 
@@ -281,7 +281,14 @@ def parsed(line: str) -> Any:
 
 OTHER: list[dict[str, Any]] = [
     {},
-    {"lr": 0.123456789, "eval_after": False, "batch": 7, "validation": 0.25, "join": 0.5, "seed": 3},
+    {
+        "lr": 0.123456789,
+        "eval_after": False,
+        "batch_size": 7,
+        "validation": 0.25,
+        "participation": 0.5,
+        "seed": 3,
+    },
     {"variant": "official", "eval": "sample:2", "cut": "fc1", "quiet": True},
 ]
 
@@ -291,7 +298,7 @@ OTHER: list[dict[str, Any]] = [
 def test_the_command_runs_the_same_again(method: str, options: dict[str, Any], tmp_path: Path) -> None:
     """Its configuration has the same hash."""
     feddbe.run(method, out=str(tmp_path / "run"), rounds=0, **(SMALL | options))
-    (run,) = read([tmp_path / "run"]).runs
+    (run,) = read_runs([tmp_path / "run"]).runs
     line = running(run)
     assert line is not None
     (again,) = resolve_request(parsed(line), single=True)
@@ -304,32 +311,32 @@ def test_python_objects_have_no_command(tmp_path: Path) -> None:
 
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     feddbe.run("fedavg", out=str(tmp_path / "run"), rounds=0, **(SMALL | {"model": net}))
-    assert running(read([tmp_path / "run"]).runs[0]) is None
+    assert running(read_runs([tmp_path / "run"]).runs[0]) is None
 
 
-def test_the_command_measures_the_same_again(runs: Path, sources: Sources) -> None:
+def test_the_command_measures_the_same_again(runs: Path, sources: ReportRuns) -> None:
     """All that it asks for is there already."""
     from feddbe.metrics.representations import registry
-    from feddbe.runs.analysis import _missing
+    from feddbe.runs.analysis import _missing_items
 
     measured = sources.documents[0]
-    for line in measuring((measured, one) for one in measured["measured"]):
+    for line in measuring((measured, one) for one in measured["analyses"]):
         words = shlex.split(line["line"])
         given = dict(zip(words[3:-1:2], words[4::2], strict=False))
-        question = Question(
-            tuple(registry.parse(given["--what"])), given["--round"], tuple(given["--moment"].split(",")),
-            tuple(given["--at"].split(",")), int(given["--n"]), "--quick" in words, "--per-client" in words,
+        question = AnalysisRequest(
+            tuple(registry.parse_analyses(given["--analyses"])), given["--round"], tuple(given["--moment"].split(",")),
+            tuple(given["--layers"].split(",")), int(given["--samples"]), "--quick" in words, "--per-client" in words,
         )  # fmt: skip
-        store = Store.open(Path(words[2]))
-        assert _missing(store, question) == []
+        store = RunStore.open(Path(words[2]))
+        assert _missing_items(store, question) == []
         store.close()
 
 
 # The file
 
 
-def test_the_file_needs_nothing_else_and_is_the_same_each_time(sources: Sources, tmp_path: Path) -> None:
-    folders = [run.folder for run in sources.runs]
+def test_the_file_needs_nothing_else_and_is_the_same_each_time(runs: ReportRuns, tmp_path: Path) -> None:
+    folders = [run.folder for run in runs.runs]
     first = write_report(folders, tmp_path / "a.html").read_bytes()
     assert first == feddbe.report(folders, tmp_path / "b.html").read_bytes()
     text = first.decode()
@@ -357,10 +364,10 @@ def test_no_text_ends_the_script_it_stands_in() -> None:
     ],
 )
 def test_mistakes_are_one_line(call: Callable[[Path], Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises((BadInput, feddbe.StoreError), match=re.escape(words)):
+    with pytest.raises((InvalidInputError, feddbe.StoreError), match=re.escape(words)):
         call(tmp_path)
 
 
-def test_a_folder_that_is_not_there(sources: Sources, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="cannot write the report"):
-        write_report([sources.runs[0].folder], tmp_path / "nowhere" / "x.html")
+def test_a_folder_that_is_not_there(runs: ReportRuns, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="cannot write the report"):
+        write_report([runs.runs[0].folder], tmp_path / "nowhere" / "x.html")

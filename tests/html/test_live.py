@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import feddbe
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.reporting.html.live import HOST, _server, serve
 from feddbe.runs import folders
 from feddbe.runs.store import FILE
@@ -23,7 +23,7 @@ from tests.html.conftest import SMALL
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
     """Where the runs in `tmp_path` are served."""
-    server = _server(lambda: folders.listing(tmp_path), 0)
+    server = _server(lambda: folders.list_names(tmp_path), 0)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server.server_port
@@ -102,10 +102,10 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_there(port: int, tmp_path: 
 
 @pytest.mark.parametrize("wrong", [-1, 70_000])
 def test_a_port_that_cannot_be_is_one_line(wrong: int) -> None:
-    with pytest.raises(BadInput, match=f"port = {wrong}"):
+    with pytest.raises(InvalidInputError, match=f"port = {wrong}"):
         serve(list, wrong)
 
 
 def test_a_port_in_use_is_one_line(port: int) -> None:
-    with pytest.raises(BadInput, match=f"port = {port}; cannot listen on it"):
+    with pytest.raises(InvalidInputError, match=f"port = {port}; cannot listen on it"):
         serve(list, port)

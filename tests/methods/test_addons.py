@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from feddbe.methods.addons import MR, PRBM
 from feddbe.methods.base import Upload
-from feddbe.simulation.loop import who_prepares
+from feddbe.simulation.loop import setup_participants
 from feddbe.state import State
 from feddbe.training.task import Context, Task
-from feddbe.training.terms import At, Batch, MeanPull
-from feddbe.training.trainer import Local
-from tests.federation import experiment, outcome, same_bits
+from feddbe.training.terms import Batch, MeanRegularizer, TermContext
+from feddbe.training.trainer import ClientTrainer
+from tests.federation import are_identical, experiment, run_outcome
 
 
 @pytest.mark.parametrize(
@@ -25,18 +25,18 @@ from tests.federation import experiment, outcome, same_bits
 )
 def test_without_effect_it_is_fedavg_bit_for_bit(name: str, tmp_path: Path) -> None:
     """kappa = 0 adds a zero gradient, mu = 0 a constant loss, and PRBM frozen at 0 translates by nothing."""
-    plain = outcome(experiment("fedavg", rounds=3), tmp_path / "plain")
-    added = outcome(experiment(name, rounds=3), tmp_path / "added")
+    plain = run_outcome(experiment("fedavg", rounds=3), tmp_path / "plain")
+    added = run_outcome(experiment(name, rounds=3), tmp_path / "added")
     added.server.pop("mean", None)
-    assert same_bits(plain.server, added.server)
+    assert are_identical(plain.server, added.server)
     assert all(not state["prbm"].any() for state in added.clients.values())
 
 
 def test_dbe_is_prbm_and_mr(tmp_path: Path) -> None:
-    one = outcome(experiment("fedavg+dbe(kappa=2,mu=0.5)"), tmp_path / "one")
-    two = outcome(experiment("fedavg+prbm+mr(kappa=2,mu=0.5)"), tmp_path / "two")
-    assert same_bits(one.server, two.server)
-    assert all(same_bits(one.clients[c], two.clients[c]) for c in one.clients)
+    one = run_outcome(experiment("fedavg+dbe(kappa=2,mu=0.5)"), tmp_path / "one")
+    two = run_outcome(experiment("fedavg+prbm+mr(kappa=2,mu=0.5)"), tmp_path / "two")
+    assert are_identical(one.server, two.server)
+    assert all(are_identical(one.clients[c], two.clients[c]) for c in one.clients)
 
 
 @given(
@@ -51,10 +51,10 @@ def test_gradient_of_mr(kappa: float, mu: float, batch: int, size: int, seed: in
     rng = torch.Generator().manual_seed(seed)
     z, before, mean = (torch.randn(s, size, generator=rng).double() for s in (batch, 1, 1))
     z.requires_grad_()
-    pull = MeanPull(mu, kappa / 2)
+    pull = MeanRegularizer(mu, kappa / 2)
     carry = {"r": before[0], "weight": torch.tensor(0.5).double()}
     seen = Batch(z, z, z, z, z)
-    loss, after = pull(At(None, {}, {"mean": mean[0]}, seen, 0), carry)  # type: ignore[arg-type]
+    loss, after = pull(TermContext(None, {}, {"mean": mean[0]}, seen, 0), carry)  # type: ignore[arg-type]
     assert loss is not None
     r = (1 - mu) * before[0] + mu * z.detach().mean(0)
     torch.testing.assert_close(after["r"], r)
@@ -67,10 +67,10 @@ def test_gradient_of_mr(kappa: float, mu: float, batch: int, size: int, seed: in
 
 def test_bias_correction_divides_by_the_total_weight() -> None:
     """mu = 0.25, features always 1: r = 1 - 0.75^b after b batches, so r / (1 - 0.75^b) = 1."""
-    watch = MeanPull(0.25)
+    watch = MeanRegularizer(0.25)
     carry = watch.start((3,))
     for b in range(1, 6):
-        _, carry = watch(At(None, {}, {}, Batch(*[torch.ones(2, 3)] * 5), 0), carry)  # type: ignore[arg-type]
+        _, carry = watch(TermContext(None, {}, {}, Batch(*[torch.ones(2, 3)] * 5), 0), carry)  # type: ignore[arg-type]
         torch.testing.assert_close(carry["r"], torch.full((3,), 1 - 0.75**b))
         torch.testing.assert_close(watch.mean_of(carry), torch.ones(3))
         assert float(carry["weight"]) == pytest.approx(watch.weights(0.0, b)[-1])
@@ -80,17 +80,17 @@ def test_client_means_before_round_1() -> None:
     """exact: over the client's data with the trained model; momentum at mu = 1: of its last batch only."""
     e = experiment("fedavg+mr")
     task, theta = e.task, e.task.model.parameters
-    trained = Local(task, 0, 1).fit(theta).params
+    trained = ClientTrainer(task, 0, 1).fit(theta).params
     rows = torch.from_numpy(task.split.train[1])
     inputs = task.dataset.inputs(task.dataset.x[rows])
-    exact = MR(init_mean="exact").prepare(Context(task, 0), Local(task, 0, 1), theta)["mean"]
+    exact = MR(init_mean="exact").client_setup(Context(task, 0), ClientTrainer(task, 0, 1), theta)["mean"]
     torch.testing.assert_close(exact, task.model.forward(trained, inputs).z_g.mean(0).detach())
 
-    rng = Local(task, 0, 1).stream("batches")
+    rng = ClientTrainer(task, 0, 1).rng("batches")
     order = rng.permutation(len(rows))[:30]  # 33 samples: three batches of ten
     before_last = _steps(e.task, theta, rows[order[:20]])
     last = task.dataset.inputs(task.dataset.x[rows[order[20:]]])
-    momentum = MR(mu=1.0).prepare(Context(task, 0), Local(task, 0, 1), theta)["mean"]
+    momentum = MR(mu=1.0).client_setup(Context(task, 0), ClientTrainer(task, 0, 1), theta)["mean"]
     torch.testing.assert_close(momentum, task.model.forward(before_last, last).z_g.mean(0).detach())
 
 
@@ -111,52 +111,52 @@ def test_noise_on_the_uploaded_mean() -> None:
     """(1 - q) r + e with e ~ N(0, s^2), not scaled by q: q = 1 leaves the noise alone, s = 0 a share of r."""
     task = experiment("fedavg+mr").task
     theta, ctx = task.model.parameters, Context(task, 0)
-    plain = MR().prepare(ctx, Local(task, 0, 0), theta)["mean"]
-    share = MR(q=0.25).prepare(ctx, Local(task, 0, 0), theta)["mean"]
+    plain = MR().client_setup(ctx, ClientTrainer(task, 0, 0), theta)["mean"]
+    share = MR(q=0.25).client_setup(ctx, ClientTrainer(task, 0, 0), theta)["mean"]
     torch.testing.assert_close(share, 0.75 * plain)
-    noise = MR(q=1.0, s=2.0).prepare(ctx, Local(task, 0, 0), theta)["mean"]
-    again = MR(q=1.0, s=2.0).prepare(ctx, Local(task, 0, 0), theta)["mean"]
-    other = MR(q=1.0, s=2.0).prepare(ctx, Local(task, 0, 1), theta)["mean"]
+    noise = MR(q=1.0, s=2.0).client_setup(ctx, ClientTrainer(task, 0, 0), theta)["mean"]
+    again = MR(q=1.0, s=2.0).client_setup(ctx, ClientTrainer(task, 0, 0), theta)["mean"]
+    other = MR(q=1.0, s=2.0).client_setup(ctx, ClientTrainer(task, 0, 1), theta)["mean"]
     assert torch.equal(noise, again)
     assert not torch.equal(noise, other)
     assert 1.4 < noise.std() < 2.6  # 64 coordinates: the standard error is 0.18
-    both = MR(q=0.25, s=2.0).prepare(ctx, Local(task, 0, 0), theta)["mean"]
+    both = MR(q=0.25, s=2.0).client_setup(ctx, ClientTrainer(task, 0, 0), theta)["mean"]
     torch.testing.assert_close(both, 0.75 * plain + noise)
 
 
 def test_the_preparation_discards_its_models_unless_told(tmp_path: Path) -> None:
-    thrown = outcome(experiment("fedavg+mr", rounds=0), tmp_path / "thrown")
-    kept = outcome(experiment("fedavg+mr(init_keep_model=true)", rounds=0), tmp_path / "kept")
+    thrown = run_outcome(experiment("fedavg+mr", rounds=0), tmp_path / "thrown")
+    kept = run_outcome(experiment("fedavg+mr(init_keep_model=true)", rounds=0), tmp_path / "kept")
     start = experiment("fedavg").task.model.parameters
-    assert same_bits({n: t for n, t in thrown.server.items() if n != "mean"}, start)
+    assert are_identical({n: t for n, t in thrown.server.items() if n != "mean"}, start)
     assert torch.equal(thrown.server["mean"], kept.server["mean"])
     model = experiment("fedavg+mr").task.model
     one_round = {n: t for n, t in kept.server.items() if n in model.parameters}
-    assert not same_bits(one_round, start)
+    assert not are_identical(one_round, start)
 
 
 def test_the_preparation_of_some_clients(tmp_path: Path) -> None:
     """The mean is that of those who were drawn; of as many as there are, that of all."""
     whole, all_ = (
-        outcome(experiment(f"fedavg+mr{some}", rounds=0), tmp_path / (some or "all"))
+        run_outcome(experiment(f"fedavg+mr{some}", rounds=0), tmp_path / (some or "all"))
         for some in ("", "(init_clients=3)")
     )
-    assert same_bits(whole.server, all_.server)
+    assert are_identical(whole.server, all_.server)
     e = experiment("fedavg+mr(init_clients=2)", rounds=0)
-    drawn = who_prepares(e.method, 0, 3)
-    ups = [Upload(k, e.task.samples[k], e.method.prepare(Context(e.task, 0), Local(e.task, 0, k),
+    drawn = setup_participants(e.method, 0, 3)
+    ups = [Upload(k, e.task.samples[k], e.method.client_setup(Context(e.task, 0), ClientTrainer(e.task, 0, k),
         e.task.model.parameters, {})[0]) for k in drawn]  # fmt: skip
-    found = outcome(e, tmp_path / "some").server
+    found = run_outcome(e, tmp_path / "some").server
     assert len(drawn) == 2
-    assert same_bits(found, e.method.prepared(Context(e.task, 0), e.task.model.parameters, ups))
+    assert are_identical(found, e.method.server_setup(Context(e.task, 0), e.task.model.parameters, ups))
     assert not torch.equal(found["mean"], whole.server["mean"])
     assert e.config_hash != experiment("fedavg+mr", rounds=0).config_hash
 
 
 def test_prbm_is_trained_by_the_gradient_of_the_representation(tmp_path: Path) -> None:
     """One step: p = -lr sum_b dCE/dz_b (the sum, since p is added to every sample's z)."""
-    task = experiment("fedavg+prbm", batch=45, rounds=1).task
-    ran = outcome(experiment("fedavg+prbm", batch=45, rounds=1), tmp_path)
+    task = experiment("fedavg+prbm", batch_size=45, rounds=1).task
+    ran = run_outcome(experiment("fedavg+prbm", batch_size=45, rounds=1), tmp_path)
     rows = torch.from_numpy(task.split.train[0])
     inputs, y = task.dataset.inputs(task.dataset.x[rows]), task.dataset.y[rows]
     z = task.model.forward(task.model.parameters, inputs).z_g.detach().requires_grad_()
@@ -167,7 +167,7 @@ def test_prbm_is_trained_by_the_gradient_of_the_representation(tmp_path: Path) -
 
 def test_bytes_are_counted_once_for_what_is_sent_once(tmp_path: Path) -> None:
     """4810 parameters, K = 64: prepare 4810 down, 64 up; the mean goes down with the first round only."""
-    ran = outcome(experiment("fedavg+dbe"), tmp_path)
+    ran = run_outcome(experiment("fedavg+dbe"), tmp_path)
     model, mean = 4 * 4810, 4 * 64
     assert [(e["bytes_down"], e["bytes_up"]) for e in ran.entries] == [
         (3 * model, 3 * mean),

@@ -9,7 +9,7 @@ from feddbe.methods.base import MODEL, Upload
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.scaffold import Scaffold
 from feddbe.training.task import Context
-from feddbe.training.trainer import Local
+from feddbe.training.trainer import ClientTrainer
 from tests.federation import experiment
 
 
@@ -24,19 +24,19 @@ def test_the_method_never_sees_what_belongs_to_an_add_on() -> None:
 
         def combine(self, ctx, server, uploads):  # type: ignore[no-untyped-def]
             seen.append(set(server))
-            return super().combine(ctx, server, uploads)
+            return super().aggregate(ctx, server, uploads)
 
     task = experiment("scaffold+dbe").task
     method, ctx = Composed(Watching(), (PRBM(), MR())), Context(task, 1)
     server = method.server_init(ctx) | {"mean": torch.zeros(64)}
-    up, private = method.train(ctx, Local(task, 1, 0), server, method.client_init(ctx))
-    new = method.combine(ctx, server, [Upload(0, 45, up)])
+    up, private = method.train(ctx, ClientTrainer(task, 1, 0), server, method.client_init(ctx))
+    new = method.aggregate(ctx, server, [Upload(0, 45, up)])
     assert len(seen) == 3
     assert not any({"mean", "prbm"} & names for names in seen)
     assert "prbm" in private
     assert "prbm" not in up
     assert torch.equal(new["mean"], server["mean"])
-    assert "mean" not in method.down(ctx, server, 0)
+    assert "mean" not in method.broadcast(ctx, server, 0)
 
 
 def test_it_shows_what_its_parts_declare() -> None:
@@ -44,13 +44,15 @@ def test_it_shows_what_its_parts_declare() -> None:
     assert (both.keeps, both.secret, both.constant) == (("prbm",), ("prbm",), ("mean",))
     assert both.sends == (MODEL, *MR.sends)
     assert both.receives == (MODEL, *MR.receives)
-    assert both.prepares
+    assert both.has_setup
     one = Composed(FedAvg(), (PRBM(),))
-    assert (one.keeps, one.constant, one.prepares) == (("prbm",), (), False)
+    assert (one.keeps, one.constant, one.has_setup) == (("prbm",), (), False)
 
 
 def test_the_preparation_sends_of_the_model_what_the_method_sends() -> None:
     """MR's models are averaged (`init_keep_model`); FedPer's heads are nobody's business."""
     e = experiment("fedper+mr(init_keep_model=true)")
-    up, _ = e.method.prepare(Context(e.task, 0), Local(e.task, 0, 0), e.task.model.parameters, {})
+    up, _ = e.method.client_setup(
+        Context(e.task, 0), ClientTrainer(e.task, 0, 0), e.task.model.parameters, {}
+    )
     assert up.keys() == {*e.task.model.body, "mean"}

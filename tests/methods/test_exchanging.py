@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
-from feddbe.data.split import Ragged
-from feddbe.methods.registry import parse
+from feddbe.data.split import RaggedArray
+from feddbe.methods.registry import parse_method
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.runs.store import Store
+from feddbe.runs.store import RunStore
 from feddbe.simulation.client import BUFFER
-from feddbe.state import State, add_prefix, strip_prefix, without
+from feddbe.state import State, add_prefix, drop_keys, strip_prefix
 from feddbe.training.task import Context
-from feddbe.training.trainer import Local
-from tests.federation import experiment, outcome, same_bits
+from feddbe.training.trainer import ClientTrainer
+from tests.federation import are_identical, experiment, run_outcome
 from tests.methods.test_oracles import EXCHANGING, SETTINGS, Compared, close, combinations, compared, joined
 from tests.oracles import exchanging as oracle
 
@@ -59,7 +59,7 @@ def test_no_method_is_left_out() -> None:
 
 def uploads(e: Experiment, folder: Path, clients: list[int]) -> dict[int, State]:
     """What the server keeps of these clients."""
-    store = Store.open(folder)
+    store = RunStore.open(folder)
     try:
         return {
             c: {n: t for n, t in store.upload(c).items() if n in e.task.model.parameters} for c in clients
@@ -70,7 +70,7 @@ def uploads(e: Experiment, folder: Path, clients: list[int]) -> dict[int, State]
 
 def server(found: Compared) -> State:
     """What the server has apart from statistics and MR's."""
-    return without(found.ran.server, ["mean", "mr/", BUFFER])
+    return drop_keys(found.ran.server, ["mean", "mr/", BUFFER])
 
 
 @pytest.mark.parametrize(("name", "how", "sizes"), FEDGEN)
@@ -127,12 +127,12 @@ def test_apple_against_the_plain_loop(name: str, how: str, sizes: tuple[int, ...
 def test_fedgen_without_weights_is_fedavg(addon: str, tmp_path: Path) -> None:
     """Bit for bit, but with DBE, where FedAvg's classifier is written out."""
     by_torch: dict[str, Any] = {"rounds": 3, "trainer": "autograd"}
-    plain = outcome(experiment(f"fedavg{addon}", **by_torch), tmp_path / "fedavg")
-    zero = outcome(experiment(f"fedgen(alpha=0,beta=0){addon}", **by_torch), tmp_path / "fedgen")
+    plain = run_outcome(experiment(f"fedavg{addon}", **by_torch), tmp_path / "fedavg")
+    zero = run_outcome(experiment(f"fedgen(alpha=0,beta=0){addon}", **by_torch), tmp_path / "fedgen")
     model = {n: zero.server[n] for n in plain.server}
     torch.testing.assert_close(plain.server, model, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(plain.clients, zero.clients, rtol=1e-5, atol=1e-6)
-    assert addon or same_bits(plain.server, model)
+    assert addon or are_identical(plain.server, model)
 
 
 def scalar(a: float) -> State:
@@ -159,7 +159,9 @@ def test_fedfomo_weights_by_hand() -> None:
         """The weights, and a of the mixture, of client 0."""
         private = add_prefix("old/", scalar(old)) | add_prefix("current/", scalar(current))
         received = add_prefix("others/1/", scalar(other))
-        up, new = parse("fedfomo").train(Context(task, 2), Local(task, 2, 0), received, private)
+        up, new = parse_method("fedfomo").train(
+            Context(task, 2), ClientTrainer(task, 2, 0), received, private
+        )
         assert torch.equal(up["1.weight"], new["current/1.weight"])
         assert up["1.weight"][0, 0] > new["old/1.weight"][0, 0]  # it has trained
         return up["fomo/affinity"].tolist(), new["old/1.weight"][0, 0].item()
@@ -183,20 +185,20 @@ def test_fedfomo_weights_by_hand() -> None:
 
 def test_fedfomo_alone_is_local_training_on_the_first_four_fifths(tmp_path: Path) -> None:
     e = experiment("local", rounds=3)
-    train = Ragged.of(rows[: len(rows) - int(0.2 * len(rows))] for rows in e.task.split.train)
+    train = RaggedArray.from_lists(rows[: len(rows) - int(0.2 * len(rows))] for rows in e.task.split.train)
     split = dataclasses.replace(e.task.split, train=train)
     e = dataclasses.replace(e, task=dataclasses.replace(e.task, split=split))
-    alone = outcome(e, tmp_path / "local")
-    fomo = outcome(experiment("fedfomo(m=1)", rounds=3), tmp_path / "fedfomo")
+    alone = run_outcome(e, tmp_path / "local")
+    fomo = run_outcome(experiment("fedfomo(m=1)", rounds=3), tmp_path / "fedfomo")
     for client, state in alone.clients.items():
-        assert same_bits(strip_prefix(state, "personal/"), strip_prefix(fomo.clients[client], "current/"))
+        assert are_identical(strip_prefix(state, "personal/"), strip_prefix(fomo.clients[client], "current/"))
 
 
 def cores(e: Experiment) -> State:
     """Everyone's first core, as a message."""
     message: State = {}
     for j in range(3):
-        core, _ = e.method.prepare(Context(e.task, 0), Local(e.task, 0, j), {}, {})
+        core, _ = e.method.client_setup(Context(e.task, 0), ClientTrainer(e.task, 0, j), {}, {})
         message |= add_prefix(f"core/{j}/", core)
     return message
 
@@ -206,18 +208,20 @@ def test_apple_with_its_own_core_only_is_local_training() -> None:
     message = cores(e)
     for i in range(3):
         own, alone = strip_prefix(message, f"core/{i}/"), {"relations/p": torch.eye(3)[i]}
-        up, private = e.method.train(Context(e.task, 2), Local(e.task, 2, i), message, alone)
-        close(up, Local(e.task, 2, i).fit(own).params, 1e-5)
-        assert same_bits(private, alone)
-        after = e.method.deployed(Context(e.task, 3), Local(e.task, 3, i), message | up, private)
+        up, private = e.method.train(Context(e.task, 2), ClientTrainer(e.task, 2, i), message, alone)
+        close(up, ClientTrainer(e.task, 2, i).fit(own).params, 1e-5)
+        assert are_identical(private, alone)
+        after = e.method.inference_params(
+            Context(e.task, 3), ClientTrainer(e.task, 3, i), message | up, private
+        )
         close(after, up, 1e-5)
 
 
 def test_apples_slope_of_p_is_the_numerical_one_plus_the_pull() -> None:
     """One batch, eta2 = 1. In round 3 of 4 the pull is half of mu."""
-    e = experiment("apple(eta1=0.1,eta2=1,rounds_l=4,mu=0.6)", batch=45)
+    e = experiment("apple(eta1=0.1,eta2=1,rounds_l=4,mu=0.6)", batch_size=45)
     task, message, p = e.task, cores(e), torch.tensor([0.2, 0.5, 0.4])
-    up, private = e.method.train(Context(task, 3), Local(task, 3, 0), message, {"relations/p": p})
+    up, private = e.method.train(Context(task, 3), ClientTrainer(task, 3, 0), message, {"relations/p": p})
     rows = torch.from_numpy(task.split.train[0])
     x, y = task.dataset.inputs(task.dataset.x[rows]).double(), task.dataset.y[rows]
 
@@ -241,15 +245,17 @@ def test_apples_slope_of_p_is_the_numerical_one_plus_the_pull() -> None:
 def test_no_client_of_apple_sees_a_core_of_the_same_round(tmp_path: Path) -> None:
     """Each client, asked alone with what the first round left, does what it did in the second one."""
     e = experiment("apple", rounds=1)
-    first = outcome(e, tmp_path / "one")
+    first = run_outcome(e, tmp_path / "one")
     kept = uploads(e, tmp_path / "one", [0, 1, 2])
     message: State = {}
     for j, core in kept.items():
         message |= add_prefix(f"core/{j}/", core)
-    second = outcome(experiment("apple", rounds=2), tmp_path / "two")
+    second = run_outcome(experiment("apple", rounds=2), tmp_path / "two")
     after = uploads(e, tmp_path / "two", [0, 1, 2])
     for i in (2, 1, 0):
-        up, private = e.method.train(Context(e.task, 2), Local(e.task, 2, i), message, first.clients[i])
-        assert same_bits(up, after[i])
-        assert same_bits(private, second.clients[i])
-        assert not same_bits(up, kept[i])
+        up, private = e.method.train(
+            Context(e.task, 2), ClientTrainer(e.task, 2, i), message, first.clients[i]
+        )
+        assert are_identical(up, after[i])
+        assert are_identical(private, second.clients[i])
+        assert not are_identical(up, kept[i])

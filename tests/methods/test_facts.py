@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from feddbe.methods.registry import METHODS, describe
-from feddbe.runs.store import Store
+from feddbe.methods.registry import METHODS, describe_methods
+from feddbe.runs.store import RunStore
 from feddbe.state import nbytes
-from tests.federation import experiment, measured, outcome, samples
+from tests.federation import experiment, make_samples, run_outcome, stored_records
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_messages_and_private_state_are_as_told(name: str, tmp_path: Path) -> None:
     """Eight clients, so that FedFomo's five models are there; the third round, when all is in flow."""
-    e = experiment(name, samples([16] * 8), rounds=3)
-    ran = outcome(e, tmp_path)
-    model, facts = e.task.model, METHODS[name].facts
+    e = experiment(name, make_samples([16] * 8), rounds=3)
+    ran = run_outcome(e, tmp_path)
+    model, facts = e.task.model, METHODS[name].description
     one = nbytes(model.parameters)
     units = {
         "f": nbytes({n: model.parameters[n] for n in model.body}),
@@ -40,8 +40,8 @@ def test_messages_and_private_state_are_as_told(name: str, tmp_path: Path) -> No
             total += -size if sign == "-" else size
         return total
 
-    store = Store.open(tmp_path)
-    down, up = (measured(store, 3, name, "training") for name in ("bytes_down", "bytes_up"))
+    store = RunStore.open(tmp_path)
+    down, up = (stored_records(store, 3, name, "training") for name in ("bytes_down", "bytes_up"))
     store.close()
     assert set(down.values()) == {told(facts.down)}
     assert set(up.values()) == {told(facts.up)}
@@ -51,7 +51,7 @@ def test_messages_and_private_state_are_as_told(name: str, tmp_path: Path) -> No
 
 def test_every_hyper_parameter_of_a_method_has_values_to_try() -> None:
     """Choices and switches name theirs already."""
-    for one in describe():
+    for one in describe_methods():
         for parameter in one["parameters"] if one["family"] != "add-on" else []:
             listed = "," in parameter["allowed"]
             assert parameter["search"] or parameter["search_rule"] or listed, (

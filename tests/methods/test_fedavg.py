@@ -12,11 +12,11 @@ from torch import nn
 from feddbe import seeds
 from feddbe.config.options import Config
 from feddbe.methods.base import Upload
-from feddbe.methods.registry import hyper_parameters, parse
+from feddbe.methods.registry import hyperparameters, parse_method
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.training.task import Context
-from feddbe.training.trainer import Local
-from tests.federation import experiment, outcome, samples
+from feddbe.training.trainer import ClientTrainer
+from tests.federation import experiment, make_samples, run_outcome
 from tests.oracles import fedavg as oracle
 
 DIGITS: dict[str, Any] = {
@@ -24,7 +24,7 @@ DIGITS: dict[str, Any] = {
     "clients": 20,
     "model": "cnn_small",
     "rounds": 3,
-    "batch": 10,
+    "batch_size": 10,
     "lr": 0.1,
 }
 
@@ -42,10 +42,10 @@ def expected(e: Experiment, **options: Any) -> dict[str, Any]:
         split.test,
         rounds=e.task.rounds,
         lr=training.lr,
-        batch=training.batch,
-        epochs=training.epochs,
+        batch=training.batch_size,
+        epochs=training.local_epochs,
         seed=e.task.seed,
-        join=e.options.join,
+        join=e.options.participation,
         **options,
     )
 
@@ -54,15 +54,15 @@ def expected(e: Experiment, **options: Any) -> dict[str, Any]:
     ("name", "settings", "options"),
     [
         ("fedavg", {}, {}),
-        ("fedavg", {"join": 0.3, "epochs": 2, "seed": 4}, {}),
+        ("fedavg", {"participation": 0.3, "local_epochs": 2, "seed": 4}, {}),
         ("fedavg+prbm", {}, {"prbm": True}),
         ("fedavg+mr(kappa=1)", {}, {"kappa": 1.0, "mu": 1.0}),
         ("fedavg+dbe(kappa=1)", {}, {"kappa": 1.0, "mu": 1.0, "prbm": True}),
-        ("fedavg+dbe(kappa=5,mu=0.1)", {"join": 0.3}, {"kappa": 5.0, "mu": 0.1, "prbm": True}),
+        ("fedavg+dbe(kappa=5,mu=0.1)", {"participation": 0.3}, {"kappa": 5.0, "mu": 0.1, "prbm": True}),
         ("fedavg+dbe", {"variant": "paper"}, {"kappa": 1.0, "mu": 1.0, "prbm": True, "init_mean": "exact"}),
         (
             "fedavg+dbe(mu=0.3)",
-            {"variant": "official", "epochs": 2},
+            {"variant": "official", "local_epochs": 2},
             {"kappa": 1.0, "mu": 0.3, "prbm": True, "init_epochs": 2},
         ),
         (
@@ -78,10 +78,10 @@ def test_against_the_plain_loop(
 ) -> None:
     """After three rounds: parameters, PRBM vectors and global mean to 1e-5, accuracies to a few samples."""
     e = resolve(name, Config(**{**DIGITS, **settings}))
-    ran, wanted = outcome(e, tmp_path), expected(e, **options)
+    ran, wanted = run_outcome(e, tmp_path), expected(e, **options)
     for parameter, other in zip(e.task.model.parameters, wanted["server"], strict=True):
         torch.testing.assert_close(ran.server[parameter], other, rtol=0, atol=1e-5)
-    joined = {c for t in (1, 2, 3) for c in seeds.cohort(e.task.seed, t, 20, e.options.join)}
+    joined = {c for t in (1, 2, 3) for c in seeds.sample_cohort(e.task.seed, t, 20, e.options.participation)}
     if options.get("prbm"):
         assert ran.clients.keys() == joined
         for client, state in ran.clients.items():
@@ -95,14 +95,14 @@ def test_against_the_plain_loop(
 
 def test_one_client_is_centralised_sgd(tmp_path: Path) -> None:
     """The average of one is that one: the bits of torch.optim.SGD over its data."""
-    e = experiment("fedavg", samples([60]), epochs=2, trainer="autograd")
-    ran = outcome(e, tmp_path)
+    e = experiment("fedavg", make_samples([60]), local_epochs=2, trainer="autograd")
+    ran = run_outcome(e, tmp_path)
     task, rows = e.task, e.task.split.train[0]
     with seeds.torch_seeded(seeds.torch_seed(0, "model")):
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
     for t in (1, 2):
-        rng = seeds.stream(0, "batches", t, 0)
+        rng = seeds.make_rng(0, "batches", t, 0)
         for _ in range(2):
             order = torch.from_numpy(rows[rng.permutation(len(rows))])
             for batch in torch.split(order, 10)[: len(rows) // 10]:
@@ -119,8 +119,8 @@ def test_one_client_is_centralised_sgd(tmp_path: Path) -> None:
 def test_weights_are_sample_counts(tmp_path: Path) -> None:
     """One round is the average of the clients' own results, with weights 45/99, 33/99 and 21/99."""
     e = experiment("fedavg", rounds=1)
-    alone = [Local(e.task, 1, client).fit(e.task.model.parameters).params for client in range(3)]
-    ran = outcome(e, tmp_path)
+    alone = [ClientTrainer(e.task, 1, client).fit(e.task.model.parameters).params for client in range(3)]
+    ran = run_outcome(e, tmp_path)
     for name, value in ran.server.items():
         mean = sum(w * state[name].double() for w, state in zip((45, 33, 21), alone, strict=True)) / 99
         torch.testing.assert_close(value.double(), mean, rtol=0, atol=1e-7)
@@ -136,7 +136,7 @@ def test_weights_of_the_average(name: str) -> None:
             Upload(i, n, {name: torch.full_like(t, i) for name, t in server.items()})
             for i, n in enumerate((30, 10))
         ]
-        new = e.method.combine(Context(e.task, 1), server, uploads)
+        new = e.method.aggregate(Context(e.task, 1), server, uploads)
         assert all(torch.allclose(new[n], torch.tensor(mean)) for n in e.task.model.parameters)
     default = "uniform" if name in ("scaffold", "pfedme") else "samples"
-    assert hyper_parameters(parse(name))[name]["weights"] == default
+    assert hyperparameters(parse_method(name))[name]["weights"] == default

@@ -16,17 +16,17 @@ from torch import Tensor, nn
 
 from feddbe import seeds
 from feddbe.config.options import Config
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.methods import new_clients
 from feddbe.methods.registry import METHODS
 from feddbe.runs import summary
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.runs.store import Store
-from feddbe.simulation.client import Job, perform
+from feddbe.runs.store import RunStore
+from feddbe.simulation.client import ClientTask, run_client
 from feddbe.state import State
 from feddbe.training.task import Context
-from feddbe.training.trainer import Local
-from tests.federation import experiment, outcome, same_bits, samples
+from feddbe.training.trainer import ClientTrainer
+from tests.federation import are_identical, experiment, make_samples, run_outcome
 
 FOUR = [40, 44, 28, 36]
 
@@ -50,32 +50,34 @@ def noted(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def with_model(name: str, model: Any, **options: Any) -> Experiment:
     chosen = {"partition": "natural", "rounds": 1, "lr": 0.1, **options}
-    return resolve(name, Config(**chosen), dataset=samples(FOUR), model=model)
+    return resolve(name, Config(**chosen), dataset=make_samples(FOUR), model=model)
 
 
 def message(e: Experiment, folder: Path) -> State:
     """What the server has for the newcomer, client 3, after the rounds."""
-    outcome(e, folder)
-    store = Store.open(folder)
+    run_outcome(e, folder)
+    store = RunStore.open(folder)
     ctx = Context(e.task, e.task.rounds + 1, store.upload if e.method.keeps_uploads else None)
-    server = store.server()
-    found = e.method.down(ctx, server, 3) | {n: server[n] for n in e.method.constant if n in server}
+    server = store.server_state()
+    found = e.method.broadcast(ctx, server, 3) | {n: server[n] for n in e.method.constant if n in server}
     store.close()
     return found
 
 
-def came_in(e: Experiment, received: State, way: str = "full", epochs: int = 3) -> tuple[Local, State]:
-    task = e.task.adapting(epochs)
-    local, ctx = Local(task, 9, 3), Context(task, 9)
-    private = e.method.newcomer(ctx, received)
-    return local, new_clients.adapt(way, e.method, ctx, local, received, private)
+def came_in(
+    e: Experiment, received: State, adaptation: str = "full", epochs: int = 3
+) -> tuple[ClientTrainer, State]:
+    task = e.task.for_adaptation(epochs)
+    local, ctx = ClientTrainer(task, 9, 3), Context(task, 9)
+    private = e.method.init_new_client(ctx, received)
+    return local, new_clients.adapt(adaptation, e.method, ctx, local, received, private)
 
 
 @pytest.mark.parametrize("name", [*(n for n in METHODS if n != "apple"), "fedavg+dbe", "ditto+mr"])
 def test_fewer_epochs_are_the_first_of_more(name: str, tmp_path: Path) -> None:
     """Every step of two epochs (its batch, and the weights that it starts from) is a step of three."""
     name = name.replace("fedgen", "fedgen(steps=2)")
-    e = with_model(name, noted, newcomers=1)
+    e = with_model(name, noted, new_clients=1)
     received = message(e, tmp_path)
     taken = []
     for epochs in (2, 3):
@@ -89,7 +91,7 @@ def test_fewer_epochs_are_the_first_of_more(name: str, tmp_path: Path) -> None:
 def test_fewer_epochs_of_p_alone_are_the_first_of_more(tmp_path: Path) -> None:
     """One epoch, and two more from where it ended, are not three: the order is another. But the first of
     three is the one, which shows in p after it: each step is of known length."""
-    e = with_model("fedavg+dbe", noted, newcomers=1)
+    e = with_model("fedavg+dbe", noted, new_clients=1)
     received = message(e, tmp_path)
     ends = [came_in(e, received, "prbm", epochs)[0].extras["prbm"].value for epochs in (1, 2)]
     by_hand = _sgd(e, received, 2)
@@ -111,7 +113,7 @@ def _data(e: Experiment, received: State) -> tuple[Tensor, Tensor, Tensor, Tenso
 def _sgd(e: Experiment, received: State, epochs: int) -> list[Tensor]:
     """p after each epoch, written out on the features: p <- p - lr mean_b W' (s_b - onehot y_b)."""
     z, y, weight, bias = _data(e, received)
-    p, found, rng = torch.zeros(z.shape[1]), [], seeds.stream(e.task.seed, "batches", 9, 3)
+    p, found, rng = torch.zeros(z.shape[1]), [], seeds.make_rng(e.task.seed, "batches", 9, 3)
     for _ in range(epochs):
         order = torch.from_numpy(rng.permutation(len(z)))
         for some in torch.split(order[: len(z) // 10 * 10], 10):
@@ -127,20 +129,22 @@ def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("way", new_clients.WAYS)
+@pytest.mark.parametrize("way", new_clients.ADAPTATIONS)
 @pytest.mark.parametrize("name", ["fedavg+dbe", "scaffold+dbe", "moon+dbe", "fedgen(steps=2)+dbe"])
-def test_p_alone_leaves_all_else_as_it_was_to_the_bit(name: str, way: str, tmp_path: Path) -> None:
-    e = with_model(name, normed, newcomers=1)
+def test_p_alone_leaves_all_else_as_it_was_to_the_bit(name: str, adaptation: str, tmp_path: Path) -> None:
+    e = with_model(name, normed, new_clients=1)
     received = message(e, tmp_path)
     before = {n: t.clone() for n, t in received.items()}
-    local, state = came_in(e, received, way)
-    assert same_bits(received, before)
+    local, state = came_in(e, received, adaptation)
+    assert are_identical(received, before)
     model = {n: received[n] for n in e.task.model.parameters}
-    assert same_bits({n: state[n] for n in model}, model)
-    assert same_bits(local.buffers("shared"), e.task.model.buffers), "BatchNorm's statistics are theta^0's"
+    assert are_identical({n: state[n] for n in model}, model)
+    assert are_identical(local.buffers("shared"), e.task.model.buffers), (
+        "BatchNorm's statistics are theta^0's"
+    )
     assert local.extras.keys() == {"prbm"}
     assert local.extras["prbm"].value.any()
-    again, _ = came_in(e, received, way)
+    again, _ = came_in(e, received, adaptation)
     assert torch.equal(local.extras["prbm"].value, again.extras["prbm"].value)
 
 
@@ -151,7 +155,7 @@ def objective(e: Experiment, received: State, p: Tensor) -> Tensor:
 
 def test_newton_is_the_minimum_of_the_quadratic_and_the_ridge(tmp_path: Path) -> None:
     """g and H by autograd in double precision: 0 = g + H p + p / T, T = 0.1 x 3 epochs of 2 steps."""
-    e = with_model("fedavg+dbe", noted, newcomers=1)
+    e = with_model("fedavg+dbe", noted, new_clients=1)
     received = message(e, tmp_path)
     zero = torch.zeros(12, dtype=torch.float64)
     loss = lambda p: objective(e, received, p)  # noqa: E731
@@ -164,19 +168,19 @@ def test_newton_is_the_minimum_of_the_quadratic_and_the_ridge(tmp_path: Path) ->
 
 def test_newton_at_both_ends(tmp_path: Path) -> None:
     """A rate near 0 is one step of gradient descent of that length, and a rate of 0 is none."""
-    e = with_model("fedavg+dbe(prbm_lr=1e-6)", noted, newcomers=1)
+    e = with_model("fedavg+dbe(prbm_lr=1e-6)", noted, new_clients=1)
     received = message(e, tmp_path)
     at = torch.zeros(12, dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(objective(e, received, at), at)
     p = came_in(e, received, "newton")[0].extras["prbm"].value.double()
     torch.testing.assert_close(p, -6e-6 * gradient, rtol=1e-4, atol=1e-12)
-    still = with_model("fedavg+dbe(prbm_lr=0)", noted, newcomers=1)
+    still = with_model("fedavg+dbe(prbm_lr=0)", noted, new_clients=1)
     assert not came_in(still, received, "newton")[0].extras["prbm"].value.any()
 
 
 def test_newton_with_a_head_that_bends_has_the_gauss_newton_matrix(tmp_path: Path) -> None:
     """h = linear, ReLU, linear, small enough to write J_j down: W2 diag(W1 z_j + b1 > 0) W1."""
-    e = experiment("fedavg+dbe", samples(FOUR), newcomers=1, cut="fc1.0")
+    e = experiment("fedavg+dbe", make_samples(FOUR), new_clients=1, cut="fc1.0")
     received = message(e, tmp_path)
     x = e.task.dataset.inputs(e.task.dataset.x[torch.from_numpy(e.task.split.train[3])]).flatten(1).double()
     y = e.task.dataset.y[torch.from_numpy(e.task.split.train[3])]
@@ -193,45 +197,49 @@ def test_newton_with_a_head_that_bends_has_the_gauss_newton_matrix(tmp_path: Pat
     torch.testing.assert_close(p, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", ["full", *new_clients.WAYS])
-def test_accuracy_after_each_epoch_is_that_of_so_many(way: str, tmp_path: Path) -> None:
-    e = experiment("fedavg+dbe", samples(FOUR), newcomers=1, adapt_epochs=4, adapt=way)
-    server = outcome(e, tmp_path).server
-    store = Store.open(tmp_path)
-    found, rows = summary.newcomers(store), store.rows(2)
+@pytest.mark.parametrize("way", ["full", *new_clients.ADAPTATIONS])
+def test_accuracy_after_each_epoch_is_that_of_so_many(adaptation: str, tmp_path: Path) -> None:
+    e = experiment("fedavg+dbe", make_samples(FOUR), new_clients=1, adapt_epochs=4, adaptation=adaptation)
+    server = run_outcome(e, tmp_path).server
+    store = RunStore.open(tmp_path)
+    found, rows = summary.read_new_clients(store), store.records(2)
     store.close()
     assert found
-    assert (found["way"], found["epochs"], len(found["by_epoch"])) == (way, 4, 4)
+    assert (found["adaptation"], found["epochs"], len(found["by_epoch"])) == (adaptation, 4, 4)
     assert found["by_epoch"][-1] == found["adapted"]
     assert {f"newcomers adapted {n}" for n in (1, 2, 3)} <= {r.moment for r in rows if r.client == 3}
     for epochs, accuracy in enumerate(found["by_epoch"], 1):
-        job = Job(3, 3, evaluate=True, adapt=epochs, newcomer=True, way=way)
-        reply = perform(e.task, e.method, job, server, None)
-        assert accuracy["weighted"] == float(reply.measured["adapted"]["accuracy"][0])
+        job = ClientTask(3, 3, evaluate=True, adapt_epochs=epochs, is_new_client=True, adaptation=adaptation)
+        reply = run_client(e.task, e.method, job, server, None)
+        assert accuracy["weighted"] == float(reply.metrics["adapted"]["accuracy"][0])
 
 
 def test_ways_are_those_of_the_option() -> None:
-    field = next(f for f in dataclasses.fields(Config) if f.name == "adapt")
-    assert field.metadata["choices"] == ("full", *new_clients.WAYS)
+    field = next(f for f in dataclasses.fields(Config) if f.name == "adaptation")
+    assert field.metadata["choices"] == ("full", *new_clients.ADAPTATIONS)
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("fedavg", {"adapt": "prbm"}, "adapt = prbm; not for fedavg: it has no p_i, as +prbm and +dbe have"),
-    ("fedavg+mr", {"adapt": "prbm"}, "adapt = prbm; not for fedavg+mr: it has no p_i"),
-    ("fedavg+dbe", {"adapt": "newton", "newcomers": 0}, "adapt = newton; it is about newcomers, of which"),
-    ("fedavg+dbe", {"adapt": "newtn"}, "unknown adapt 'newtn'; did you mean 'newton'"),
+    ("fedavg", {"adaptation": "prbm"}, "adapt = prbm; not for fedavg: it has no p_i, as +prbm and +dbe have"),
+    ("fedavg+mr", {"adaptation": "prbm"}, "adapt = prbm; not for fedavg+mr: it has no p_i"),
+    (
+        "fedavg+dbe",
+        {"adaptation": "newton", "new_clients": 0},
+        "adapt = newton; it is about newcomers, of which",
+    ),
+    ("fedavg+dbe", {"adaptation": "newtn"}, "unknown adapt 'newtn'; did you mean 'newton'"),
 ]
 
 
 @pytest.mark.parametrize(("name", "options", "line"), REFUSED)
 def test_refusals(name: str, options: dict[str, Any], line: str) -> None:
-    with pytest.raises(BadInput, match=re.escape(line)):
-        experiment(name, samples(FOUR), **{"newcomers": 1, **options})
+    with pytest.raises(InvalidInputError, match=re.escape(line)):
+        experiment(name, make_samples(FOUR), **{"new_clients": 1, **options})
 
 
 def test_another_way_in_is_another_run() -> None:
     hashes = {
-        experiment("fedavg+dbe", samples(FOUR), newcomers=1, adapt=way).config_hash
+        experiment("fedavg+dbe", make_samples(FOUR), new_clients=1, adaptation=way).config_hash
         for way in ("full", "prbm")
     }
     assert len(hashes) == 2

@@ -23,11 +23,11 @@ from feddbe import seeds
 from feddbe.config.options import Config
 from feddbe.methods.registry import METHODS
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.simulation.client import BUFFER, Job, Reply
-from feddbe.simulation.engines.base import ClientStates, Messages
+from feddbe.simulation.client import BUFFER, ClientResult, ClientTask
+from feddbe.simulation.engines.base import Broadcasts, ClientStates
 from feddbe.simulation.engines.registry import Serial
-from feddbe.state import State, without
-from tests.federation import COMBINATIONS, Outcome, carry_out, experiment, samples
+from feddbe.state import State, drop_keys
+from tests.federation import COMBINATIONS, Outcome, experiment, make_samples, run_recorded
 from tests.oracles import methods as oracle
 from tests.oracles.methods import Result, Seen, Setting
 
@@ -130,10 +130,12 @@ class Watched(Serial):
         super().__init__(experiment.task, experiment.method)
         self.seen: dict[tuple[str, int, int], Seen] = {}
 
-    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply]:
-        rounds = {job.client: job.round for job in jobs}
-        for reply in super().run(jobs, messages, states):
-            for moment, found in reply.measured.items():
+    def run(
+        self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
+    ) -> Iterator[ClientResult]:
+        rounds = {job.client: job.round for job in tasks}
+        for reply in super().run(tasks, messages, states):
+            for moment, found in reply.metrics.items():
                 key = moment, rounds[reply.client] - 1, reply.client
                 share, samples = found["accuracy"]
                 self.seen[key] = Seen(int(samples), round(share * samples), float(found["loss"][0]))
@@ -180,9 +182,9 @@ def setting(e: Experiment, parts: dict[str, dict[str, Any]]) -> Setting:
         e.task.split.test,
         rounds=e.task.rounds,
         lr=0.1,
-        join=chosen.join,
+        join=chosen.participation,
         seed=chosen.seed,
-        epochs=chosen.epochs,
+        epochs=chosen.local_epochs,
         bn=chosen.bn_buffers,
         weights=parts[method].get("weights"),
         kappa=kappa if means else None,
@@ -215,17 +217,17 @@ def compared(
     """Run both and compare: every prediction of every client, the means, and the statistics wherever kept."""
     given = read(name)
     method = next(iter(given))
-    run: dict[str, Any] = {"rounds": rounds, "join": 0.67, "seed": 1, "adapt_epochs": 3}
+    run: dict[str, Any] = {"rounds": rounds, "participation": 0.67, "seed": 1, "adapt_epochs": 3}
     usual: dict[str, dict[str, Any]] = {"mr": {"kappa": 1}, "dbe": {"kappa": 1}}
     if how != "plain":
         sizes, usual = (60, 44, 28, 24), OTHER
-        run |= {"join": 0.5, "seed": 0, "epochs": 2, "bn_buffers": how}
+        run |= {"participation": 0.5, "seed": 0, "local_epochs": 2, "bn_buffers": how}
     if method == "apple":
-        run["join"] = 1.0
+        run["participation"] = 1.0
     parts = {part: usual.get(part, {}) | options for part, options in given.items()}
     exact = how != "plain" or method == "fedgen"
     with precision(torch.float64 if exact else torch.float32):
-        data = samples(sizes)
+        data = make_samples(sizes)
         if exact:
             data = dataclasses.replace(data, x=data.inputs(data.x).double())
         if how == "plain":
@@ -236,7 +238,7 @@ def compared(
         plain = setting(e, parts)
         wanted = plain_loop(plain, **{k: v for k, v in parts[method].items() if k != "weights"})
         engine = Watched(e)
-        ran = carry_out(e, folder, engine)
+        ran = run_recorded(e, folder, engine)
 
     atol = 1e-9 if exact else 1e-5
     assert engine.seen.keys() == plain.seen.keys()
@@ -262,15 +264,17 @@ def compared(
     assert ran.clients.keys() == kept.keys()
     clients = {}
     for i, state in ran.clients.items():
-        clients[i] = without(state, [BUFFER])
+        clients[i] = drop_keys(state, [BUFFER])
         close({n: b for n, b in state.items() if n.startswith(BUFFER)}, kept[i], atol)
     return Compared(e, plain, wanted, ran, clients, atol)
 
 
 def joined(e: Experiment) -> list[int]:
     """Who took part in a round."""
-    n, join = e.task.split.clients, e.options.join
-    return sorted({c for t in range(1, e.task.rounds + 1) for c in seeds.cohort(e.task.seed, t, n, join)})
+    n, join = e.task.split.clients, e.options.participation
+    return sorted(
+        {c for t in range(1, e.task.rounds + 1) for c in seeds.sample_cohort(e.task.seed, t, n, join)}
+    )
 
 
 def close(mine: State, other: State, atol: float) -> None:
@@ -301,7 +305,7 @@ def test_against_the_plain_loop(name: str, how: str, tmp_path: Path) -> None:
     rounds = 3
     found = compared(name, how, PLAIN[next(iter(read(name)))], tmp_path, rounds=rounds)
     order = list(found.e.task.model.parameters)
-    server = in_order(without(found.ran.server, ["mean", "mr/", BUFFER]), order)
+    server = in_order(drop_keys(found.ran.server, ["mean", "mr/", BUFFER]), order)
     torch.testing.assert_close(server, found.wanted.server, rtol=found.atol, atol=found.atol)
     for client, state in found.clients.items():
         private = found.wanted.private.get(client, [])
@@ -309,9 +313,9 @@ def test_against_the_plain_loop(name: str, how: str, tmp_path: Path) -> None:
 
 
 def test_majority_answers_with_the_most_frequent_label(tmp_path: Path) -> None:
-    e = experiment("majority", join=0.67)
+    e = experiment("majority", participation=0.67)
     engine = Watched(e)
-    carry_out(e, tmp_path, engine)
+    run_recorded(e, tmp_path, engine)
     assert {key[:2] for key in engine.seen} == {(m, t) for m in ("before", "after") for t in range(3)} - {
         ("after", 2)
     }

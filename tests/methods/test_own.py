@@ -18,17 +18,17 @@ import pytest
 import feddbe
 from feddbe import cli, methods
 from feddbe.config.parameters import parameter
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.methods.addons import MR, PRBM, Composed
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.fedprox import FedProx
-from feddbe.methods.registry import METHODS, hyper_parameters, in_memory, parse, spelled
+from feddbe.methods.registry import METHODS, format_name, hyperparameters, is_in_memory, parse_method
 from feddbe.runs.experiment import Recipe
 from feddbe.state import State
 from feddbe.training.task import Context
 from feddbe.training.terms import prox
-from feddbe.training.trainer import Local
-from tests.federation import experiment, outcome, same_bits, samples
+from feddbe.training.trainer import ClientTrainer
+from tests.federation import are_identical, experiment, make_samples, run_outcome
 
 FILE = """
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ def registry() -> Iterator[None]:
     """What a test makes known is forgotten again."""
     before = set(METHODS)
     yield
-    methods.packages.cache_clear()
+    methods.installed_packages.cache_clear()
     for name in set(METHODS) - before:
         del METHODS[name]
 
@@ -74,36 +74,38 @@ class Nearby(FedAvg):
     name: ClassVar[str] = "nearby"
     mu: float = parameter(0.001, "weight of the term", low=0)
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        return local.fit(received, terms=[prox(self.mu, received)]).params, private
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        return trainer.fit(received, terms=[prox(self.mu, received)]).params, private
 
 
 @pytest.mark.parametrize("first", ["", "from __future__ import annotations"])
 def test_the_grammar(first: str, tmp_path: Path) -> None:
     """Also in a folder with a plus and brackets, with options in large letters."""
     path = write(tmp_path / "a+b (c)", first + FILE)
-    assert hyper_parameters(parse(f"{path}:MyProx")) == {
+    assert hyperparameters(parse_method(f"{path}:MyProx")) == {
         "myprox": {"weights": "samples", "mu": 0.001, "Every": None, "on": True}
     }
-    both = parse(f"{path}:MyProx(mu=0.5, Every=2,on=false)+DBE(Kappa=5)")
+    both = parse_method(f"{path}:MyProx(mu=0.5, Every=2,on=false)+DBE(Kappa=5)")
     assert isinstance(both, Composed)
-    assert both.inner.base == "myprox"
-    assert hyper_parameters(both)["myprox"] == {"weights": "samples", "mu": 0.5, "Every": 2, "on": False}
-    assert hyper_parameters(both)["mr"]["kappa"] == 5
+    assert both.inner.base_name == "myprox"
+    assert hyperparameters(both)["myprox"] == {"weights": "samples", "mu": 0.5, "Every": 2, "on": False}
+    assert hyperparameters(both)["mr"]["kappa"] == 5
 
 
 def test_it_is_fedprox_to_the_bit(tmp_path: Path) -> None:
     """On serial, in a pool, continued, and given from Python."""
     name = f"{write(tmp_path)}:MyProx(mu=0.3)+dbe"
-    wanted = outcome(experiment("fedprox(mu=0.3)+dbe"), tmp_path / "fedprox")
-    pool = outcome(experiment(name), tmp_path / "pool", "pool(workers=2)")
-    outcome(experiment(name, rounds=1), tmp_path / "parts")
-    parts = outcome(experiment(name), tmp_path / "parts")
-    text = spelled(Composed(Nearby(mu=0.3), (PRBM(), MR(kappa=1.0))))
-    python = outcome(experiment(text), tmp_path / "python")
+    wanted = run_outcome(experiment("fedprox(mu=0.3)+dbe"), tmp_path / "fedprox")
+    pool = run_outcome(experiment(name), tmp_path / "pool", "pool(workers=2)")
+    run_outcome(experiment(name, rounds=1), tmp_path / "parts")
+    parts = run_outcome(experiment(name), tmp_path / "parts")
+    text = format_name(Composed(Nearby(mu=0.3), (PRBM(), MR(kappa=1.0))))
+    python = run_outcome(experiment(text), tmp_path / "python")
     for found in (pool, parts, python):
-        assert same_bits(found.server, wanted.server)
-        assert all(same_bits(found.clients[c], wanted.clients[c]) for c in wanted.clients)
+        assert are_identical(found.server, wanted.server)
+        assert all(are_identical(found.clients[c], wanted.clients[c]) for c in wanted.clients)
 
 
 def test_the_hash_follows_the_content_not_the_place(tmp_path: Path) -> None:
@@ -115,30 +117,34 @@ def test_the_hash_follows_the_content_not_the_place(tmp_path: Path) -> None:
 
 
 def test_an_edited_method_does_not_continue_a_run(tmp_path: Path) -> None:
-    options = {"data": samples(), "out": str(tmp_path / "run"), **SMALL}
+    options = {"data": make_samples(), "out": str(tmp_path / "run"), **SMALL}
     name = f"{write(tmp_path)}:MyProx"
     feddbe.run(name, rounds=1, **options)
     moved = f"{shutil.copy(tmp_path / 'mine.py', tmp_path / 'moved.py')}:MyProx"
     assert len(feddbe.run(moved, rounds=2, resume=True, **options)["rounds"]) == 3
     write(tmp_path, FILE.replace("mu: float = parameter(0.001", "mu: float = parameter(0.002"))
-    with pytest.raises(BadInput, match=r"another configuration \(.*myprox mu 0.001 there, 0.002 now"):
+    with pytest.raises(
+        InvalidInputError, match=r"another configuration \(.*myprox mu 0.001 there, 0.002 now"
+    ):
         feddbe.run(name, rounds=3, resume=True, **options)
     write(tmp_path, FILE.replace("(self.Every or 1)", "(self.Every or 2)"))
-    with pytest.raises(BadInput, match="another configuration"):
+    with pytest.raises(InvalidInputError, match="another configuration"):
         feddbe.run(name, rounds=3, resume=True, **options)
 
 
 def test_another_process_finds_it_by_its_file(tmp_path: Path) -> None:
     """As a spawned worker or a node of a cluster does; not if the file has changed."""
     path = write(tmp_path)
-    method = parse(f"{path}:MyProx(mu=0.3)+dbe")
+    method = parse_method(f"{path}:MyProx(mu=0.3)+dbe")
     pickled = pickle.dumps(method)
     assert pickle.loads(pickled) == method
     code = f"import pickle; print(pickle.loads({pickled!r}))"
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert there.stdout.startswith("Composed(inner=MyProx(weights='samples', mu=0.3, Every=None, on=True)")
     write(tmp_path, FILE + "# edited")
-    with pytest.raises(BadInput, match=r"^the method's file '.*mine.py' is not the one that the run began "):
+    with pytest.raises(
+        InvalidInputError, match=r"^the method's file '.*mine.py' is not the one that the run began "
+    ):
         pickle.loads(pickled)
 
 
@@ -146,36 +152,36 @@ def test_a_recipe_needs_a_name_that_others_know(tmp_path: Path) -> None:
     text = f"{write(tmp_path)}:MyProx"
     made = dataclasses.replace(experiment(text), in_memory="")
     assert Recipe.of(made) is not None
-    assert not in_memory(parse(text))
-    assert experiment(spelled(Nearby())).in_memory == "data and method"
+    assert not is_in_memory(parse_method(text))
+    assert experiment(format_name(Nearby())).in_memory == "data and method"
 
 
 def test_what_one_would_type() -> None:
     """Options are left out at their defaults, where these are the same for every model and variant."""
-    assert spelled(FedAvg()) == "fedavg"
-    assert spelled(FedProx(mu=0.5)) == "fedprox(mu=0.5)"
-    text = spelled(Composed(Nearby(mu=1e-7), (PRBM(), MR())))
+    assert format_name(FedAvg()) == "fedavg"
+    assert format_name(FedProx(mu=0.5)) == "fedprox(mu=0.5)"
+    text = format_name(Composed(Nearby(mu=1e-7), (PRBM(), MR())))
     assert text == "nearby(mu=1e-07)+prbm+mr(kappa=50,mu=1,init_mean=momentum,init_epochs=1)"
-    assert parse(text) == Composed(Nearby(mu=1e-7), (PRBM(), MR()))
+    assert parse_method(text) == Composed(Nearby(mu=1e-7), (PRBM(), MR()))
     with pytest.raises(
-        BadInput, match=r"^'<class .*Nearby'>' is not a method; give its name, or an instance"
+        InvalidInputError, match=r"^'<class .*Nearby'>' is not a method; give its name, or an instance"
     ):
         feddbe.run(Nearby)  # type: ignore[arg-type]
 
 
 def test_a_run_of_an_object(tmp_path: Path) -> None:
-    options = {"data": samples(), "rounds": 1, **SMALL}
+    options = {"data": make_samples(), "rounds": 1, **SMALL}
     one = feddbe.run(FedProx(mu=0.3), out=str(tmp_path / "one"), **options)
     two = feddbe.run(Nearby(mu=0.3), out=str(tmp_path / "two"), **options)
     assert (one["method"], two["method"]) == ("fedprox(mu=0.3)", "nearby(mu=0.3)")
     assert one["server_sha256"] == two["server_sha256"]
     del METHODS["nearby"]
     with pytest.raises(
-        BadInput, match=r"unknown method 'nearby'; .*; a class of yours is made known by fedd"
+        InvalidInputError, match=r"unknown method 'nearby'; .*; a class of yours is made known by fedd"
     ):
-        feddbe.measure(tmp_path / "two", what="discrepancy", data=samples())
+        feddbe.analyze(tmp_path / "two", analyses="discrepancy", data=make_samples())
     METHODS["nearby"] = Nearby
-    assert feddbe.measure(tmp_path / "two", what="discrepancy", data=samples())[0]["measured"]
+    assert feddbe.analyze(tmp_path / "two", analyses="discrepancy", data=make_samples())[0]["analyses"]
 
 
 def test_a_package(
@@ -187,15 +193,15 @@ def test_a_package(
     write(about, "Metadata-Version: 2.1\nName: package-of-mine\nVersion: 1\n", "METADATA")
     write(about, "[feddbe.methods]\nmyprox = package_of_mine:MyProx\n", "entry_points.txt")
     monkeypatch.syspath_prepend(tmp_path)
-    methods.packages.cache_clear()
+    methods.installed_packages.cache_clear()
     assert "myprox" in set(METHODS)
-    assert type(parse("myprox(mu=0.5)+dbe")) is Composed
-    assert not in_memory(parse("myprox"))
+    assert type(parse_method("myprox(mu=0.5)+dbe")) is Composed
+    assert not is_in_memory(parse_method("myprox"))
     assert len(methods.source_sha256(METHODS["myprox"])) == 64
-    options = {"data": samples(), "out": str(tmp_path / "run"), **SMALL}
+    options = {"data": make_samples(), "out": str(tmp_path / "run"), **SMALL}
     feddbe.run("myprox", rounds=1, **options)
     write(about, "Metadata-Version: 2.1\nName: package-of-mine\nVersion: 2\n", "METADATA")
-    methods.packages.cache_clear()
+    methods.installed_packages.cache_clear()
     remarks = feddbe.run("myprox", rounds=2, resume=True, **options)["remarks"]
     assert "carried on with other versions: package-of-mine 1 then, 2 now" in remarks
     assert cli.main(["methods", "--json"]) == 0
@@ -205,21 +211,21 @@ def test_a_package(
         "[feddbe.methods]\nother = package_of_mine:MyProx\nnone = package_of_mine:No\n",
         "entry_points.txt",
     )
-    methods.packages.cache_clear()
+    methods.installed_packages.cache_clear()
     with pytest.raises(
-        BadInput, match=r"^method 'other' of the package package-of-mine .* has name = 'myprox'"
+        InvalidInputError, match=r"^method 'other' of the package package-of-mine .* has name = 'myprox'"
     ):
-        parse("other")
-    with pytest.raises(BadInput, match=r"^method 'none' of .* cannot be imported: AttributeError: "):
-        parse("none")
+        parse_method("other")
+    with pytest.raises(InvalidInputError, match=r"^method 'none' of .* cannot be imported: AttributeError: "):
+        parse_method("none")
     write(about, "[feddbe.methods]\nfedavg = package_of_mine:MyProx\n", "entry_points.txt")
-    methods.packages.cache_clear()
-    assert parse("fedavg") == FedAvg()
+    methods.installed_packages.cache_clear()
+    assert parse_method("fedavg") == FedAvg()
     with pytest.raises(
-        BadInput, match=r"^method 'fedavg' of the package package-of-mine .* of a built-in method"
+        InvalidInputError, match=r"^method 'fedavg' of the package package-of-mine .* of a built-in method"
     ):
         set(METHODS)
-    methods.packages.cache_clear()
+    methods.installed_packages.cache_clear()
     shutil.rmtree(about)
 
 
@@ -269,8 +275,8 @@ WRONG = {
 @pytest.mark.parametrize(("given", "message"), WRONG.items(), ids=range(len(WRONG)))
 def test_what_goes_wrong_is_one_line(tmp_path: Path, given: tuple[str, str], message: str) -> None:
     path = write(tmp_path, given[0])
-    with pytest.raises(BadInput) as caught:
-        parse(f"{path}{given[1]}")
+    with pytest.raises(InvalidInputError) as caught:
+        parse_method(f"{path}{given[1]}")
     shown = str(caught.value).replace(f"'{path}'", "FILE").replace(str(path), "FILE")
     assert message in shown
     assert "\n" not in shown

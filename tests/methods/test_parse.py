@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import pytest
 
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.methods.addons import MR, PRBM, Composed
 from feddbe.methods.fedavg import FedAvg
-from feddbe.methods.registry import ADDONS, METHODS, describe, hyper_parameters, parse, parse_name
+from feddbe.methods.registry import (
+    ADDONS,
+    METHODS,
+    describe_methods,
+    hyperparameters,
+    parse_method,
+    parse_name,
+)
 
 
 def test_names_and_options() -> None:
-    assert parse("fedavg") == FedAvg()
-    assert parse("fedavg+prbm") == Composed(FedAvg(), (PRBM(),))
-    assert parse("FedAvg + DBE(kappa=5, mu=0.1)") == Composed(FedAvg(), (PRBM(), MR(kappa=5.0, mu=0.1)))
-    assert parse("fedavg+mr(init_mean=exact,mr_half=false)") == Composed(
+    assert parse_method("fedavg") == FedAvg()
+    assert parse_method("fedavg+prbm") == Composed(FedAvg(), (PRBM(),))
+    assert parse_method("FedAvg + DBE(kappa=5, mu=0.1)") == Composed(
+        FedAvg(), (PRBM(), MR(kappa=5.0, mu=0.1))
+    )
+    assert parse_method("fedavg+mr(init_mean=exact,mr_half=false)") == Composed(
         FedAvg(), (MR(init_mean="exact", mr_half=False),)
     )
-    assert parse("fedavg+prbm(prbm_lr=none)") == parse("fedavg+prbm")
-    assert parse("fedavg+mr(kappa=1e+1)") == parse("fedavg+mr(kappa=10)")
+    assert parse_method("fedavg+prbm(prbm_lr=none)") == parse_method("fedavg+prbm")
+    assert parse_method("fedavg+mr(kappa=1e+1)") == parse_method("fedavg+mr(kappa=10)")
 
 
 def test_what_is_in_brackets_wins_over_defaults() -> None:
     method = parse_name("fedavg+dbe(mu=0.5)").build({"mr": {"kappa": 7.0, "mu": 0.2}})
-    assert hyper_parameters(method)["mr"]["kappa"] == 7.0
-    assert hyper_parameters(method)["mr"]["mu"] == 0.5
+    assert hyperparameters(method)["mr"]["kappa"] == 7.0
+    assert hyperparameters(method)["mr"]["mu"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -49,31 +58,31 @@ def test_what_is_in_brackets_wins_over_defaults() -> None:
     ],
 )
 def test_one_line_says_what_is_wrong(text: str, words: str) -> None:
-    with pytest.raises(BadInput) as error:
-        parse(text)
+    with pytest.raises(InvalidInputError) as error:
+        parse_method(text)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
 
 class Refusing(FedAvg):
     name = "refusing"
-    refuses = {"prbm": "it personalises in its own way"}  # noqa: RUF012
+    discouraged_addons = {"prbm": "it personalises in its own way"}  # noqa: RUF012
 
 
 def test_an_add_on_that_a_method_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "refusing", Refusing)
-    assert isinstance(parse("refusing+mr"), Composed)
+    assert isinstance(parse_method("refusing+mr"), Composed)
     for name in ("refusing+prbm", "refusing+dbe"):
         with pytest.raises(
-            BadInput, match=r"refusing does not support \+prbm: it personalises in its own way"
+            InvalidInputError, match=r"refusing does not support \+prbm: it personalises in its own way"
         ):
-            parse(name)
+            parse_method(name)
         assert isinstance(parse_name(name).build(force=True), Composed)
 
 
 def test_descriptions_are_complete() -> None:
-    found = {d["name"]: d for d in describe()}
+    found = {d["name"]: d for d in describe_methods()}
     assert set(found) == {*METHODS, *ADDONS}
     assert found["fedavg"]["addons"] == ["prbm", "mr", "dbe", "ft"]
     assert [p["name"] for p in found["dbe"]["parameters"]][:3] == ["prbm_lr", "kappa", "mu"]
-    assert all(p["meaning"] and p["allowed"] for d in describe() for p in d["parameters"])
+    assert all(p["meaning"] and p["allowed"] for d in describe_methods() for p in d["parameters"])

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp
 
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.methods.dp_mean import Guarantee, log_delta, noise_scale
-from feddbe.methods.registry import parse
+from feddbe.methods.registry import parse_method
 from feddbe.training.task import Context
-from feddbe.training.trainer import Local
-from tests.federation import experiment, outcome, samples
+from feddbe.training.trainer import ClientTrainer
+from tests.federation import experiment, make_samples, run_outcome
 
 ASKED = "init_mean=start,epsilon=1,delta=1e-5,clip=2"
 
@@ -68,19 +68,19 @@ def test_the_classical_sigma_is_larger_where_it_holds() -> None:
 def test_clipping_shortens_what_is_longer_and_leaves_the_rest() -> None:
     z = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [0.0, -2.0]])
     expected = torch.tensor([[1.2, 1.6], [0.3, 0.4], [0.0, 0.0], [0.0, -2.0]])
-    found = Guarantee(1.0, 1e-5, 2.0).clipped(z)
+    found = Guarantee(1.0, 1e-5, 2.0).clip_mean(z)
     torch.testing.assert_close(found, expected.double(), rtol=1e-7, atol=1e-8)
-    deep = Guarantee(1.0, 1e-5, 2.0).clipped(torch.full((3, 2, 5, 5), 7.0))
+    deep = Guarantee(1.0, 1e-5, 2.0).clip_mean(torch.full((3, 2, 5, 5), 7.0))
     torch.testing.assert_close(deep.flatten(1).norm(dim=1), torch.full((3,), 2.0, dtype=torch.float64))
 
 
 def sent(name: str, rows: list[int] | None = None) -> torch.Tensor:
     """The mean that client 2 sends, holding these rows of the data."""
     e = experiment(name)
-    local = Local(e.task, 0, 2)
+    local = ClientTrainer(e.task, 0, 2)
     if rows is not None:
         local.rows["train"] = np.array(rows)
-    up, _ = e.method.prepare(Context(e.task, 0), local, dict(e.task.model.parameters), {})
+    up, _ = e.method.client_setup(Context(e.task, 0), local, dict(e.task.model.parameters), {})
     return up["mean"]
 
 
@@ -123,23 +123,23 @@ def test_the_noise_has_the_sigma_that_is_stated() -> None:
     noise = (sent(f"fedavg+mr({ASKED})") - clean).double()
     sigma = 3.7306 * 4 / e.task.samples[2]
     assert float(noise.square().mean().sqrt()) == pytest.approx(sigma, rel=3 / math.sqrt(2 * noise.numel()))
-    assert f"sigma {3.7306 * 4:.4g}/n" in e.remarks[0]
-    assert f"{3.7306 * 4 / max(e.task.samples):.3g} to {sigma:.3g} here" in e.remarks[0]
+    assert f"sigma {3.7306 * 4:.4g}/n" in e.notes[0]
+    assert f"{3.7306 * 4 / max(e.task.samples):.3g} to {sigma:.3g} here" in e.notes[0]
 
 
 def test_the_mean_does_not_depend_on_training(tmp_path: Path) -> None:
     """The server's mean is the same at every learning rate: no sample is in it through the model."""
     name = f"fedavg+mr({ASKED})"
-    means = [outcome(experiment(name, lr=lr), tmp_path / str(lr)).server["mean"] for lr in (0.01, 0.3)]
+    means = [run_outcome(experiment(name, lr=lr), tmp_path / str(lr)).server["mean"] for lr in (0.01, 0.3)]
     assert torch.equal(*means)
 
 
 def test_what_is_stated_goes_with_the_run() -> None:
-    remarks = experiment(f"fedavg+dbe({ASKED})", samples([40, 44, 28, 36]), newcomers=1).remarks
+    remarks = experiment(f"fedavg+dbe({ASKED})", make_samples([40, 44, 28, 36]), new_clients=1).notes
     assert len(remarks) == 1
     for text in ("(1, 1e-05)-differentially private", "clipped to 2", "no other message", "simulates"):
         assert text in remarks[0]
-    assert experiment("fedavg+dbe").remarks == []
+    assert experiment("fedavg+dbe").notes == []
 
 
 REFUSED = {
@@ -158,8 +158,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("options", REFUSED)
 def test_what_has_no_clean_sensitivity_is_refused_in_one_line(options: str) -> None:
-    with pytest.raises(BadInput) as error:
-        parse(f"fedavg+mr({options})")
+    with pytest.raises(InvalidInputError) as error:
+        parse_method(f"fedavg+mr({options})")
     assert REFUSED[options] in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from feddbe.data.dataset import Dataset
 from feddbe.data.split import Split
-from feddbe.metrics.builtin import accuracy, auc, loss, majority_floor
-from feddbe.metrics.records import Readings, over_clients
+from feddbe.metrics.builtin import accuracy, auc, loss, majority_accuracy
+from feddbe.metrics.records import Aggregates, aggregate_clients
 
 # --- over clients
 
 
-def over(samples: list[int], correct: list[int]) -> Readings | None:
+def over(samples: list[int], correct: list[int]) -> Aggregates | None:
     """The readings of clients with so many hits."""
-    return over_clients([(Fraction(c, max(n, 1)), n) for n, c in zip(samples, correct, strict=True)])
+    return aggregate_clients([(Fraction(c, max(n, 1)), n) for n, c in zip(samples, correct, strict=True)])
 
 
 def test_four_readings_by_hand() -> None:
@@ -137,21 +137,23 @@ def test_the_weighted_accuracy_is_all_hits_over_all_samples(clients: list[tuple[
 
 def _federation(y: list[int], train: list[list[int]], test: list[list[int]]) -> tuple[Dataset, Split]:
     rows = [tuple(np.array(part, dtype=np.int64) for part in parts) for parts in (train, test)]
-    return Dataset("toy", torch.zeros(len(y), 1), torch.tensor(y), 3), Split.of(rows[0], rows[1])
+    return Dataset("toy", torch.zeros(len(y), 1), torch.tensor(y), 3), Split.from_arrays(rows[0], rows[1])
 
 
 def test_the_floor_by_hand() -> None:
     """Client 0 trains on 2 2 0 and says 2: right for 2 and 2 of its test labels 2 1 2. Client 1 trains on
     0 1 (a tie, the smaller label) and says 0: right for none of 1. In all 2 of 4; unweighted it were 1/3."""
-    found = majority_floor(*_federation([2, 2, 0, 2, 1, 2, 0, 1, 1], [[0, 1, 2], [6, 7]], [[3, 4, 5], [8]]))
+    found = majority_accuracy(
+        *_federation([2, 2, 0, 2, 1, 2, 0, 1, 1], [[0, 1, 2], [6, 7]], [[3, 4, 5], [8]])
+    )
     assert found == pytest.approx(2 / 4)
 
 
 def test_the_floor_follows_the_training_labels_not_the_test_labels() -> None:
-    assert majority_floor(*_federation([0, 1, 1], [[0]], [[1, 2]])) == 0
-    assert majority_floor(*_federation([1, 1, 1], [[0]], [[1, 2]])) == 1
+    assert majority_accuracy(*_federation([0, 1, 1], [[0]], [[1, 2]])) == 0
+    assert majority_accuracy(*_federation([1, 1, 1], [[0]], [[1, 2]])) == 1
 
 
 def test_the_floor_without_test_samples() -> None:
-    assert majority_floor(*_federation([0, 1], [[0], [1]], [[], []])) == 0
-    assert majority_floor(*_federation([0, 1, 1], [[0], [1]], [[], [2]])) == 1
+    assert majority_accuracy(*_federation([0, 1], [[0], [1]], [[], []])) == 0
+    assert majority_accuracy(*_federation([0, 1, 1], [[0], [1]], [[], [2]])) == 1

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from feddbe.simulation.engines.base import used_mb
+from feddbe.simulation.engines.base import peak_memory_mb
 
 
 def touched(megabytes: int) -> mmap.mmap:
@@ -24,34 +24,34 @@ def touched(megabytes: int) -> mmap.mmap:
 
 def test_memory_in_use_grows_with_what_is_touched() -> None:
     """Other allocations of the process come and go, so half of it must show."""
-    before = used_mb()
+    before = peak_memory_mb()
     assert before > 10, "a Python with torch in it"
     with touched(200):
-        assert 100 < used_mb() - before < 300
+        assert 100 < peak_memory_mb() - before < 300
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is the peak")
 def test_memory_that_is_given_back_does_not_count() -> None:
     with touched(200):
-        before = used_mb()
-    assert used_mb() < before - 100
+        before = peak_memory_mb()
+    assert peak_memory_mb() < before - 100
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is this process's own")
 def test_workers_count() -> None:
     """Much, because what processes share moves from one to the others as they come and go."""
-    before, hold = used_mb(), "import time; much = b'x' * (200 << 20); time.sleep(60)"
+    before, hold = peak_memory_mb(), "import time; much = b'x' * (200 << 20); time.sleep(60)"
     worker = multiprocessing.get_context("spawn").Process(target=exec, args=(hold, {}))
     worker.start()
     try:
         end = time.monotonic() + 20
-        while used_mb() < before + 150 and time.monotonic() < end:
+        while peak_memory_mb() < before + 150 and time.monotonic() < end:
             time.sleep(0.02)
-        assert used_mb() >= before + 150
+        assert peak_memory_mb() >= before + 150
     finally:
         worker.kill()
         worker.join()
-    assert used_mb() < before + 100, "what has ended no longer counts"
+    assert peak_memory_mb() < before + 100, "what has ended no longer counts"
 
 
 FAULTS = """

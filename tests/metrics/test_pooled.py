@@ -7,15 +7,17 @@ import pytest
 
 from feddbe import metrics
 from feddbe.metrics.records import ALL
-from feddbe.metrics.representations.points import points
+from feddbe.metrics.representations.points import make_points
 from feddbe.simulation.recorder import pooled_indices, pooled_records
 from feddbe.training.task import Task
-from tests.federation import experiment, samples
+from tests.federation import experiment, make_samples
 
 
 def test_drift_by_hand() -> None:
     """Clients at 0 +- 1 and 6 +- 1 on a line: means 6 apart, spread^2 = (2 + 2) / (4 - 2) = 2."""
-    found = metrics.pool(["drift", "accuracy"], points([[-1], [1], [5], [7]], [0, 1, 0, 1], [3, 3, 8, 8]))
+    found = metrics.compute_pooled(
+        ["drift", "accuracy"], make_points([[-1], [1], [5], [7]], [0, 1, 0, 1], [3, 3, 8, 8])
+    )
     assert found.keys() == {3, 8}
     for client in (3, 8):
         value, weight = found[client]["drift"]
@@ -24,15 +26,17 @@ def test_drift_by_hand() -> None:
 
 def test_the_probe_is_of_all_and_what_cannot_be_said_is_left_out() -> None:
     x = np.repeat([[0.0], [9.0]], 20, axis=0)
-    found = metrics.pool(["probe"], points(x, np.repeat([0, 1], 20), np.arange(40) % 2))
+    found = metrics.compute_pooled(["probe"], make_points(x, np.repeat([0, 1], 20), np.arange(40) % 2))
     assert found == {ALL: {"probe": (1.0, 40)}}
-    assert metrics.pool(["probe", "drift"], points(x, np.zeros(40))) == {}, "one label, one client"
+    assert metrics.compute_pooled(["probe", "drift"], make_points(x, np.zeros(40))) == {}, (
+        "one label, one client"
+    )
 
 
 def test_a_client_sends_few_samples_and_always_the_same() -> None:
-    task: Task = experiment("fedavg", samples((600, 60))).task
+    task: Task = experiment("fedavg", make_samples((600, 60))).task
     few, all_ = (pooled_indices(task, client) for client in (0, 1))
-    assert len(few) == metrics.POOLED_ROWS < len(task.split.test[0])
+    assert len(few) == metrics.POOLED_SAMPLES < len(task.split.test[0])
     assert few == tuple(sorted(set(few)))
     assert all_ == tuple(range(len(task.split.test[1])))
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from feddbe.errors import BadInput
-from feddbe.models.registry import MODELS, build, cnn, cnn_small, fitting, mlp
+from feddbe.errors import InvalidInputError
+from feddbe.models.registry import MODELS, build_model, cnn, cnn_small, default_model, mlp
 from feddbe.models.split_model import SplitModel
 from feddbe.seeds import torch_seeded
 from feddbe.state import sha256
@@ -66,7 +66,7 @@ def counts(module: nn.Module) -> dict[str, int]:
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: "x".join(map(str, row.shape)))
 def test_sizes_of_the_cnn_are_the_published_ones(row: Published) -> None:
     sample = torch.zeros(1, *row.shape)
-    model = build("cnn", sample, row.classes, None, 0)
+    model = build_model("cnn", sample, row.classes, None, 0)
     assert counts(model.module) == dict(zip(("conv1", "conv2", "fc1", "fc"), row.counts, strict=True))
     assert sum(p.numel() for p in model.parameters.values()) == sum(row.counts) == row.total
     shapes = [SplitModel(model.module, sample, cut).feature_shape for cut in ("conv1", "conv2", "fc1")]
@@ -78,7 +78,7 @@ def test_sizes_of_the_cnn_are_the_published_ones(row: Published) -> None:
 def test_sizes_of_the_small_cnn() -> None:
     """16 (9 + 1) = 160; 32 (16 9 + 1) = 4640; 64 (32 2 2 + 1) = 8256; 10 (64 + 1) = 650."""
     sample = torch.zeros(1, 1, 8, 8)
-    model = build("cnn_small", sample, 10, None, 0)
+    model = build_model("cnn_small", sample, 10, None, 0)
     assert counts(model.module) == {"conv1": 160, "conv2": 4640, "fc1": 8256, "fc": 650}
     cuts = ("conv1", "conv2", "fc1")
     shapes = [SplitModel(model.module, sample, cut).feature_shape for cut in cuts]
@@ -88,7 +88,7 @@ def test_sizes_of_the_small_cnn() -> None:
 
 @pytest.mark.parametrize("shape", [(7,), (2, 3), (3, 2, 2), (2, 2, 2, 2)])
 def test_the_perceptron_takes_any_shape(shape: tuple[int, ...]) -> None:
-    model = build("mlp", torch.zeros(1, *shape), 3, None, 0)
+    model = build_model("mlp", torch.zeros(1, *shape), 3, None, 0)
     size = torch.Size(shape).numel()
     assert counts(model.module) == {"fc1": 64 * (size + 1), "fc": 3 * 65}
     assert (model.cut, model.feature_shape) == ("fc1", (64,))
@@ -97,13 +97,13 @@ def test_the_perceptron_takes_any_shape(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("height", range(4, 12))
 def test_the_small_cnn_takes_images_from_4_on(height: int) -> None:
     sample = torch.zeros(2, 2, height, height + 3)
-    assert build("cnn_small", sample, 3, None, 0).forward({}, sample).logits.shape == (2, 3)
+    assert build_model("cnn_small", sample, 3, None, 0).forward({}, sample).logits.shape == (2, 3)
 
 
 @pytest.mark.parametrize("height", [16, 17, 18, 19, 20, 21])
 def test_the_cnn_takes_images_from_16_on(height: int) -> None:
     sample = torch.zeros(2, 1, height, height + 3)
-    assert build("cnn", sample, 3, None, 0).forward({}, sample).logits.shape == (2, 3)
+    assert build_model("cnn", sample, 3, None, 0).forward({}, sample).logits.shape == (2, 3)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -157,9 +157,9 @@ def test_the_model_that_fits_the_data() -> None:
         (1, 3, 9): "mlp", (561,): "mlp", (9, 1, 128): "har_cnn", (3, 1, 28): "har_cnn", (3, 1, 27): "mlp",
         (2, 3): "mlp", (2, 20, 20, 20): "mlp",
     }  # fmt: skip
-    assert {shape: fitting(shape) for shape in shapes} == shapes
+    assert {shape: default_model(shape) for shape in shapes} == shapes
     for shape, name in shapes.items():
-        assert build(name, torch.zeros(1, *shape), 4, None, 0).classes == 4
+        assert build_model(name, torch.zeros(1, *shape), 4, None, 0).classes == 4
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -169,12 +169,12 @@ def test_the_start_follows_the_seed_and_nothing_else(name: str) -> None:
     other = {"resnet18": "b1", "fasttext": "embedding"}.get(name, "fc1.0")
     words = 9 if name == "fasttext" else 0
     state = torch.get_rng_state()
-    first = sha256(build(name, sample, 3, None, 5, words=words).parameters)
+    first = sha256(build_model(name, sample, 3, None, 5, words=words).parameters)
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(3)
-    assert sha256(build(name, sample, 3, None, 5, words=words).parameters) == first
-    assert sha256(build(name, sample, 3, other, 5, words=words).parameters) == first
-    assert sha256(build(name, sample, 3, None, 6, words=words).parameters) != first
+    assert sha256(build_model(name, sample, 3, None, 5, words=words).parameters) == first
+    assert sha256(build_model(name, sample, 3, other, 5, words=words).parameters) == first
+    assert sha256(build_model(name, sample, 3, None, 6, words=words).parameters) != first
 
 
 def test_a_function_is_called_under_the_seed() -> None:
@@ -185,7 +185,7 @@ def test_a_function_is_called_under_the_seed() -> None:
         seen.append((shape, classes))
         return nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, classes))
 
-    hashes = [sha256(build(make, sample, 3, None, seed).parameters) for seed in (1, 1, 2)]
+    hashes = [sha256(build_model(make, sample, 3, None, seed).parameters) for seed in (1, 1, 2)]
     assert seen == [((5,), 3)] * 3
     assert hashes[0] == hashes[1] != hashes[2]
 
@@ -195,7 +195,7 @@ def test_the_weights_of_a_module_or_a_pair_are_the_start() -> None:
     module = nn.Sequential(OrderedDict(features=features, classifier=classifier))
     sample = torch.zeros(1, 5)
     for source in (module, (features, classifier)):
-        model = build(source, sample, 3, None, 9)
+        model = build_model(source, sample, 3, None, 9)
         assert model.cut == "features"
         assert all(torch.equal(model.parameters[name], p) for name, p in module.named_parameters())
 
@@ -207,7 +207,7 @@ def test_the_weights_of_a_module_or_a_pair_are_the_start() -> None:
 def test_only_images_from_16_on_and_long_signals_get_the_fast_layout(
     shape: tuple[int, ...], fast: bool
 ) -> None:
-    assert build("mlp", torch.zeros(1, *shape), 3, None, 0).onednn == fast
+    assert build_model("mlp", torch.zeros(1, *shape), 3, None, 0).onednn == fast
 
 
 @pytest.mark.parametrize(
@@ -223,20 +223,20 @@ def test_a_model_that_does_not_fit(name: str, shape: tuple[int, ...], least: int
         f"model '{name}' takes images (channels, height, width) of at least {least}x{least}, "
         f"the data has inputs of shape {shape}; fitting: {fitting}"
     )
-    with pytest.raises(BadInput, match=f"^{re.escape(message)}$"):
-        build(name, torch.zeros(1, *shape), 10, None, 0)
+    with pytest.raises(InvalidInputError, match=f"^{re.escape(message)}$"):
+        build_model(name, torch.zeros(1, *shape), 10, None, 0)
 
 
 def test_a_model_that_does_not_exist() -> None:
     allowed = ", ".join(sorted(["FILE.py:FUNCTION", *MODELS]))
     message = f"unknown model 'cnn_smal'; did you mean 'cnn_small'? allowed: {allowed}"
-    with pytest.raises(BadInput, match=f"^{re.escape(message)}$"):
-        build("cnn_smal", torch.zeros(1, 1, 8, 8), 10, None, 0)
+    with pytest.raises(InvalidInputError, match=f"^{re.escape(message)}$"):
+        build_model("cnn_smal", torch.zeros(1, 1, 8, 8), 10, None, 0)
 
 
 def test_a_module_with_another_number_of_classes() -> None:
-    with pytest.raises(BadInput, match=r"^the model gives 3 logits, the data has 4 classes$"):
-        build(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), torch.zeros(1, 5), 4, None, 0)
+    with pytest.raises(InvalidInputError, match=r"^the model gives 3 logits, the data has 4 classes$"):
+        build_model(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), torch.zeros(1, 5), 4, None, 0)
 
 
 def test_the_builders_make_modules_that_can_be_used_without_us() -> None:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
-from feddbe.errors import BadInput
-from feddbe.models.registry import MeanEmbedding, build, fasttext, fitting
+from feddbe.errors import InvalidInputError
+from feddbe.models.registry import MeanEmbedding, build_model, default_model, fasttext
 from feddbe.runs.experiment import Experiment, resolve
 
 X = torch.tensor([[1, 2, 2, 0], [3, 0, 0, 0], [0, 0, 0, 0], [2, 1, 4, 3]])
@@ -28,7 +28,7 @@ def resolved(**options: object) -> Experiment:
 
 def test_the_published_sizes() -> None:
     """98,635 x 32 + 32 x 33 + 4 x 33 = 3,157,508."""
-    model = build("fasttext", torch.zeros(1, 200, dtype=torch.long), 4, None, 0, words=98_635)
+    model = build_model("fasttext", torch.zeros(1, 200, dtype=torch.long), 4, None, 0, words=98_635)
     assert sum(p.numel() for p in model.parameters.values()) == 3_157_508
     assert (model.cut, model.feature_shape, model.cuts) == ("fc1", (32,), ("embedding", "fc1"))
     assert model.head == ("fc.weight", "fc.bias")
@@ -75,23 +75,23 @@ def test_the_published_representation() -> None:
     hidden = linear[:2](X)
     torch.testing.assert_close(linear(X), linear[-1](hidden))
     torch.testing.assert_close(published(X), linear[-1](F.log_softmax(hidden, 1)))
-    model = build("fasttext(rep=logsoftmax)", X, 3, None, 0, words=5)
+    model = build_model("fasttext(rep=logsoftmax)", X, 3, None, 0, words=5)
     z = model.forward(model.parameters, X).z_g
     torch.testing.assert_close(z.exp().sum(1), torch.ones(len(X)))
     assert (model.cut, model.feature_shape) == ("logsoftmax", (32,))
 
 
 def test_texts_get_it_and_nothing_else_does() -> None:
-    assert fitting((200,), words=9) == "fasttext"
-    assert fitting((200,)) == "mlp"
+    assert default_model((200,), words=9) == "fasttext"
+    assert default_model((200,)) == "mlp"
     with pytest.raises(
-        BadInput, match=r"'mlp' takes .*, the data has texts as word numbers .* fitting: fasttext"
+        InvalidInputError, match=r"'mlp' takes .*, the data has texts as word numbers .* fitting: fasttext"
     ):
-        build("mlp", X, 3, None, 0, words=5)
+        build_model("mlp", X, 3, None, 0, words=5)
     with pytest.raises(
-        BadInput, match="'fasttext' takes texts as word numbers, the data has inputs of shape"
+        InvalidInputError, match="'fasttext' takes texts as word numbers, the data has inputs of shape"
     ):
-        build("fasttext", X.float(), 3, None, 0)
+        build_model("fasttext", X.float(), 3, None, 0)
 
 
 def test_defaults_and_variants() -> None:
@@ -102,14 +102,14 @@ def test_defaults_and_variants() -> None:
         default.config["method_options"]["mr"] | {"kappa": 0.1, "mu": 1.0}
         == default.config["method_options"]["mr"]
     )
-    official = resolved(variant="official", batch=5)
+    official = resolved(variant="official", batch_size=5)
     assert official.options.model == "fasttext(rep=logsoftmax)"
     assert official.task.model.cut == "logsoftmax"
-    chosen = resolved(variant="official", batch=5, model="fasttext(rep=linear)")
+    chosen = resolved(variant="official", batch_size=5, model="fasttext(rep=linear)")
     assert chosen.task.model.cut == "fc1"
     assert chosen.config_hash != official.config_hash
 
 
 def test_a_choice_for_another_model_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"unknown option of mlp 'rep'; allowed: \(none\)"):
+    with pytest.raises(InvalidInputError, match=r"unknown option of mlp 'rep'; allowed: \(none\)"):
         resolve("fedavg", Config(model="mlp(rep=linear)"))

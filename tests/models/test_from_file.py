@@ -12,9 +12,9 @@ import torch
 import feddbe
 from feddbe.config.options import Config
 from feddbe.data.user.arrays import from_object
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.runs.experiment import Experiment, resolve
-from tests.federation import outcome, same_bits, samples
+from tests.federation import are_identical, make_samples, run_outcome
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
 MODEL = """
@@ -45,7 +45,7 @@ def write(folder: Path, text: str = MODEL, name: str = "my_models.py") -> Path:
 
 def own(path: Path, function: str = "build", **options: Any) -> Experiment:
     chosen = {"partition": "natural", "rounds": 2, "lr": 0.1, **options}
-    return resolve("fedavg+dbe", Config(model=f"{path}:{function}", **chosen), dataset=samples())
+    return resolve("fedavg+dbe", Config(model=f"{path}:{function}", **chosen), dataset=make_samples())
 
 
 def test_the_model_at_its_cut(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_the_model_at_its_cut(tmp_path: Path) -> None:
 def test_the_start_follows_the_seed(tmp_path: Path) -> None:
     path = write(tmp_path)
     one, again, other = (own(path, seed=seed).task.model.parameters for seed in (0, 0, 1))
-    assert same_bits(one, again)
+    assert are_identical(one, again)
     assert not torch.equal(one["layer1.weight"], other["layer1.weight"])
 
 
@@ -77,24 +77,24 @@ def test_the_hash_follows_the_content_not_the_place(tmp_path: Path) -> None:
 
 def test_serial_pool_and_resume_agree(tmp_path: Path) -> None:
     path = write(tmp_path)
-    serial = outcome(own(path), tmp_path / "serial")
-    pool = outcome(own(path), tmp_path / "pool", "pool(workers=2)")
-    outcome(own(path, rounds=1), tmp_path / "resumed")
-    resumed = outcome(own(path), tmp_path / "resumed")
-    assert same_bits(serial.server, pool.server)
-    assert same_bits(serial.server, resumed.server)
-    assert all(same_bits(serial.clients[c], resumed.clients[c]) for c in serial.clients)
+    serial = run_outcome(own(path), tmp_path / "serial")
+    pool = run_outcome(own(path), tmp_path / "pool", "pool(workers=2)")
+    run_outcome(own(path, rounds=1), tmp_path / "resumed")
+    resumed = run_outcome(own(path), tmp_path / "resumed")
+    assert are_identical(serial.server, pool.server)
+    assert are_identical(serial.server, resumed.server)
+    assert all(are_identical(serial.clients[c], resumed.clients[c]) for c in serial.clients)
 
 
 def test_an_edited_model_does_not_continue_a_run(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"data": samples(), "partition": "natural", "engine": "serial", "lr": 0.1}
+    options: dict[str, Any] = {"data": make_samples(), "partition": "natural", "engine": "serial", "lr": 0.1}
     options |= {"out": str(tmp_path / "run")}
     spec = f"{write(tmp_path)}:build"
     feddbe.run("fedavg", model=spec, rounds=1, **options)
     moved = f"{shutil.copy(tmp_path / 'my_models.py', tmp_path / 'moved.py')}:build"
     assert len(feddbe.run("fedavg", model=moved, rounds=2, resume=True, **options)["rounds"]) == 3
     write(tmp_path, MODEL.replace("relu", "tanh"))
-    with pytest.raises(BadInput, match="another configuration"):
+    with pytest.raises(InvalidInputError, match="another configuration"):
         feddbe.run("fedavg", model=spec, rounds=3, resume=True, **options)
 
 
@@ -168,15 +168,15 @@ WRONG = {
 def test_what_goes_wrong_is_one_line(tmp_path: Path, given: tuple[str, str], message: str) -> None:
     path = write(tmp_path, given[0])
     spec = f"{path}:{given[1]}" if given[1] else str(path)
-    with pytest.raises(BadInput) as caught:
-        resolve("fedavg", Config(model=spec, partition="natural"), dataset=samples())
+    with pytest.raises(InvalidInputError) as caught:
+        resolve("fedavg", Config(model=spec, partition="natural"), dataset=make_samples())
     assert message.replace("FILE ", f"'{path}' ").replace("FILE:", f"'{path}':") in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(
-        BadInput, match=r"^cannot read the model's file '.*/no\.py': No such file or directory$"
+        InvalidInputError, match=r"^cannot read the model's file '.*/no\.py': No such file or directory$"
     ):
         own(tmp_path / "no.py")
 
@@ -184,7 +184,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_module_that_does_not_give_a_tensor(tmp_path: Path) -> None:
     text = MODEL.replace("return self.last(", "return x, self.last(")
     with pytest.raises(
-        BadInput, match=r"^the model gives a tuple; expected logits of shape \(batch, classes\)$"
+        InvalidInputError, match=r"^the model gives a tuple; expected logits of shape \(batch, classes\)$"
     ):
         own(write(tmp_path, text))
 
@@ -222,7 +222,7 @@ def test_a_word_outside_of_the_embedding_is_one_line(tmp_path: Path) -> None:
     made = resolve("fedavg", Config(model=f"{path}:all", **options), dataset=data)
     assert made.task.model.parameters["vectors.weight"].shape == (40, 4)
     with pytest.raises(
-        BadInput, match=r"no vector for the word number 39: Embedding\(30, 4\) .* 40 words"
+        InvalidInputError, match=r"no vector for the word number 39: Embedding\(30, 4\) .* 40 words"
     ) as e:
         resolve("fedavg", Config(model=f"{path}:few", **options), dataset=data)
     assert "\n" not in str(e.value)
@@ -230,8 +230,8 @@ def test_a_word_outside_of_the_embedding_is_one_line(tmp_path: Path) -> None:
 
 def test_the_learning_rate_of_an_own_model_is_said_to_be_a_guess(tmp_path: Path) -> None:
     path = f"{write(tmp_path)}:build"
-    silent = resolve("fedavg", Config(model=path, partition="natural"), dataset=samples())
-    assert "lr 0.01 is a guess for a model of your own" in silent.remarks[0]
-    assert "feddbe tune" in silent.remarks[0]
-    given = resolve("fedavg", Config(model=path, partition="natural", lr=0.01), dataset=samples())
-    assert not any("guess" in remark for remark in given.remarks)
+    silent = resolve("fedavg", Config(model=path, partition="natural"), dataset=make_samples())
+    assert "lr 0.01 is a guess for a model of your own" in silent.notes[0]
+    assert "feddbe tune" in silent.notes[0]
+    given = resolve("fedavg", Config(model=path, partition="natural", lr=0.01), dataset=make_samples())
+    assert not any("guess" in remark for remark in given.notes)

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from feddbe.errors import BadInput
-from feddbe.models.registry import build, har_cnn
+from feddbe.errors import InvalidInputError
+from feddbe.models.registry import build_model, har_cnn
 from feddbe.models.split_model import SplitModel
 from feddbe.seeds import torch_seeded
 
@@ -16,12 +16,12 @@ SAMPLE = torch.zeros(1, 9, 1, 128)
 
 def test_sizes_are_the_published_ones() -> None:
     """conv 9*9*32+32, 32*9*64+64; head of the published code: 1664-1024-512-6."""
-    model = build("har_cnn", SAMPLE, 6, None, 0)
+    model = build_model("har_cnn", SAMPLE, 6, None, 0)
     assert sum(p.numel() for p in model.parameters.values()) == 2_253_958
     assert (model.cut, model.feature_shape, model.head) == ("fc2", (512,), ("fc.weight", "fc.bias"))
     shapes = {cut: SplitModel(model.module, SAMPLE, cut).feature_shape for cut in model.cuts}
     assert (shapes["conv1"], shapes["conv2"]) == ((32, 1, 60), (64, 1, 26))
-    published = build("har_cnn", SAMPLE, 6, "conv2", 0)
+    published = build_model("har_cnn", SAMPLE, 6, "conv2", 0)
     assert torch.Size(published.feature_shape).numel() == 1664
     assert sum(published.parameters[name].numel() for name in published.head) == 2_232_838
     layers = {name for name, layer in model.module.named_modules() if name and not [*layer.children()]}
@@ -45,7 +45,7 @@ def test_the_layers_do_what_they_do_in_the_published_order() -> None:
 @pytest.mark.parametrize("steps", range(28, 36))
 def test_any_length_from_28_on(steps: int) -> None:
     x = torch.zeros(2, 3, 1, steps)
-    assert build("har_cnn", x, 4, None, 0).forward({}, x).logits.shape == (2, 4)
+    assert build_model("har_cnn", x, 4, None, 0).forward({}, x).logits.shape == (2, 4)
 
 
 @pytest.mark.parametrize("shape", [(9, 1, 27), (9, 2, 128), (9, 128), (1152,)])
@@ -53,5 +53,5 @@ def test_what_does_not_fit(shape: tuple[int, ...]) -> None:
     said = (
         r"^model 'har_cnn' takes signals \(signals, 1, steps\) of at least 28 steps, the data has inputs of "
     )
-    with pytest.raises(BadInput, match=said):
-        build("har_cnn", torch.zeros(1, *shape), 6, None, 0)
+    with pytest.raises(InvalidInputError, match=said):
+        build_model("har_cnn", torch.zeros(1, *shape), 6, None, 0)

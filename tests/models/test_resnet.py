@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
-from feddbe.errors import BadInput
-from feddbe.models.registry import CUTS, ResNet18, build, resnet18
+from feddbe.errors import InvalidInputError
+from feddbe.models.registry import CUTS, ResNet18, build_model, resnet18
 from feddbe.models.split_model import SplitModel
 from feddbe.runs.experiment import resolve
 from feddbe.seeds import torch_seeded
 from feddbe.state import State
-from tests.federation import outcome
+from tests.federation import run_outcome
 
 
 def well_known(classes: int) -> dict[str, tuple[int, ...]]:
@@ -160,17 +160,17 @@ def test_the_six_cuts() -> None:
     sample = torch.zeros(1, 3, 64, 64)
     sizes = {}
     for alias in CUTS:
-        model = build("resnet18", sample, 200, alias, 0)
+        model = build_model("resnet18", sample, 200, alias, 0)
         sizes[alias] = torch.Size(model.feature_shape).numel()
         assert model.cut == CUTS[alias], "one place has one name in a run"
     assert sizes == {"conv": 16384, "b1": 16384, "b2": 8192, "b3": 4096, "b4": 2048, "pool": 512}
-    assert build("resnet18", sample, 200, None, 0).cut == CUTS["pool"]
+    assert build_model("resnet18", sample, 200, None, 0).cut == CUTS["pool"]
 
 
 def test_every_place_that_one_tensor_crosses_is_a_cut() -> None:
     """Not inside a block, where the way around crosses too; cuts give the same logits."""
     sample = torch.rand(2, 3, 32, 32)
-    model = build("resnet18", sample, 5, None, 0)
+    model = build_model("resnet18", sample, 5, None, 0)
     blocks = {f"layer{layer}.{block}" for layer in (1, 2, 3, 4) for block in (0, 1)}
     assert blocks | {"conv1", "bn1", "relu", "maxpool", "avgpool"} | set(CUTS.values()) <= set(model.cuts)
     assert not any(".conv" in cut or ".bn" in cut or "downsample" in cut for cut in model.cuts)
@@ -182,8 +182,8 @@ def test_every_place_that_one_tensor_crosses_is_a_cut() -> None:
 
 
 def test_an_unknown_cut_is_told_with_both_kinds_of_names() -> None:
-    with pytest.raises(BadInput, match=r"^unknown cut 'b5'; allowed: .* b1, .* layer1, .* pool, "):
-        build("resnet18", torch.zeros(1, 3, 32, 32), 5, "b5", 0)
+    with pytest.raises(InvalidInputError, match=r"^unknown cut 'b5'; allowed: .* b1, .* layer1, .* pool, "):
+        build_model("resnet18", torch.zeros(1, 3, 32, 32), 5, "b5", 0)
 
 
 def test_a_round_with_the_published_defaults(tmp_path: Path) -> None:
@@ -191,11 +191,11 @@ def test_a_round_with_the_published_defaults(tmp_path: Path) -> None:
     rng = np.random.RandomState(0)
     x = torch.from_numpy(rng.randint(256, size=(24, 3, 16, 16)).astype(np.uint8))
     data = Dataset("images", x, torch.arange(24) % 2, 2, 2 / 255, -1.0, np.arange(24) // 12)
-    chosen = Config(partition="natural", model="resnet18", rounds=1, batch=4)
+    chosen = Config(partition="natural", model="resnet18", rounds=1, batch_size=4)
     experiment = resolve("fedavg+dbe", chosen, dataset=data)
     found = experiment.config["method_options"]["mr"]
     assert (found["kappa"], found["mu"], experiment.config["lr"]) == (1, 0.1, 0.1)
-    ran = outcome(experiment, tmp_path)
+    ran = run_outcome(experiment, tmp_path)
     assert ran.server["mean"].shape == (512,)
     assert all(state["prbm"].any() for state in ran.clients.values())
     counters = {

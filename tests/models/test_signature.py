@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from feddbe.errors import BadInput
-from feddbe.models.split_model import call
+from feddbe.errors import InvalidInputError
+from feddbe.models.split_model import call_builder
 
 SHAPE = (3, 8)
 
@@ -38,16 +38,16 @@ class Net:
     ],
 )
 def test_called_with_what_it_asks_for(function: Callable[..., Any], expected: Any) -> None:
-    assert call(function, SHAPE, 5, 99) == expected
+    assert call_builder(function, SHAPE, 5, 99) == expected
 
 
 def test_a_class_is_a_function_too() -> None:
-    assert call(Net, SHAPE, 5, 99).given == (SHAPE, 5)
+    assert call_builder(Net, SHAPE, 5, 99).given == (SHAPE, 5)
 
 
 @pytest.mark.parametrize(
     "function", [lambda shape, classes, depth: 0, lambda depth: 0, lambda shape, *, depth: 0]
 )
 def test_refuses_what_it_does_not_know(function: Callable[..., Any]) -> None:
-    with pytest.raises(BadInput, match="'depth' is none of them: give it a default"):
-        call(function, SHAPE, 5, 99)
+    with pytest.raises(InvalidInputError, match="'depth' is none of them: give it a default"):
+        call_builder(function, SHAPE, 5, 99)

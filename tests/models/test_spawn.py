@@ -15,7 +15,7 @@ from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
 from feddbe.models.registry import MODELS
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.simulation.client import Job, perform
+from feddbe.simulation.client import ClientTask, run_client
 from feddbe.state import sha256
 from feddbe.training.task import Context
 
@@ -58,16 +58,24 @@ def experiment(model: str, folder: Path) -> Experiment:
     )
     (folder / "mine.py").write_text(FILE)
     named = f"{folder / 'mine.py'}:build" if model == "file" else model
-    return resolve("fedavg+dbe", Config(model=named, batch=4, lr=0.1), dataset=dataset)
+    return resolve("fedavg+dbe", Config(model=named, batch_size=4, lr=0.1), dataset=dataset)
 
 
 def work(task: Any, method: Any) -> tuple[Any, ...]:
     """One client's round from the start, and another initialisation."""
     server = method.server_init(Context(task, 0)) | {"mean": torch.zeros(task.model.feature_shape)}
-    reply = perform(task, method, Job(1, 1, "train", evaluate=True, after=True), server, None)
+    reply = run_client(
+        task, method, ClientTask(1, 1, "train", evaluate=True, evaluate_after=True), server, None
+    )
     assert reply.private is not None
     fresh = sha256(task.model.fresh(3))
-    return sha256(reply.up), sha256(reply.private), fresh, reply.trained.get("loss"), reply.measured
+    return (
+        sha256(reply.upload),
+        sha256(reply.private),
+        fresh,
+        reply.training_metrics.get("loss"),
+        reply.metrics,
+    )
 
 
 def child(pipe: Connection) -> None:

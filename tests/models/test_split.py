@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from feddbe.errors import BadInput
-from feddbe.models.registry import build, cnn_small
+from feddbe.errors import InvalidInputError
+from feddbe.models.registry import build_model, cnn_small
 from feddbe.models.split_model import SplitModel
 from feddbe.seeds import torch_seeded
 from feddbe.state import State
@@ -173,7 +173,9 @@ def test_inside_of_a_residual_connection_is_no_cut() -> None:
     model = SplitModel(Residual(), X)
     assert model.cuts == ("enter", "add", "after")
     assert model.cut == "after"
-    with pytest.raises(BadInput, match=re.escape("unknown cut 'inner.0'; allowed: add, after, enter")):
+    with pytest.raises(
+        InvalidInputError, match=re.escape("unknown cut 'inner.0'; allowed: add, after, enter")
+    ):
         SplitModel(Residual(), X, "inner.0")
 
 
@@ -191,7 +193,7 @@ def test_a_pair_is_cut_between_its_two_halves() -> None:
 
 
 def test_a_pair_helps_where_tracing_does_not() -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         SplitModel(Branching(), X)
     assert str(caught.value).startswith("torch.fx cannot trace Branching (")
     assert str(caught.value).endswith("); give a pair (features, classifier) instead")
@@ -201,12 +203,14 @@ def test_a_pair_helps_where_tracing_does_not() -> None:
 
 
 def test_an_error_without_a_word_still_makes_one_line() -> None:
-    with pytest.raises(BadInput, match=r"^torch\.fx cannot trace Silent \(AssertionError\); give a pair"):
+    with pytest.raises(
+        InvalidInputError, match=r"^torch\.fx cannot trace Silent \(AssertionError\); give a pair"
+    ):
         SplitModel(Silent(), X)
 
 
 def test_an_unknown_cut_is_answered_with_the_nearest_and_all() -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         SplitModel(nested(), X, "blok")
     names = "block, block.0, block.1, block.1.0, block.1.1, enter"
     assert str(caught.value) == f"unknown cut 'blok'; did you mean 'block'? allowed: {names}"
@@ -238,9 +242,11 @@ def test_the_default_with_a_layer_used_twice() -> None:
 
 
 def test_models_without_a_useful_cut() -> None:
-    with pytest.raises(BadInput, match=r"^the model has no cut: "):
+    with pytest.raises(InvalidInputError, match=r"^the model has no cut: "):
         SplitModel(nn.Sequential(nn.Linear(4, 3)), X)
-    with pytest.raises(BadInput, match=r"^no layer before the last linear layer is a cut; allowed: 0$"):
+    with pytest.raises(
+        InvalidInputError, match=r"^no layer before the last linear layer is a cut; allowed: 0$"
+    ):
         SplitModel(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), X)
     assert SplitModel(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), X, "0").feature_shape == (3,)
 
@@ -514,17 +520,17 @@ def test_batchnorm_writes_into_the_given_buffers_in_training_only() -> None:
 def test_layout_is_a_copy_of_the_same_values(shape: tuple[int, ...], onednn: bool) -> None:
     model = SplitModel(nested(), X, onednn=onednn)
     tensor = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
-    copy = model.layout(tensor)
+    copy = model.to_memory_format(tensor)
     assert torch.equal(copy, tensor)
     assert copy.data_ptr() != tensor.data_ptr()
     if len(shape) == 4:
         _, c, h, w = shape
         channels_last = (c * h * w, 1, w * c, c)
         assert (copy.stride() == channels_last) == onednn
-    back = model.layout(copy.contiguous())
+    back = model.to_memory_format(copy.contiguous())
     assert torch.equal(back, tensor)
-    assert SplitModel(nested(), X, channels_last=False).layout(copy).is_contiguous()
-    assert SplitModel(nested(), X, onednn=False).layout(copy).is_contiguous()
+    assert SplitModel(nested(), X, channels_last=False).to_memory_format(copy).is_contiguous()
+    assert SplitModel(nested(), X, onednn=False).to_memory_format(copy).is_contiguous()
 
 
 # --- misfits
@@ -533,8 +539,10 @@ def test_layout_is_a_copy_of_the_same_values(shape: tuple[int, ...], onednn: boo
 def test_what_a_layer_says_about_a_wrong_input_is_one_line() -> None:
     """Layers differ in the kind of error they raise: RuntimeError here, ValueError there."""
     for module in (nn.Sequential(nn.Linear(9, 3), nn.Linear(3, 2)), normed_images()):
-        with pytest.raises(BadInput, match=r"^the model does not take inputs of shape \(4,\): \w.*$"):
-            build(module, X, 2, None, 0)
+        with pytest.raises(
+            InvalidInputError, match=r"^the model does not take inputs of shape \(4,\): \w.*$"
+        ):
+            build_model(module, X, 2, None, 0)
 
 
 def normed_images() -> nn.Module:
@@ -544,7 +552,7 @@ def normed_images() -> nn.Module:
 def test_a_model_that_changes_itself_in_a_forward_pass_is_refused() -> None:
     """It would change the server's model while a client evaluates."""
     model = nn.Sequential(nn.EmbeddingBag(5, 4, max_norm=0.1), nn.Linear(4, 3))
-    with pytest.raises(BadInput, match=r"writes into its own parameter '0\.weight' .*max_norm"):
+    with pytest.raises(InvalidInputError, match=r"writes into its own parameter '0\.weight' .*max_norm"):
         SplitModel(model, torch.zeros(2, 6, dtype=torch.long))
 
 
@@ -572,7 +580,7 @@ def test_what_is_at_the_places_of_a_row_of_layers() -> None:
     a = enter(X)
     z_g = torch.tanh(a)
     inner = linear(z_g + p)
-    found = model.at(model.parameters, X, [*model.cuts, "z_g", "z", "logits"], p)
+    found = model.activations(model.parameters, X, [*model.cuts, "z_g", "z", "logits"], p)
     wanted = {"enter": a, "block.0": z_g, "block.1.0": inner, "block": inner.relu(), "z_g": z_g, "z": z_g + p}
     wanted |= {"block.1": inner.relu(), "block.1.1": inner.relu(), "logits": leave(inner.relu())}
     assert found.keys() == wanted.keys()
@@ -594,7 +602,7 @@ def test_what_is_at_the_places_of_a_traced_module(cut: str) -> None:
     logits = module.last(tanh if cut == "act" else tanh + p)
     wanted = {"first": first, "act": act, "second": second, "tanh_": tanh, "logits": logits}
     wanted |= {"z_g": act, "z": act + p} if cut == "act" else {"z_g": tanh, "z": tanh + p}
-    found = model.at(model.parameters, X, wanted, p)
+    found = model.activations(model.parameters, X, wanted, p)
     for name, tensor in wanted.items():
         assert torch.equal(found[name], tensor), name
     assert torch.equal(found["logits"], model.forward(model.parameters, X, p).logits)
@@ -602,9 +610,9 @@ def test_what_is_at_the_places_of_a_traced_module(cut: str) -> None:
 
 def test_places_have_other_names_also_in_another_process() -> None:
     x = torch.rand(2, 3, 32, 32)
-    model = build("resnet18", x, 10, None, 0)
+    model = build_model("resnet18", x, 10, None, 0)
     with torch.inference_mode():
-        found = model.at(model.parameters, x, ["conv", "maxpool", "b2", "layer2", "pool", "z_g"])
+        found = model.activations(model.parameters, x, ["conv", "maxpool", "b2", "layer2", "pool", "z_g"])
     assert found["conv"].shape == (2, 64, 8, 8)
     assert torch.equal(found["conv"], found["maxpool"])
     assert torch.equal(found["b2"], found["layer2"])
@@ -617,6 +625,6 @@ def test_places_have_other_names_also_in_another_process() -> None:
 def test_a_place_that_does_not_exist_is_one_line() -> None:
     model = SplitModel(nested(), X)
     with pytest.raises(
-        BadInput, match=r"^unknown layer 'blok'; did you mean 'block'\? allowed: .*logits, z, z_g$"
+        InvalidInputError, match=r"^unknown layer 'blok'; did you mean 'block'\? allowed: .*logits, z, z_g$"
     ):
-        model.check_places(["z", "blok"])
+        model.check_layers(["z", "blok"])

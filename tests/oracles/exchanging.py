@@ -144,7 +144,7 @@ def fomo_sent(
     s: Setting, t: int, i: int, there: Sequence[int], liked: Tensor, m: int, epsilon: float
 ) -> list[int]:
     """Whose models client i is sent: m - 1 of those `there`, the most liked or, with epsilon, any."""
-    rng = seeds.stream(s.seed, "explore", t, i)
+    rng = seeds.make_rng(s.seed, "explore", t, i)
     order = [int(j) for j in rng.permutation([j for j in sorted(there) if j != i])]
     greedy, sent = sorted(order, key=lambda j: -liked[j].item()), []
     for _ in range(min(m - 1, len(order))):

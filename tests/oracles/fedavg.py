@@ -64,7 +64,7 @@ def run(
         """One client's training in round t; p is trained in place. The model, r, and the number of steps."""
         f, h = (module.train() for module in deepcopy(net))
         sgd = torch.optim.SGD([*f.parameters(), *h.parameters(), *([] if p is None else [p])], lr=lr)
-        rng, r, steps = seeds.stream(seed, "batches", t, i), zero, 0
+        rng, r, steps = seeds.make_rng(seed, "batches", t, i), zero, 0
         for _ in range(epochs):
             order = train[i][rng.permutation(sizes[i])]
             for at in range(max(1, sizes[i] // batch)):
@@ -102,7 +102,7 @@ def run(
 
     curve = [accuracy()]
     for t in range(1, rounds + 1):
-        cohort = seeds.cohort(seed, t, len(train), join)
+        cohort = seeds.sample_cohort(seed, t, len(train), join)
         total: list[Tensor] | None = None
         for i in cohort:
             p = own_p[i].clone().requires_grad_() if prbm else None
@@ -142,7 +142,7 @@ def local_dbe(
     f, h = nn.Sequential(*layers[:-1]).train(), layers[-1]
     p.requires_grad_()
     sgd = torch.optim.SGD([*f.parameters(), *h.parameters(), p], lr=lr)
-    order, r = own[seeds.stream(seed, "batches", round, client).permutation(len(own))], torch.zeros_like(p)
+    order, r = own[seeds.make_rng(seed, "batches", round, client).permutation(len(own))], torch.zeros_like(p)
     for at in range(len(own) // batch):
         rows = order[at * batch : (at + 1) * batch]
         z = f(x[rows])

@@ -115,7 +115,7 @@ class Setting:
             return torch.zeros_like(copy.deepcopy(self.net[0]).eval()(self.x[:1])[0])
 
     def cohort(self, t: int) -> list[int]:
-        return seeds.cohort(self.seed, t, len(self.train), self.join)
+        return seeds.sample_cohort(self.seed, t, len(self.train), self.join)
 
     def shares(self, cohort: Sequence[int], default: str = "samples") -> list[float]:
         """The weights of the average."""
@@ -124,7 +124,7 @@ class Setting:
         return [len(self.train[i]) / sum(len(self.train[j]) for j in cohort) for i in cohort]
 
     def batches(self, i: int, t: int, epochs: int) -> Iterator[Tensor]:
-        rng, rows = seeds.stream(self.seed, "batches", t, i), self.train[i]
+        rng, rows = seeds.make_rng(self.seed, "batches", t, i), self.train[i]
         for _ in range(epochs):
             order = rows[rng.permutation(len(rows))]
             for at in range(max(1, len(rows) // self.batch)):
@@ -492,7 +492,7 @@ def perfedavg(
     for t, cohort in s.calls(received, adapted):
         new = []
         for i in cohort:
-            rng, rows, w = seeds.stream(s.seed, "batches", t, i), s.train[i], received(i)
+            rng, rows, w = seeds.make_rng(s.seed, "batches", t, i), s.train[i], received(i)
             for _ in range(s.epochs):
                 order = torch.from_numpy(rows[rng.permutation(len(rows))])
                 size = min(parts * s.batch, len(rows))

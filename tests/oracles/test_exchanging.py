@@ -68,7 +68,7 @@ def test_fedgen_second_round_in_closed_form() -> None:
     (f, h), g, p = filled(s.net, first.server[:MODEL]), generator(first.server), first.private[0][0]
     rng = torch.Generator().manual_seed(seeds.torch_seed(1, "torch", 2, 0) % 2**62)
     drawn = torch.multinomial(torch.bincount(s.y, minlength=10) / 10, 10, replacement=True, generator=rng)
-    order = torch.from_numpy(seeds.stream(1, "batches", 2, 0).permutation(10))
+    order = torch.from_numpy(seeds.make_rng(1, "batches", 2, 0).permutation(10))
     x, y = s.x[order], s.y[order]
     eps, eps2 = torch.rand(10, 32, generator=rng), torch.rand(10, 32, generator=rng)
     z1 = g(torch.cat([eps, one_hot(drawn, 10).float()], 1))

@@ -65,7 +65,7 @@ def test_one_client_is_centralised_sgd_without_the_incomplete_batch() -> None:
     found = fedavg.run(cnn(), x, y, [np.arange(47)], [np.arange(47)], **SETTINGS)
     net = nn.Sequential(*cnn())
     for t in (1, 2):
-        rng = seeds.stream(3, "batches", t, 0)
+        rng = seeds.make_rng(3, "batches", t, 0)
         for rows in [part for _ in range(2) for part in np.split(rng.permutation(47)[:40], 4)]:
             grads = torch.autograd.grad(cross_entropy(net(x[rows]), y[rows]), list(net.parameters()))
             for w, g in zip(net.parameters(), grads, strict=True):
@@ -93,11 +93,11 @@ def test_one_round_is_the_weighted_mean_of_gradient_steps_of_those_who_take_part
     x, y = digits()
     train, settings = parts(3, 9, 5, 7), SETTINGS | {"rounds": 1, "epochs": 1, "join": 0.5, "seed": 5}
     found = fedavg.run(cnn(), x, y, train, train, **settings, prbm=True)
-    cohort = seeds.cohort(5, 1, 4, 0.5)
+    cohort = seeds.sample_cohort(5, 1, 4, 0.5)
     assert len(cohort) == 2
     assert cohort not in (
-        seeds.cohort(5, 0, 4, 0.5),
-        seeds.cohort(5, 2, 4, 0.5),
+        seeds.sample_cohort(5, 0, 4, 0.5),
+        seeds.sample_cohort(5, 2, 4, 0.5),
     )  # else the round would not show
     net, start = nn.Sequential(*cnn()), weights(cnn())
     expected = [w.detach().clone() for w in start]
@@ -149,7 +149,7 @@ def test_initial_means_in_closed_form_at_lr_zero() -> None:
         assert isinstance(found, Tensor)
         return found
 
-    orders = [train[i][seeds.stream(3, "batches", 0, i).permutation(n)] for i, n in enumerate((20, 40))]
+    orders = [train[i][seeds.make_rng(3, "batches", 0, i).permutation(n)] for i, n in enumerate((20, 40))]
     last = sum(n / 60 * z[order[-10:]].mean(0) for n, order in zip((20, 40), orders, strict=True))
     assert torch.allclose(z_bar(mu=1.0), torch.as_tensor(last), atol=1e-6)
     assert torch.allclose(z_bar(mu=0.5, init_mean="exact"), z.mean(0), atol=1e-6)
@@ -201,7 +201,7 @@ def test_one_client_with_batch_norm_is_centralised_sgd(bn: str) -> None:
             for a, b in zip(found, net.parameters(), strict=True):
                 torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
             torch.testing.assert_close(s.tracks["shared"][0], list(net.buffers()))
-        rng, sgd = seeds.stream(3, "batches", t, 0), torch.optim.SGD(net.parameters(), lr=0.1)
+        rng, sgd = seeds.make_rng(3, "batches", t, 0), torch.optim.SGD(net.parameters(), lr=0.1)
         for rows in [part for _ in range(epochs) for part in np.split(rng.permutation(47)[:40], 4)]:
             sgd.zero_grad()
             cross_entropy(net.train()(s.x[rows]), s.y[rows]).backward()  # type: ignore[no-untyped-call]
@@ -223,7 +223,7 @@ def test_statistics_are_averaged_by_samples_and_counters_rounded() -> None:
     total = torch.zeros(8)
     for i, steps in enumerate((1, 1, 3)):
         order, mean = (
-            s.train[i][seeds.stream(3, "batches", 1, i).permutation(len(s.train[i]))],
+            s.train[i][seeds.make_rng(3, "batches", 1, i).permutation(len(s.train[i]))],
             torch.zeros(8),
         )
         for k in range(steps):
@@ -237,7 +237,7 @@ def test_statistics_are_averaged_by_samples_and_counters_rounded() -> None:
 def test_perfedavg_adapts_by_one_step_on_the_first_batch() -> None:
     s = setting(linear_net(), 25, rounds=0)
     methods.perfedavg(s, alpha=0.3)
-    net, rows = nn.Sequential(*linear_net()), seeds.stream(3, "batches", 1, 0).permutation(25)[:10]
+    net, rows = nn.Sequential(*linear_net()), seeds.make_rng(3, "batches", 1, 0).permutation(25)[:10]
     assert s.seen["before", 0, 0].loss == pytest.approx(loss(net, s))
     grads = torch.autograd.grad(cross_entropy(net(s.x[rows]), s.y[rows]), list(net.parameters()))
     for w, g in zip(net.parameters(), grads, strict=True):

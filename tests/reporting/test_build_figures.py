@@ -16,9 +16,9 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.metrics.representations.discrepancy import Discrepancy, discrepancy
-from feddbe.metrics.representations.points import Points, points
+from feddbe.metrics.representations.points import Points, make_points
 from feddbe.reporting import matplotlib_backend
 from feddbe.reporting.build_figures import (
     analysis_figures,
@@ -31,8 +31,8 @@ from feddbe.reporting.build_figures import (
 from feddbe.reporting.figure import Dots, HeatMap, Scatter
 from feddbe.reporting.figure import Figure as FigureValue
 from feddbe.reporting.matplotlib_backend import draw, render
-from feddbe.results.document import Measurement, RunDocument
-from feddbe.results.fairness import Fairness, fairness
+from feddbe.results.document import AnalysisDocument, RunDocument
+from feddbe.results.fairness import Fairness, compute_fairness
 from tests.documents import document
 
 LONG = "fedprox+dbe(kappa=50,mu=1,init_mean=debiased) at a place of a long name"
@@ -49,18 +49,18 @@ def scattered(figure: Figure, axes: int = 0) -> list[PathCollection]:
     return [one for one in figure.axes[axes].collections if isinstance(one, PathCollection)]
 
 
-def measurement(what: str, layer: str = "z_g", moment: str = "before", **fields: Any) -> Measurement:
+def measurement(what: str, layer: str = "z_g", moment: str = "before", **fields: Any) -> AnalysisDocument:
     """A measurement as a run's document has it."""
     plain: Any = {
-        "round": 2, "what": what, "place": layer, "moment": moment, "quick": False, "per_client": False,
+        "round": 2, "analysis": what, "layer": layer, "moment": moment, "quick": False, "per_client": False,
         "samples": 60, "settings": {}, "seconds": 1.0, "overall": {}, "clients": {},
     }  # fmt: skip
-    return cast(Measurement, plain | fields)
+    return cast(AnalysisDocument, plain | fields)
 
 
-def measured_run(*measurements: Measurement, method: str = "fedavg") -> RunDocument:
+def measured_run(*measurements: AnalysisDocument, method: str = "fedavg") -> RunDocument:
     run = document(method, [0.1, 0.5, 0.6])
-    run["measured"] = list(measurements)
+    run["analyses"] = list(measurements)
     return run
 
 
@@ -72,7 +72,7 @@ def render_analysis(*runs: RunDocument, plane: Points | None = None) -> Figure:
 # Bars
 
 
-def mdl_at(layer: str, value: float, std: float, **fields: Any) -> Measurement:
+def mdl_at(layer: str, value: float, std: float, **fields: Any) -> AnalysisDocument:
     return measurement("mdl", layer, overall={"value": value, "std": std}, **fields)
 
 
@@ -116,10 +116,12 @@ def test_bars_are_inside(series: int, places: int) -> None:
 def some_discrepancy(clients: int, seed: int = 0) -> Discrepancy:
     random = np.random.RandomState(seed)
     client = np.repeat(np.arange(clients), 20)
-    return discrepancy(points(random.standard_normal((len(client), 3)) + client[:, None], client, client))
+    return discrepancy(
+        make_points(random.standard_normal((len(client), 3)) + client[:, None], client, client)
+    )
 
 
-def discrepancy_of(found: Discrepancy, **fields: Any) -> Measurement:
+def discrepancy_of(found: Discrepancy, **fields: Any) -> AnalysisDocument:
     columns = [column.name for column in dataclasses.fields(found)[1:-1]]
     clients = {
         str(client): {
@@ -137,7 +139,7 @@ def test_dots_are_clients_and_the_bar_is_the_mean() -> None:
     run = measured_run(discrepancy_of(upper), discrepancy_of(lower, moment="after"))
     figure = render_analysis(run)
     assert [len(axes.get_xlabel()) > 0 for axes in figure.axes] == [True] * 5
-    for axes, measure in zip(figure.axes, Discrepancy.MEASURES, strict=True):
+    for axes, measure in zip(figure.axes, Discrepancy.METRICS, strict=True):
         dots = [one for one in axes.collections if isinstance(one, PathCollection) and one.get_zorder() == 3]
         for row, (found, one) in enumerate(zip((lower, upper), dots, strict=True)):
             offsets = np.asarray(one.get_offsets())
@@ -152,7 +154,7 @@ def test_dots_are_clients_and_the_bar_is_the_mean() -> None:
 
 
 def test_infinite_values_are_counted_and_not_drawn() -> None:
-    apart = discrepancy(points([[0.0], [0.0], [1.0], [1.0]], [0] * 4, [0, 0, 1, 1]))
+    apart = discrepancy(make_points([[0.0], [0.0], [1.0], [1.0]], [0] * 4, [0, 0, 1, 1]))
     figure = render_analysis(measured_run(discrepancy_of(apart)))
     assert [text.get_text() for text in figure.axes[2].texts] == ["2 infinite"]
     assert everything_is_inside(figure)
@@ -179,10 +181,10 @@ def test_metrics_have_a_panel_each_and_a_color_per_run() -> None:
     first, second = document("a", [0.1, 0.5, 0.6]), document("b", [0.1, 0.5])
     readings = {"mean": 0.0, "worst_tenth": 0.0, "std": 0.0}
     for entry, value in zip(first["rounds"], (0.5, 0.4, 0.25), strict=True):
-        entry["measures"] = {"before": {"drift": {"weighted": value, **readings}}}
+        entry["metrics"] = {"before": {"drift": {"weighted": value, **readings}}}
     for entry, value in zip(second["rounds"], (0.8, 0.81), strict=True):
         measured = {"drift": {"weighted": 1.0, **readings}, "probe": {"weighted": value, **readings}}
-        entry["measures"] = {"before": measured}
+        entry["metrics"] = {"before": measured}
     chosen = selected_metric_curves([first, second])
     assert chosen is not None
     figure = render(chosen)
@@ -204,7 +206,9 @@ def test_metrics_have_a_panel_each_and_a_color_per_run() -> None:
 
 def some_plane(clients: int, labels: int, n: int = 200) -> Points:
     random = np.random.RandomState(0)
-    return points(random.standard_normal((n, 2)), np.arange(n) % labels, np.arange(n) // labels % clients)
+    return make_points(
+        random.standard_normal((n, 2)), np.arange(n) % labels, np.arange(n) // labels % clients
+    )
 
 
 def render_planes(planes: Mapping[str, Points]) -> Figure:
@@ -221,13 +225,13 @@ def test_panels_are_inside_whatever_there_is(clients: int, labels: int, panels: 
 def test_color_is_the_label_and_marker_the_client() -> None:
     """The same ones in all panels, also where a label or a client is missing; hollow ones from client 12."""
     whole = some_plane(20, 10)
-    part = whole.of((whole.y > 3) & (whole.client > 5))
+    part = whole.select((whole.y > 3) & (whole.client > 5))
     figure = render_planes({"all": whole, "some": part})
     for index, found in enumerate((whole, part)):
         groups = scattered(figure, index)
         assert len(groups) == 20
         for client, group in enumerate(groups):
-            mine = found.of(found.client == client)
+            mine = found.select(found.client == client)
             assert np.asarray(group.get_offsets()) == pytest.approx(mine.x)
             edges = np.asarray(group.get_edgecolor())
             assert [to_hex(color).upper() for color in edges] == [
@@ -268,7 +272,7 @@ def some_runs(methods: list[str], clients: int = 20) -> tuple[list[RunDocument],
     random = np.random.RandomState(0)
     accuracies = [dict(enumerate(random.rand(clients).tolist())) for _ in methods]
     documents = [document(method, [0.1, 0.9]) for method in methods]
-    return documents, fairness(documents, accuracies)
+    return documents, compute_fairness(documents, accuracies)
 
 
 def render_fairness(documents: list[RunDocument], runs: list[Fairness]) -> Figure:
@@ -355,15 +359,15 @@ def test_dollars_are_not_mathematics(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.svg", "f.png", "m.png", "s.pdf", "t.png"]
 
 
-def no_points(run: RunDocument, one: Measurement) -> Points:
+def no_points(run: RunDocument, one: AnalysisDocument) -> Points:
     raise AssertionError("this analysis has no points")
 
 
 def test_nothing_to_draw_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="nothing to draw"):
+    with pytest.raises(InvalidInputError, match="nothing to draw"):
         draw(tmp_path / "x.png", FigureValue("tsne", "", ()))
-    with pytest.raises(BadInput, match="panel 'a' has points of 3 dimensions"):
-        scatter_panel("a", points(np.ones((5, 3)), [0] * 5))
-    with pytest.raises(BadInput, match="no run"):
+    with pytest.raises(InvalidInputError, match="panel 'a' has points of 3 dimensions"):
+        scatter_panel("a", make_points(np.ones((5, 3)), [0] * 5))
+    with pytest.raises(InvalidInputError, match="no run"):
         client_ranks([], [])
     assert not list(tmp_path.iterdir())

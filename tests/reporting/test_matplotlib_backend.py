@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from PIL import Image
 
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.reporting.build_figures import client_distribution, learning_curves
 from feddbe.reporting.matplotlib_backend import draw, render
 from feddbe.results.document import RunDocument
@@ -107,9 +107,9 @@ def test_runs_that_are_not_one_experiment_are_not_averaged() -> None:
 
 
 def test_the_moment_of_measuring_is_said() -> None:
-    after = render_curves([document("fedfomo", RISING, when="after")])
+    after = render_curves([document("fedfomo", RISING, moment="after")])
     assert "after local training" in after.legends[0].get_title().get_text()
-    mixed = render_curves([document("fedavg", RISING), document("fedfomo", RISING, when="after")])
+    mixed = render_curves([document("fedavg", RISING), document("fedfomo", RISING, moment="after")])
     assert "before local training" not in mixed.legends[0].get_title().get_text()
     assert [name.split(":")[0] for name in names(mixed)[:2]] == [
         "fedavg, before local training",
@@ -149,7 +149,7 @@ def test_a_method_that_diverged_has_its_cross_and_its_words() -> None:
 
 
 def test_nothing_evaluated_is_said_in_words(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no run has an evaluated round"):
+    with pytest.raises(InvalidInputError, match="no run has an evaluated round"):
         draw(tmp_path / "c.png", learning_curves([document("fedavg", [None, None])]))
     assert not list(tmp_path.iterdir())
 
@@ -233,7 +233,7 @@ def test_a_client_without_data_and_no_data_at_all() -> None:
 
 @pytest.mark.parametrize("wrong", [np.arange(3), np.zeros((0, 4), dtype=np.int64), np.array([[1, -1]])])
 def test_bubbles_want_counts_of_clients_and_classes(tmp_path: Path, wrong: NDArray[np.int64]) -> None:
-    with pytest.raises(BadInput, match="clients x classes"):
+    with pytest.raises(InvalidInputError, match="clients x classes"):
         draw(tmp_path / "b.png", client_distribution(wrong, ""))
     assert not list(tmp_path.iterdir())
 
@@ -276,7 +276,7 @@ def test_a_failing_write_leaves_the_old_file(
         raise failure
 
     monkeypatch.setattr(Figure, "savefig", half)
-    expected = BadInput if isinstance(failure, OSError) else KeyboardInterrupt
+    expected = InvalidInputError if isinstance(failure, OSError) else KeyboardInterrupt
     with pytest.raises(expected):
         draw(path, learning_curves([document("fedavg", RISING[::-1])]))
     assert path.read_bytes() == old
@@ -284,9 +284,11 @@ def test_a_failing_write_leaves_the_old_file(
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"cannot write the picture .*nowhere.c\.png.*No such file"):
+    with pytest.raises(InvalidInputError, match=r"cannot write the picture .*nowhere.c\.png.*No such file"):
         draw(tmp_path / "nowhere" / "c.png", learning_curves([document("fedavg", RISING)]))
-    with pytest.raises(BadInput, match=r"unknown picture format '\.gif'.*allowed: \.pdf, \.png, \.svg"):
+    with pytest.raises(
+        InvalidInputError, match=r"unknown picture format '\.gif'.*allowed: \.pdf, \.png, \.svg"
+    ):
         draw(tmp_path / "c.gif", learning_curves([document("fedavg", RISING)]))
     assert not list(tmp_path.iterdir())
 

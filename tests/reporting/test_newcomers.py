@@ -10,21 +10,21 @@ import pytest
 from rich.console import Console
 
 import feddbe
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.reporting.build_figures import adaptation_curves
 from feddbe.reporting.matplotlib_backend import render
 from feddbe.reporting.tables import new_clients_table
 from feddbe.results.document import RunDocument
 from tests.documents import _accuracy, document
-from tests.federation import samples
+from tests.federation import make_samples
 
 
-def joined(method: str, curve: list[float], way: str = "full", **config: Any) -> RunDocument:
+def joined(method: str, curve: list[float], adaptation: str = "full", **config: Any) -> RunDocument:
     """A run whose newcomers have the accuracy curve[e] after e epochs."""
-    run = document(method, [0.1, 0.5], adapt=way, **config)
+    run = document(method, [0.1, 0.5], adaptation=adaptation, **config)
     before, *after = map(_accuracy, curve)
-    run["newcomers"] = {
-        "way": way, "round": 1, "clients": 2, "epochs": len(after), "before": before, "adapted": after[-1],
+    run["new_clients"] = {
+        "adaptation": adaptation, "round": 1, "clients": 2, "epochs": len(after), "before": before, "adapted": after[-1],
         "by_epoch": after,
     }  # fmt: skip
     return run
@@ -41,7 +41,7 @@ def test_a_line_for_each_run_with_newcomers_and_a_column_for_each_epoch() -> Non
     plain = joined("fedavg", [0.1, 0.25, 0.5])
     cheap = joined("fedavg+dbe", [0.2, 0.75], "prbm")
     lines = shown([plain, document("fedprox", [0.1]), cheap])
-    assert lines[0].split() == ["newcomers", "after", "0", "1", "2"]
+    assert lines[0].split() == ["new", "clients", "after", "0", "1", "2"]
     assert [line.split() for line in lines[2:4]] == [
         ["fedavg", "10.00", "25.00", "50.00"],
         ["fedavg+dbe", "20.00", "75.00", "-"],
@@ -55,7 +55,7 @@ def test_the_first_and_the_last_epoch_are_always_there_and_the_lines_fit(epochs:
     run = joined("fedavg+dbe(kappa=5,mu=0.1)", [e / epochs for e in range(epochs + 1)])
     lines = shown([run])
     head = lines[0].split()
-    assert head[:4] == ["newcomers", "after", "0", "1"]
+    assert head[:4] == ["new", "clients", "after", "0", "1"]
     assert (head[-1], lines[2].split()[-1]) == (last, "100.00")
     assert max(map(len, lines)) <= 80
 
@@ -78,15 +78,15 @@ def test_the_picture_has_the_mean_and_the_band_over_seeds() -> None:
 
 
 def test_nothing_to_draw_is_said() -> None:
-    with pytest.raises(BadInput, match="nothing to draw"):
+    with pytest.raises(InvalidInputError, match="nothing to draw"):
         render(adaptation_curves([document("fedavg", [0.1])]))
 
 
 def test_a_run_with_newcomers_draws_them(tmp_path: Path) -> None:
     options: dict[str, Any] = {"partition": "natural", "model": "mlp", "rounds": 1, "adapt_epochs": 2}
-    run = feddbe.run("fedavg+dbe", data=samples([40, 28]), newcomers=1, out=str(tmp_path), **options)
-    assert run["newcomers"]
-    assert len(run["newcomers"]["by_epoch"]) == 2
+    run = feddbe.run("fedavg+dbe", data=make_samples([40, 28]), new_clients=1, out=str(tmp_path), **options)
+    assert run["new_clients"]
+    assert len(run["new_clients"]["by_epoch"]) == 2
     drawn = feddbe.draw(tmp_path, [run])
     assert [path.name for path in drawn] == ["curves.png", "newcomers.png", "data.png"]
     assert drawn[1].stat().st_size > 10_000

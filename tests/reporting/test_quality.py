@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from feddbe.reporting.tables import fairness_table, missing_baselines, overhead_table
-from feddbe.results.fairness import fairness, overhead
+from feddbe.results.fairness import compute_fairness, compute_overhead
 from tests.documents import document
 
 LONG = "fedprox+dbe(kappa=50,mu=1,init_mean=debiased)"
@@ -26,7 +26,9 @@ def row(name: str, table: str) -> list[str]:
 
 def test_fairness_in_percent_with_pairs() -> None:
     runs = [document(method, [0.1, 0.9]) for method in ("fedavg+dbe", "fedavg", "local")]
-    found = fairness(runs, [{0: 0.9, 1: 0.5, 2: 0.5}, {0: 0.8, 1: 0.6, 2: 0.5}, {0: 0.7, 1: 0.2, 2: 0.1}])
+    found = compute_fairness(
+        runs, [{0: 0.9, 1: 0.5, 2: 0.5}, {0: 0.8, 1: 0.6, 2: 0.5}, {0: 0.7, 1: 0.2, 2: 0.1}]
+    )
     table = text(fairness_table(found))
     assert row("fedavg+dbe", table) == [
         *("fedavg+dbe", "1", "63.33", "18.86", "50.00", "50.00", "50.00"),
@@ -38,10 +40,10 @@ def test_fairness_in_percent_with_pairs() -> None:
 
 
 def test_without_baselines_the_rest_is_shown_and_it_is_said() -> None:
-    found = fairness([document("ditto", [0.5])], [{0: 0.9, 1: 0.5}])
+    found = compute_fairness([document("ditto", [0.5])], [{0: 0.9, 1: 0.5}])
     assert "against" not in text(fairness_table(found)).lower()
     assert missing_baselines(found).startswith("no run of local or fedavg with the same clients")
-    alone = fairness([document("fedavg", [0.5])], [{0: 0.9}])
+    alone = compute_fairness([document("fedavg", [0.5])], [{0: 0.9}])
     assert "local" in missing_baselines(alone)
     assert "fedavg" not in missing_baselines(alone)
 
@@ -49,7 +51,9 @@ def test_without_baselines_the_rest_is_shown_and_it_is_said() -> None:
 def test_overhead_per_client_and_round_and_in_total() -> None:
     runs = [document("fedavg+dbe", [0.1, 0.5, 0.9, 0.8]), document("majority", [None])]
     table = text(
-        overhead_table([overhead(runs[0], 13706), overhead(runs[1], None)], ["fedavg+dbe", "majority"])
+        overhead_table(
+            [compute_overhead(runs[0], 13706), compute_overhead(runs[1], None)], ["fedavg+dbe", "majority"]
+        )
     )
     first = row("fedavg+dbe", table)
     assert first == ["fedavg+dbe", "1.00", "2", "102", "61.0", "kB", "2.33", "MB", "13,706", "0", "B"]
@@ -64,9 +68,9 @@ def test_overhead_per_client_and_round_and_in_total() -> None:
 def test_tables_fit(width: int) -> None:
     runs = [document(method, [0.1, 0.9]) for method in (LONG, "fedavg", "local")]
     accuracies = [{client: (i + client) / 130 for client in range(100)} for i in range(3)]
-    costs = [overhead(run, 11_279_112) for run in runs]
+    costs = [compute_overhead(run, 11_279_112) for run in runs]
     for table in (
-        fairness_table(fairness(runs, accuracies)),
+        fairness_table(compute_fairness(runs, accuracies)),
         overhead_table(costs, [LONG, "fedavg", "local"]),
     ):
         lines = text(table, width).splitlines()

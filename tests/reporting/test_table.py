@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.reporting.table import (
     FORMATS,
     INTERVAL,
@@ -29,7 +29,7 @@ from feddbe.reporting.table import (
     to_html,
     to_page_block,
 )
-from feddbe.results.statistics import interval
+from feddbe.results.statistics import mean_interval
 
 TABLE = Table(
     [
@@ -130,7 +130,7 @@ def test_any_cell_survives(rows: list[tuple[str, float | None]]) -> None:
 
 
 def test_an_unknown_format_lists_those_that_there_are() -> None:
-    with pytest.raises(BadInput, match="unknown format 'latx'; did you mean 'latex'"):
+    with pytest.raises(InvalidInputError, match="unknown format 'latx'; did you mean 'latex'"):
         render(TABLE, "latx")
     assert sorted(FORMATS) == ["csv", "json", "latex", "markdown"]
 
@@ -146,7 +146,7 @@ def test_the_page_sorts_by_value_and_shows_text() -> None:
 
 
 def test_an_interval_is_two_fractions_for_programs_and_one_text_for_readers() -> None:
-    table = Table([Column("best", kind=INTERVAL)], [{"best": interval([50.0, 60.0])}, {"best": None}])
+    table = Table([Column("best", kind=INTERVAL)], [{"best": mean_interval([50.0, 60.0])}, {"best": None}])
     (first, second) = table.to_records()
     assert first["best"] == 0.55
     assert first["best_half"] == pytest.approx(0.635, abs=0.001)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from feddbe.reporting import tables
-from feddbe.reporting.formatting import Name, in_bytes, in_seconds
+from feddbe.reporting.formatting import Name, format_bytes, format_seconds
 from feddbe.reporting.table import render, to_html, to_page_block
 from feddbe.reporting.tables import RunRow
-from feddbe.results.document import Accuracy, at, labels
+from feddbe.results.document import Accuracy, at_moment, run_labels
 from tests.documents import document
 
 RISING = [0.1, 0.5, 0.91234, 0.8]
@@ -50,7 +50,7 @@ EVERYTHING: dict[str, RenderableType] = {
         [
             document("fedavg", RISING),
             document(LONG, [*[0.5] * 1999, 1.0]),
-            document("moon", RISING, when="after"),
+            document("moon", RISING, moment="after"),
         ]
     ),
     "runs": tables.runs_table(ROWS),
@@ -116,10 +116,12 @@ def test_results_say_what_the_numbers_are() -> None:
     said = words(tables.results_table([document("fedavg", RISING)]))
     assert "before local training" in said
     assert "chosen on test accuracy" in said
-    mixed = words(tables.results_table([document("fedavg", RISING), document("moon", RISING, when="after")]))
+    mixed = words(
+        tables.results_table([document("fedavg", RISING), document("moon", RISING, moment="after")])
+    )
     assert "(before local training: fedavg; after local training: moon)" in mixed
     many = [document(f"m{i}", RISING) for i in range(5)]
-    told = words(tables.results_table([*many, document("moon", RISING, when="after")]))
+    told = words(tables.results_table([*many, document("moon", RISING, moment="after")]))
     assert "(after local training: moon; before local training: all others)" in told
 
 
@@ -152,8 +154,8 @@ def test_results_name_fine_tuning_newcomers_and_how_the_round_was_chosen() -> No
     assert "after 7 epochs of each client's own from the last model" in shown
     assert "The best round is chosen on 0.2 of the training data, held out." in shown
     assert "New:" not in shown
-    run["newcomers"] = {
-        "way": "full", "round": 3, "clients": 2, "epochs": 7, "by_epoch": [],
+    run["new_clients"] = {
+        "adaptation": "full", "round": 3, "clients": 2, "epochs": 7, "by_epoch": [],
         "before": None, "adapted": tuned,
     }  # fmt: skip
     shown = words(tables.results_table([run]))
@@ -165,8 +167,8 @@ def test_another_moment_of_the_same_run() -> None:
     run = document("fedavg", RISING)
     for entry, weighted in zip(run["rounds"], (0.2, 0.9, 0.3), strict=False):
         entry["after"] = {"weighted": weighted, "mean": 0.5, "worst_tenth": 0.1, "std": 0.1}
-    other = at(run, "after")
-    assert [entry["when"] for entry in other["rounds"]] == ["after"] * 4
+    other = at_moment(run, "after")
+    assert [entry["moment"] for entry in other["rounds"]] == ["after"] * 4
     assert other["best"] == other["rounds"][1]
     assert other["last"] == other["rounds"][2], "nobody trained after the last round"
     assert "after local training" in words(tables.results_table([other]))
@@ -186,9 +188,9 @@ def test_results_tell_runs_of_one_method_apart() -> None:
 
 def test_what_follows_from_other_data_is_not_said() -> None:
     """Only which data it is; and all in which runs on the same data differ."""
-    mine = [document("fedavg", RISING, lr=lr, batch=batch) for lr, batch in ((0.1, 10), (0.2, 20))]
+    mine = [document("fedavg", RISING, lr=lr, batch_size=batch) for lr, batch in ((0.1, 10), (0.2, 20))]
     theirs = document("fedavg", RISING, data="har", partition="natural", model="har_cnn", lr=0.05)
-    assert labels([*mine, theirs, document("moon", RISING)]) == [
+    assert run_labels([*mine, theirs, document("moon", RISING)]) == [
         "fedavg, data digits, lr 0.1, batch 10",
         "fedavg, data digits, lr 0.2, batch 20",
         "fedavg, data har",
@@ -212,7 +214,7 @@ def test_results_of_a_run_without_evaluation_or_rounds() -> None:
 
 def test_brackets_in_a_name_are_shown_not_obeyed() -> None:
     run = document("[bold]x[/bold]", RISING)
-    mixed = tables.results_table([run, document("y", RISING, when="after")])
+    mixed = tables.results_table([run, document("y", RISING, moment="after")])
     assert words(mixed).count("[bold]x[/bold]") == 2
     assert "[stopped], 2000" in words(EVERYTHING["runs"])
 
@@ -246,14 +248,14 @@ def test_a_name_breaks_at_its_joints() -> None:
     ],
 )
 def test_bytes_in_decimal_units_and_three_digits(count: float, said: str) -> None:
-    assert in_bytes(count) == said
+    assert format_bytes(count) == said
 
 
 @pytest.mark.parametrize(
     ("value", "said"), [(0.0, "0.000"), (0.0123, "0.012"), (0.0996, "0.10"), (9.996, "10.0"), (123.4, "123")]
 )
 def test_seconds_in_three_digits(value: float, said: str) -> None:
-    assert in_seconds(value) == said
+    assert format_seconds(value) == said
 
 
 # Lists
@@ -336,7 +338,7 @@ def test_a_metric_of_every_round_is_in_every_output() -> None:
     run = document("fedavg", RISING)
     for entry in run["rounds"]:
         read = {"weighted": 2.5 + entry["round"], "mean": 0.0, "worst_tenth": 0.0, "std": 0.0}
-        entry["measures"] = {"before": {"sharpness": read, "loss": read}, "training": {"effort": read}}
+        entry["metrics"] = {"before": {"sharpness": read, "loss": read}, "training": {"effort": read}}
     table = tables.results_table([run])
     assert table.to_records()[0]["best_sharpness"] == 4.5
     assert table.to_records()[0]["last_effort"] == 5.5
@@ -355,6 +357,6 @@ def test_a_metric_of_every_round_is_in_every_output() -> None:
 def test_a_metric_may_have_the_name_of_a_column() -> None:
     run = document("fedavg", RISING)
     for entry in run["rounds"]:
-        entry["measures"] = {"before": {"mean": {"weighted": 7.0}}}
+        entry["metrics"] = {"before": {"mean": {"weighted": 7.0}}}
     record = tables.results_table([run]).to_records()[0]
     assert (record["best_mean"], record["best_metric_mean"]) == (pytest.approx(0.90234), 7.0)

@@ -12,12 +12,12 @@ from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.metrics.representations.discrepancy import Discrepancy, _a_distance, _in_their_span, discrepancy
-from feddbe.metrics.representations.points import Points, points
-from feddbe.seeds import stream
+from feddbe.metrics.representations.points import Points, make_points
+from feddbe.seeds import make_rng
 
-ARRAYS = ("a_distance", "a_distance_std", *Discrepancy.MEASURES[1:], "variance", "variance_others", "spread")
+ARRAYS = ("a_distance", "a_distance_std", *Discrepancy.METRICS[1:], "variance", "variance_others", "spread")
 
 
 def gaussians(means: npt.ArrayLike, n: int, scale: npt.ArrayLike = 1.0) -> Points:
@@ -28,7 +28,7 @@ def gaussians(means: npt.ArrayLike, n: int, scale: npt.ArrayLike = 1.0) -> Point
     x = np.concatenate(
         [m + s * random.standard_normal((n, len(m))) for m, s in zip(centres, scales, strict=True)]
     )
-    return points(x, np.zeros(len(x)), np.repeat(np.arange(len(centres)), n))
+    return make_points(x, np.zeros(len(x)), np.repeat(np.arange(len(centres)), n))
 
 
 def test_two_gaussians_have_the_values_that_can_be_derived() -> None:
@@ -47,19 +47,19 @@ def test_two_gaussians_have_the_values_that_can_be_derived() -> None:
     s2 = found.bandwidth[0] ** 2
     expected = 2 * (s2 / (s2 + 2)) ** 1.5 * (1 - math.exp(-4 / (2 * (s2 + 2))))
     assert found.mmd2 == pytest.approx(np.full(2, expected), rel=0.1)
-    assert found.overall() == {name: pytest.approx(getattr(found, name).mean()) for name in found.MEASURES}
+    assert found.overall() == {name: pytest.approx(getattr(found, name).mean()) for name in found.METRICS}
 
 
 def test_mmd_by_hand_with_the_median_distance_for_bandwidth() -> None:
     """x = 0, 2 and o = 4, 7: distances 2, 4, 7, 2, 5, 3, so sigma = 3.5."""
-    found = discrepancy(points([[0.0], [2.0], [4.0], [7.0]], [0] * 4, [0, 0, 1, 1]))
+    found = discrepancy(make_points([[0.0], [2.0], [4.0], [7.0]], [0] * 4, [0, 0, 1, 1]))
     assert found.bandwidth == pytest.approx([3.5, 3.5])
     k = {d: math.exp(-(d**2) / (2 * 3.5**2)) for d in range(8)}
     assert found.mmd2 == pytest.approx(np.full(2, k[2] + k[3] - (k[4] + k[7] + k[2] + k[5]) / 2))
 
 
 def test_a_client_of_one_sample_is_among_the_others_only() -> None:
-    found = discrepancy(points([[0.0], [2.0], [4.0], [7.0]], [0] * 4, [5, 5, 1, 3]))
+    found = discrepancy(make_points([[0.0], [2.0], [4.0], [7.0]], [0] * 4, [5, 5, 1, 3]))
     assert found.left_out == (1, 3)
     assert found.client.tolist() == [5]
     assert found.mean_distance == pytest.approx([4.5 / math.sqrt(2)])
@@ -68,7 +68,7 @@ def test_a_client_of_one_sample_is_among_the_others_only() -> None:
 def test_means_and_variances_by_hand() -> None:
     """Client 0 at (0, 0), (2, 0), client 1 at (5, 1), (5, -1): means (1, 0) and (5, 0). Within: 2 + 2 over
     4 - 2, so the spread is sqrt 2; the line through the means is the first dimension: variances 2 and 0."""
-    found = discrepancy(points([[0, 0], [2, 0], [5, 1], [5, -1]], [0] * 4, [0, 0, 1, 1]))
+    found = discrepancy(make_points([[0, 0], [2, 0], [5, 1], [5, -1]], [0] * 4, [0, 0, 1, 1]))
     assert found.mean_distance == pytest.approx(np.full(2, 4 / math.sqrt(2)))
     assert found.fisher_between_means == pytest.approx(np.full(2, 16 / 2))
     assert found.fisher_f1 == pytest.approx(np.full(2, 16 / 2))
@@ -80,7 +80,7 @@ def test_means_and_variances_by_hand() -> None:
 def test_fisher_f1_is_the_largest_ratio_of_a_single_dimension() -> None:
     """F1 of the paper's proof. Means (0, 0) and (3, 4); variances 2, 2 in the first dimension, 32, 0 in the
     second: 9 / 4 and 16 / 32. The line through the means is (3, 4) / 5."""
-    found = discrepancy(points([[1, 4], [-1, -4], [4, 4], [2, 4]], [0] * 4, [0, 0, 1, 1]))
+    found = discrepancy(make_points([[1, 4], [-1, -4], [4, 4], [2, 4]], [0] * 4, [0, 0, 1, 1]))
     assert found.fisher_f1 == pytest.approx(np.full(2, 9 / 4))
     assert found.variance == pytest.approx([2, 2]), "of the dimension with the largest ratio"
     projected = np.array([[19, -19], [28, 22]]) / 5
@@ -126,7 +126,7 @@ def test_both_sides_weigh_the_same() -> None:
     """40 samples at 0 against 2000 at 2: weighed as they are, the best classifier would be shifted by
     log(50) / 2 and give up most of the 40, which would be 2 (1 - Phi(0.96) - Phi(-2.96)) = 0.3."""
     two = gaussians([[0.0], [2.0]], 2000)
-    found = discrepancy(two.of(np.r_[0:40, 2000:4000]), most=2000)
+    found = discrepancy(two.select(np.r_[0:40, 2000:4000]), most=2000)
     assert found.a_distance == pytest.approx(np.full(2, 2 * (1 - 2 * norm.cdf(-1))), abs=0.35)
 
 
@@ -151,7 +151,7 @@ def test_the_corollary_the_same_prbm_on_both_sides_changes_nothing() -> None:
             assert getattr(after, name)[i] == pytest.approx(getattr(before, name)[i], rel=1e-9), name
         assert after.bandwidth == pytest.approx(before.bandwidth)
     own = discrepancy(z_g._replace(x=z_g.x + prbm[z_g.client]))
-    for name in Discrepancy.MEASURES:
+    for name in Discrepancy.METRICS:
         assert (getattr(own, name) > getattr(before, name)).all(), name
 
 
@@ -162,18 +162,18 @@ def test_more_dimensions_than_samples() -> None:
     both, side = np.concatenate([x, o]), np.repeat([0, 1], 25)
     both = (both - both.mean(axis=0)) / (both - both.mean(axis=0)).std()
     found = []
-    for fitted, tested in StratifiedKFold(5, shuffle=True, random_state=stream(7, "any")).split(both, side):
+    for fitted, tested in StratifiedKFold(5, shuffle=True, random_state=make_rng(7, "any")).split(both, side):
         model = LogisticRegression(class_weight="balanced", tol=1e-8).fit(both[fitted], side[fitted])
         found.append(4 * model.score(both[tested], side[tested]) - 2)  # folds of 5 + 5: balanced as they are
     expected = float(np.mean(found)), float(np.std(found))
     assert 0.3 < expected[0] < 1.9
-    assert _a_distance(*_in_their_span(x, o), 400, 5, stream(7, "any")) == pytest.approx(expected)
+    assert _a_distance(*_in_their_span(x, o), 400, 5, make_rng(7, "any")) == pytest.approx(expected)
 
 
 def test_small_clients_and_bounds() -> None:
     """Two samples make two folds; a bound on samples keeps what is measured of all of them."""
     big = gaussians([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]], 200)
-    small = big.of(np.r_[0:2, 200:600])
+    small = big.select(np.r_[0:2, 200:600])
     found = discrepancy(small)
     assert found.samples.tolist() == [2, 200, 200]
     bounded, whole = discrepancy(big, most=50), discrepancy(big)
@@ -191,9 +191,9 @@ def test_the_same_seed_gives_the_same_numbers_and_another_other_ones() -> None:
 
 def test_representations_that_do_not_vary() -> None:
     """Nor if their means are rounded: a third of 0.1 + 0.1 + 0.1 is not 0.1."""
-    same = discrepancy(points(np.full((9, 3), 0.1), [0] * 9, [0, 1, 1] * 3))
-    assert [getattr(same, name).tolist() for name in Discrepancy.MEASURES] == [[0, 0]] * 5
-    apart = discrepancy(points([[0.1]] * 3 + [[0.7]] * 3, [0] * 6, [0, 0, 0, 1, 1, 1]))
+    same = discrepancy(make_points(np.full((9, 3), 0.1), [0] * 9, [0, 1, 1] * 3))
+    assert [getattr(same, name).tolist() for name in Discrepancy.METRICS] == [[0, 0]] * 5
+    apart = discrepancy(make_points([[0.1]] * 3 + [[0.7]] * 3, [0] * 6, [0, 0, 0, 1, 1, 1]))
     assert apart.mean_distance.tolist() == apart.fisher_f1.tolist() == [math.inf] * 2
     assert apart.fisher_between_means.tolist() == [math.inf] * 2
     assert apart.a_distance.tolist() == [2, 2]
@@ -210,6 +210,6 @@ def test_representations_that_do_not_vary() -> None:
     ],
 )
 def test_what_cannot_be_measured_is_one_line(clients: list[int], options: dict[str, Any], says: str) -> None:
-    with pytest.raises(BadInput, match=says) as error:
-        discrepancy(points(np.arange(3.0)[:, None], [0, 0, 0], clients), **options)
+    with pytest.raises(InvalidInputError, match=says) as error:
+        discrepancy(make_points(np.arange(3.0)[:, None], [0, 0, 0], clients), **options)
     assert "\n" not in str(error.value)

@@ -7,16 +7,16 @@ import pytest
 import torch
 from sklearn.linear_model import RidgeClassifier
 
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.metrics.representations.linear_probe import RIDGE, linear_probe
-from feddbe.metrics.representations.points import Points, points
-from feddbe.seeds import stream
+from feddbe.metrics.representations.points import Points, make_points
+from feddbe.seeds import make_rng
 
 
 def clusters(n: int, k: int, apart: float) -> Points:
     rng = np.random.RandomState(0)
     y = rng.randint(0, 5, n)
-    return points(2 + apart * rng.randn(5, k)[y] + rng.randn(n, k), y + 3)
+    return make_points(2 + apart * rng.randn(5, k)[y] + rng.randn(n, k), y + 3)
 
 
 @pytest.mark.parametrize(("n", "k"), [(300, 20), (120, 60), (100, 400)])
@@ -24,8 +24,8 @@ def test_as_many_right_as_scikit_learn_has(n: int, k: int) -> None:
     """More samples than features, as many, fewer: the same penalty in its units (n times) and the same
     answers."""
     given = clusters(n, k, 2 / np.sqrt(k))
-    order = stream(4, "linear probe").permutation(n)
-    train, test = given.of(order[: n // 2]), given.of(order[n // 2 :])
+    order = make_rng(4, "linear probe").permutation(n)
+    train, test = given.select(order[: n // 2]), given.select(order[n // 2 :])
     x = train.x.astype(np.float64)
     alpha = RIDGE * len(x) * x.var(axis=0).mean()
     theirs = RidgeClassifier(alpha=alpha).fit(x, train.y).score(test.x.astype(np.float64), test.y)
@@ -43,14 +43,14 @@ def test_scale_does_not_matter_and_constant_features_are_harmless() -> None:
     given = clusters(200, 30, 0.3)
     padded = np.hstack([given.x * 1024, np.full((200, 1), 7.0)])
     # a constant feature more makes the mean variance, and so the penalty, 30/31 of what it was
-    assert linear_probe(points(given.x * 1024, given.y)) == linear_probe(given)
-    assert linear_probe(points(padded, given.y)) == pytest.approx(linear_probe(given), abs=0.03)
+    assert linear_probe(make_points(given.x * 1024, given.y)) == linear_probe(given)
+    assert linear_probe(make_points(padded, given.y)) == pytest.approx(linear_probe(given), abs=0.03)
 
 
 def test_of_constant_representations_the_commonest_label_is_all_that_can_be_told() -> None:
     y = np.array([1] * 70 + [0] * 30)
-    order = stream(0, "linear probe").permutation(100)
-    assert linear_probe(points(np.ones((100, 3)), y)) == (y[order[50:]] == 1).mean()
+    order = make_rng(0, "linear probe").permutation(100)
+    assert linear_probe(make_points(np.ones((100, 3)), y)) == (y[order[50:]] == 1).mean()
 
 
 def test_same_bits_on_any_number_of_threads() -> None:
@@ -68,5 +68,5 @@ def test_same_bits_on_any_number_of_threads() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 10])
 def test_one_label_is_one_line(n: int) -> None:
-    with pytest.raises(BadInput, match=rf"^{n} samples, .* linear probe needs"):
-        linear_probe(points(np.random.RandomState(0).randn(n, 2), np.zeros(n)))
+    with pytest.raises(InvalidInputError, match=rf"^{n} samples, .* linear probe needs"):
+        linear_probe(make_points(np.random.RandomState(0).randn(n, 2), np.zeros(n)))

@@ -9,10 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from feddbe.errors import BadInput
-from feddbe.metrics.representations.mdl import FULL, MDL, QUICK, Settings, description_length, mdl, sizes_of
-from feddbe.metrics.representations.points import Points, points
-from feddbe.seeds import stream
+from feddbe.errors import InvalidInputError
+from feddbe.metrics.representations.mdl import (
+    FULL,
+    MDL,
+    QUICK,
+    Settings,
+    description_length,
+    mdl,
+    training_sizes,
+)
+from feddbe.metrics.representations.points import Points, make_points
+from feddbe.seeds import make_rng
 
 TINY = Settings(n=None, sizes=3, seeds=2, steps=60, batch=32, lr=0.01, hidden=16)
 BY_HAND = MDL((10, 30, 90), ((2.0, 1.0), (1.0, 0.5), (0.5, 0.25)), 10, 3, TINY)
@@ -22,7 +30,7 @@ def clusters(n: int = 200, apart: float = 1.0, seed: int = 0) -> Points:
     """Four labels, a cluster each in eight dimensions; apart = 0 is noise."""
     rng = np.random.RandomState(seed)
     y = rng.randint(0, 4, n)
-    return points(3 + apart * rng.randn(4, 8)[y] + 0.5 * rng.randn(n, 8), y)
+    return make_points(3 + apart * rng.randn(4, 8)[y] + 0.5 * rng.randn(n, 8), y)
 
 
 def test_a_curve_by_hand() -> None:
@@ -53,16 +61,16 @@ def test_a_curve_that_rises_again() -> None:
 
 def test_the_sizes_of_a_thousand_samples() -> None:
     """10 x 90^(k/9), rounded up, by a calculator: 90^(1/9) = 1.64867."""
-    assert sizes_of(900, 10) == [10, 17, 28, 45, 74, 122, 201, 332, 546, 900]
-    assert sizes_of(10**6, 2) == [10, 10**6]
-    assert sizes_of(900, 3) == [10, 95, 900]  # 10 sqrt(90) = 94.87
+    assert training_sizes(900, 10) == [10, 17, 28, 45, 74, 122, 201, 332, 546, 900]
+    assert training_sizes(10**6, 2) == [10, 10**6]
+    assert training_sizes(900, 3) == [10, 95, 900]  # 10 sqrt(90) = 94.87
 
 
 def test_the_last_size_is_all_of_them() -> None:
     """10**log10(n) may be a little more than n."""
     every = range(30, 3000)
     assert any(math.ceil(10 ** math.log10(n)) > n for n in every)
-    assert all(sizes_of(n, 10)[-1] == n for n in every)
+    assert all(training_sizes(n, 10)[-1] == n for n in every)
 
 
 def test_one_probe_of_the_curve_again_in_plain_pytorch() -> None:
@@ -77,7 +85,7 @@ def test_one_probe_of_the_curve_again_in_plain_pytorch() -> None:
     white = torch.from_numpy((x - x[:184].mean()) / x[:184].std()).float()
     for k, size in enumerate(found.sizes):
         for s in range(2):
-            weights = stream(0, "mdl weights", client=s)
+            weights = make_rng(0, "mdl weights", client=s)
             layers: list[nn.Module] = []
             for inputs, outputs in ((8, 16), (16, 16), (16, 4)):
                 linear = nn.Linear(inputs, outputs)
@@ -88,7 +96,7 @@ def test_one_probe_of_the_curve_again_in_plain_pytorch() -> None:
                 layers += [linear, nn.ReLU()]
             net = nn.Sequential(*layers[:-1])
             adam = torch.optim.Adam(net.parameters(), lr=0.01)
-            mine = stream(0, "mdl order", client=s).permutation(184)[:size]
+            mine = make_rng(0, "mdl order", client=s).permutation(184)[:size]
             batch = min(32, size)
             for t in range(60):
                 rows = [int(mine[(t * batch + j) % size]) for j in range(batch)]
@@ -107,12 +115,12 @@ def test_the_first_n_are_kept() -> None:
     settings = Settings(n=100, sizes=2, seeds=2, steps=5, hidden=8)
     found = mdl(given, settings=settings)
     assert found.sizes == (10, 90)
-    assert found.losses == mdl(given.of(first[again]), settings=settings).losses
+    assert found.losses == mdl(given.select(first[again]), settings=settings).losses
 
 
 def test_one_scale_and_shift_of_all_features_changes_nothing() -> None:
     given = clusters()
-    moved = points(given.x * 8 + 64, given.y)
+    moved = make_points(given.x * 8 + 64, given.y)
     assert mdl(moved, settings=TINY).nats == pytest.approx(mdl(given, settings=TINY).nats, rel=1e-2)
 
 
@@ -125,7 +133,7 @@ def test_validation_samples_do_not_whiten() -> None:
     for far in (1e3, 1e6):
         x = given.x.copy()
         x[last] = far
-        losses.append(mdl(points(x, given.y), settings=TINY).losses)
+        losses.append(mdl(make_points(x, given.y), settings=TINY).losses)
     # the network is linear far out: its loss there grows as the distance if the label is missed, else it is 0
     shares = np.array(losses[1]) / np.array(losses[0])
     assert ((shares > 900) | (np.abs(shares - 1) < 1e-3)).all()
@@ -169,7 +177,7 @@ def test_less_than_the_default_is_marked_quick() -> None:
 
 def test_classes_are_the_labels_there_are_unless_given() -> None:
     given = clusters()
-    renamed = points(given.x, given.y * 1000 - 7)
+    renamed = make_points(given.x, given.y * 1000 - 7)
     assert mdl(renamed, settings=TINY).losses == mdl(given, classes=4, settings=TINY).losses
     assert mdl(given, classes=10, settings=TINY).classes == 10
 
@@ -187,29 +195,31 @@ def test_classes_are_the_labels_there_are_unless_given() -> None:
     ],
 )
 def test_too_few_samples_are_one_line(n: int, sizes: int, says: str) -> None:
-    with pytest.raises(BadInput, match=says):
+    with pytest.raises(InvalidInputError, match=says):
         mdl(clusters(n), settings=Settings(sizes=sizes, seeds=2, steps=1))
 
 
 def test_wrong_labels_are_one_line() -> None:
     given = clusters()
-    with pytest.raises(BadInput, match=r"^all 200 samples have label 3, .* more labels"):
-        mdl(points(given.x, np.full(200, 3)), settings=TINY)
-    with pytest.raises(BadInput, match=r"^label 3 with classes = 3; allowed: 0 to 2$"):
+    with pytest.raises(InvalidInputError, match=r"^all 200 samples have label 3, .* more labels"):
+        mdl(make_points(given.x, np.full(200, 3)), settings=TINY)
+    with pytest.raises(InvalidInputError, match=r"^label 3 with classes = 3; allowed: 0 to 2$"):
         mdl(given, classes=3, settings=TINY)
-    with pytest.raises(BadInput, match=r"^label -1 with classes = 4; allowed: 0 to 3$"):
-        mdl(points(given.x, given.y - 1), classes=4, settings=TINY)
+    with pytest.raises(InvalidInputError, match=r"^label -1 with classes = 4; allowed: 0 to 3$"):
+        mdl(make_points(given.x, given.y - 1), classes=4, settings=TINY)
 
 
 def test_representations_that_are_all_the_same_are_one_line() -> None:
     with pytest.raises(
-        BadInput, match=r"^every value of the representations is 0\.5, .* another place or round$"
+        InvalidInputError, match=r"^every value of the representations is 0\.5, .* another place or round$"
     ):
-        mdl(points(np.full((200, 3), 0.5), clusters().y), settings=TINY)
+        mdl(make_points(np.full((200, 3), 0.5), clusters().y), settings=TINY)
 
 
 def test_a_step_size_that_diverges_is_one_line() -> None:
-    with pytest.raises(BadInput, match=r"^mdl lr = 1e\+38: a probe's loss is not finite; try a smaller one$"):
+    with pytest.raises(
+        InvalidInputError, match=r"^mdl lr = 1e\+38: a probe's loss is not finite; try a smaller one$"
+    ):
         mdl(clusters(), settings=Settings(sizes=2, seeds=2, steps=5, hidden=8, lr=1e38))
 
 
@@ -217,5 +227,5 @@ def test_a_step_size_that_diverges_is_one_line() -> None:
     "wrong", [{"n": 5}, {"sizes": 1}, {"seeds": 1}, {"steps": 0}, {"lr": 0.0}, {"hidden": 0}]
 )
 def test_wrong_settings_are_one_line(wrong: dict[str, float]) -> None:
-    with pytest.raises(BadInput, match=f"^mdl {next(iter(wrong))} = .*; allowed: "):
+    with pytest.raises(InvalidInputError, match=f"^mdl {next(iter(wrong))} = .*; allowed: "):
         Settings(**wrong)  # type: ignore[arg-type]

@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feddbe.errors import BadInput
-from feddbe.metrics.representations.points import points
+from feddbe.errors import InvalidInputError
+from feddbe.metrics.representations.points import make_points
 
 
 def test_images_become_rows() -> None:
-    found = points(np.arange(24).reshape(2, 3, 2, 2), [1, 0], [4, 5])
+    found = make_points(np.arange(24).reshape(2, 3, 2, 2), [1, 0], [4, 5])
     assert found.x.shape == (2, 12)
     assert found.x.dtype == np.float32
-    assert found.of([1]).y.tolist() == [0]
-    assert found.of(found.client == 4).x.tolist() == [list(range(12))]
+    assert found.select([1]).y.tolist() == [0]
+    assert found.select(found.client == 4).x.tolist() == [list(range(12))]
 
 
 def test_without_clients_all_are_of_one() -> None:
-    assert points([[1.0], [2.0]], [0, 1]).client.tolist() == [0, 0]
+    assert make_points([[1.0], [2.0]], [0, 1]).client.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -31,5 +31,5 @@ def test_without_clients_all_are_of_one() -> None:
     ],
 )
 def test_wrong_points_are_one_line(x: object, y: object, says: str) -> None:
-    with pytest.raises(BadInput, match=says):
-        points(x, y)
+    with pytest.raises(InvalidInputError, match=says):
+        make_points(x, y)

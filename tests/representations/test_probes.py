@@ -11,15 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from feddbe.metrics.representations import mdl
-from feddbe.metrics.representations.mdl import Probes, initial, listening, one_thread, side_by_side, train
-from feddbe.seeds import stream
+from feddbe.metrics.representations.mdl import (
+    Probes,
+    initial_probe,
+    map_parallel,
+    report_progress_to,
+    single_threaded,
+    train_probes,
+)
+from feddbe.seeds import make_rng
 
 WIDTHS = (7, 16, 16, 3)
 SEEDS = 3
 
 
 def start(dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    return initial(WIDTHS, [stream(5, "test", client=s) for s in range(SEEDS)], dtype)
+    return initial_probe(WIDTHS, [make_rng(5, "test", client=s) for s in range(SEEDS)], dtype)
 
 
 def samples(n: int = 40) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,7 +58,7 @@ def test_every_probe_is_what_plain_pytorch_makes_of_it(size: int, batch: int) ->
     parameters = start()
     nets = [plain(parameters, s) for s in range(SEEDS)]
     hot = torch.eye(WIDTHS[-1], dtype=x.dtype)[y]
-    probes = train(parameters, x, hot, known, steps=steps, batch=batch, lr=lr)
+    probes = train_probes(parameters, x, hot, known, steps=steps, batch=batch, lr=lr)
     for s, net in enumerate(nets):
         adam = torch.optim.Adam(net.parameters(), lr=lr)
         taken = min(batch, size)
@@ -72,7 +79,7 @@ def test_every_probe_is_what_plain_pytorch_makes_of_it(size: int, batch: int) ->
 
 def test_first_weights_are_as_those_of_a_linear_layer() -> None:
     """torch.nn.Linear: weights and biases uniform within 1/sqrt(inputs), so of variance 1/(3 inputs)."""
-    found = initial((400, 300, 2), [stream(0, "test", client=s) for s in range(2)])
+    found = initial_probe((400, 300, 2), [make_rng(0, "test", client=s) for s in range(2)])
     assert [tuple(p.shape) for p in found] == [(2, 400, 300), (2, 1, 300), (2, 300, 2), (2, 1, 2)]
     linear = nn.Linear(400, 300)
     for mine, theirs in ((found[0], linear.weight), (found[1], linear.bias)):
@@ -83,7 +90,7 @@ def test_first_weights_are_as_those_of_a_linear_layer() -> None:
 
 
 def test_a_probe_begins_the_same_whoever_is_beside_it() -> None:
-    alone = initial(WIDTHS, [stream(5, "test", client=2)], torch.float64)
+    alone = initial_probe(WIDTHS, [make_rng(5, "test", client=2)], torch.float64)
     assert all(torch.equal(one[0], three[2]) for one, three in zip(alone, start(), strict=True))
 
 
@@ -98,7 +105,7 @@ def test_a_stop_ends_training_at_the_next_step() -> None:
     stop = Event()
     stop.set()
     parameters = start()
-    train(
+    train_probes(
         parameters, x, nn.functional.one_hot(y, 3).double(), orders, steps=10**9, batch=8, lr=1.0, stop=stop
     )
     assert all(torch.equal(now, then) for now, then in zip(parameters, start(), strict=True))
@@ -113,7 +120,7 @@ def test_programs_have_one_thread_each_and_leave_the_number_as_it_was(threads: i
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = side_by_side(lambda item, _: (item, torch.get_num_threads()), [3, 1, 2])
+        found = map_parallel(lambda item, _: (item, torch.get_num_threads()), [3, 1, 2])
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -130,8 +137,8 @@ def test_the_share_is_reported_while_programs_work(monkeypatch: pytest.MonkeyPat
         if len(heard) == 3:
             enough.set()
 
-    with listening(listen):
-        assert side_by_side(lambda item, _: enough.wait(60), [1, 2], lambda: 0.5) == [True, True]
+    with report_progress_to(listen):
+        assert map_parallel(lambda item, _: enough.wait(60), [1, 2], lambda: 0.5) == [True, True]
     assert heard[:3] == [0.5] * 3
 
 
@@ -147,7 +154,7 @@ def test_an_error_in_one_stops_the_others() -> None:
     torch.set_num_threads(2)
     try:
         with pytest.raises(ValueError, match="wrong"):
-            side_by_side(work, ["waits", "wrong", "never begins", "nor this"])
+            map_parallel(work, ["waits", "wrong", "never begins", "nor this"])
     finally:
         torch.set_num_threads(before)
     # a thread that is free before the error is noticed may take one more, which is stopped at once
@@ -157,6 +164,6 @@ def test_an_error_in_one_stops_the_others() -> None:
 
 def test_one_thread_for_a_while() -> None:
     before = torch.get_num_threads()
-    with one_thread() as was:
+    with single_threaded() as was:
         assert (was, torch.get_num_threads()) == (before, 1)
     assert torch.get_num_threads() == before

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feddbe.errors import BadInput
-from feddbe.metrics.representations.points import Points, points
+from feddbe.errors import InvalidInputError
+from feddbe.metrics.representations.points import Points, make_points
 from feddbe.metrics.representations.tsne import tsne
 
 
@@ -14,7 +14,7 @@ def blobs(n: int, width: int) -> Points:
     """Three clusters, label = cluster, clients in turn."""
     random, label = np.random.RandomState(0), np.arange(n) % 3
     x = random.standard_normal((n, width)) + 30 * np.eye(3, max(3, width))[label, :width]
-    return points(x, label, np.arange(n) % 4)
+    return make_points(x, label, np.arange(n) % 4)
 
 
 @pytest.mark.parametrize("width", [3, 60])
@@ -48,15 +48,15 @@ def test_which_samples_are_shown_does_not_depend_on_their_values() -> None:
 
 @pytest.mark.parametrize(("n", "width"), [(5, 2), (6, 300), (7, 1)])
 def test_few_samples(n: int, width: int) -> None:
-    found = tsne(points(np.random.RandomState(0).standard_normal((n, width)), [0] * n))
+    found = tsne(make_points(np.random.RandomState(0).standard_normal((n, width)), [0] * n))
     assert found.x.shape == (n, 2)
     assert np.isfinite(found.x).all()
 
 
 def test_what_cannot_be_laid_out_is_one_line() -> None:
-    with pytest.raises(BadInput, match="t-SNE of 4 samples: it takes 5 or more"):
+    with pytest.raises(InvalidInputError, match="t-SNE of 4 samples: it takes 5 or more"):
         tsne(blobs(4, 3))
-    with pytest.raises(BadInput, match="t-SNE of 3 samples"):
+    with pytest.raises(InvalidInputError, match="t-SNE of 3 samples"):
         tsne(blobs(60, 3), n=3)
-    with pytest.raises(BadInput, match="all the same"):
-        tsne(points(np.ones((9, 3)), [0] * 9))
+    with pytest.raises(InvalidInputError, match="all the same"):
+        tsne(make_points(np.ones((9, 3)), [0] * 9))

@@ -11,7 +11,7 @@ import feddbe
 from feddbe.metrics import builtin as registry
 from feddbe.metrics.records import Value
 from feddbe.results.curves import band_edges, band_meaning, mean_curves, metric_series
-from feddbe.results.statistics import interval
+from feddbe.results.statistics import mean_interval
 from tests.documents import document
 
 
@@ -35,7 +35,7 @@ def test_band_is_the_interval_from_three_seeds_on() -> None:
     (triple,) = mean_curves(runs)
     assert (single.low, single.high) == ((), ())
     assert (pair.low[1], pair.high[1]) == pytest.approx((40, 50))
-    expected = interval([40.0, 50.0, 90.0])
+    expected = mean_interval([40.0, 50.0, 90.0])
     assert triple.mean[1] == pytest.approx(60)
     assert triple.high[1] - triple.mean[1] == pytest.approx(expected.half)
     assert band_edges([1.0, 1.0, 1.0]) == (1, 1)
@@ -55,7 +55,7 @@ def test_metric_series_has_what_any_run_has() -> None:
         "accuracy", "accuracy/mean", "accuracy/worst_tenth", "seconds",
     ]  # fmt: skip
     readings = {"weighted": 0.25, "mean": 0.0, "worst_tenth": 0.0, "std": 0.0}
-    run["rounds"][1]["measures"] = {"before": {"probe": readings, "x": readings}, "after": {"x": readings}}
+    run["rounds"][1]["metrics"] = {"before": {"probe": readings, "x": readings}, "after": {"x": readings}}
     run["rounds"][1]["after"] = run["rounds"][1]["accuracy"]
     series = {series.key: series for series in metric_series([plain, run])}
     assert {"probe", "x", "x@after", "accuracy@after"} <= series.keys()
@@ -69,7 +69,7 @@ def test_metric_series_has_what_any_run_has() -> None:
 
 
 def test_metric_of_a_user_is_a_series(tmp_path: Path) -> None:
-    @registry.measure(label="mean norm", unit="units")
+    @registry.metric(label="mean norm", unit="units")
     def norm(z_g: Tensor) -> Value:
         return float(z_g.norm(dim=1).mean()), len(z_g)
 
@@ -80,7 +80,7 @@ def test_metric_of_a_user_is_a_series(tmp_path: Path) -> None:
             rounds=1,
             clients=3,
             model="mlp",
-            measure="accuracy,norm",
+            metrics="accuracy,norm",
             quiet=True,
         )
         series = {series.key: series for series in metric_series([run.document])}
@@ -88,5 +88,5 @@ def test_metric_of_a_user_is_a_series(tmp_path: Path) -> None:
         assert [round_ for round_, _ in series["norm"].points(run.document)] == [0, 1]
         assert series["norm"].is_selected
     finally:
-        registry._MEASURES.pop("norm")
+        registry._METRICS.pop("norm")
         registry._DESCRIPTIONS.pop("norm")

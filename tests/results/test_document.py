@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from feddbe.results.document import Accuracy, RunDocument, at
-from feddbe.results.seeds import repeats
+from feddbe.results.document import Accuracy, RunDocument, at_moment
+from feddbe.results.seeds import group_seeds
 from tests.documents import document
 
 
@@ -21,7 +21,7 @@ def validated(seed: int = 0) -> RunDocument:
 
 
 def test_another_moment_keeps_the_round_that_held_out_data_chose() -> None:
-    found = at(validated(), "after")
+    found = at_moment(validated(), "after")
     assert found["best"] is not None
     assert found["best"]["round"] == 1
     assert found["best"]["accuracy"] == _accuracy(0.7)
@@ -30,7 +30,7 @@ def test_another_moment_keeps_the_round_that_held_out_data_chose() -> None:
 
 
 def test_tables_over_seeds_keep_the_round_that_held_out_data_chose() -> None:
-    (found,) = repeats([at(validated(seed), "after") for seed in (0, 1)])
+    (found,) = group_seeds([at_moment(validated(seed), "after") for seed in (0, 1)])
     assert found.best is not None
     assert found.validation is not None
     assert round(found.best.mean, 9) == 70
@@ -41,6 +41,6 @@ def test_without_held_out_data_the_best_round_is_that_of_the_moment() -> None:
     run = validated()
     for entry in run["rounds"]:
         entry["validation"] = None
-    found = at(run, "after")
+    found = at_moment(run, "after")
     assert found["best"] is not None
     assert found["best"]["round"] == 2

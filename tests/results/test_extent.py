@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from feddbe.results.document import cut, extent, finished, reached
+from feddbe.results.document import best_so_far, is_finished, run_extent, truncate_run
 from tests.documents import document
 
 
 def test_a_run_ends_by_rounds_or_by_the_published_rule() -> None:
     still = document("fedavg", [0.1, 0.5, 0.4, 0.3])
-    assert reached(still, 3, None)
-    assert not reached(still, 4, None)
-    assert not reached(still, 4, 3)
-    assert reached(still, 4, 2)  # three evaluations since the best, itself counted
-    assert not reached(document("fedavg", [0.1, None]), 1, None)
+    assert best_so_far(still, 3, None)
+    assert not best_so_far(still, 4, None)
+    assert not best_so_far(still, 4, 3)
+    assert best_so_far(still, 4, 2)  # three evaluations since the best, itself counted
+    assert not best_so_far(document("fedavg", [0.1, None]), 1, None)
 
 
 def test_a_run_that_was_stopped_before_its_patience_ended_it_is_not_finished() -> None:
     curve = [0.1, 0.5, 0.4, 0.3]
-    assert finished(document("fedavg", curve, rounds=9, patience=2))
-    assert not finished(document("fedavg", curve, rounds=9, patience=5))
+    assert is_finished(document("fedavg", curve, rounds=9, patience=2))
+    assert not is_finished(document("fedavg", curve, rounds=9, patience=5))
 
 
 def test_a_cut_run_is_what_it_was_then() -> None:
     long = document("fedavg", [0.1, 0.5, 0.4, 0.9], rounds=3)
     long["diverged"] = {"round": 4, "client": 0, "what": "loss", "value": "nan"}
-    found = cut(long, 2, None)
+    found = truncate_run(long, 2, None)
     assert found["best"] is not None
     assert found["last"] is not None
     assert (found["best"]["round"], found["last"]["round"], found["config"]["rounds"]) == (1, 2, 2)
@@ -37,15 +37,15 @@ def test_a_cut_run_is_what_it_was_then() -> None:
 def test_patience_cuts_where_it_ends_a_run() -> None:
     """After entry 3 the best is more than two evaluations old; entry 4 was under way and is evaluated."""
     long = document("fedavg", [0.1, 0.5, 0.4, 0.3, 0.2, 0.9], rounds=5)
-    assert [entry["round"] for entry in cut(long, 5, 2)["rounds"]] == [0, 1, 2, 3, 4]
-    assert [entry["round"] for entry in cut(long, 5, 4)["rounds"]] == [0, 1, 2, 3, 4, 5]
+    assert [entry["round"] for entry in truncate_run(long, 5, 2)["rounds"]] == [0, 1, 2, 3, 4]
+    assert [entry["round"] for entry in truncate_run(long, 5, 4)["rounds"]] == [0, 1, 2, 3, 4, 5]
     late = document("fedavg", [0.1, 0.5, 0.4, 0.3, 0.9, 0.2], rounds=5)
-    assert len(cut(late, 5, 2)["rounds"]) == 6, "entry 4 is the best, so that the run resumes"
+    assert len(truncate_run(late, 5, 2)["rounds"]) == 6, "entry 4 is the best, so that the run resumes"
 
 
 def test_runs_that_one_patience_ended_are_equally_long() -> None:
     early = document("fedavg", [0.1, 0.5, 0.4, 0.3], rounds=9, patience=2)
     later = document("moon", [0.1, 0.2, 0.5, 0.4, 0.3], rounds=9, patience=2)
-    assert extent(early) == extent(later)
-    assert extent(early) != extent(document("fedavg", [0.1, 0.5, 0.4, 0.3], rounds=9, patience=5))
-    assert extent(document("a", [0.1, 0.2], rounds=9)) == extent(document("b", [0.1, 0.2], rounds=1))
+    assert run_extent(early) == run_extent(later)
+    assert run_extent(early) != run_extent(document("fedavg", [0.1, 0.5, 0.4, 0.3], rounds=9, patience=5))
+    assert run_extent(document("a", [0.1, 0.2], rounds=9)) == run_extent(document("b", [0.1, 0.2], rounds=1))

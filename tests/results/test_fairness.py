@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddbe.errors import BadInput
-from feddbe.results.fairness import fairness, paired, spread
+from feddbe.errors import InvalidInputError
+from feddbe.results.fairness import client_spread, compute_fairness, pair_clients
 from tests.documents import document
 
 CURVE = [0.1, 0.9, 0.5]
@@ -15,7 +15,7 @@ CURVE = [0.1, 0.9, 0.5]
 
 def test_the_spread_by_hand() -> None:
     """Of 0.0, 0.1, ..., 1.0 the worst tenth is two clients of eleven: 0.0 and 0.1."""
-    found = spread({client: client / 10 for client in range(11)})
+    found = client_spread({client: client / 10 for client in range(11)})
     assert found == {
         "clients": 11,
         "mean": pytest.approx(0.5),
@@ -27,14 +27,14 @@ def test_the_spread_by_hand() -> None:
         "three_quarters": pytest.approx(0.75),
         "highest": 1.0,
     }
-    assert spread({3: 0.4})["worst_tenth"] == 0.4
-    with pytest.raises(BadInput, match="no client at all"):
-        spread({})
+    assert client_spread({3: 0.4})["worst_tenth"] == 0.4
+    with pytest.raises(InvalidInputError, match="no client at all"):
+        client_spread({})
 
 
 def test_pairs_by_hand() -> None:
     """Clients 0 and 5 gain 0.5, 1 loses 0.25, 2 is as before; 3 and 4 are in one run only."""
-    found = paired(
+    found = pair_clients(
         {0: 0.75, 1: 0.5, 2: 1.0, 3: 0.0, 5: 1.0}, {0: 0.25, 1: 0.75, 2: 1.0, 4: 0.0, 5: 0.5}, "local"
     )
     assert (found["clients"], found["better"], found["equal"], found["worse"]) == (4, 2, 1, 1)
@@ -42,8 +42,8 @@ def test_pairs_by_hand() -> None:
     assert (found["mean"], found["lowest"]) == pytest.approx((0.75 / 4, -0.25))
     assert found["differences"] == {0: 0.5, 1: -0.25, 2: 0.0, 5: 0.5}
     assert found["against"] == "local"
-    with pytest.raises(BadInput, match="no client was evaluated in both runs"):
-        paired({0: 1.0}, {1: 1.0})
+    with pytest.raises(InvalidInputError, match="no client was evaluated in both runs"):
+        pair_clients({0: 1.0}, {1: 1.0})
 
 
 @given(
@@ -51,26 +51,26 @@ def test_pairs_by_hand() -> None:
     st.dictionaries(st.integers(0, 9), st.floats(0, 1), min_size=10),
 )
 def test_who_is_helped_by_one_is_hurt_by_the_other(one: dict[int, float], other: dict[int, float]) -> None:
-    there, back = paired(one, other), paired(other, one)
+    there, back = pair_clients(one, other), pair_clients(other, one)
     assert (there["better"], there["worse"]) == (back["worse"], back["better"])
     assert there["better"] + there["equal"] + there["worse"] == there["clients"] == 10
 
 
 def test_baselines_are_found_by_method() -> None:
     runs = [document(method, CURVE) for method in ("fedavg+dbe", "fedavg(weights=uniform)", "local")]
-    dbe, fedavg, local = fairness(runs, [{0: 0.9, 1: 0.5}, {0: 0.8, 1: 0.6}, {0: 0.7, 1: 0.7}])
+    dbe, fedavg, local = compute_fairness(runs, [{0: 0.9, 1: 0.5}, {0: 0.8, 1: 0.6}, {0: 0.7, 1: 0.7}])
     assert dbe["paired"].keys() == {"local", "fedavg"}
     assert dbe["paired"]["local"]["differences"] == pytest.approx({0: 0.2, 1: -0.2})
     assert dbe["paired"]["fedavg"]["against"] == "fedavg(weights=uniform)"
     assert fedavg["paired"].keys() == {"local"}
     assert local["paired"].keys() == {"fedavg"}
-    assert (dbe["round"], dbe["when"], dbe["accuracy"]) == (1, "before", {0: 0.9, 1: 0.5})
+    assert (dbe["round"], dbe["moment"], dbe["accuracy"]) == (1, "before", {0: 0.9, 1: 0.5})
 
 
 def test_a_method_with_add_ons_and_options_is_not_its_baseline() -> None:
     """Brackets at both ends are not one pair of brackets."""
     methods = ("fedavg(weights=uniform)+dbe(kappa=1)", "local", "fedavg(weights=uniform)")
-    dbe, local, fedavg = fairness(
+    dbe, local, fedavg = compute_fairness(
         [document(method, CURVE) for method in methods], [{0: 0.9}, {0: 0.7}, {0: 0.8}]
     )
     assert local["paired"]["fedavg"]["differences"] == pytest.approx({0: -0.1})
@@ -83,14 +83,14 @@ def test_a_baseline_is_of_the_same_clients_and_if_it_can_be_of_the_same_seed() -
     seeds = [document("fedavg", CURVE, seed=seed) for seed in (0, 1)]
     others = [document("fedavg", CURVE, partition_seed=2), document("fedavg", CURVE, data="fmnist")]
     there = [{0: accuracy} for accuracy in (0.5, 0.25, 0.75, 0.75)]
-    found = fairness([mine, *seeds, *others], [{0: 0.5}, *there])[0]
+    found = compute_fairness([mine, *seeds, *others], [{0: 0.5}, *there])[0]
     assert found["paired"]["fedavg"]["differences"] == {0: 0.25}
     assert "seed 1" in found["paired"]["fedavg"]["against"]
-    assert fairness([mine, seeds[0]], [{0: 0.6}, {0: 0.5}])[0]["paired"].keys() == {"fedavg"}
-    assert fairness([mine, *others], [{0: 0.6}, *there[:2]])[0]["paired"] == {}
+    assert compute_fairness([mine, seeds[0]], [{0: 0.6}, {0: 0.5}])[0]["paired"].keys() == {"fedavg"}
+    assert compute_fairness([mine, *others], [{0: 0.6}, *there[:2]])[0]["paired"] == {}
 
 
 def test_the_last_round_and_a_run_without_any() -> None:
-    assert fairness([document("ditto", CURVE)], [{0: 0.5}], "last")[0]["round"] == 2
-    with pytest.raises(BadInput, match="ditto: no round has been evaluated yet"):
-        fairness([document("ditto", [None])], [{}])
+    assert compute_fairness([document("ditto", CURVE)], [{0: 0.5}], "last")[0]["round"] == 2
+    with pytest.raises(InvalidInputError, match="ditto: no round has been evaluated yet"):
+        compute_fairness([document("ditto", [None])], [{}])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from feddbe.results.fairness import overhead
+from feddbe.results.fairness import compute_overhead
 from tests.documents import document
 
 
 def test_sums_by_hand() -> None:
     """Entries take 99 s (the start), 1.25, 2.25 and 3.25; the best is in round 2; all clients send 1.22 MB
     and get 46.6 MB in every round, the preparation too."""
-    found = overhead(document("fedavg+dbe", [0.1, 0.5, 0.9, 0.8]), 512)
+    found = compute_overhead(document("fedavg+dbe", [0.1, 0.5, 0.9, 0.8]), 512)
     assert found == {
         "method": "fedavg+dbe",
         "rounds": 3,
@@ -27,5 +27,5 @@ def test_sums_by_hand() -> None:
 
 
 def test_a_run_without_an_evaluated_round() -> None:
-    found = overhead(document("fedavg", [None]), None)
+    found = compute_overhead(document("fedavg", [None]), None)
     assert (found["best"], found["seconds_to_best"], found["kept"]) == (None, None, None)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from feddbe.results.document import RunDocument
-from feddbe.results.seeds import chosen, repeats, unequal
+from feddbe.results.seeds import best_on_validation, group_seeds, unequal_rounds
 from tests.documents import document
 
 T2 = 4.302652729911275
@@ -29,7 +29,7 @@ def seeds(method: str, last: Sequence[float], *, held_out: bool = True, **config
 
 def test_the_mean_and_its_interval() -> None:
     """70, 80, 90: s = 10, so 80 ± t 10 / sqrt(3)."""
-    (found,) = repeats(seeds("fedavg", [0.7, 0.8, 0.9]))
+    (found,) = group_seeds(seeds("fedavg", [0.7, 0.8, 0.9]))
     assert found.best is not None
     assert found.best.mean == pytest.approx(80)
     assert found.best.half == pytest.approx(T2 * 10 / sqrt(3))
@@ -42,20 +42,20 @@ def test_the_mean_and_its_interval() -> None:
 def test_differences_are_paired_by_seed() -> None:
     """Each is 5 better than the other with its seed, ± little: less than seeds differ among each other."""
     first, second = seeds("fedavg", [0.7, 0.8, 0.9]), seeds("fedavg+dbe", [0.749, 0.85, 0.951])
-    found = repeats([*first, *reversed(second)])
+    found = group_seeds([*first, *reversed(second)])
     assert found[1].difference is not None
     assert found[1].difference.mean == pytest.approx(5.0)
     assert found[1].difference.half == pytest.approx(T2 * 0.1 / sqrt(3))
     assert found[1].verdict.outcome == "better"
-    assert repeats([*second, *first])[1].verdict.outcome == "worse"
+    assert group_seeds([*second, *first])[1].verdict.outcome == "worse"
 
 
 def test_better_is_not_said_where_the_interval_has_zero_in_it() -> None:
-    found = repeats([*seeds("fedavg", [0.7, 0.8, 0.9]), *seeds("moon", [0.75, 0.80, 0.91])])
+    found = group_seeds([*seeds("fedavg", [0.7, 0.8, 0.9]), *seeds("moon", [0.75, 0.80, 0.91])])
     assert found[1].difference is not None
     assert found[1].difference.mean > 0
     assert str(found[1].verdict) == "not significant"
-    alone = repeats([*seeds("fedavg", [0.1]), *seeds("moon", [0.9])])[1]
+    alone = group_seeds([*seeds("fedavg", [0.1]), *seeds("moon", [0.9])])[1]
     assert alone.difference is not None
     assert isinf(alone.difference.half)
     assert str(alone.verdict) == "fewer than 3 seeds"
@@ -64,10 +64,10 @@ def test_better_is_not_said_where_the_interval_has_zero_in_it() -> None:
 def test_only_equal_seeds_and_splits_are_pairs() -> None:
     first = seeds("fedavg", [0.7, 0.8, 0.9], partition_seed=1)
     other = seeds("moon", [0.9, 0.9, 0.9], partition_seed=2)
-    apart = repeats([*first, *other])[1]
+    apart = group_seeds([*first, *other])[1]
     assert apart.difference is None
     assert str(apart.verdict) == "other data"
-    two = repeats([*first, *seeds("moon", [0.72, 0.83], partition_seed=1)])[1].difference
+    two = group_seeds([*first, *seeds("moon", [0.72, 0.83], partition_seed=1)])[1].difference
     assert two is not None
     assert two.n == 2
     assert two.mean == pytest.approx(2.5)
@@ -76,14 +76,14 @@ def test_only_equal_seeds_and_splits_are_pairs() -> None:
 def test_best_rounds_that_test_data_chose_have_no_verdict() -> None:
     first = seeds("fedavg", [0.7, 0.8, 0.9], held_out=False)
     second = seeds("moon", [0.749, 0.85, 0.951], held_out=False)
-    found = repeats([*first, *second])[1]
+    found = group_seeds([*first, *second])[1]
     assert found.difference is not None
     assert str(found.verdict) == "best rounds chosen on test data"
 
 
 def test_differently_shifted_images_are_not_pairs() -> None:
     first = seeds("fedavg", [0.7, 0.8, 0.9], shift="rotate:30")
-    found = repeats([*first, *seeds("moon", [0.75, 0.86, 0.95], shift="blur")])[1]
+    found = group_seeds([*first, *seeds("moon", [0.75, 0.86, 0.95], shift="blur")])[1]
     assert found.difference is None
     assert str(found.verdict) == "other data"
 
@@ -94,10 +94,10 @@ def test_runs_of_unequal_rounds_are_not_pairs() -> None:
     for run in long:
         run["rounds"] = [run["rounds"][0]] * 11 + [{**run["rounds"][1], "round": 12}]
         run["best"] = run["last"] = run["rounds"][-1]
-    found = repeats([*long, *short])[1]
+    found = group_seeds([*long, *short])[1]
     assert found.difference is None
     assert str(found.verdict) == "unequal rounds"
-    (mixed,) = repeats([*long[:2], *seeds("fedavg", [0.1, 0.1, 0.1])[2:]])
+    (mixed,) = group_seeds([*long[:2], *seeds("fedavg", [0.1, 0.1, 0.1])[2:]])
     assert mixed.best is not None
     assert (mixed.best.n, mixed.seeds) == (2, "2 of 3"), "the short run is in no mean"
     assert mixed.best.mean == pytest.approx(75)
@@ -105,12 +105,12 @@ def test_runs_of_unequal_rounds_are_not_pairs() -> None:
 
 def test_a_copy_of_a_run_is_not_another_seed() -> None:
     runs = seeds("fedavg", [0.7, 0.8])
-    assert [one.seeds for one in repeats([*runs, runs[0]])] == ["2", "1"]
+    assert [one.seeds for one in group_seeds([*runs, runs[0]])] == ["2", "1"]
 
 
 def test_settings_make_experiments_and_seeds_do_not() -> None:
     runs = [*seeds("fedavg", [0.7, 0.8], lr=0.1), *seeds("fedavg", [0.5, 0.6], lr=0.2)]
-    found = repeats(runs)
+    found = group_seeds(runs)
     assert [one.name for one in found] == ["fedavg, lr 0.1", "fedavg, lr 0.2"]
     assert [len(one.runs) for one in found] == [2, 2]
 
@@ -118,13 +118,13 @@ def test_settings_make_experiments_and_seeds_do_not() -> None:
 def test_a_run_that_diverged_is_in_no_mean_and_counted() -> None:
     runs = seeds("fedavg", [0.7, 0.9, 0.2])
     runs[2]["diverged"] = {"round": 2, "client": 0, "what": "loss", "value": "nan"}
-    (found,) = repeats(runs)
+    (found,) = group_seeds(runs)
     assert found.best is not None
     assert (found.best.n, found.diverged, found.seeds) == (2, 1, "2 of 3")
     assert found.best.mean == pytest.approx(80)
     for run in runs:
         run["diverged"] = runs[2]["diverged"]
-    assert repeats(runs)[0].best is None
+    assert group_seeds(runs)[0].best is None
 
 
 def validated(method: str, validation: float, test: float, **config: Any) -> RunDocument:
@@ -141,15 +141,17 @@ def test_cells_are_chosen_on_validation_data_whatever_test_data_say() -> None:
         validated("fedavg+dbe(kappa=1)", 0.7, 0.2),
         validated("fedavg+dbe(kappa=10)", 0.7, 0.99),
     ]
-    assert chosen(repeats(runs)) == [1, 2], "of equal ones the first"
+    assert best_on_validation(group_seeds(runs)) == [1, 2], "of equal ones the first"
     runs[1]["diverged"] = {"round": 2, "client": 0, "what": "loss", "value": "nan"}
-    assert chosen(repeats(runs)) == [0, 2]
-    assert unequal(repeats(runs)) == []
+    assert best_on_validation(group_seeds(runs)) == [0, 2]
+    assert unequal_rounds(group_seeds(runs)) == []
     assert runs[2]["last"]
     runs[2]["last"]["round"] = 9
-    assert chosen(repeats(runs)) == [0], "nothing is chosen among runs of unequal rounds"
-    assert unequal(repeats(runs)) == ["fedavg+dbe"]
-    assert chosen(repeats(seeds("fedavg", [0.9], held_out=False))) == [], "nothing was held out"
+    assert best_on_validation(group_seeds(runs)) == [0], "nothing is chosen among runs of unequal rounds"
+    assert unequal_rounds(group_seeds(runs)) == ["fedavg+dbe"]
+    assert best_on_validation(group_seeds(seeds("fedavg", [0.9], held_out=False))) == [], (
+        "nothing was held out"
+    )
 
 
 def test_tables_of_equal_methods_rarely_have_a_verdict() -> None:
@@ -161,5 +163,5 @@ def test_tables_of_equal_methods_rarely_have_a_verdict() -> None:
     for _ in range(tables):
         accuracy = 0.8 + random.normal(0, 0.02, (1, 3)) + random.normal(0, 0.01, (11, 3))
         runs = [run for index, row in enumerate(accuracy) for run in seeds(f"method{index}", row.tolist())]
-        wrong += any(str(one.verdict) in ("better", "worse") for one in repeats(runs))
+        wrong += any(str(one.verdict) in ("better", "worse") for one in group_seeds(runs))
     assert wrong / tables <= 0.05 + 3 * sqrt(0.05 * 0.95 / tables)

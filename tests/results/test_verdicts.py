@@ -7,11 +7,11 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from feddbe.results.statistics import LEVEL, Comparison, Interval, interval, judge, paired
+from feddbe.results.statistics import LEVEL, Comparison, Interval, judge, mean_interval, paired_differences
 
 
 def outcome(*differences: float, chosen_on_test: bool = False) -> str:
-    (verdict,) = judge([Comparison(interval(differences), chosen_on_test)])
+    (verdict,) = judge([Comparison(mean_interval(differences), chosen_on_test)])
     return str(verdict)
 
 
@@ -38,10 +38,10 @@ def test_equal_differences_have_no_verdict() -> None:
 
 def test_p_values_are_student_s() -> None:
     """With two degrees of freedom, P(|T| > t) = 1 - t / sqrt(2 + t^2)."""
-    found = interval([1.0, 2.0, 6.0])
+    found = mean_interval([1.0, 2.0, 6.0])
     t = 3 / (sqrt(7) / sqrt(3))
     assert found.p_value == pytest.approx(1 - t / sqrt(2 + t * t))
-    assert interval([4.0]).p_value == 1.0
+    assert mean_interval([4.0]).p_value == 1.0
 
 
 def test_holm_s_correction_is_over_all_comparisons_of_a_table() -> None:
@@ -66,6 +66,6 @@ def test_tables_of_equal_methods_rarely_have_a_verdict() -> None:
     for _ in range(tables):
         accuracy = 80 + random.normal(0, 2, (1, 3)) + random.normal(0, 1, (11, 3))
         baseline, *methods = (dict(enumerate(row)) for row in accuracy.tolist())
-        verdicts = judge([Comparison(paired(method, baseline)) for method in methods])
+        verdicts = judge([Comparison(paired_differences(method, baseline)) for method in methods])
         wrong += any(verdict.outcome for verdict in verdicts)
     assert wrong / tables <= LEVEL + 3 * sqrt(LEVEL * (1 - LEVEL) / tables)

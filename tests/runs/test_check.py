@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 
 from feddbe.errors import StoreError
-from feddbe.runs.store import FILE, PartStatus, Store, check
-from tests.federation import experiment, outcome
+from feddbe.runs.store import FILE, PartStatus, RunStore, verify_run
+from tests.federation import experiment, run_outcome
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("whole")
-    outcome(experiment("fedavg+dbe"), folder)
+    run_outcome(experiment("fedavg+dbe"), folder)
     return (folder / FILE).read_bytes()
 
 
 def everything(folder: Path) -> str:
-    store = Store.open(folder)
+    store = RunStore.open(folder)
     try:
-        return repr((store.entries(), store.hashes(), store.meta("config_hash"), store.rows(1)))
+        return repr((store.round_results(), store.hashes(), store.meta("config_hash"), store.records(1)))
     finally:
         store.close()
 
@@ -38,8 +38,8 @@ def test_flips(seed: int, whole: bytes, tmp_path: Path) -> None:
     wanted, rng, content = everything(tmp_path), random.Random(seed), bytearray(whole)
     content[rng.randrange(1500 if seed % 3 == 0 else len(whole))] ^= 1 << rng.randrange(8)
     (tmp_path / FILE).write_bytes(content)
-    found = check(tmp_path)
-    if found.whole:
+    found = verify_run(tmp_path)
+    if found.is_intact:
         assert everything(tmp_path) == wanted
         assert found.round == 2
     else:
@@ -56,8 +56,8 @@ def test_cuts(share: float, whole: bytes, tmp_path: Path) -> None:
     wanted = everything(tmp_path)
     (tmp_path / FILE).write_bytes(whole[: int(share * len(whole))])
     (tmp_path / "curves.png").write_bytes(b"it ran")
-    found = check(tmp_path)
-    if found.whole:
+    found = verify_run(tmp_path)
+    if found.is_intact:
         assert share == 0.99
         assert everything(tmp_path) == wanted
     else:
@@ -67,7 +67,7 @@ def test_cuts(share: float, whole: bytes, tmp_path: Path) -> None:
 def test_never_began_only_if_so(tmp_path: Path) -> None:
     (tmp_path / FILE).touch()
     with pytest.raises(StoreError, match="never began; remove the folder"):
-        Store.open(tmp_path)
+        RunStore.open(tmp_path)
     (tmp_path / f"{FILE}-wal").write_bytes(b"what it wrote")
     with pytest.raises(StoreError, match=r"is damaged \(file is empty\); restore it from a copy"):
-        Store.open(tmp_path)
+        RunStore.open(tmp_path)

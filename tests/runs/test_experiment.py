@@ -16,16 +16,16 @@ from feddbe import data
 from feddbe.config import defaults
 from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
-from feddbe.data.federated import label_counts, load_data
+from feddbe.data.federated import label_counts, load_federated_data
 from feddbe.data.split import Split
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.methods.addons import MR, Composed
-from feddbe.metrics.builtin import majority_floor
+from feddbe.metrics.builtin import majority_accuracy
 from feddbe.runs import execution
 from feddbe.runs.experiment import Experiment, resolve, resolve_all
 from feddbe.seeds import torch_seeded
 from feddbe.simulation import loop
-from tests.federation import samples
+from tests.federation import make_samples
 
 
 def images(folder: Path, name: str = "clothes.npz", n: int = 400, *, client: bool = False) -> str:
@@ -45,7 +45,7 @@ def tiny(
     if isinstance(model, str):
         options, model = options | {"model": model}, None
     config = Config(**{"partition": "natural", **options})
-    return resolve(name, config, dataset=dataset or samples(), model=model)
+    return resolve(name, config, dataset=dataset or make_samples(), model=model)
 
 
 def mr(experiment: Experiment) -> MR:
@@ -67,11 +67,15 @@ def test_the_defaults_for_digits() -> None:
         "momentum",
         1,
     )
-    assert (found.task.training.lr, found.task.training.batch, found.task.training.epochs) == (0.1, 10, 1)
+    assert (found.task.training.lr, found.task.training.batch_size, found.task.training.local_epochs) == (
+        0.1,
+        10,
+        1,
+    )
     assert (found.task.rounds, found.task.seed, found.task.split.clients) == (40, 0, 20)
     published = "fc64f7386750e58b651482901f6371da03f86593279935278b802e1caee3cc0c"
     assert found.task.split.index_sha256()["train"] == published
-    assert 0.3 < found.floor < 1
+    assert 0.3 < found.majority_accuracy < 1
 
 
 def test_the_defaults_for_images_of_28x28(tmp_path: Path) -> None:
@@ -99,7 +103,7 @@ def test_the_defaults_for_features_and_for_an_own_module() -> None:
 
 def test_the_variants() -> None:
     """official: as many epochs before round 1 as in a round; paper: the mean over the data, one epoch."""
-    variants = {name: mr(tiny(variant=name, epochs=3)) for name in ("default", "paper", "official")}
+    variants = {name: mr(tiny(variant=name, local_epochs=3)) for name in ("default", "paper", "official")}
     assert [(v.init_mean, v.init_epochs) for v in variants.values()] == [
         ("momentum", 1), ("exact", 1), ("momentum", 3)
     ]  # fmt: skip
@@ -108,7 +112,7 @@ def test_the_variants() -> None:
 
 
 def test_what_is_given_wins_over_the_variant() -> None:
-    found = tiny("fedavg+dbe(init_epochs=2,init_mean=debiased,kappa=7)", variant="official", epochs=3)
+    found = tiny("fedavg+dbe(init_epochs=2,init_mean=debiased,kappa=7)", variant="official", local_epochs=3)
     assert (mr(found).init_epochs, mr(found).init_mean, mr(found).kappa) == (2, "debiased", 7)
     assert mr(found).mu == 1
     assert mr(tiny("fedavg+mr(init_mean=momentum)", variant="paper")).init_mean == "momentum"
@@ -153,34 +157,36 @@ def test_zero_rounds_is_no_missing_number() -> None:
 
 def test_the_configuration_holds_every_choice() -> None:
     """All options with their defaults filled in, and the hyper-parameters part by part."""
-    found = tiny("fedavg+dbe(mu=0.5)", seed=3, batch=5)
+    found = tiny("fedavg+dbe(mu=0.5)", seed=3, batch_size=5)
     assert found.config["method"] == found.name == "fedavg+dbe(mu=0.5)"
     assert found.config["method_options"]["mr"]["mu"] == 0.5
     assert found.config["method_options"]["mr"]["kappa"] == 1
     assert found.config["method_options"]["prbm"] == {"prbm_lr": None}
     assert {"fedavg", "mr", "prbm"} == set(found.config["method_options"])
-    chosen = {key: found.config[key] for key in ("seed", "batch", "lr", "rounds", "clients", "model", "cut")}
+    chosen = {
+        key: found.config[key] for key in ("seed", "batch_size", "lr", "rounds", "clients", "model", "cut")
+    }
     assert chosen == {
-        "seed": 3, "batch": 5, "lr": 0.1, "rounds": 100, "clients": 3, "model": "mlp", "cut": "fc1"
+        "seed": 3, "batch_size": 5, "lr": 0.1, "rounds": 100, "clients": 3, "model": "mlp", "cut": "fc1"
     }  # fmt: skip
     assert found.config.keys() == {field.name for field in dataclasses.fields(Config)} | {"method_options"}
 
 
 def test_a_wrong_method_is_told_before_the_data_is_looked_for() -> None:
-    with pytest.raises(BadInput, match="unknown method 'fedavgg'"):
+    with pytest.raises(InvalidInputError, match="unknown method 'fedavgg'"):
         resolve("fedavgg", Config(data="nowhere.npz"))
 
 
 def test_where_each_value_came_from() -> None:
-    asked = {"seed": "given", "batch": "run.toml", "epochs": "other.toml"}
-    options = Config(seed=1, batch=9, epochs=2, variant="official", partition="iid", clients=3)
+    asked = {"seed": "given", "batch_size": "run.toml", "local_epochs": "other.toml"}
+    options = Config(seed=1, batch_size=9, local_epochs=2, variant="official", partition="iid", clients=3)
     names = ["fedavg+dbe(kappa=7)", "scaffold"]
     one, two = (e.settings for e in resolve_all(names, options, origins=asked))
     origins = {key: setting.origin for key, setting in one.items()}
     assert {key: origins[key] for key in asked} == asked
     wanted = {
         "variant": "given", "rounds": "data set digits", "model": "data set digits", "cut": "model cnn_small",
-        "lr": "model cnn_small", "join": "general default", "short_batch": "variant official",
+        "lr": "model cnn_small", "participation": "general default", "short_batch": "variant official",
         "mr kappa": "given", "mr init_epochs": "variant official", "mr mu": "general default",
     }  # fmt: skip
     assert {key: origins[key] for key in wanted} == wanted
@@ -195,7 +201,7 @@ def test_where_the_options_of_names_came_from() -> None:
     texts = Dataset(
         "texts", (torch.arange(240) % 12).int().reshape(40, 6), torch.arange(40) % 3, 3, tokens=12
     )
-    options: dict[str, Any] = {"partition": "iid", "clients": 2, "batch": 5, "variant": "official"}
+    options: dict[str, Any] = {"partition": "iid", "clients": 2, "batch_size": 5, "variant": "official"}
 
     def found(**more: Any) -> Any:
         return resolve("fedavg", Config(**options, **more), dataset=texts).settings["fasttext rep"]
@@ -207,13 +213,13 @@ def test_where_the_options_of_names_came_from() -> None:
 
 def test_a_comparison_loads_its_data_once(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = []
-    load = data.Source.load
+    load = data.BuiltinDataset.load
 
-    def counted(source: data.Source, data_dir: Path | None) -> Dataset:
+    def counted(source: data.BuiltinDataset, data_dir: Path | None) -> Dataset:
         loaded.append(source.name)
         return load(source, data_dir)
 
-    monkeypatch.setattr(data.Source, "load", counted)
+    monkeypatch.setattr(data.BuiltinDataset, "load", counted)
     experiments = resolve_all(["fedavg", "fedavg+dbe", "scaffold"], Config(partition="iid", clients=3))
     assert len(loaded) == 1
     assert len({id(e.task.split) for e in experiments}) == len({id(e.task.dataset) for e in experiments}) == 1
@@ -226,14 +232,14 @@ def test_files_with_brackets_in_their_names(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     for name in ("photos(1).npz", "har(layout=scrambled).npz"):
         images(tmp_path, name, n=40)
-        assert load_data(Config(data=name, partition="iid", clients=2)).options.data == name
+        assert load_federated_data(Config(data=name, partition="iid", clients=2)).options.data == name
     rng = np.random.RandomState(0)
     for k in (0, 1):
         (tmp_path / "har(2)" / str(k)).mkdir(parents=True)
         for i in range(4):
             pixels = rng.randint(0, 256, (8, 8)).astype(np.uint8)
             Image.fromarray(pixels).save(tmp_path / "har(2)" / str(k) / f"{i}.png")
-    assert len(load_data(Config(data="har(2)", partition="iid", clients=2)).dataset) == 8
+    assert len(load_federated_data(Config(data="har(2)", partition="iid", clients=2)).dataset) == 8
     source = "from torch import nn\ndef build(shape, classes):\n    return nn.Sequential(nn.Flatten(), "
     (tmp_path / "mine(1).py").write_text(f"{source}nn.Linear(64, 8), nn.Linear(8, classes))\n")
     assert tiny(model="mine(1).py:build").config["model"] == "mine(1).py:build"
@@ -243,16 +249,16 @@ def test_files_with_brackets_in_their_names(tmp_path: Path, monkeypatch: pytest.
 
 SAME: list[dict[str, Any]] = [
     {"rounds": 7}, {"patience": 5}, {"engine": "pool(workers=2)"}, {"engine": "serial"}, {"out": "there"},
-    {"resume": True}, {"json": True}, {"measure": "loss"},
+    {"resume": True}, {"json": True}, {"metrics": "loss"},
     {"data_dir": "/data"}, {"lr": 0.1}, {"cut": "fc1"}, {"force": True},
     {"name": "fedavg+dbe(kappa=1)"}, {"name": "FedAvg + mr + prbm"}, {"name": "fedavg+mr(mu=1.0)+prbm"},
 ]  # fmt: skip
 OTHER: list[dict[str, Any]] = [
-    {"lr": 0.2}, {"seed": 1}, {"batch": 5}, {"epochs": 2}, {"join": 0.5}, {"cut": "fc1.1"},
+    {"lr": 0.2}, {"seed": 1}, {"batch_size": 5}, {"local_epochs": 2}, {"participation": 0.5}, {"cut": "fc1.1"},
     {"model": "cnn_small"}, {"partition": "iid", "clients": 3}, {"partition": "iid", "clients": 4},
     {"bn_buffers": "average"}, {"short_batch": "refuse"}, {"variant": "paper"}, {"variant": "official"},
     {"eval": "cohort"}, {"eval_after": False},
-    {"validation": 0.2}, {"newcomers": 1}, {"newcomers": 1, "adapt": "prbm"}, {"adapt_epochs": 5},
+    {"validation": 0.2}, {"new_clients": 1}, {"new_clients": 1, "adaptation": "prbm"}, {"adapt_epochs": 5},
     {"name": "fedavg"}, {"name": "fedavg+mr"}, {"name": "fedavg+prbm"}, {"name": "fedavg+dbe(kappa=2)"},
     {"name": "fedavg+dbe(mu=0.5)"}, {"name": "fedavg+dbe(prbm_lr=0.1)"},
     {"name": "fedavg+dbe(init_epochs=2)"},
@@ -304,13 +310,13 @@ def test_a_saved_split_is_the_same_run_as_the_partition_that_it_holds(tmp_path: 
     assert loaded.options.clients == 3
     train = [rows.copy() for rows in made.task.split.train]
     train[0][:2] = train[0][1::-1]
-    Split.of(train, made.task.split.test).save(tmp_path / "split.npz")
+    Split.from_arrays(train, made.task.split.test).save(tmp_path / "split.npz")
     assert tiny(partition=None, split=str(tmp_path / "split.npz")).config_hash != made.config_hash
 
 
 def test_the_scale_of_images_is_part_of_the_hash() -> None:
     """The same bytes as 8-bit images are trained with x 2/255 - 1, as digits with x 2/16 - 1."""
-    digits = samples()
+    digits = make_samples()
     assert digits.scale == 2 / 16
     assert tiny(dataset=dataclasses.replace(digits, scale=2 / 255)).config_hash != tiny().config_hash
 
@@ -319,7 +325,7 @@ def test_where_one_client_ends_and_the_next_begins_is_part_of_the_hash(tmp_path:
     hashes = []
     for end in (30, 40):
         train, test = np.split(np.arange(80), [end]), np.split(np.arange(80, 100), [10])
-        Split.of(train, test).save(tmp_path / "split.npz")
+        Split.from_arrays(train, test).save(tmp_path / "split.npz")
         hashes.append(tiny(partition=None, split=str(tmp_path / "split.npz")).config_hash)
     assert hashes[0] != hashes[1]
 
@@ -350,71 +356,76 @@ def test_natural_clients_of_a_file(tmp_path: Path) -> None:
 
 
 def test_natural_clients_need_a_column() -> None:
-    with pytest.raises(BadInput, match="natural"):
+    with pytest.raises(InvalidInputError, match="natural"):
         resolve("fedavg", Config(partition="natural"))
 
 
 def test_the_number_of_clients_and_the_partition_are_filled_in() -> None:
-    dataset, split, config = load_data(Config(partition="iid", clients=7))
+    dataset, split, config = load_federated_data(Config(partition="iid", clients=7))
     assert (dataset.name, split.clients, config.clients, config.partition) == ("digits", 7, 7, "iid")
-    assert load_data(Config(partition="iid"))[2].clients == 20
+    assert load_federated_data(Config(partition="iid"))[2].clients == 20
 
 
 def test_a_split_excludes_what_contradicts_it(tmp_path: Path) -> None:
     path = tmp_path / "split.npz"
-    load_data(Config(partition="iid", clients=3))[1].save(path)
-    dataset, split, config = load_data(Config(split=str(path)))
+    load_federated_data(Config(partition="iid", clients=3))[1].save(path)
+    dataset, split, config = load_federated_data(Config(split=str(path)))
     assert (split.clients, config.clients, config.partition) == (3, 3, None)
-    assert load_data(Config(split=str(path), clients=3))[1].clients == 3
-    with pytest.raises(BadInput, match=r"^clients = 4; '.*split\.npz' has 3$"):
-        load_data(Config(split=str(path), clients=4))
-    with pytest.raises(BadInput, match="--split and --partition exclude each other"):
-        load_data(Config(split=str(path), partition="iid"))
+    assert load_federated_data(Config(split=str(path), clients=3))[1].clients == 3
+    with pytest.raises(InvalidInputError, match=r"^clients = 4; '.*split\.npz' has 3$"):
+        load_federated_data(Config(split=str(path), clients=4))
+    with pytest.raises(InvalidInputError, match="--split and --partition exclude each other"):
+        load_federated_data(Config(split=str(path), partition="iid"))
     assert len(dataset) == 1797
 
 
 def test_a_data_set_in_memory_is_used_instead_of_a_name() -> None:
-    mine = samples()
-    assert load_data(Config(data="nowhere", partition="natural"), mine)[0] is mine
+    mine = make_samples()
+    assert load_federated_data(Config(data="nowhere", partition="natural"), mine)[0] is mine
     assert tiny(dataset=mine).task.dataset is mine
 
 
 def test_paths_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     images(tmp_path, n=40)
-    load_data(Config(data="~/clothes.npz", partition="iid", clients=2))[1].save(tmp_path / "s.npz")
-    assert load_data(Config(data="~/clothes.npz", split="~/s.npz"))[1].clients == 2
+    load_federated_data(Config(data="~/clothes.npz", partition="iid", clients=2))[1].save(tmp_path / "s.npz")
+    assert load_federated_data(Config(data="~/clothes.npz", split="~/s.npz"))[1].clients == 2
 
 
 def test_a_client_smaller_than_a_batch_is_refused_where_asked_for() -> None:
     """45, 33 and 21 training samples."""
-    assert tiny(short_batch="refuse", batch=21).options.batch == 21
-    with pytest.raises(BadInput) as caught:
-        tiny(short_batch="refuse", batch=22)
+    assert tiny(short_batch="refuse", batch_size=21).options.batch_size == 21
+    with pytest.raises(InvalidInputError) as caught:
+        tiny(short_batch="refuse", batch_size=22)
     assert str(caught.value) == (
         "client 2 has 21 training samples, a batch has 22; short_batch=keep trains it on one short batch"
     )
-    with pytest.raises(BadInput, match="client 0 has 45 training samples, a batch has 50"):
-        tiny(variant="official", batch=50)
-    assert tiny(short_batch="keep", batch=50).task.training.batch == 50
+    with pytest.raises(InvalidInputError, match="client 0 has 45 training samples, a batch has 50"):
+        tiny(variant="official", batch_size=50)
+    assert tiny(short_batch="keep", batch_size=50).task.training.batch_size == 50
 
 
 def test_training_settings_reach_the_task() -> None:
-    training = tiny(lr=0.3, batch=4, epochs=2, bn_buffers="average").task.training
-    assert (training.lr, training.batch, training.epochs, training.bn_buffers) == (0.3, 4, 2, "average")
+    training = tiny(lr=0.3, batch_size=4, local_epochs=2, bn_buffers="average").task.training
+    assert (training.lr, training.batch_size, training.local_epochs, training.bn_buffers) == (
+        0.3,
+        4,
+        2,
+        "average",
+    )
 
 
 def test_labels_of_each_client_by_hand() -> None:
     """Client 0 holds rows 0 1 | 2 with labels 0 2 | 2, client 1 rows 4 | 3 with labels 1 | 1."""
     toy = Dataset("toy", torch.zeros(5, 1), torch.tensor([0, 2, 2, 1, 1]), 4)
-    split = Split.of((np.array([0, 1]), np.array([4])), (np.array([2]), np.array([3])))
+    split = Split.from_arrays((np.array([0, 1]), np.array([4])), (np.array([2]), np.array([3])))
     assert label_counts(toy, split).tolist() == [[1, 0, 2, 0], [0, 2, 0, 0]]
     assert label_counts(toy, split).dtype == np.int64
 
 
 def test_labels_of_digits_are_all_there() -> None:
-    dataset = data.load("digits")
-    counts = label_counts(dataset, load_data(Config(partition="iid", clients=5))[1])
+    dataset = data.load_dataset("digits")
+    counts = label_counts(dataset, load_federated_data(Config(partition="iid", clients=5))[1])
     assert counts.shape == (5, 10)
     assert counts.sum(0).tolist() == np.bincount(dataset.y.numpy()).tolist()
     assert counts.sum(1).tolist() == [360, 360, 359, 359, 359]
@@ -427,31 +438,31 @@ def test_an_option_that_does_nothing_is_said_and_not_recorded() -> None:
     one, two = tiny("pfedme", lr=0.3), tiny("pfedme", lr=0.7)
     assert one.config["lr"] is None
     assert one.config_hash == two.config_hash
-    assert one.remarks == ["lr does nothing: its rates are lr_p and eta"]
-    assert tiny("pfedme").remarks == []
+    assert one.notes == ["lr does nothing: its rates are lr_p and eta"]
+    assert tiny("pfedme").notes == []
     assert tiny("fedavg", lr=0.3).config["lr"] == 0.3
-    assert tiny("fedavg", lr=0.3).remarks == []
-    assert tiny("perfedavg(beta=0.1)", lr=0.3).remarks == ["lr does nothing: its rates are alpha and beta"]
-    assert tiny("perfedavg(beta=0.1)", lr=0.3, newcomers=1).remarks == [], "newcomers train with it"
-    assert tiny("apple(eta1=0.1)", lr=0.3).remarks == ["lr does nothing: its rates are eta1 and eta2"]
-    assert tiny("pfedme+ft", lr=0.3, force=True).remarks == [], "fine-tuning trains with it"
-    assert tiny("majority", epochs=3).remarks == ["epochs does nothing: it trains nothing"]
+    assert tiny("fedavg", lr=0.3).notes == []
+    assert tiny("perfedavg(beta=0.1)", lr=0.3).notes == ["lr does nothing: its rates are alpha and beta"]
+    assert tiny("perfedavg(beta=0.1)", lr=0.3, new_clients=1).notes == [], "newcomers train with it"
+    assert tiny("apple(eta1=0.1)", lr=0.3).notes == ["lr does nothing: its rates are eta1 and eta2"]
+    assert tiny("pfedme+ft", lr=0.3, force=True).notes == [], "fine-tuning trains with it"
+    assert tiny("majority", local_epochs=3).notes == ["epochs does nothing: it trains nothing"]
 
 
 def test_scaffolds_own_rate_is_said() -> None:
     digits = Config(data="digits")
     e = resolve("scaffold+dbe", digits)
-    assert (e.config["lr"], e.remarks) == (0.05, ["lr 0.05 by default, where other methods have 0.1"])
+    assert (e.config["lr"], e.notes) == (0.05, ["lr 0.05 by default, where other methods have 0.1"])
     e = resolve("scaffold+dbe", dataclasses.replace(digits, lr=0.1))
-    assert (e.config["lr"], e.remarks) == (0.1, [])
+    assert (e.config["lr"], e.notes) == (0.1, [])
     assert resolve("fedavg", digits).config["lr"] == 0.1
 
 
 def test_the_floor_is_of_those_whose_accuracy_is_measured() -> None:
-    assert tiny("fedavg", newcomers=1).floor == pytest.approx(
-        majority_floor(tiny().task.dataset, tiny().task.split, 2)
+    assert tiny("fedavg", new_clients=1).majority_accuracy == pytest.approx(
+        majority_accuracy(tiny().task.dataset, tiny().task.split, 2)
     )
-    assert tiny("fedavg", newcomers=1).floor != tiny("fedavg").floor
+    assert tiny("fedavg", new_clients=1).majority_accuracy != tiny("fedavg").majority_accuracy
 
 
 def test_label_counts_include_validation_rows() -> None:

@@ -13,10 +13,10 @@ import pytest
 
 import feddbe
 from feddbe import cli
-from feddbe.config.user_code import permit
-from feddbe.errors import BadInput, StoreError
-from feddbe.export.client_model import take
-from feddbe.runs.store import FILE, Store, crc_of
+from feddbe.config.user_code import require_permission
+from feddbe.errors import InvalidInputError, StoreError
+from feddbe.export.client_model import load_client_model
+from feddbe.runs.store import FILE, RunStore, checksum
 
 SMALL: dict[str, Any] = {"clients": 3, "partition": "iid", "model": "mlp", "engine": "serial", "lr": 0.1}
 LINE = "--clients 3 --partition iid --engine serial --lr 0.1 --rounds 1 --quiet"
@@ -36,7 +36,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def change(run: Path, **values: Any) -> None:
     """Put these values into what the run says of itself, as a stranger can, checksums and all."""
-    store = Store.open(run)
+    store = RunStore.open(run)
     with store.transaction(store.last_round()):
         for key, value in values.items():
             store.set_meta(key, value)
@@ -44,7 +44,7 @@ def change(run: Path, **values: Any) -> None:
 
 
 def configure(run: Path, **values: Any) -> None:
-    store = Store.open(run)
+    store = RunStore.open(run)
     settings = store.meta("config")
     store.close()
     change(run, config=settings | values)
@@ -65,7 +65,7 @@ FORMS: list[Callable[[str], dict[str, str]]] = [
     lambda file: {"model": f"{file}:M", "method": f"{file}:M"},
 ]
 COMMANDS = [
-    "check run", "check run --json", "measure run --what discrepancy", "export run --client 0 --out home",
+    "check run", "check run --json", "analyze run --analyses discrepancy", "export run --client 0 --out home",
     "predict run --client 0 --data new.npz", "run --resume --out run", "run --resume --out run --dry-run",
     "run --resume --out run --rounds 3", "compare --resume --out .", "show run", "runs .", "report run",
 ]  # fmt: skip
@@ -86,7 +86,7 @@ def test_no_command_executes_a_file_that_a_run_names(
 @pytest.mark.parametrize(
     "use",
     [
-        lambda: feddbe.measure("run", what="discrepancy", quiet=True),
+        lambda: feddbe.analyze("run", analyses="discrepancy", quiet=True),
         lambda: feddbe.export_model("run", 0, out="home"),
         lambda: feddbe.predict("run", 0, "new.npz"),
         lambda: feddbe.run(out="run", resume=True, rounds=2, quiet=True),
@@ -95,7 +95,9 @@ def test_no_command_executes_a_file_that_a_run_names(
 )
 def test_no_function_executes_a_file_that_a_run_names(use: Callable[[], object], run: Path) -> None:
     configure(run, method="stranger/evil.py:M")
-    with pytest.raises(BadInput, match=r"is code in a file, 'stranger/evil.py:M', which is not executed"):
+    with pytest.raises(
+        InvalidInputError, match=r"is code in a file, 'stranger/evil.py:M', which is not executed"
+    ):
         use()
     feddbe.load("run").clients()
     assert not Path("executed").exists()
@@ -104,12 +106,14 @@ def test_no_function_executes_a_file_that_a_run_names(use: Callable[[], object],
 def test_a_trusted_run_executes_no_other_content(run: Path) -> None:
     """Neither one without a hash nor with another one."""
     configure(run, method="stranger/evil.py:M")
-    with pytest.raises(BadInput, match="does not store the content of its method's file"):
+    with pytest.raises(InvalidInputError, match="does not store the content of its method's file"):
         feddbe.run(out="run", resume=True, trust=True, quiet=True)
     wrong: list[Any] = [{"sha256": "0" * 64, "modules": {}}, {"sha256": 3}, [], {"sha256": "", "modules": 1}]
     for stored in wrong:
         change(run, sources={"method": stored})
-        with pytest.raises(BadInput, match=r"is not the one that the run began|does not store the content"):
+        with pytest.raises(
+            InvalidInputError, match=r"is not the one that the run began|does not store the content"
+        ):
             feddbe.run(out="run", resume=True, trust=True, quiet=True)
     assert not Path("executed").exists()
 
@@ -120,7 +124,7 @@ def test_a_trusted_run_executes_no_other_content(run: Path) -> None:
 def test_a_configuration_that_is_none_is_one_line(settings: Any, run: Path) -> None:
     change(run, config=settings)
     for use in (
-        lambda: feddbe.measure("run", what="discrepancy", quiet=True),
+        lambda: feddbe.analyze("run", analyses="discrepancy", quiet=True),
         lambda: feddbe.run(out="run", resume=True, quiet=True),
     ):
         with pytest.raises(StoreError, match=r"is damaged \(what is written about it: config\)"):
@@ -131,7 +135,7 @@ def test_a_configuration_that_is_none_is_one_line(settings: Any, run: Path) -> N
 def test_what_a_run_says_of_itself_is_json_or_damage(text: str, run: Path) -> None:
     with sqlite3.connect(run / FILE) as database:
         change = "UPDATE meta SET value = ?, crc = ? WHERE key = 'config'"
-        database.execute(change, (text, crc_of(("config", text))))
+        database.execute(change, (text, checksum(("config", text))))
     database.close()
     for command in COMMANDS:
         assert cli.main(command.split()) == (0 if command == "runs ." else 2)
@@ -140,19 +144,21 @@ def test_what_a_run_says_of_itself_is_json_or_damage(text: str, run: Path) -> No
 
 
 def test_a_state_of_another_model_is_one_line(run: Path) -> None:
-    store = Store.open(run)
-    server = store.server("best")
-    store.write_server("best", {name: tensor for name, tensor in server.items() if name != "fc.bias"}, 1)
+    store = RunStore.open(run)
+    server = store.server_state("best")
+    store.write_server_state(
+        "best", {name: tensor for name, tensor in server.items() if name != "fc.bias"}, 1
+    )
     store.close()
     with pytest.raises(StoreError, match=r"is of another model: it should have 'fc.bias'"):
-        feddbe.measure(run, what="discrepancy", quiet=True)
+        feddbe.analyze(run, analyses="discrepancy", quiet=True)
 
 
 def test_a_run_does_not_choose_another_machine(run: Path) -> None:
     """Ray's wire carries pickled objects."""
     configure(run, engine="ray(address=203.0.113.7:6379)")
     with pytest.raises(
-        BadInput, match=r"names an engine on other machines, 'ray\(address=203.0.113.7:6379\)'"
+        InvalidInputError, match=r"names an engine on other machines, 'ray\(address=203.0.113.7:6379\)'"
     ):
         feddbe.run(out="run", resume=True, rounds=2, quiet=True)
     assert feddbe.run(out="run", resume=True, rounds=2, quiet=True, engine="serial")["last"]["round"] == 2
@@ -203,7 +209,7 @@ BOTH = "--code code/mine.py --code code/net.py:build"
 @pytest.mark.parametrize(
     "command",
     [
-        "measure run --what discrepancy --n 20 --trust",
+        "analyze run --analyses discrepancy --samples 20 --trust",
         f"run --resume --out run --rounds 2 {BOTH}",
         "run --resume --out run --dry-run --trust",
     ],
@@ -226,9 +232,9 @@ def test_check_compares_the_state_of_an_own_model(own: Path, capsys: pytest.Capt
 
 def test_code_that_moved_is_found_where_the_user_says(own: Path) -> None:
     Path("code").rename("elsewhere")
-    with pytest.raises(BadInput, match=r"cannot read the method's file 'code/mine.py'"):
+    with pytest.raises(InvalidInputError, match=r"cannot read the method's file 'code/mine.py'"):
         feddbe.export_model("run", 0, out="home", trust=True)
-    taken = take("run", 0, allowed=permit(["elsewhere/mine.py", "elsewhere/net.py"]))
+    taken = load_client_model("run", 0, allowed=require_permission(["elsewhere/mine.py", "elsewhere/net.py"]))
     assert taken.about["model"] == "elsewhere/net.py:build"
 
 
@@ -247,26 +253,28 @@ def test_edited_code_is_not_executed(
 
 
 def test_a_name_that_the_user_gave_is_the_only_one(own: Path) -> None:
-    with pytest.raises(BadInput, match="this is not the model's file that"):
+    with pytest.raises(InvalidInputError, match="this is not the model's file that"):
         feddbe.export_model("run", 0, out="home", code=["code/mine.py", "code/net.py:other"])
 
 
 def test_a_module_outside_of_the_folder_is_not_read(own: Path) -> None:
     """A stored list of modules cannot make the gate read other files."""
-    store = Store.open(Path("run"))
+    store = RunStore.open(Path("run"))
     sources = store.meta("sources")
     store.close()
     for name in ("../secret.py", str(own / "secret.py"), "../../etc/passwd"):
         (own / "secret.py").write_text("")
         sources["method"]["modules"][name] = hashlib.sha256(b"").hexdigest()
         change(Path("run"), sources=sources)
-        with pytest.raises(BadInput, match=r"which the method's file 'code/mine.py' imports, is not the one"):
+        with pytest.raises(
+            InvalidInputError, match=r"which the method's file 'code/mine.py' imports, is not the one"
+        ):
             feddbe.run(out="run", resume=True, trust=True, quiet=True)
         del sources["method"]["modules"][name]
 
 
 def test_what_a_run_stores_of_own_code(own: Path) -> None:
-    store = Store.open(Path("run"))
+    store = RunStore.open(Path("run"))
     sources = json.loads(json.dumps(store.meta("sources")))
     store.close()
     assert sources.keys() == {"model", "method"}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from feddbe.errors import FeddbeError, StoreError
-from feddbe.runs.store import Store
-from tests.federation import experiment, outcome
+from feddbe.runs.store import RunStore
+from tests.federation import experiment, run_outcome
 
 METHOD = """
 from dataclasses import dataclass
@@ -41,9 +41,9 @@ def test_a_method_that_loses_part_of_the_servers_state_is_named_in_round_1(
     made = experiment(f"{tmp_path / 'loses.py'}:Loses(how={how}){addon}")
     message = rf"^loses: combine loses .* in round 1: it should have 'fc.bias' of \(10,\) .*, and has {has};"
     with pytest.raises(FeddbeError, match=message) as caught:
-        outcome(made, tmp_path / "run")
+        run_outcome(made, tmp_path / "run")
     assert not isinstance(caught.value, StoreError), "the run's file is not to blame"
     assert "\n" not in str(caught.value)
-    store = Store.open(tmp_path / "run")
+    store = RunStore.open(tmp_path / "run")
     assert store.last_round() == 0
     store.close()

@@ -9,28 +9,28 @@ from typing import Any
 import pytest
 
 import feddbe
-from feddbe.callbacks.base import Watch
+from feddbe.callbacks.base import Callback
 from feddbe.errors import StoreError
-from feddbe.runs.store import alone
+from feddbe.runs.store import exclusive
 
 OPTIONS: dict[str, Any] = {"clients": 3, "partition": "iid", "engine": "serial"}
 
 
 def test_one_at_a_time_and_nothing_is_left(tmp_path: Path) -> None:
     with (
-        alone(tmp_path),
+        exclusive(tmp_path),
         pytest.raises(StoreError, match=r"is in use: .* another --out$"),
-        alone(tmp_path, 0),
+        exclusive(tmp_path, 0),
     ):
         pass
-    with alone(tmp_path, 0):
+    with exclusive(tmp_path, 0):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
 def _count(folder: Path, times: int) -> None:
     for _ in range(times):
-        with alone(folder, wait=60):
+        with exclusive(folder, wait=60):
             number = folder / "number"
             number.write_text(str(int(number.read_text()) + 1))
 
@@ -47,7 +47,7 @@ def test_processes_that_wait_get_it_in_turn(tmp_path: Path) -> None:
     assert (tmp_path / "number").read_text() == "90"
 
 
-class _Second(Watch):
+class _Second(Callback):
     """Tries to carry the same run on from within, and reads it."""
 
     said = ""
@@ -56,7 +56,7 @@ class _Second(Watch):
     def __init__(self, out: str) -> None:
         self.out = out
 
-    def round(self, done: int, accuracy: float | None) -> None:
+    def on_round_end(self, done: int, accuracy: float | None) -> None:
         if done == 1 and not self.said:
             with pytest.raises(StoreError) as error:
                 feddbe.run("fedavg", **OPTIONS, rounds=2, out=self.out, resume=True)
@@ -65,7 +65,7 @@ class _Second(Watch):
 
 def test_nobody_else_carries_a_run_on_meanwhile(tmp_path: Path) -> None:
     watch = _Second(str(tmp_path / "run"))
-    document = feddbe.run("fedavg", **OPTIONS, rounds=2, out=watch.out, watch=watch)
+    document = feddbe.run("fedavg", **OPTIONS, rounds=2, out=watch.out, callback=watch)
     assert watch.said.startswith(f"'{watch.out}' is in use: another process works on this run;")
     assert watch.read == 2
     assert len(document["rounds"]) == 3

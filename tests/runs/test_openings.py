@@ -14,7 +14,7 @@ import pytest
 import feddbe
 from feddbe.cli.main import main
 from feddbe.data.builtin import digits
-from feddbe.runs.store import FILE, Store, sharing_stores
+from feddbe.runs.store import FILE, RunStore, sharing_stores
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ COMMANDS = {
     "check": "check both",
     "fairness": "fairness both",
     "overhead": "overhead both",
-    "measure": "measure both --what probe,tsne --moment before --n 100",
+    "measure": "analyze both --analyses probe,tsne --moment before --samples 100",
 }
 
 
@@ -75,10 +75,10 @@ def test_the_run_of_a_client_s_model_is_opened_once(
 
 def test_a_shared_store_is_closed_at_the_end_of_the_block(folder: Path) -> None:
     with sharing_stores():
-        first = Store.open(folder / "both" / "fedavg")
-        second = Store.open(folder / "both" / "fedavg")
+        first = RunStore.open(folder / "both" / "fedavg")
+        second = RunStore.open(folder / "both" / "fedavg")
         assert first is second
-        first.hold()
+        first.snapshot()
         first.close()
         assert second.last_round() == 1, "another one still reads it"
         second.close()
@@ -86,4 +86,4 @@ def test_a_shared_store_is_closed_at_the_end_of_the_block(folder: Path) -> None:
             pass
     with pytest.raises(feddbe.StoreError):
         first.last_round()
-    assert Store.open(folder / "both" / "fedavg") is not first
+    assert RunStore.open(folder / "both" / "fedavg") is not first

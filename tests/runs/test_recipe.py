@@ -12,10 +12,10 @@ import pytest
 from torch import nn
 
 from feddbe.config.options import Config
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.models.registry import ModelSource
 from feddbe.runs.experiment import Experiment, Recipe, resolve
-from tests.federation import same_bits, samples
+from tests.federation import are_identical, make_samples
 
 MODEL = """
 from torch import nn
@@ -49,17 +49,20 @@ def again(experiment: Experiment) -> Experiment:
     [
         ("fedavg+dbe", {}),
         ("scaffold+mr(mu=0.5)", {"variant": "official", "rounds": 3}),
-        ("fedper+dbe", {"force": True, "partition": "iid", "clients": 4, "validation": 0.2, "newcomers": 1}),
+        (
+            "fedper+dbe",
+            {"force": True, "partition": "iid", "clients": 4, "validation": 0.2, "new_clients": 1},
+        ),
     ],
 )
 def test_the_same_task_and_method(name: str, options: dict[str, Any]) -> None:
     here = resolve(name, Config(**options))
     there = again(here)
     assert there.method == here.method
-    assert same_bits(there.task.model.parameters, here.task.model.parameters)
+    assert are_identical(there.task.model.parameters, here.task.model.parameters)
     assert there.task.dataset.sha256() == here.task.dataset.sha256()
     assert there.task.split.index_sha256() == here.task.split.index_sha256()
-    fields = ("training", "seed", "rounds", "newcomers", "samples")
+    fields = ("training", "seed", "rounds", "new_clients", "samples")
     assert [getattr(there.task, f) for f in fields] == [getattr(here.task, f) for f in fields]
 
 
@@ -70,15 +73,17 @@ def test_own_data_and_model(tmp_path: Path) -> None:
     made = resolve("fedavg", Config(data=data, partition="iid", clients=3))
     made.task.split.save(tmp_path / "split.npz")
     here = resolve("fedavg", Config(data=data, model=f"{model}:build", split=str(tmp_path / "split.npz")))
-    assert same_bits(again(here).task.model.parameters, here.task.model.parameters)
+    assert are_identical(again(here).task.model.parameters, here.task.model.parameters)
 
     model.write_text(MODEL.replace("8", "9"))
-    with pytest.raises(BadInput, match=r"is something else on this machine \(configuration \w{12}, not "):
+    with pytest.raises(
+        InvalidInputError, match=r"is something else on this machine \(configuration \w{12}, not "
+    ):
         again(here)
     model.write_text(MODEL)
     again(here)
     write(tmp_path / "mine.npz", (np.arange(60) + 1) % 3)
-    with pytest.raises(BadInput, match=r"^'.*mine.npz' with model '.*' is something else") as error:
+    with pytest.raises(InvalidInputError, match=r"^'.*mine.npz' with model '.*' is something else") as error:
         again(here)
     assert "\n" not in str(error.value)
 
@@ -86,9 +91,9 @@ def test_own_data_and_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"dataset": samples()}, "data"),
+        ({"dataset": make_samples()}, "data"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10))}, "model"),
-        ({"dataset": samples(), "model": pair}, "data and model"),
+        ({"dataset": make_samples(), "model": pair}, "data and model"),
         ({"model": "mlp"}, ""),
     ],
 )

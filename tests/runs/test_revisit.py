@@ -13,17 +13,24 @@ import torch
 from torch import nn
 
 import feddbe
-from feddbe.errors import BadInput, StoreError
+from feddbe.errors import InvalidInputError, StoreError
 from feddbe.methods.registry import METHODS
 from feddbe.runs.experiment import Experiment
-from feddbe.runs.replay import Entry, reopened
-from feddbe.runs.store import FILE, Store
+from feddbe.runs.replay import Checkpoint, load_experiment
+from feddbe.runs.store import FILE, RunStore
 from feddbe.simulation import engines
-from feddbe.simulation.client import Reply
+from feddbe.simulation.client import ClientResult
 from feddbe.simulation.engines.registry import Serial
 from feddbe.simulation.loop import initial_server_state
 from feddbe.state import decode
-from tests.federation import COMBINATIONS, experiment, measured, outcome, same_bits, samples
+from tests.federation import (
+    COMBINATIONS,
+    are_identical,
+    experiment,
+    make_samples,
+    run_outcome,
+    stored_records,
+)
 from tests.oracles import fedavg as oracle
 
 
@@ -34,30 +41,30 @@ def look(
     moments: tuple[str, ...],
     places: tuple[str, ...],
     engine: str = "serial",
-) -> tuple[int, list[Reply]]:
+) -> tuple[int, list[ClientResult]]:
     """The entry, and what all clients see of all their test samples."""
-    store, made = Store.open(folder), engines.make(engine, e.task, e.method)
+    store, made = RunStore.open(folder), engines.create_engine(engine, e.task, e.method)
     try:
-        entry = Entry(store, e, which)
-        jobs = entry.jobs(moments, places, dict.fromkeys(range(e.task.members)))
-        return entry.round, entry.ask(jobs, made)
+        entry = Checkpoint(store, e, which)
+        jobs = entry.client_tasks(moments, places, dict.fromkeys(range(e.task.members)))
+        return entry.round, entry.run_tasks(jobs, made)
     finally:
         made.close()
         store.close()
 
 
-def accuracies(replies: list[Reply], moment: str) -> dict[int, float]:
+def accuracies(replies: list[ClientResult], moment: str) -> dict[int, float]:
     """By hand, from what was at the place `logits`."""
     found = {}
     for reply in replies:
-        hits = (reply.seen[f"{moment}/logits"].argmax(1) == reply.seen["y"]).sum()
-        found[reply.client] = float(Fraction(int(hits), len(reply.seen["y"])))
+        hits = (reply.representations[f"{moment}/logits"].argmax(1) == reply.representations["y"]).sum()
+        found[reply.client] = float(Fraction(int(hits), len(reply.representations["y"])))
     return found
 
 
 def stored(folder: Path, entry: int, moment: str) -> dict[int, float | None]:
-    store = Store.open(folder)
-    found = measured(store, entry, "accuracy", moment)
+    store = RunStore.open(folder)
+    found = stored_records(store, entry, "accuracy", moment)
     store.close()
     return found
 
@@ -74,48 +81,48 @@ def everything(folder: Path) -> list[tuple[Any, ...]]:
 def test_before_is_what_was_evaluated_and_after_what_the_next_round_does(name: str, tmp_path: Path) -> None:
     """Two rounds, looked at; then a third, whose clients start from there. Their accuracies are equal."""
     e = experiment(name)
-    outcome(e, tmp_path)
+    run_outcome(e, tmp_path)
     before = everything(tmp_path)
     moments = ("before", "after", *["adapted"] * bool(e.method.adapts))
     _, replies = look(e, tmp_path, "last", moments, ("logits",))
     assert everything(tmp_path) == before, "nothing of the run has changed"
-    if e.method.base == "majority":
-        assert [reply.seen for reply in replies] == [{}] * 3, "it has no model"
+    if e.method.base_name == "majority":
+        assert [reply.representations for reply in replies] == [{}] * 3, "it has no model"
         return
     assert accuracies(replies, "before") == stored(tmp_path, 2, "before")
     if e.method.adapts:
         assert accuracies(replies, "adapted") == stored(tmp_path, 2, "adapted")
-    outcome(experiment(name, rounds=3), tmp_path)
+    run_outcome(experiment(name, rounds=3), tmp_path)
     assert accuracies(replies, "after") == stored(tmp_path, 2, "after")
 
 
-STEPS: dict[str, Any] = {"lr": 1.0, "join": 0.67, "rounds": 6}
+STEPS: dict[str, Any] = {"lr": 1.0, "participation": 0.67, "rounds": 6}
 """Rates so high that the last round is not the best one."""
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_the_best_entry_has_the_states_that_it_was_evaluated_with(name: str, tmp_path: Path) -> None:
     """They are those of a run that ended there."""
-    chosen = STEPS | ({"join": 1.0} if METHODS[name.split("+")[0]].needs_all else {})
+    chosen = STEPS | ({"participation": 1.0} if METHODS[name.split("+")[0]].needs_all_clients else {})
     e = experiment(name, **chosen)
-    outcome(e, tmp_path / "whole")
-    store = Store.open(tmp_path / "whole")
-    entry = Entry(store, e, "best")
-    outcome(experiment(name, **chosen | {"rounds": entry.round}), tmp_path / "best")
-    ended = Store.open(tmp_path / "best")
-    assert same_bits(store.server("best"), ended.server())
+    run_outcome(e, tmp_path / "whole")
+    store = RunStore.open(tmp_path / "whole")
+    entry = Checkpoint(store, e, "best")
+    run_outcome(experiment(name, **chosen | {"rounds": entry.round}), tmp_path / "best")
+    ended = RunStore.open(tmp_path / "best")
+    assert are_identical(store.server_state("best"), ended.server_state())
     for client in range(3):
         was, is_ = entry.read(client), ended.read(client)
         assert (was is None) == (is_ is None)
         if was is not None and is_ is not None:
-            assert same_bits(decode(was), decode(is_))
-        if e.method.keeps_uploads and (entry.round or e.method.prepares):
-            assert same_bits(entry.upload(client), ended.upload(client))
+            assert are_identical(decode(was), decode(is_))
+        if e.method.keeps_uploads and (entry.round or e.method.has_setup):
+            assert are_identical(entry.upload(client), ended.upload(client))
     kinds = {kind for kind, *_ in everything(tmp_path / "whole") if isinstance(kind, str)}
     assert not kinds & {"Private", "Upload"}, "nothing is left aside"
     store.close()
     ended.close()
-    if e.method.base != "majority":
+    if e.method.base_name != "majority":
         round, replies = look(e, tmp_path / "whole", "best", ("before", "after"), ("logits",))
         assert accuracies(replies, "before") == stored(tmp_path / "whole", round, "before")
         after = stored(tmp_path / "whole", round, "after")
@@ -125,29 +132,31 @@ def test_the_best_entry_has_the_states_that_it_was_evaluated_with(name: str, tmp
 
 def test_workers_show_what_serial_shows(tmp_path: Path) -> None:
     """Also large representations, which go as shared memory; and the rows that were asked for."""
-    e = experiment("fedavg+dbe", samples((600, 300, 200)), rounds=1)
-    outcome(e, tmp_path)
+    e = experiment("fedavg+dbe", make_samples((600, 300, 200)), rounds=1)
+    run_outcome(e, tmp_path)
     places = ("fc1.0", "fc1", "z_g", "z", "logits")
     _, serial = look(e, tmp_path, "last", ("before", "after"), places)
     _, pool = look(e, tmp_path, "last", ("before", "after"), places, "pool(workers=2)")
-    assert [same_bits(a.seen, b.seen) for a, b in zip(serial, pool, strict=True)] == [True] * 3
-    seen = serial[0].seen
+    assert [
+        are_identical(a.representations, b.representations) for a, b in zip(serial, pool, strict=True)
+    ] == [True] * 3
+    seen = serial[0].representations
     assert seen.keys() == {"y", *(f"{moment}/{place}" for moment in ("before", "after") for place in places)}
     assert seen["before/fc1.0"].shape == (len(e.task.split.test[0]), 64)
     assert torch.equal(seen["before/fc1"], seen["before/z_g"])
     assert not torch.equal(seen["before/z"], seen["before/z_g"])
-    store, engine = Store.open(tmp_path), Serial(e.task, e.method)
-    entry = Entry(store, e, "last")
-    (some,) = entry.ask(entry.jobs(["before"], ["z"], {0: [2, 5]}), engine)
-    assert torch.equal(some.seen["before/z"], seen["before/z"][[2, 5]])
-    assert torch.equal(some.seen["y"], seen["y"][[2, 5]])
+    store, engine = RunStore.open(tmp_path), Serial(e.task, e.method)
+    entry = Checkpoint(store, e, "last")
+    (some,) = entry.run_tasks(entry.client_tasks(["before"], ["z"], {0: [2, 5]}), engine)
+    assert torch.equal(some.representations["before/z"], seen["before/z"][[2, 5]])
+    assert torch.equal(some.representations["y"], seen["y"][[2, 5]])
     store.close()
 
 
 def test_features_are_those_of_a_plain_loop(tmp_path: Path) -> None:
     """FedAvg+DBE: one client's f after local training, and its p_i, by torch's own SGD."""
     e = experiment("fedavg+dbe(kappa=3,mu=0.5)", rounds=2)
-    ran = outcome(e, tmp_path)
+    ran = run_outcome(e, tmp_path)
     _, replies = look(e, tmp_path, "last", ("after",), ("fc1.1", "z_g", "z", "logits"))
     client, data = 1, e.task.dataset
     p = ran.clients[client]["prbm"].clone()
@@ -165,21 +174,21 @@ def test_features_are_those_of_a_plain_loop(tmp_path: Path) -> None:
         z_g = relu(hidden)
         wanted = {"fc1.1": hidden, "z_g": z_g, "z": z_g + p, "logits": last(z_g + p)}
     for place, tensor in wanted.items():
-        assert torch.allclose(replies[client].seen[f"after/{place}"], tensor, atol=1e-5), place
+        assert torch.allclose(replies[client].representations[f"after/{place}"], tensor, atol=1e-5), place
     assert (p - ran.clients[client]["prbm"]).abs().max() > 1e-3, "it was trained"
 
 
 # Runs that cannot be looked at
 
 
-def on(folder: Path, **options: Any) -> Store:
+def on(folder: Path, **options: Any) -> RunStore:
     feddbe.run("ditto", out=str(folder), partition="iid", clients=3, model="mlp", engine="serial", **options)
-    return Store.open(folder)
+    return RunStore.open(folder)
 
 
 def test_a_run_that_did_not_keep_the_best_states_says_so(tmp_path: Path) -> None:
     e = experiment("ditto", **STEPS)
-    outcome(e, tmp_path)
+    run_outcome(e, tmp_path)
     db = sqlite3.connect(tmp_path / FILE)
     db.execute("DELETE FROM states WHERE kind = 'PRIVATE'")
     db.execute("DELETE FROM meta WHERE key = 'keeps_best'")
@@ -191,44 +200,49 @@ def test_a_run_that_did_not_keep_the_best_states_says_so(tmp_path: Path) -> None
 
 
 def test_a_run_is_made_again_from_what_is_stored(tmp_path: Path) -> None:
-    store = on(tmp_path, rounds=1, lr=0.07, epochs=2)
-    found = reopened(store)
+    store = on(tmp_path, rounds=1, lr=0.07, local_epochs=2)
+    found = load_experiment(store)
     assert found.config_hash == store.meta("config_hash")
-    assert (found.task.training.lr, found.task.training.epochs) == (0.07, 2)
+    assert (found.task.training.lr, found.task.training.local_epochs) == (0.07, 2)
     with store.transaction(1):
         store.set_meta("config", store.meta("config") | {"epochs": 3})
     with pytest.raises(
-        BadInput, match=r"is another here \(its data, its model or its method differ\); copy the files"
+        InvalidInputError,
+        match=r"is another here \(its data, its model or its method differ\); copy the files",
     ):
-        reopened(store)
+        load_experiment(store)
     store.close()
 
 
 def test_what_came_from_python_is_given_again(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU(), nn.Linear(10, 10))
     options: dict[str, Any] = {"rounds": 1, "engine": "serial", "partition": "natural"}
-    feddbe.run("fedavg", data=samples(), model=model, out=str(tmp_path), **options)
-    store = Store.open(tmp_path)
-    with pytest.raises(BadInput, match=r"the model of '.*' came from Python; give it again: model="):
-        reopened(store)
-    with pytest.raises(BadInput, match=r"the run in '.*' cannot be made again: .*tiny"):
-        reopened(store, model=model)
-    assert reopened(store, dataset=samples(), model=model).config_hash == store.meta("config_hash")
-    with pytest.raises(BadInput, match="is another here"):
-        reopened(store, dataset=samples((60, 44, 20)), model=model)
+    feddbe.run("fedavg", data=make_samples(), model=model, out=str(tmp_path), **options)
+    store = RunStore.open(tmp_path)
+    with pytest.raises(InvalidInputError, match=r"the model of '.*' came from Python; give it again: model="):
+        load_experiment(store)
+    with pytest.raises(InvalidInputError, match=r"the run in '.*' cannot be made again: .*tiny"):
+        load_experiment(store, model=model)
+    assert load_experiment(store, dataset=make_samples(), model=model).config_hash == store.meta(
+        "config_hash"
+    )
+    with pytest.raises(InvalidInputError, match="is another here"):
+        load_experiment(store, dataset=make_samples((60, 44, 20)), model=model)
     store.close()
 
 
 def test_there_must_be_a_round_and_a_moment(tmp_path: Path) -> None:
     e = experiment("fedavg")
-    store = Store.create(tmp_path, {"config_hash": e.config_hash}, initial_server_state(e))
-    with pytest.raises(BadInput, match="has no finished round yet"):
-        Entry(store, e, "last")
+    store = RunStore.create(tmp_path, {"config_hash": e.config_hash}, initial_server_state(e))
+    with pytest.raises(InvalidInputError, match="has no finished round yet"):
+        Checkpoint(store, e, "last")
     store.close()
-    outcome(e, tmp_path)
-    store = Store.open(tmp_path)
-    with pytest.raises(BadInput, match=r"^unknown round 'first'; allowed: best, last$"):
-        Entry(store, e, "first")
-    with pytest.raises(BadInput, match=r"^unknown moment of fedavg 'adapted'; .*allowed: after, before$"):
-        Entry(store, e, "last").jobs(["adapted"], ["z"], {0: None})
+    run_outcome(e, tmp_path)
+    store = RunStore.open(tmp_path)
+    with pytest.raises(InvalidInputError, match=r"^unknown round 'first'; allowed: best, last$"):
+        Checkpoint(store, e, "first")
+    with pytest.raises(
+        InvalidInputError, match=r"^unknown moment of fedavg 'adapted'; .*allowed: after, before$"
+    ):
+        Checkpoint(store, e, "last").client_tasks(["adapted"], ["z"], {0: None})
     store.close()

@@ -14,55 +14,55 @@ import pytest
 import torch
 
 from feddbe.errors import StoreError
-from feddbe.metrics.records import ALL, Row
-from feddbe.runs.store import FILE, Store, crc_of
+from feddbe.metrics.records import ALL, Record
+from feddbe.runs.store import FILE, RunStore, checksum
 from feddbe.state import encode
-from tests.federation import experiment, outcome
+from tests.federation import experiment, run_outcome
 
 
-def new(folder: Path) -> Store:
-    return Store.create(folder, {"config_hash": "x"}, {"w": torch.zeros(2)})
+def new(folder: Path) -> RunStore:
+    return RunStore.create(folder, {"config_hash": "x"}, {"w": torch.zeros(2)})
 
 
-def finished(round: int) -> Row:
+def finished(round: int) -> Record:
     """What stands for a round that three clients took part in."""
-    return Row(round, ALL, "round", "seconds", 1.0, 3.0)
+    return Record(round, ALL, "round", "seconds", 1.0, 3.0)
 
 
 def test_a_round_that_fails_leaves_nothing(tmp_path: Path) -> None:
     store = new(tmp_path / "run")
     with store.transaction(0):
-        store.stage(3, encode({"p": torch.ones(1)}))
-        store.write_rows([finished(0)])
+        store.write_pending(3, encode({"p": torch.ones(1)}))
+        store.write_records([finished(0)])
     with pytest.raises(KeyboardInterrupt), store.transaction(1):  # noqa: PT012
-        store.stage(3, encode({"p": torch.full((1,), 2.0)}))
-        store.stage(4, encode({"p": torch.ones(1)}))
-        store.write_server("last", {"w": torch.ones(2)})
-        store.write_rows([finished(1)])
+        store.write_pending(3, encode({"p": torch.full((1,), 2.0)}))
+        store.write_pending(4, encode({"p": torch.ones(1)}))
+        store.write_server_state("last", {"w": torch.ones(2)})
+        store.write_records([finished(1)])
         raise KeyboardInterrupt
     store.close()
-    store = Store.open(tmp_path / "run")
+    store = RunStore.open(tmp_path / "run")
     assert store.last_round() == 0
     assert [(c, s["p"].item()) for c, s in store.clients()] == [(3, 1.0)]
-    assert torch.equal(store.server()["w"], torch.zeros(2))
+    assert torch.equal(store.server_state()["w"], torch.zeros(2))
     store.close()
 
 
 def test_rows_of_a_round_come_from_two_sides(tmp_path: Path) -> None:
     """The exchange of round t and the evaluation of entry t come in different transactions."""
     store = new(tmp_path)
-    exchanged = [Row(1, 5, "training", "bytes_down", 9.0, 1.0), finished(1)]
+    exchanged = [Record(1, 5, "training", "bytes_down", 9.0, 1.0), finished(1)]
     with store.transaction(1):
-        store.write_rows(exchanged)
-    evaluated = [Row(1, 5, "before", "accuracy", 0.75, 4.0), Row(1, 6, "before", "accuracy", None, 2.0)]
+        store.write_records(exchanged)
+    evaluated = [Record(1, 5, "before", "accuracy", 0.75, 4.0), Record(1, 6, "before", "accuracy", None, 2.0)]
     with store.transaction(2):
-        store.write_rows(evaluated)
-    assert store.rows(1) == [finished(1), evaluated[0], exchanged[0], evaluated[1]]
-    assert store.overall() == [finished(1)]
-    assert store.contacted() == {5}
+        store.write_records(evaluated)
+    assert store.records(1) == [finished(1), evaluated[0], exchanged[0], evaluated[1]]
+    assert store.aggregate_records() == [finished(1)]
+    assert store.participants() == {5}
     with store.transaction(2):
-        store.drop_rows(1, ["before", "after"])
-    assert store.rows(1) == [finished(1), exchanged[0]]
+        store.drop_records(1, ["before", "after"])
+    assert store.records(1) == [finished(1), exchanged[0]]
     store.close()
 
 
@@ -71,8 +71,8 @@ def test_numbers_that_sqlite_has_not(tmp_path: Path) -> None:
     store = new(tmp_path)
     values = [math.nan, -0.0, math.inf, 5, 2**60 + 1, 1e-320]
     with store.transaction(0):
-        store.write_rows(Row(0, client, "before", "x", value, 1) for client, value in enumerate(values))
-    assert [row.value for row in store.rows(0)] == [None, 0.0, math.inf, 5.0, float(2**60 + 1), 1e-320]
+        store.write_records(Record(0, client, "before", "x", value, 1) for client, value in enumerate(values))
+    assert [row.value for row in store.records(0)] == [None, 0.0, math.inf, 5.0, float(2**60 + 1), 1e-320]
     store.close()
 
 
@@ -80,15 +80,15 @@ def test_a_reader_that_holds_sees_one_moment(tmp_path: Path) -> None:
     """Between two of its questions a round may be written."""
     writer = new(tmp_path)
     with writer.transaction(0):
-        writer.write_rows([finished(0)])
-    reader = Store.open(tmp_path)
-    reader.hold()
+        writer.write_records([finished(0)])
+    reader = RunStore.open(tmp_path)
+    reader.snapshot()
     assert reader.last_round() == 0
     with writer.transaction(1):
-        writer.write_rows([finished(1)])
+        writer.write_records([finished(1)])
     assert reader.last_round() == 0
     reader.close()
-    reader = Store.open(tmp_path)
+    reader = RunStore.open(tmp_path)
     assert reader.last_round() == 1
     reader.close()
     writer.close()
@@ -96,7 +96,7 @@ def test_a_reader_that_holds_sees_one_moment(tmp_path: Path) -> None:
 
 def test_two_writers_are_told_apart(tmp_path: Path) -> None:
     one = new(tmp_path)
-    two = Store.open(tmp_path)
+    two = RunStore.open(tmp_path)
     two._db.execute("PRAGMA busy_timeout = 10")
     locked = pytest.raises(StoreError, match="another process is writing this run")
     with one.transaction(0), locked, two.transaction(0):
@@ -108,29 +108,29 @@ def test_two_writers_are_told_apart(tmp_path: Path) -> None:
 def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path: Path) -> None:
     store = new(tmp_path)
     with store.transaction(0):
-        store.write_rows([finished(0)])
+        store.write_records([finished(0)])
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
     full = pytest.raises(StoreError, match=r"cannot use the run in .*full.*what was there is intact")
     with full as error, store.transaction(1):
-        store.write_server("last", {"w": torch.zeros(100_000)})
+        store.write_server_state("last", {"w": torch.zeros(100_000)})
     assert "\n" not in str(error.value)
     assert store.last_round() == 0
-    assert store.server()["w"].numel() == 2
+    assert store.server_state()["w"].numel() == 2
     store.close()
 
 
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="holds no run"):
-        Store.open(tmp_path)
+        RunStore.open(tmp_path)
     (tmp_path / FILE).write_bytes(b"not a database" * 100)
     with pytest.raises(StoreError, match="file is not a database"):
-        Store.open(tmp_path)
+        RunStore.open(tmp_path)
     (tmp_path / "empty").mkdir()
     sqlite3.connect(tmp_path / "empty" / FILE).close()
     (tmp_path / "empty" / FILE).touch()
     with pytest.raises(StoreError, match="never began"):
-        Store.open(tmp_path / "empty")
+        RunStore.open(tmp_path / "empty")
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_hashes_tell_states_apart(tmp_path: Path) -> None:
     store = new(tmp_path)
     before = store.hashes()
     with store.transaction(0):
-        store.stage(1, encode({"p": torch.zeros(1)}))
+        store.write_pending(1, encode({"p": torch.zeros(1)}))
     assert store.hashes()[0] == before[0]
     assert store.hashes()[1].keys() == {"1"}
     store.close()
@@ -152,19 +152,19 @@ def test_hashes_tell_states_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("moves", [False, True])
 def test_the_last_server_state_becomes_the_best(moves: bool, tmp_path: Path) -> None:
     """As a copy, or itself with another in its place; one that was the best before makes room."""
-    store = Store.create(tmp_path, {}, {"w": torch.zeros(300_000)})
+    store = RunStore.create(tmp_path, {}, {"w": torch.zeros(300_000)})
     for t in (1, 2):
         with store.transaction(t):
-            store.write_server("last", {"w": torch.full((300_000,), float(t))})
+            store.write_server_state("last", {"w": torch.full((300_000,), float(t))})
         with pytest.raises(KeyboardInterrupt), store.transaction(t + 1):  # noqa: PT012
-            store.last_is_best(moves=moves)
+            store.promote_to_best(moves=moves)
             raise KeyboardInterrupt
         with store.transaction(t + 1):
-            store.last_is_best(moves=moves)
+            store.promote_to_best(moves=moves)
             if moves:
-                store.write_server("last", {"w": torch.full((300_000,), 9.0)})
-        assert (store.server("best")["w"] == t).all()
-        assert (store.server()["w"] == (9 if moves else t)).all()
+                store.write_server_state("last", {"w": torch.full((300_000,), 9.0)})
+        assert (store.server_state("best")["w"] == t).all()
+        assert (store.server_state()["w"] == (9 if moves else t)).all()
     store.close()
     with sqlite3.connect(tmp_path / FILE) as db:
         assert db.execute("SELECT kind, round FROM states ORDER BY kind").fetchall() == [
@@ -179,37 +179,37 @@ def test_a_best_state_that_was_sealed_as_itself_is_read(tmp_path: Path) -> None:
     store, state = new(tmp_path), encode({"w": torch.ones(2)})
     store.close()
     with sqlite3.connect(tmp_path / FILE) as db:
-        values = ("best", ALL, 3, crc32(state, crc_of(("best", ALL, 3))), state)
+        values = ("best", ALL, 3, crc32(state, checksum(("best", ALL, 3))), state)
         db.execute("INSERT INTO states VALUES (?, ?, ?, ?, ?)", values)
     db.close()
-    store = Store.open(tmp_path)
-    assert (store.server("best")["w"] == 1).all()
+    store = RunStore.open(tmp_path)
+    assert (store.server_state("best")["w"] == 1).all()
     store.close()
 
 
 def test_a_run_that_cannot_begin_leaves_no_file(tmp_path: Path) -> None:
     """What fails, or is killed, while the file is made never gets the run's name."""
     with pytest.raises(TypeError):
-        Store.create(tmp_path / "run", {"not": object()}, {"w": torch.zeros(2)})
+        RunStore.create(tmp_path / "run", {"not": object()}, {"w": torch.zeros(2)})
     assert list((tmp_path / "run").iterdir()) == []
     new(tmp_path / "run").close()
-    assert Store.is_run(tmp_path / "run")
+    assert RunStore.is_run(tmp_path / "run")
 
 
 def test_what_is_left_of_another_run_does_not_join_a_new_one(tmp_path: Path) -> None:
     """As after a kill, and with `run.sqlite` removed: the WAL has all of the old run."""
-    old = Store.create(tmp_path / "old", {"config_hash": "old"}, {"w": torch.zeros(2)})
+    old = RunStore.create(tmp_path / "old", {"config_hash": "old"}, {"w": torch.zeros(2)})
     with old.transaction(0):
-        old.write_rows([finished(0)])
+        old.write_records([finished(0)])
     (tmp_path / "new").mkdir()
     for suffix in ("-wal", "-shm"):
         (tmp_path / "new" / f"{FILE}{suffix}").write_bytes(
             (tmp_path / "old" / f"{FILE}{suffix}").read_bytes()
         )
     old.close()
-    store = Store.create(tmp_path / "new", {"config_hash": "new"}, {"w": torch.ones(2)})
+    store = RunStore.create(tmp_path / "new", {"config_hash": "new"}, {"w": torch.ones(2)})
     assert (store.meta("config_hash"), store.last_round()) == ("new", -1)
-    assert torch.equal(store.server()["w"], torch.ones(2))
+    assert torch.equal(store.server_state()["w"], torch.ones(2))
     store.close()
 
 
@@ -227,7 +227,7 @@ def test_a_newer_format_is_refused_in_one_line(tmp_path: Path) -> None:
     db.execute("PRAGMA user_version = 4")
     db.close()
     with pytest.raises(StoreError, match=r"^'.*' has format 4; this version of feddbe reads format 3$"):
-        Store.open(tmp_path)
+        RunStore.open(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -252,24 +252,24 @@ def test_a_newer_format_is_refused_in_one_line(tmp_path: Path) -> None:
 )
 def test_every_value_is_verified_when_it_is_read(change: str, words: str, tmp_path: Path) -> None:
     e = experiment("fedavg+dbe")
-    outcome(e, tmp_path)
+    run_outcome(e, tmp_path)
     db = sqlite3.connect(tmp_path / FILE)
     db.execute(change)
     db.commit()
     db.close()
     line = rf"run.sqlite' is damaged \({re.escape(words)}.*\); restore it from a copy or start again$"
     with pytest.raises(StoreError, match=line):
-        outcome(experiment("fedavg+dbe", rounds=3), tmp_path)
+        run_outcome(experiment("fedavg+dbe", rounds=3), tmp_path)
 
 
 def test_flipped_bits_are_noticed_or_do_not_matter(tmp_path: Path) -> None:
-    outcome(experiment("fedavg+dbe"), tmp_path)
+    run_outcome(experiment("fedavg+dbe"), tmp_path)
 
     def everything() -> str:
-        store = Store.open(tmp_path)
+        store = RunStore.open(tmp_path)
         try:
             store.verify()
-            return repr((store.entries(), store.hashes(), store.meta("config_hash"), store.rows(1)))
+            return repr((store.round_results(), store.hashes(), store.meta("config_hash"), store.records(1)))
         finally:
             store.close()
 

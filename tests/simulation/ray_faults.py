@@ -28,15 +28,23 @@ from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.scaffold import Scaffold
 from feddbe.runs.experiment import Experiment
 from feddbe.simulation import engines
-from feddbe.simulation.client import Job, Reply
+from feddbe.simulation.client import ClientResult, ClientTask
 from feddbe.simulation.engines import base
 from feddbe.simulation.engines import ray as ray_engine
-from feddbe.simulation.engines.base import ClientStates, Messages, Waiting
+from feddbe.simulation.engines.base import Broadcasts, ClientStates, TimeoutPolicy
 from feddbe.simulation.engines.ray import LOOPBACK_ONLY
 from feddbe.state import State
 from feddbe.training.task import Context
-from feddbe.training.trainer import Local
-from tests.federation import COMBINATIONS, Outcome, carry_out, experiment, outcome, same_bits, samples
+from feddbe.training.trainer import ClientTrainer
+from tests.federation import (
+    COMBINATIONS,
+    Outcome,
+    are_identical,
+    experiment,
+    make_samples,
+    run_outcome,
+    run_recorded,
+)
 
 QUICK = {
     "health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_timeout_ms": 20000,
@@ -66,11 +74,13 @@ FOLDER = "FEDDBE_TEST_FOLDER"
 class Obedient(Scaffold):
     """Notes for which raylet it works, and has accidents on order."""
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
         orders, raylet = Path(os.environ[FOLDER]), str(os.getppid())
-        if local.client == 2 and taken(orders / "dies once"):
+        if trainer.client == 2 and taken(orders / "dies once"):
             os.kill(os.getpid(), signal.SIGKILL)
-        if local.client == 1 and (orders / "dies").exists():
+        if trainer.client == 1 and (orders / "dies").exists():
             os.kill(os.getpid(), signal.SIGKILL)
         if taken(orders / "stuck"):
             time.sleep(600)
@@ -84,7 +94,7 @@ class Obedient(Scaffold):
             if (orders / note).exists() or time.monotonic() > begun + int(seconds):
                 break
             time.sleep(0.02)
-        return super().train(ctx, local, received, private)
+        return super().train(ctx, trainer, received, private)
 
 
 def read(order: Path) -> str:
@@ -104,8 +114,10 @@ def taken(order: Path) -> bool:
 class Writing(FedAvg):
     """Destroys the message when it is done with it."""
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        found = super().train(ctx, local, {name: t.clone() for name, t in received.items()}, private)
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        found = super().train(ctx, trainer, {name: t.clone() for name, t in received.items()}, private)
         for tensor in received.values():
             tensor.fill_(float("nan"))
         return found
@@ -117,10 +129,10 @@ class Nothing(ClientStates):
     def read(self, client: int) -> bytes | None:
         return None
 
-    def stage(self, client: int, state: bytes) -> None:
+    def write_pending(self, client: int, state: bytes) -> None:
         raise AssertionError
 
-    def stamp(self, client: int) -> None:
+    def version(self, client: int) -> None:
         pass
 
 
@@ -130,8 +142,8 @@ class Harmed:
     def __init__(self, inner: base.Engine, harm: Callable[[], object]) -> None:
         self.inner, self.harm, self.replies = inner, harm, 0
 
-    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Any]:
-        for reply in self.inner.run(jobs, messages, states):
+    def run(self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates) -> Iterator[Any]:
+        for reply in self.inner.run(tasks, messages, states):
             self.replies += 1
             if self.replies == 8:
                 self.harm()
@@ -168,36 +180,36 @@ class Trial:
 
     @cached_property
     def obedient(self) -> tuple[Experiment, Outcome]:
-        e = replace(experiment("scaffold", samples([44] * 6), rounds=3), method=Obedient())
-        return e, outcome(e, self.place / "obedient")
+        e = replace(experiment("scaffold", make_samples([44] * 6), rounds=3), method=Obedient())
+        return e, run_outcome(e, self.place / "obedient")
 
     def equal(
-        self, name: str, e: Experiment, serial: Outcome, harm: Callable[[], object], waiting: Waiting
+        self, name: str, e: Experiment, serial: Outcome, harm: Callable[[], object], timeouts: TimeoutPolicy
     ) -> bool:
         """Whether server, clients and entries are those of serial."""
-        made = engines.find(self.engine).make(e.task, e.method, waiting)
+        made = engines.find_engine(self.engine).create(e.task, e.method, timeouts)
         with closing(Harmed(made, harm)) as engine:
-            ray = carry_out(e, self.place / name, engine)
+            ray = run_recorded(e, self.place / name, engine)
         self.say(name)
         return (
-            same_bits(serial.server, ray.server)
+            are_identical(serial.server, ray.server)
             and serial.clients.keys() == ray.clients.keys()
-            and all(same_bits(serial.clients[c], ray.clients[c]) for c in serial.clients)
+            and all(are_identical(serial.clients[c], ray.clients[c]) for c in serial.clients)
             and [{**a, "seconds": 0} for a in serial.entries] == [{**a, "seconds": 0} for a in ray.entries]
         )
 
     def method(self, name: str) -> bool:
         e, folder = experiment(name), name.rpartition("/")[2]
-        serial = outcome(e, self.place / f"{folder}-serial")
-        return self.equal(folder, e, serial, lambda: None, Waiting())
+        serial = run_outcome(e, self.place / f"{folder}-serial")
+        return self.equal(folder, e, serial, lambda: None, TimeoutPolicy())
 
-    def accident(self, name: str, harm: Callable[[], object], waiting: Waiting | None = None) -> bool:
-        return self.equal(name, *self.obedient, harm, waiting or Waiting())
+    def accident(self, name: str, harm: Callable[[], object], waiting: TimeoutPolicy | None = None) -> bool:
+        return self.equal(name, *self.obedient, harm, waiting or TimeoutPolicy())
 
     def error(self, name: str, e: Experiment) -> str:
         """How it ends."""
         try:
-            outcome(e, self.place / name, self.engine)
+            run_outcome(e, self.place / name, self.engine)
         except FeddbeError as error:
             return f"{type(error).__name__}: {error}"
         finally:
@@ -217,7 +229,7 @@ class Trial:
             self.order("stuck")
             ray_engine.START = 0.0
 
-        same = self.accident("stuck", harm, Waiting(timeout=3.0, remark=remark))
+        same = self.accident("stuck", harm, TimeoutPolicy(timeout=3.0, warn=remark))
         return same and any("did not answer for" in text for text in said)
 
     def order(self, name: str, text: object = "") -> None:
@@ -259,11 +271,16 @@ class Trial:
 
     def copies(self) -> bool:
         """A client that writes into its message does it to its own."""
-        e = experiment("fedavg", samples([24] * 6))
-        engine = engines.make(self.engine, e.task, Writing())
-        jobs, message = [Job(c, 1, "train") for c in range(6)], Messages(dict(e.task.model.parameters))
-        found = [reply for reply in engine.run(jobs, message, Nothing()) if isinstance(reply, Reply)]
-        return len(found) == 6 and all(bool(t.isfinite().all()) for reply in found for t in reply.up.values())
+        e = experiment("fedavg", make_samples([24] * 6))
+        engine = engines.create_engine(self.engine, e.task, Writing())
+        jobs, message = (
+            [ClientTask(c, 1, "train") for c in range(6)],
+            Broadcasts(dict(e.task.model.parameters)),
+        )
+        found = [reply for reply in engine.run(jobs, message, Nothing()) if isinstance(reply, ClientResult)]
+        return len(found) == 6 and all(
+            bool(t.isfinite().all()) for reply in found for t in reply.upload.values()
+        )
 
     def other_sources(self) -> str:
         """A node whose feddbe is not ours; clients on the other one wait until they are cancelled."""

@@ -15,8 +15,8 @@ from feddbe.methods.addons import MR, PRBM, Composed
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State
 from feddbe.training.task import Context
-from feddbe.training.trainer import Local
-from tests.federation import experiment, outcome, same_bits
+from feddbe.training.trainer import ClientTrainer
+from tests.federation import are_identical, experiment, run_outcome
 
 ORDERS = "FEDDBE_TEST_FOLDER"
 
@@ -24,12 +24,14 @@ ORDERS = "FEDDBE_TEST_FOLDER"
 class Mortal(FedAvg):
     """FedAvg whose first client ends its process once, if there is a file `die`."""
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
         order = Path(os.environ[ORDERS]) / "die"
-        if local.client == 0 and order.exists():
+        if trainer.client == 0 and order.exists():
             order.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().train(ctx, local, received, private)
+        return super().train(ctx, trainer, received, private)
 
 
 def listening_addresses() -> list[str]:
@@ -66,11 +68,11 @@ def main(folder: Path) -> None:
         os.environ[ORDERS] = str(folder)
         method = Composed(Mortal(), (PRBM(), MR()))
         e = replace(experiment("fedavg+dbe"), method=method)
-        serial = outcome(e, folder / "serial")
+        serial = run_outcome(e, folder / "serial")
         (folder / "die").touch()
-        local = outcome(e, folder / "ray", "ray(cpus=2)")
+        local = run_outcome(e, folder / "ray", "ray(cpus=2)")
         result = {
-            "same bits": same_bits(serial.server, local.server)
+            "same bits": are_identical(serial.server, local.server)
             and serial.clients.keys() == local.clients.keys(),
             "a worker died": not (folder / "die").exists(),
             "addresses": listening_addresses(),

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from feddbe.simulation.client import Job
-from feddbe.simulation.engines.pool import Queue, cost
-from tests.federation import experiment, samples
+from feddbe.simulation.client import ClientTask
+from feddbe.simulation.engines.pool import TaskQueue, task_cost
+from tests.federation import experiment, make_samples
 
 
 def test_by_hand() -> None:
     """A client's 40 samples are 30 to train on and 10 to test on; training counts three times."""
-    task = experiment("fedavg", samples([40]), epochs=2).task
+    task = experiment("fedavg", make_samples([40]), local_epochs=2).task
     assert (task.samples[0], len(task.split.test[0])) == (30, 10)
-    assert cost(task, Job(0, 1, evaluate=True)) == 10
-    assert cost(task, Job(0, 1, "train")) == 3 * 2 * 30
-    whole = Job(0, 1, "train", evaluate=True, after=True, adapt=5)
-    assert cost(task, whole) == 2 * 10 + 3 * (2 + 5) * 30
+    assert task_cost(task, ClientTask(0, 1, evaluate=True)) == 10
+    assert task_cost(task, ClientTask(0, 1, "train")) == 3 * 2 * 30
+    whole = ClientTask(0, 1, "train", evaluate=True, evaluate_after=True, adapt_epochs=5)
+    assert task_cost(task, whole) == 2 * 10 + 3 * (2 + 5) * 30
 
 
-def queue(sizes: list[int], together: int, workers: int = 2) -> Queue:
-    task = experiment("fedavg", samples(sizes)).task
-    return Queue(task, [Job(client, 1, "train") for client in range(len(sizes))], workers, together)
+def queue(sizes: list[int], together: int, workers: int = 2) -> TaskQueue:
+    task = experiment("fedavg", make_samples(sizes)).task
+    return TaskQueue(
+        task, [ClientTask(client, 1, "train") for client in range(len(sizes))], workers, together
+    )
 
 
-def drained(jobs: Queue) -> list[list[int]]:
+def drained(jobs: TaskQueue) -> list[list[int]]:
     found = []
     while jobs:
-        found.append([job.client for job in jobs.take()])
+        found.append([job.client for job in jobs.pop()])
     return found
 
 
@@ -48,16 +50,16 @@ def test_a_client_with_most_of_the_data_goes_alone() -> None:
 
 def test_what_was_not_done_comes_next_and_alone() -> None:
     jobs = queue([40] * 16, 100)
-    first = jobs.take()
+    first = jobs.pop()
     assert [job.client for job in first] == [0, 1, 2, 3]
     jobs.give_back(first)
-    assert [[job.client for job in jobs.take()] for _ in first] == [[0], [1], [2], [3]]
+    assert [[job.client for job in jobs.pop()] for _ in first] == [[0], [1], [2], [3]]
     assert [jobs.tries[client] for client in (0, 4)] == [2, 0]
-    assert len(jobs.take()) == 3
+    assert len(jobs.pop()) == 3
 
 
 def test_of_the_next_ones_a_client_whose_state_the_worker_holds_comes_first() -> None:
     jobs = queue([100 - client for client in range(12)], 1, workers=1)
-    assert [job.client for job in jobs.take({2, 3})] == [2]
-    assert [job.client for job in jobs.take({8})] == [0]  # 8 is too far: long ones would come last
+    assert [job.client for job in jobs.pop({2, 3})] == [2]
+    assert [job.client for job in jobs.pop({8})] == [0]  # 8 is too far: long ones would come last
     assert drained(jobs)[:2] == [[1], [3]]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.simulation import engines
 from feddbe.simulation.engines import ray
 from tests.federation import COMBINATIONS, experiment
@@ -81,19 +81,23 @@ def test_ray_started_here_is_local_and_has_the_bits_of_serial_although_a_worker_
 def test_without_ray_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     e = experiment("fedavg")
-    with pytest.raises(BadInput, match=r"--engine ray needs Ray \(.*\): pip install 'feddbe\[ray\]'"):
-        engines.make("ray", e.task, e.method)
+    with pytest.raises(
+        InvalidInputError, match=r"--engine ray needs Ray \(.*\): pip install 'feddbe\[ray\]'"
+    ):
+        engines.create_engine("ray", e.task, e.method)
 
 
 def test_nobody_there_and_no_address() -> None:
     e = experiment("fedavg")
-    with pytest.raises(BadInput, match=r"cannot join the cluster at '127.0.0.1:1': .*refused \(docs/cluster"):
-        engines.make("ray(address=127.0.0.1:1)", e.task, e.method)
+    with pytest.raises(
+        InvalidInputError, match=r"cannot join the cluster at '127.0.0.1:1': .*refused \(docs/cluster"
+    ):
+        engines.create_engine("ray(address=127.0.0.1:1)", e.task, e.method)
     for wrong in ("auto", "127.0.0.1", "h:", "h:0", "h:65536"):
         with pytest.raises(
-            BadInput, match=f"ray address = '{wrong}'; allowed: HOST:PORT, as in 10.0.0.1:6379"
+            InvalidInputError, match=f"ray address = '{wrong}'; allowed: HOST:PORT, as in 10.0.0.1:6379"
         ):
-            engines.make(f"ray(address={wrong})", e.task, e.method)
+            engines.create_engine(f"ray(address={wrong})", e.task, e.method)
 
 
 def test_where_machines_differ_is_said() -> None:
@@ -104,6 +108,10 @@ def test_where_machines_differ_is_said() -> None:
 
 def test_options() -> None:
     cores = len(os.sched_getaffinity(0))
-    assert [engines.find(n).processes() for n in ("ray", "ray(cpus=3)", "ray(address=h:1)")] == [cores, 3, 0]
-    with pytest.raises(BadInput, match="ray cpus = 2 with an address"):
-        engines.find("ray(address=10.0.0.1:6379,cpus=2)")
+    assert [engines.find_engine(n).processes() for n in ("ray", "ray(cpus=3)", "ray(address=h:1)")] == [
+        cores,
+        3,
+        0,
+    ]
+    with pytest.raises(InvalidInputError, match="ray cpus = 2 with an address"):
+        engines.find_engine("ray(address=10.0.0.1:6379,cpus=2)")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from feddbe.errors import BadInput
-from feddbe.studies.runner import Cell, grid
+from feddbe.errors import InvalidInputError
+from feddbe.studies.runner import RunSpec, run_grid
 
 
 def test_a_grid_is_every_combination_and_seeds_vary_first() -> None:
-    found = grid(["fedavg", "ditto"], {"lr": [0.1, 0.2], "rounds": 3}, seeds=[0, 7])
+    found = run_grid(["fedavg", "ditto"], {"lr": [0.1, 0.2], "rounds": 3}, seeds=[0, 7])
     assert [(c.method, c.options["lr"], c.seed) for c in found] == [
         (method, lr, seed) for method in ("fedavg", "ditto") for lr in (0.1, 0.2) for seed in (0, 7)
     ]
@@ -17,7 +17,7 @@ def test_a_grid_is_every_combination_and_seeds_vary_first() -> None:
 
 
 def test_a_grid_without_options_is_one_cell_per_method() -> None:
-    assert grid(["fedavg"]) == [Cell("fedavg", {"seed": 0})]
+    assert run_grid(["fedavg"]) == [RunSpec("fedavg", {"seed": 0})]
 
 
 @pytest.mark.parametrize(
@@ -26,19 +26,19 @@ def test_a_grid_without_options_is_one_cell_per_method() -> None:
 def test_an_empty_list_is_refused(
     methods: list[str], options: dict[str, list[float]], seeds: list[int]
 ) -> None:
-    with pytest.raises(BadInput, match=r"= \[\]; a list of values needs at least one"):
-        grid(methods, options, seeds)
+    with pytest.raises(InvalidInputError, match=r"= \[\]; a list of values needs at least one"):
+        run_grid(methods, options, seeds)
 
 
 def test_what_is_asked_for_is_what_the_command_line_would_ask() -> None:
-    names, config, origins = Cell("fedavg", {"lr": 0.1, "seed": 2}).asked(rounds=4)
+    names, config, origins = RunSpec("fedavg", {"lr": 0.1, "seed": 2}).request(rounds=4)
     assert (names, config.lr, config.seed, config.rounds) == (["fedavg"], 0.1, 2, 4)
     assert set(origins) == {"lr", "seed", "rounds"}
 
 
 def test_a_cell_can_be_read() -> None:
-    assert str(Cell("fedavg", {"lr": 0.1})) == "fedavg, lr 0.1, seed 0"
+    assert str(RunSpec("fedavg", {"lr": 0.1})) == "fedavg, lr 0.1, seed 0"
 
 
 def test_cells_with_equal_options_are_one_in_a_set() -> None:
-    assert len({Cell("fedavg", {"lr": 0.1, "seed": 1}), Cell("fedavg", {"seed": 1, "lr": 0.1})}) == 1
+    assert len({RunSpec("fedavg", {"lr": 0.1, "seed": 1}), RunSpec("fedavg", {"seed": 1, "lr": 0.1})}) == 1

@@ -15,14 +15,14 @@ import pytest
 from rich.console import Console
 
 import feddbe
-from feddbe.errors import BadInput, DataMissingError
-from feddbe.reporting.paper_table import Compared, paper_table, render_paper_table
+from feddbe.errors import DataMissingError, InvalidInputError
+from feddbe.reporting.paper_table import PaperTable, paper_table, render_paper_table
 from feddbe.results.document import RunDocument
 from feddbe.runs.experiment import Experiment
 from feddbe.studies import paper, reproduce, runner
-from feddbe.studies.paper import Study, read
-from feddbe.studies.reproduce import draw
-from feddbe.studies.runner import Cell, Planned
+from feddbe.studies.paper import PaperStudy, load_study
+from feddbe.studies.reproduce import draw_study
+from feddbe.studies.runner import PlannedRun, RunSpec
 from tests.documents import document
 from tests.studies.conftest import Shell
 
@@ -31,18 +31,18 @@ from tests.studies.conftest import Shell
 def any_experiment() -> Experiment:
     """What is asked of it: the published stopping rule."""
     options = {"data": "digits", "partition": "iid", "clients": 2, "rounds": 2000, "patience": 100}
-    (planned,) = runner.plan([Cell("fedavg", options)], Path("nowhere"))
+    (planned,) = runner.plan_runs([RunSpec("fedavg", options)], Path("nowhere"))
     assert planned.experiment
     return planned.experiment
 
 
-def by_hand(study: Study, curves: Callable[[Cell], RunDocument | None]) -> reproduce.Plans:
+def by_hand(study: PaperStudy, curves: Callable[[RunSpec], RunDocument | None]) -> reproduce.Plans:
     """Plans whose runs are written by hand; the folders are not there."""
-    cells = reproduce.cells_of([study])
-    return {cell: Planned(cell, any_experiment(), Path(str(cell)), curves(cell)) for cell in cells}
+    cells = reproduce.study_runs([study])
+    return {cell: PlannedRun(cell, any_experiment(), Path(str(cell)), curves(cell)) for cell in cells}
 
 
-def text_of(found: Compared, width: int = 80) -> str:
+def text_of(found: PaperTable, width: int = 80) -> str:
     console = Console(width=width, file=io.StringIO())
     with console.capture() as captured:
         console.print(paper_table(found))
@@ -52,15 +52,15 @@ def text_of(found: Compared, width: int = 80) -> str:
 def test_ours_theirs_the_difference_and_what_is_more_than_chance() -> None:
     """FedAvg has 85, 86, 87 % in its trials, +DBE ten points more with a spread of 0.1 around that: the
     paired difference is 10 ± 4.303 * 0.1 / sqrt(3) = 10 ± 0.25."""
-    study = read("practical").only(["fedavg*/fmnist", "ditto/fmnist"])
+    study = load_study("practical").only(["fedavg*/fmnist", "ditto/fmnist"])
 
-    def curve(cell: Cell) -> RunDocument | None:
-        own = {"fedavg": 0.0, "fedavg+dbe": 0.10 + 0.001 * (cell.seed - 1)}
-        if cell.method not in own:
+    def curve(spec: RunSpec) -> RunDocument | None:
+        own = {"fedavg": 0.0, "fedavg+dbe": 0.10 + 0.001 * (spec.seed - 1)}
+        if spec.method not in own:
             return None
-        return document(cell.method, [0.1, 0.85 + 0.01 * cell.seed + own[cell.method]], seed=cell.seed)
+        return document(spec.method, [0.1, 0.85 + 0.01 * spec.seed + own[spec.method]], seed=spec.seed)
 
-    found = reproduce.compared(study, by_hand(study, curve))
+    found = reproduce.compare_with_paper(study, by_hand(study, curve))
     plain, dbe, ditto = (found.at(row, "FMNIST") for row in ("FedAvg", "FedAvg+DBE", "Ditto"))
     assert plain
     assert ditto
@@ -78,21 +78,21 @@ def test_ours_theirs_the_difference_and_what_is_more_than_chance() -> None:
     assert "a: 1 round of up to 2000." in text
 
 
-def gains_of(study: Study, gains: list[float], trials: int = 3, *, held_out: bool) -> str:
+def gains_of(study: PaperStudy, gains: list[float], trials: int = 3, *, held_out: bool) -> str:
     """The notes of a table in which FedAvg+DBE has these differences to FedAvg."""
 
-    def curve(cell: Cell) -> RunDocument | None:
-        own = gains[cell.seed] if "dbe" in cell.method else 0.0
-        found = document(cell.method, [0.1, 0.8 + own])
+    def curve(spec: RunSpec) -> RunDocument | None:
+        own = gains[spec.seed] if "dbe" in spec.method else 0.0
+        found = document(spec.method, [0.1, 0.8 + own])
         for entry in found["rounds"] if held_out else ():
             entry["validation"] = entry["accuracy"]
-        return found if cell.seed < trials else None
+        return found if spec.seed < trials else None
 
-    return " ".join(reproduce.compared(study, by_hand(study, curve)).notes)
+    return " ".join(reproduce.compare_with_paper(study, by_hand(study, curve)).notes)
 
 
 def test_better_and_worse_are_as_in_all_other_tables() -> None:
-    study = read("practical").only(["fedavg*/fmnist"])
+    study = load_study("practical").only(["fedavg*/fmnist"])
 
     def notes(*gains: float) -> str:
         return gains_of(study, list(gains), held_out=True)
@@ -105,7 +105,7 @@ def test_better_and_worse_are_as_in_all_other_tables() -> None:
 
 def test_published_best_rounds_have_no_verdict() -> None:
     """The paper's protocol chooses them on test data."""
-    study = read("practical").only(["fedavg*/fmnist"])
+    study = load_study("practical").only(["fedavg*/fmnist"])
     words = "No verdict (best rounds chosen on test data): FedAvg+DBE against FedAvg, FMNIST: +5.00 ± 0.25."
     assert gains_of(study, [0.05, 0.051, 0.049], held_out=False).startswith(words)
     two = gains_of(study, [0.05, 0.051, 0.049], trials=2, held_out=True)
@@ -113,20 +113,20 @@ def test_published_best_rounds_have_no_verdict() -> None:
 
 
 def test_trials_of_unequal_rounds_are_not_compared() -> None:
-    study = read("practical").only(["fedavg*/fmnist"])
+    study = load_study("practical").only(["fedavg*/fmnist"])
 
-    def curve(cell: Cell) -> RunDocument:
-        return document(cell.method, [0.1, 0.8 + 0.01 * cell.seed] + [0.9] * ("dbe" in cell.method))
+    def curve(spec: RunSpec) -> RunDocument:
+        return document(spec.method, [0.1, 0.8 + 0.01 * spec.seed] + [0.9] * ("dbe" in spec.method))
 
-    found = reproduce.compared(study, by_hand(study, curve))
+    found = reproduce.compare_with_paper(study, by_hand(study, curve))
     assert not any("FedAvg+DBE against FedAvg" in note for note in found.notes)
 
 
 def test_derived_columns_are_paired_with_the_plain_method() -> None:
-    study = read("personalized-mr").only(["Ditto+MR"])
+    study = load_study("personalized-mr").only(["Ditto+MR"])
     curves = {"ditto": [0.30, 0.40, 0.50], "ditto+mr": [0.31, 0.42, 0.53]}
     plans = by_hand(study, lambda cell: document(cell.method, [curves[cell.method][cell.seed]]))
-    place = reproduce.compared(study, plans).at("Ditto+MR", "improvement")
+    place = reproduce.compare_with_paper(study, plans).at("Ditto+MR", "improvement")
     assert place
     assert place.ours
     assert place.ours.mean == pytest.approx(2.0)
@@ -134,16 +134,16 @@ def test_derived_columns_are_paired_with_the_plain_method() -> None:
 
 
 def test_marks_of_fewer_trials_of_divergence_and_of_other_data() -> None:
-    study = read("ablation", data="fmnist").only(["FedAvg/CNN"])
+    study = load_study("ablation", data="fmnist").only(["FedAvg/CNN"])
 
-    def curve(cell: Cell) -> RunDocument | None:
-        return document(cell.method, [0.1, 0.5]) if cell.seed < 2 else None
+    def curve(spec: RunSpec) -> RunDocument | None:
+        return document(spec.method, [0.1, 0.5]) if spec.seed < 2 else None
 
     plans = by_hand(study, curve)
-    first = next(iter(plans.values())).found
+    first = next(iter(plans.values())).document
     assert first
     first["diverged"] = {"round": 2, "client": 0, "what": "loss", "value": "nan"}
-    place = reproduce.compared(study, plans).at("FedAvg", "CNN")
+    place = reproduce.compare_with_paper(study, plans).at("FedAvg", "CNN")
     assert place
     assert place.marks == (
         "fmnist instead of tiny_imagenet",
@@ -158,8 +158,8 @@ def test_marks_of_fewer_trials_of_divergence_and_of_other_data() -> None:
 
 
 def test_a_run_that_stopped_by_the_published_rule_has_no_mark() -> None:
-    study = read("practical", trials=1).only(["fedavg/fmnist"])
-    place = reproduce.compared(
+    study = load_study("practical", trials=1).only(["fedavg/fmnist"])
+    place = reproduce.compare_with_paper(
         study, by_hand(study, lambda cell: document(cell.method, [0.1, 0.5] + [0.4] * 101))
     ).at("FedAvg", "FMNIST")
     assert place
@@ -167,31 +167,33 @@ def test_a_run_that_stopped_by_the_published_rule_has_no_mark() -> None:
 
 
 def test_fedbabu_is_what_it_is_after_fine_tuning() -> None:
-    study = read("practical", trials=1).only(["fedbabu/fmnist"])
+    study = load_study("practical", trials=1).only(["fedbabu/fmnist"])
 
-    def curve(cell: Cell) -> RunDocument:
-        found = document(cell.method, [0.1, 0.5])
+    def curve(spec: RunSpec) -> RunDocument:
+        found = document(spec.method, [0.1, 0.5])
         assert found["last"]
         found["last"]["adapted"] = {"weighted": 0.9, "mean": 0.9, "worst_tenth": 0.9, "std": 0.0}
         return found
 
-    place = reproduce.compared(study, by_hand(study, curve)).at("FedBABU", "FMNIST")
+    place = reproduce.compare_with_paper(study, by_hand(study, curve)).at("FedBABU", "FMNIST")
     assert place
     assert place.ours
     assert place.ours.mean == pytest.approx(90)
 
 
 def test_a_table_fits_in_a_narrow_terminal() -> None:
-    study = read("practical")
-    found = reproduce.compared(study, by_hand(study, lambda cell: document(cell.method, [0.1, 0.5])))
+    study = load_study("practical")
+    found = reproduce.compare_with_paper(
+        study, by_hand(study, lambda cell: document(cell.method, [0.1, 0.5]))
+    )
     lines = text_of(found, 60).splitlines()
     assert max(map(len, lines)) <= 60
     assert sum("FedAvg+DBE" in line for line in lines) >= 2  # in blocks
 
 
 def test_the_formats_have_the_same_numbers() -> None:
-    study = read("practical", trials=1).only(["fedavg/fmnist", "apple/cifar100"])
-    found = reproduce.compared(
+    study = load_study("practical", trials=1).only(["fedavg/fmnist", "apple/cifar100"])
+    found = reproduce.compare_with_paper(
         study, by_hand(study, lambda c: document(c.method, [0.1, 0.85]) if c.method == "fedavg" else None)
     )
     markdown = render_paper_table(found, "markdown")
@@ -208,7 +210,7 @@ def test_the_formats_have_the_same_numbers() -> None:
 def test_runs_of_feddbe_run_are_recognised(shell: Shell) -> None:
     """As they would be begun by hand, with other words for the same configuration, and fewer rounds."""
     options = (
-        "--data digits --model cnn_small --clients 10 --variant official --no-eval-after --measure accuracy"
+        "--data digits --model cnn_small --clients 10 --variant official --no-eval-after --metrics accuracy"
     )
     assert shell(f"run fedavg+dbe {options} --rounds 2 --patience 100 --out mine/any-name")[0] == 0
     code, out, err = shell("reproduce ablation --scale small --only +DBE/CNN --out mine --dry-run")
@@ -243,25 +245,25 @@ def test_mdl_is_that_of_the_best_round_before_local_training() -> None:
     found = document("fedavg", [0.1, 0.9, 0.5])
 
     def measured(round: int, value: float, **more: Any) -> Any:
-        about = {"round": round, "what": "mdl", "place": "z_g", "moment": "before", "quick": False}
+        about = {"round": round, "analysis": "mdl", "layer": "z_g", "moment": "before", "quick": False}
         return {**about, "per_client": False, "overall": {"value": value}, **more}
 
-    found["measured"] = [
+    found["analyses"] = [
         measured(2, 1.0), measured(1, 2.0, place="z"), measured(1, 3.0, moment="after"),
         measured(1, 4.0, per_client=True), measured(1, 5.0, quick=True), measured(1, 6.0),
     ]  # fmt: skip
-    assert paper.value("mdl@z_g", found) == 6.0
-    assert paper.value("mdl@z", found) == 2.0
-    assert paper.value("mdl@conv1", found) is None
-    study = read("ablation", trials=1).only(["FedAvg/MDL CNN"])
-    found["measured"] = found["measured"][:-1]
-    place = reproduce.compared(study, by_hand(study, lambda cell: found)).at("FedAvg", "MDL CNN")
+    assert paper.compute_value("mdl@z_g", found) == 6.0
+    assert paper.compute_value("mdl@z", found) == 2.0
+    assert paper.compute_value("mdl@conv1", found) is None
+    study = load_study("ablation", trials=1).only(["FedAvg/MDL CNN"])
+    found["analyses"] = found["analyses"][:-1]
+    place = reproduce.compare_with_paper(study, by_hand(study, lambda cell: found)).at("FedAvg", "MDL CNN")
     assert place
     assert place.ours
     assert (place.ours.mean, place.theirs) == (5.0, 3844)
     assert "quick MDL" in place.marks
-    found["measured"] = []
-    place = reproduce.compared(study, by_hand(study, lambda cell: found)).at("FedAvg", "MDL CNN")
+    found["analyses"] = []
+    place = reproduce.compare_with_paper(study, by_hand(study, lambda cell: found)).at("FedAvg", "MDL CNN")
     assert place
     assert place.state == "not measured"
 
@@ -318,10 +320,10 @@ def test_what_is_not_here_is_said_and_keeps_nothing_from_the_table(
 
 @pytest.mark.parametrize(
     ("error", "state"),
-    [(DataMissingError("x"), "no data"), (BadInput("run 'feddbe data get har'"), "refused")],
+    [(DataMissingError("x"), "no data"), (InvalidInputError("run 'feddbe data get har'"), "refused")],
 )
 def test_whether_data_is_missing_does_not_depend_on_the_text(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch, error: BadInput, state: str
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, error: InvalidInputError, state: str
 ) -> None:
     def fail(data_dir: Path | None) -> None:
         raise error
@@ -358,6 +360,6 @@ def test_bad_input_is_one_line(shell: Shell, words: str, told: str) -> None:
 
 
 def test_figures_say_why_they_are_not_there(tmp_path: Path) -> None:
-    study = read("convergence", trials=1).only(["TINY"])
-    found = draw(study, by_hand(study, lambda cell: None), tmp_path)
+    study = load_study("convergence", trials=1).only(["TINY"])
+    found = draw_study(study, by_hand(study, lambda cell: None), tmp_path)
     assert found == {"TINY": "not run"}

@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 
 import feddbe
-from feddbe.callbacks.base import StudyCallback, Watch
-from feddbe.errors import Diverged, FeddbeError
-from feddbe.metrics.records import Row
-from feddbe.runs.store import Store, alone, make_folder
+from feddbe.callbacks.base import Callback, StudyCallback
+from feddbe.errors import DivergenceError, FeddbeError
+from feddbe.metrics.records import Record
+from feddbe.runs.store import RunStore, exclusive, make_folder
 from feddbe.simulation import loop
 from feddbe.studies import runner
-from feddbe.studies.runner import Cell, grid, plan, run
+from feddbe.studies.runner import RunSpec, plan_runs, run_grid, run_missing
 
 SMALL: dict[str, Any] = {
     "data": "digits",
     "partition": "iid",
     "clients": 4,
     "rounds": 2,
-    "measure": "accuracy",
+    "metrics": "accuracy",
 }
 
 
@@ -37,16 +37,16 @@ class Notes(StudyCallback):
         self.ends: list[tuple[str, str]] = []
         self.rounds: list[int] = []
 
-    def watch(self, folder: Path) -> Watch:
+    def run_callback(self, folder: Path) -> Callback:
         notes = self
 
-        class Mine(Watch):
+        class Mine(Callback):
             def round(self, done: int, accuracy: float | None) -> None:
                 notes.rounds.append(done)
 
         return Mine()
 
-    def ended(self, folder: Path, error: Exception | None) -> None:
+    def on_run_end(self, folder: Path, error: Exception | None) -> None:
         method = folder.name.removeprefix("digits-").partition("-seed")[0]
         self.ends.append((method, str(error or "done")))
 
@@ -56,16 +56,16 @@ def test_what_is_missing_is_run_and_what_is_there_is_not(
     tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "cores", lambda: at_once)
-    cells = grid(["fedavg", "fedavg+dbe"], SMALL)
+    cells = run_grid(["fedavg", "fedavg+dbe"], SMALL)
     notes = Notes()
-    assert run(plan(cells, tmp_path), notes) == {}
+    assert run_missing(plan_runs(cells, tmp_path), notes) == {}
     assert sorted(notes.ends) == [("fedavg", "done"), ("fedavg+dbe", "done")]
     assert sorted(set(notes.rounds)) == [0, 1, 2]
-    again = plan(cells, tmp_path)
-    assert [p.done for p in again] == [True, True]
-    assert [p.found["method"] for p in again if p.found] == ["fedavg", "fedavg+dbe"]
+    again = plan_runs(cells, tmp_path)
+    assert [p.is_done for p in again] == [True, True]
+    assert [p.document["method"] for p in again if p.document] == ["fedavg", "fedavg+dbe"]
     notes = Notes()
-    assert run(again, notes) == {}
+    assert run_missing(again, notes) == {}
     assert notes.ends == []
 
 
@@ -73,111 +73,114 @@ def test_side_by_side_or_not_the_bits_are_those_of_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "cores", lambda: 2)
-    run(plan(cells := grid(["fedavg", "fedavg+dbe"], SMALL, seeds=[3]), tmp_path))
-    for planned in plan(cells, tmp_path):
+    run_missing(plan_runs(cells := run_grid(["fedavg", "fedavg+dbe"], SMALL, seeds=[3]), tmp_path))
+    for planned in plan_runs(cells, tmp_path):
         alone = feddbe.run(
-            planned.cell.method, seed=3, out=str(tmp_path / "alone" / planned.cell.method), **SMALL
+            planned.spec.method, seed=3, out=str(tmp_path / "alone" / planned.spec.method), **SMALL
         )
-        assert feddbe.load(planned.place)["server_sha256"] == alone["server_sha256"]
+        assert feddbe.load(planned.folder)["server_sha256"] == alone["server_sha256"]
 
 
 def test_a_run_is_known_by_its_configuration_whatever_its_folder_is_called(tmp_path: Path) -> None:
     feddbe.run("fedavg", out=str(tmp_path / "mine"), **SMALL)
-    (found, other) = plan([Cell("fedavg", SMALL), Cell("fedavg", {**SMALL, "lr": 0.07})], tmp_path)
-    assert found.place == tmp_path / "mine"
-    assert found.done
-    assert other.found is None
-    assert not other.place.exists()
+    (found, other) = plan_runs([RunSpec("fedavg", SMALL), RunSpec("fedavg", {**SMALL, "lr": 0.07})], tmp_path)
+    assert found.folder == tmp_path / "mine"
+    assert found.is_done
+    assert other.document is None
+    assert not other.folder.exists()
 
 
 def test_a_run_with_fewer_rounds_is_continued(tmp_path: Path) -> None:
     feddbe.run("fedavg", out=str(tmp_path / "mine"), **{**SMALL, "rounds": 1})
-    (planned,) = plan([Cell("fedavg", SMALL)], tmp_path)
-    assert planned.missing
-    run([planned])
+    (planned,) = plan_runs([RunSpec("fedavg", SMALL)], tmp_path)
+    assert planned.is_missing
+    run_missing([planned])
     assert [entry["round"] for entry in feddbe.load(tmp_path / "mine")["rounds"]] == [0, 1, 2]
-    assert plan([Cell("fedavg", SMALL)], tmp_path)[0].done
+    assert plan_runs([RunSpec("fedavg", SMALL)], tmp_path)[0].is_done
 
 
 def test_a_run_with_more_rounds_is_cut_to_those_asked_for(tmp_path: Path) -> None:
     feddbe.run("fedavg", out=str(tmp_path / "mine"), **{**SMALL, "rounds": 4})
     short = feddbe.run("fedavg", out=str(tmp_path / "short" / "run"), **SMALL)
-    (planned,) = plan([Cell("fedavg", SMALL)], tmp_path)
-    assert planned.done
-    assert planned.found
-    assert [entry["round"] for entry in planned.found["rounds"]] == [0, 1, 2]
-    assert planned.found["config"]["rounds"] == 2
+    (planned,) = plan_runs([RunSpec("fedavg", SMALL)], tmp_path)
+    assert planned.is_done
+    assert planned.document
+    assert [entry["round"] for entry in planned.document["rounds"]] == [0, 1, 2]
+    assert planned.document["config"]["rounds"] == 2
     for which in ("best", "last"):
-        entry: Any = planned.found[which]
+        entry: Any = planned.document[which]
         assert (entry["round"], entry["accuracy"]) == (short[which]["round"], short[which]["accuracy"])
 
 
 def test_a_run_that_was_fine_tuned_after_more_rounds_is_refused(tmp_path: Path) -> None:
     feddbe.run("fedbabu", out=str(tmp_path / "mine"), **SMALL)
-    (planned,) = plan([Cell("fedbabu", {**SMALL, "rounds": 1})], tmp_path)
-    assert planned.found is None
+    (planned,) = plan_runs([RunSpec("fedbabu", {**SMALL, "rounds": 1})], tmp_path)
+    assert planned.document is None
     assert (
         "has 2 rounds, and was fine-tuned or joined by newcomers after the last, not after 1"
-        in planned.refused
+        in planned.skip_reason
     )
 
 
 def test_equal_cells_are_one_run(tmp_path: Path) -> None:
     """The second says what the first leaves to the defaults."""
-    plans = plan([Cell("fedavg", SMALL), Cell("fedavg", {**SMALL, "lr": 0.1})], tmp_path)
-    assert plans[0].place == plans[1].place
+    plans = plan_runs([RunSpec("fedavg", SMALL), RunSpec("fedavg", {**SMALL, "lr": 0.1})], tmp_path)
+    assert plans[0].folder == plans[1].folder
     notes = Notes()
-    run(plans, notes)
+    run_missing(plans, notes)
     assert len(notes.ends) == 1
 
 
 def test_what_cannot_be_is_told_and_keeps_nobody_else_from_running(tmp_path: Path) -> None:
-    cells = [*grid(["fedavg", "perfedavg+dbe"], SMALL), Cell("fedavg", {**SMALL, "data": "nowhere.npz"})]
-    good, bad, nowhere = plan(cells, tmp_path)
-    assert good.missing
-    assert "perfedavg does not take" in bad.refused
-    assert "nowhere.npz" in nowhere.refused
+    cells = [
+        *run_grid(["fedavg", "perfedavg+dbe"], SMALL),
+        RunSpec("fedavg", {**SMALL, "data": "nowhere.npz"}),
+    ]
+    good, bad, nowhere = plan_runs(cells, tmp_path)
+    assert good.is_missing
+    assert "perfedavg does not take" in bad.skip_reason
+    assert "nowhere.npz" in nowhere.skip_reason
 
 
 def test_a_cell_that_diverges_leaves_its_mark_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "cores", lambda: 2)
-    cells = grid(["fedavg"], {**SMALL, "lr": [1e30, 0.1]})
-    failed = run(plan(cells, tmp_path))
-    assert [type(error) for error in failed.values()] == [Diverged]
-    bad, good = plan(cells, tmp_path)
-    assert bad.refused == "diverged in round 1"
-    assert not bad.missing  # the same bits would diverge again
-    assert bad.found
-    assert bad.found["diverged"]
-    assert good.done
+    cells = run_grid(["fedavg"], {**SMALL, "lr": [1e30, 0.1]})
+    failed = run_missing(plan_runs(cells, tmp_path))
+    assert [type(error) for error in failed.values()] == [DivergenceError]
+    bad, good = plan_runs(cells, tmp_path)
+    assert bad.skip_reason == "diverged in round 1"
+    assert not bad.is_missing  # the same bits would diverge again
+    assert bad.document
+    assert bad.document["diverged"]
+    assert good.is_done
 
 
 def test_a_run_in_use_is_left_alone(tmp_path: Path) -> None:
-    cells = grid(["fedavg"], SMALL)
-    (planned,) = plan(cells, tmp_path)
-    make_folder(planned.place)
-    with alone(planned.place):
-        failed = run([planned])
-    assert "is in use" in str(failed[planned.place])
+    cells = run_grid(["fedavg"], SMALL)
+    (planned,) = plan_runs(cells, tmp_path)
+    make_folder(planned.folder)
+    with exclusive(planned.folder):
+        failed = run_missing([planned])
+    assert "is in use" in str(failed[planned.folder])
 
 
 def test_an_error_that_is_nobodys_input_is_not_swallowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "cores", lambda: 2)
-    plans = plan(grid(["fedavg", "ditto"], SMALL), tmp_path)
+    plans = plan_runs(run_grid(["fedavg", "ditto"], SMALL), tmp_path)
     monkeypatch.setattr(loop, "run_experiment", lambda *a, **k: 1 // 0)
     with pytest.raises(ZeroDivisionError):
-        run(plans)
+        run_missing(plans)
 
 
 def test_a_child_that_is_killed_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "cores", lambda: 2)
-    plans = plan(grid(["fedavg", "ditto"], SMALL), tmp_path)
+    plans = plan_runs(run_grid(["fedavg", "ditto"], SMALL), tmp_path)
     monkeypatch.setattr(loop, "run_experiment", lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL))
-    failed = run(plans)
+    failed = run_missing(plans)
     assert {str(error) for error in failed.values()} == {"its process ended without a word (exit code -9)"}
     assert all(isinstance(error, FeddbeError) for error in failed.values())
 
@@ -188,7 +191,7 @@ from pathlib import Path
 from feddbe.studies import runner
 from feddbe.studies.runner import grid
 runner.cores = lambda: 2
-options = {"data": "digits", "partition": "iid", "clients": 4, "rounds": 400, "measure": "accuracy"}
+options = {"data": "digits", "partition": "iid", "clients": 4, "rounds": 400, "metrics": "accuracy"}
 runner.run(runner.plan(grid(["fedavg", "fedavg+dbe"], options), Path(sys.argv[1])))
 """
 
@@ -196,22 +199,22 @@ runner.run(runner.plan(grid(["fedavg", "fedavg+dbe"], options), Path(sys.argv[1]
 def test_a_run_that_goes_on_meanwhile_is_seen_at_one_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = grid(["fedavg"], SMALL)
-    run(plan(cells, tmp_path))
+    cells = run_grid(["fedavg"], SMALL)
+    run_missing(plan_runs(cells, tmp_path))
     (place,) = tmp_path.iterdir()
-    overall = Store.overall
+    overall = RunStore.aggregate_records
 
-    def later(store: Store) -> list[Row]:
-        monkeypatch.setattr(Store, "overall", overall)
+    def later(store: RunStore) -> list[Record]:
+        monkeypatch.setattr(RunStore, "overall", overall)
         feddbe.run(out=str(place), resume=True, rounds=3)
         return overall(store)
 
-    monkeypatch.setattr(Store, "overall", later)
-    longer = grid(["fedavg"], {**SMALL, "rounds": 3})
+    monkeypatch.setattr(RunStore, "overall", later)
+    longer = run_grid(["fedavg"], {**SMALL, "rounds": 3})
     for done in (2, 3):
-        (planned,) = plan(longer, tmp_path)
-        assert planned.found
-        assert planned.found["rounds"][-1]["round"] == done
+        (planned,) = plan_runs(longer, tmp_path)
+        assert planned.document
+        assert planned.document["rounds"][-1]["round"] == done
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
@@ -222,10 +225,10 @@ def test_a_study_that_is_stopped_goes_on(tmp_path: Path, number: signal.Signals)
         stderr=subprocess.DEVNULL,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    cells = grid(["fedavg", "fedavg+dbe"], SMALL)
-    unlimited = grid(["fedavg", "fedavg+dbe"], {**SMALL, "rounds": 400})
+    cells = run_grid(["fedavg", "fedavg+dbe"], SMALL)
+    unlimited = run_grid(["fedavg", "fedavg+dbe"], {**SMALL, "rounds": 400})
     end = time.monotonic() + 60
-    while not all(p.found and len(p.found["rounds"]) > 3 for p in plan(unlimited, tmp_path)):
+    while not all(p.document and len(p.document["rounds"]) > 3 for p in plan_runs(unlimited, tmp_path)):
         assert time.monotonic() < end
         time.sleep(0.05)
     children = [int(p) for p in Path(f"/proc/{study.pid}/task/{study.pid}/children").read_text().split()]
@@ -237,10 +240,10 @@ def test_a_study_that_is_stopped_goes_on(tmp_path: Path, number: signal.Signals)
         time.sleep(0.05)
     if number == signal.SIGINT:
         assert not list(tmp_path.glob("*/.lock"))
-    stopped = plan(cells, tmp_path)
-    assert all(p.done for p in stopped)  # of the two rounds that these cells want
-    far = [len(p.found["rounds"]) - 1 for p in plan(unlimited, tmp_path) if p.found]
+    stopped = plan_runs(cells, tmp_path)
+    assert all(p.is_done for p in stopped)  # of the two rounds that these cells want
+    far = [len(p.document["rounds"]) - 1 for p in plan_runs(unlimited, tmp_path) if p.document]
     assert all(3 <= count < 400 for count in far)
-    longer = grid(["fedavg", "fedavg+dbe"], {**SMALL, "rounds": max(far) + 1})
-    assert run(plan(longer, tmp_path)) == {}
-    assert all(p.done for p in plan(longer, tmp_path))
+    longer = run_grid(["fedavg", "fedavg+dbe"], {**SMALL, "rounds": max(far) + 1})
+    assert run_missing(plan_runs(longer, tmp_path)) == {}
+    assert all(p.is_done for p in plan_runs(longer, tmp_path))

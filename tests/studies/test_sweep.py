@@ -12,9 +12,9 @@ import feddbe
 from feddbe.simulation import loop
 from tests.studies.conftest import Shell
 
-SMALL = "--clients 3 --partition iid --model mlp --rounds 1 --measure accuracy"
+SMALL = "--clients 3 --partition iid --model mlp --rounds 1 --metrics accuracy"
 OPTIONS: dict[str, Any] = {
-    "clients": 3, "partition": "iid", "model": "mlp", "rounds": 1, "measure": "accuracy",
+    "clients": 3, "partition": "iid", "model": "mlp", "rounds": 1, "metrics": "accuracy",
 }  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def test_from_python_with_data_and_model_of_ones_own(tmp_path: Path, monkeypatch
     assert [run["config"]["lr"] for run in frame] == [1e-6, 0.1]
     assert [run["config"]["lr"] for run in frame.chosen] == [0.1]
     assert frame._repr_html_().count("<tr>") == 3
-    with pytest.raises(feddbe.BadInput, match="watch: several seeds or values run side by side"):
-        feddbe.compare(["fedavg"], seeds=2, watch=feddbe.Watch(), **own)
-    with pytest.raises(feddbe.BadInput, match="this is one run"):
+    with pytest.raises(feddbe.InvalidInputError, match="watch: several seeds or values run side by side"):
+        feddbe.compare(["fedavg"], seeds=2, callback=feddbe.Callback(), **own)
+    with pytest.raises(feddbe.InvalidInputError, match="this is one run"):
         feddbe.run("fedavg", seeds=2)

@@ -13,14 +13,14 @@ import torch
 
 from feddbe import testing
 from feddbe.config.parameters import parameter
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.methods.base import Method, Names, Upload
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.registry import METHODS
 from feddbe.state import State
-from feddbe.testing.contract import check
+from feddbe.testing.contract import check_method
 from feddbe.training.task import Context
-from feddbe.training.trainer import Local
+from feddbe.training.trainer import ClientTrainer
 
 _memory: dict[int, int] = {}
 
@@ -44,10 +44,12 @@ class Remembers(FedAvg):
 
     name: ClassVar[str] = "remembers"
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
         key = os.getpid() if ctx.round == 1 else 0
         _memory.setdefault(key, ctx.round)
-        return scaled(local.fit(received).params, 1 + 0.01 * (os.getpid() in _memory)), private
+        return scaled(trainer.fit(received).params, 1 + 0.01 * (os.getpid() in _memory)), private
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,10 @@ class Random(FedAvg):
 
     name: ClassVar[str] = "random"
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        return scaled(local.fit(received).params, 1 + 0.01 * float(torch.rand(()))), private
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        return scaled(trainer.fit(received).params, 1 + 0.01 * float(torch.rand(()))), private
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,8 @@ class Divides(FedAvg):
 
     name: ClassVar[str] = "divides"
 
-    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
-        mean = super().combine(ctx, server, uploads)
+    def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        mean = super().aggregate(ctx, server, uploads)
         return {name: value + 0 / torch.tensor(len(uploads) - 1.0) for name, value in mean.items()}
 
 
@@ -85,8 +89,8 @@ class Unfit(FedAvg):
 
     name: ClassVar[str] = "unfit"
 
-    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
-        mean, others = super().combine(ctx, server, uploads), torch.tensor(ctx.task.split.clients - 1.0)
+    def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        mean, others = super().aggregate(ctx, server, uploads), torch.tensor(ctx.task.split.clients - 1.0)
         return {name: value + 0 / others for name, value in mean.items()} if ctx.round == 2 else mean
 
 
@@ -99,8 +103,10 @@ class Dead(FedAvg):
     on: bool = parameter(False, "whether factor counts")
     factor: float = parameter(1.01, "of what is sent", above=1, high=1.05)
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        return scaled(local.fit(received).params, self.factor if self.on else 1.0), private
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        return scaled(trainer.fit(received).params, self.factor if self.on else 1.0), private
 
 
 @pytest.mark.parametrize(
@@ -122,18 +128,18 @@ class Dead(FedAvg):
 def test_a_mistake_is_one_line(method: type[Method], words: str) -> None:
     options = {"values": {"factor": [1.02]}} if method is Dead else {}
     with pytest.raises(AssertionError, match=f"^{words}$"):
-        check(method, addons=[], **options)  # type: ignore[arg-type]
+        check_method(method, addons=[], **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(not testing.CAN_KILL, reason="forks")
 def test_what_is_kept_in_memory_does_not_survive_a_kill(tmp_path: Path) -> None:
     METHODS["remembers"] = Remembers
     with pytest.raises(AssertionError, match=r"^remembers: killed and continued, the server's state "):
-        testing.survives_a_kill("remembers", tmp_path)
+        testing.check_kill("remembers", tmp_path)
 
 
 def test_what_is_right_is_told() -> None:
-    found = check(Dead(on=True), engines=[], addons=["mr"], values={"factor": [1.02]})
+    found = check_method(Dead(on=True), engines=[], addons=["mr"], values={"factor": [1.02]})
     assert found[1].startswith("dead(on=true)+mr: when continued after each round, ")
     acting = "weights (samples, uniform), on (true, false), factor (1.01, 1.02)"
     assert found[2] == f"dead(on=true): options that act: {acting}"
@@ -141,9 +147,11 @@ def test_what_is_right_is_told() -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(BadInput, match=r"^'fedavgg' is not the name of a method; as in fedavg or my_method"):
-        check("fedavgg")
-    with pytest.raises(BadInput, match=r"^dead has no option 'of'; it has: weights, on, factor$"):
-        check(Dead, engines=[], addons=[], beside={"of": {}})
-    with pytest.raises(BadInput, match=r"^'7' is not a method; give its name, or an instance"):
-        check(7)  # type: ignore[arg-type]
+    with pytest.raises(
+        InvalidInputError, match=r"^'fedavgg' is not the name of a method; as in fedavg or my_method"
+    ):
+        check_method("fedavgg")
+    with pytest.raises(InvalidInputError, match=r"^dead has no option 'of'; it has: weights, on, factor$"):
+        check_method(Dead, engines=[], addons=[], beside={"of": {}})
+    with pytest.raises(InvalidInputError, match=r"^'7' is not a method; give its name, or an instance"):
+        check_method(7)  # type: ignore[arg-type]

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.simulation import engines
 from feddbe.simulation.engines.registry import Serial
-from feddbe.training.task import find
-from tests.federation import COMBINATIONS, carry_out, experiment, outcome, same_bits
+from feddbe.training.task import find_device
+from tests.federation import COMBINATIONS, are_identical, experiment, run_outcome, run_recorded
 
 META = torch.device("meta")
 
@@ -53,17 +53,17 @@ def test_every_method_works_there(name: str, tmp_path: Path) -> None:
     the CPU saw."""
     e = experiment(name, adapt_epochs=1)
     with Numberless() as seen:
-        ran = carry_out(e, tmp_path, Serial(e.task.on(META), e.method))
-    assert seen.there > 100 or e.method.base == "majority"
+        ran = run_recorded(e, tmp_path, Serial(e.task.to(META), e.method))
+    assert seen.there > 100 or e.method.base_name == "majority"
     assert all(t.device.type == "cpu" for t in ran.server.values())
     assert len(ran.entries) == 3
 
 
 @pytest.mark.parametrize("way", ["full", "prbm", "newton"])
-def test_newcomers_join_there(way: str, tmp_path: Path) -> None:
-    e = experiment("fedavg+dbe", newcomers=1, adapt_epochs=2, adapt=way)
+def test_newcomers_join_there(adaptation: str, tmp_path: Path) -> None:
+    e = experiment("fedavg+dbe", new_clients=1, adapt_epochs=2, adaptation=adaptation)
     with Numberless():
-        carry_out(e, tmp_path, Serial(e.task.on(META), e.method))
+        run_recorded(e, tmp_path, Serial(e.task.to(META), e.method))
 
 
 def test_a_tensor_that_is_left_behind_is_noticed() -> None:
@@ -75,17 +75,17 @@ def test_no_look_at_numbers_in_a_step(tmp_path: Path) -> None:
     """A look waits for all that the GPU has begun: once per epoch and parameter, not once per batch."""
     looks = []
     for batch in (10, 2):
-        e = experiment("fedavg+dbe", batch=batch)
+        e = experiment("fedavg+dbe", batch_size=batch)
         with Numberless() as seen:
-            carry_out(e, tmp_path / str(batch), Serial(e.task.on(META), e.method))
+            run_recorded(e, tmp_path / str(batch), Serial(e.task.to(META), e.method))
         looks.append(seen.looks)
     assert looks[0] == looks[1]
 
 
 def test_a_task_moved_to_where_it_lies_is_itself() -> None:
     task = experiment("fedavg").task
-    assert task.on(torch.device("cpu")) is task
-    there = task.on(META)
+    assert task.to(torch.device("cpu")) is task
+    there = task.to(META)
     assert there.device == META
     assert {p.device for p in there.model.parameters.values()} == {META}
     assert task.device.type == "cpu"
@@ -93,22 +93,22 @@ def test_a_task_moved_to_where_it_lies_is_itself() -> None:
 
 def test_other_cores_of_apple_are_the_same_on_every_device(tmp_path: Path) -> None:
     model = experiment("apple").task.model
-    assert same_bits(model.fresh(3), model.fresh(3))
+    assert are_identical(model.reinitialized(3), model.reinitialized(3))
     with Numberless():
-        assert {p.device for p in model.on(META).fresh(3).values()} == {META}
+        assert {p.device for p in model.to(META).reinitialized(3).values()} == {META}
 
 
 def test_what_there_is_not_is_one_line() -> None:
-    with pytest.raises(BadInput, match=r"device = 'cuda:7'; torch can use here: .*cpu"):
-        find("cuda:7")
-    with pytest.raises(BadInput, match="device = 'gpu'"):
-        engines.make("auto", experiment("fedavg", device="gpu").task, experiment("fedavg").method)
+    with pytest.raises(InvalidInputError, match=r"device = 'cuda:7'; torch can use here: .*cpu"):
+        find_device("cuda:7")
+    with pytest.raises(InvalidInputError, match="device = 'gpu'"):
+        engines.create_engine("auto", experiment("fedavg", device="gpu").task, experiment("fedavg").method)
 
 
 def test_auto_is_what_there_is(tmp_path: Path) -> None:
     if torch.cuda.is_available() or torch.backends.mps.is_available():
         pytest.skip("there is a GPU")
-    assert find("auto") == torch.device("cpu")
+    assert find_device("auto") == torch.device("cpu")
     plain, auto = experiment("fedavg+dbe"), experiment("fedavg+dbe", device="auto")
     assert plain.config_hash == auto.config_hash
-    assert same_bits(outcome(plain, tmp_path / "a").server, outcome(auto, tmp_path / "b").server)
+    assert are_identical(run_outcome(plain, tmp_path / "a").server, run_outcome(auto, tmp_path / "b").server)

@@ -18,13 +18,13 @@ from torch.func import functional_call
 from feddbe import seeds
 from feddbe.data.dataset import Dataset
 from feddbe.data.split import Split
-from feddbe.errors import Diverged
+from feddbe.errors import DivergenceError
 from feddbe.models.split_model import SplitModel
 from feddbe.state import State, sha256
 from feddbe.training.plan import Samples
 from feddbe.training.task import Task, Training
-from feddbe.training.terms import At, Batch, Term
-from feddbe.training.trainer import Extra, Local
+from feddbe.training.terms import Batch, Term, TermContext
+from feddbe.training.trainer import ClientTrainer, ExtraParameter
 
 SIZES = (25, 7, 12)
 TEST = 300
@@ -62,7 +62,7 @@ def task(
     x[:, 0] = torch.arange(n) / n
     y = torch.tensor(rng.randint(0, 3, n))
     rows = np.split(rng.permutation(n), np.cumsum([*sizes, *[TEST] * len(sizes)])[:-1])
-    split = Split.of(rows[: len(sizes)], rows[len(sizes) :])
+    split = Split.from_arrays(rows[: len(sizes)], rows[len(sizes) :])
     settings = Training(**{"lr": 0.1, **training})
     return Task(SplitModel(make(), x[:1], onednn=False), Dataset("toy", x, y, 3), split, settings, seed)
 
@@ -78,14 +78,14 @@ def batches(task: Task, round: int = 1, client: int = 0, epochs: int | None = No
         assert torch.equal(batch.y, task.dataset.y[rows_of(task, batch)])
         return [*carry, rows_of(task, batch)]
 
-    return Local(task, round, client).scan(step, [], None, epochs)
+    return ClientTrainer(task, round, client).run_steps(step, [], None, epochs)
 
 
 def sum_of(*names: str) -> Term:
     """A loss whose gradient is 1 for every entry of these parameters, and 0 for all others."""
 
-    def apply(at: At, carry: State) -> tuple[Tensor, State]:
-        return torch.stack([at.params[name].sum() for name in names]).sum(), carry
+    def apply(context: TermContext, carry: State) -> tuple[Tensor, State]:
+        return torch.stack([context.params[name].sum() for name in names]).sum(), carry
 
     return Term(apply)
 
@@ -101,14 +101,14 @@ def dyadic(task: Task) -> State:
 def test_an_epoch_is_a_permutation_without_the_incomplete_batch() -> None:
     """25 samples in batches of 10: two batches, five samples left out."""
     t = task()
-    order = t.split.train[0][seeds.stream(0, "batches", 1, 0).permutation(25)].tolist()
+    order = t.split.train[0][seeds.make_rng(0, "batches", 1, 0).permutation(25)].tolist()
     assert batches(t) == [order[:10], order[10:20]]
 
 
 def test_every_epoch_is_shuffled_anew() -> None:
-    t = task(epochs=2)
+    t = task(local_epochs=2)
     found = batches(t)
-    rng = seeds.stream(0, "batches", 1, 0)
+    rng = seeds.make_rng(0, "batches", 1, 0)
     orders = [t.split.train[0][rng.permutation(25)].tolist() for _ in range(2)]
     assert found == [order[at : at + 10] for order in orders for at in (0, 10)]
     assert found[:2] != found[2:]
@@ -117,15 +117,15 @@ def test_every_epoch_is_shuffled_anew() -> None:
 
 
 def test_fewer_samples_than_a_batch_are_one_short_batch() -> None:
-    t = task(epochs=2)
+    t = task(local_epochs=2)
     first, second = batches(t, client=1)
     assert sorted(first) == sorted(second) == sorted(t.split.train[1].tolist())
     assert first != second
 
 
 def test_a_batch_of_exactly_all_samples() -> None:
-    assert [len(batch) for batch in batches(task(batch=25))] == [25]
-    assert [len(batch) for batch in batches(task(batch=1))] == [1] * 25
+    assert [len(batch) for batch in batches(task(batch_size=25))] == [25]
+    assert [len(batch) for batch in batches(task(batch_size=1))] == [1] * 25
 
 
 def test_each_scan_sees_the_same_and_each_round_client_and_seed_another_order() -> None:
@@ -137,25 +137,29 @@ def test_each_scan_sees_the_same_and_each_round_client_and_seed_another_order() 
         for key in [(t_.seed, 1, 0), (t_.seed, 2, 0), (t_.seed, 1, 1), (t_.seed, 0, 0)]
     }
     assert len(set(orders.values())) == len(orders) == 8
-    local = Local(t, 1, 0)
+    local = ClientTrainer(t, 1, 0)
     seen: list[list[list[int]]] = []
     for _ in range(2):
-        local.stream("batches").permutation(3)
-        seen.append(local.scan(lambda c, _, b, key: [*c, rows_of(t, b)], list[list[int]](), None))
+        local.rng("batches").permutation(3)
+        seen.append(local.run_steps(lambda c, _, b, key: [*c, rows_of(t, b)], list[list[int]](), None))
         local.fit(t.model.parameters)
     assert seen[0] == seen[1] == batches(t)
 
 
 def test_scan_folds_and_hands_the_constants_on() -> None:
-    local = Local(task(epochs=2), 1, 0)
-    assert local.scan(lambda carry, const, batch, key: carry * const + len(batch.y), 1, 3) == 81 + 10 * 40
+    local = ClientTrainer(task(local_epochs=2), 1, 0)
+    assert (
+        local.run_steps(lambda carry, const, batch, key: carry * const + len(batch.y), 1, 3) == 81 + 10 * 40
+    )
 
 
 def test_keys_differ_from_batch_to_batch_and_are_the_same_again() -> None:
     """They seed what is random in a term: numbers that torch takes."""
 
     def keys(round: int, client: int) -> list[int]:
-        return Local(task(epochs=3), round, client).scan(lambda c, _, b, key: [*c, key], list[int](), None)
+        return ClientTrainer(task(local_epochs=3), round, client).run_steps(
+            lambda c, _, b, key: [*c, key], list[int](), None
+        )
 
     found = keys(1, 0)
     assert len(set(found)) == 6
@@ -167,7 +171,7 @@ def test_keys_differ_from_batch_to_batch_and_are_the_same_again() -> None:
 def test_images_are_normalised_in_the_batch() -> None:
     t = task()
     images = Dataset("toy", torch.arange(len(t.dataset)).to(torch.uint8)[:, None], t.dataset.y, 3, 0.5, -1.0)
-    found = Local(Task(t.model, images, t.split, t.training), 1, 0).scan(
+    found = ClientTrainer(Task(t.model, images, t.split, t.training), 1, 0).run_steps(
         lambda c, _, batch, key: [*c, batch.x], list[Tensor](), None
     )
     rows = batches(t)[0]
@@ -181,8 +185,8 @@ def test_images_are_normalised_in_the_batch() -> None:
 @pytest.mark.parametrize("client", [0, 1, 2])
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_fit_is_sgd_on_the_cross_entropy(client: int, epochs: int) -> None:
-    t = task(epochs=epochs)
-    local = Local(t, 1, client)
+    t = task(local_epochs=epochs)
+    local = ClientTrainer(t, 1, client)
     found = local.fit(t.model.parameters)
     net = plain()
     net.load_state_dict(t.model.parameters)
@@ -203,9 +207,9 @@ def test_fit_is_sgd_on_the_cross_entropy(client: int, epochs: int) -> None:
 
 def test_fit_leaves_what_it_is_given_as_it_was() -> None:
     t = task()
-    local = Local(t, 1, 0)
+    local = ClientTrainer(t, 1, 0)
     params, vector = {name: p.clone() for name, p in t.model.parameters.items()}, torch.zeros(5)
-    local.extras["prbm"] = Extra(vector)
+    local.extras["prbm"] = ExtraParameter(vector)
     before, own = sha256(params), {name: p.clone() for name, p in t.model.module.named_parameters()}
     found = local.fit(params)
     assert sha256(params) == before
@@ -222,9 +226,9 @@ def test_fit_leaves_what_it_is_given_as_it_was() -> None:
 
 
 def test_only_what_is_trainable_moves() -> None:
-    t = task(epochs=2)
+    t = task(local_epochs=2)
     for names in (t.model.head, t.model.body, ("body.bias",)):
-        found = Local(t, 1, 0).fit(t.model.parameters, trainable=names).params
+        found = ClientTrainer(t, 1, 0).fit(t.model.parameters, trainable=names).params
         moved = {n for n, p in found.items() if sha256({n: p}) != sha256({n: t.model.parameters[n]})}
         assert moved == set(names)
     assert list(found) == list(t.model.parameters)
@@ -233,7 +237,7 @@ def test_only_what_is_trainable_moves() -> None:
 def test_the_head_alone_moves_by_its_own_gradient() -> None:
     """One short batch: p <- p - lr grad, with the gradient of the whole model at the start."""
     t = task()
-    found = Local(t, 1, 1).fit(t.model.parameters, trainable=["head.bias"]).params
+    found = ClientTrainer(t, 1, 1).fit(t.model.parameters, trainable=["head.bias"]).params
     rows = batches(t, client=1)[0]
     error = t.model.module(t.dataset.x[rows]).softmax(1) - F.one_hot(t.dataset.y[rows], 3)
     assert torch.allclose(
@@ -246,7 +250,7 @@ def test_learning_rate_and_epochs_of_one_fit() -> None:
     t = task(lr=0.25)
     start = dyadic(t)
     for lr, epochs, moved in ((None, None, 0.5), (0.125, None, 0.25), (None, 3, 1.5), (0.0, None, 0.0)):
-        found = Local(t, 1, 0).fit(start, loss=sum_of("head.bias"), lr=lr, epochs=epochs).params
+        found = ClientTrainer(t, 1, 0).fit(start, loss=sum_of("head.bias"), lr=lr, epochs=epochs).params
         assert torch.equal(found["head.bias"], start["head.bias"] - moved)
         assert torch.equal(found["body.bias"], start["body.bias"])
 
@@ -256,11 +260,15 @@ def test_a_correction_adds_lr_c_in_every_step() -> None:
     t = task(lr=0.25)
     start = dyadic(t)
     half = {name: torch.full_like(p, 0.5) for name, p in start.items() if name != "body.weight"}
-    found = Local(t, 1, 0).fit(start, loss=sum_of("head.bias"), correction=half).params
+    found = ClientTrainer(t, 1, 0).fit(start, loss=sum_of("head.bias"), correction=half).params
     moved = {"head.bias": 0.75, "head.weight": 0.25, "body.bias": 0.25, "body.weight": 0.0}
     for name, by in moved.items():
         assert torch.equal(found[name], start[name] - by), name
-    part = Local(t, 1, 0).fit(start, loss=sum_of(*start), correction=half, trainable=["body.bias"]).params
+    part = (
+        ClientTrainer(t, 1, 0)
+        .fit(start, loss=sum_of(*start), correction=half, trainable=["body.bias"])
+        .params
+    )
     assert {n for n, p in part.items() if not torch.equal(p, start[n])} == {"body.bias"}
     assert torch.equal(half["head.bias"], torch.full((3,), 0.5))
 
@@ -268,8 +276,8 @@ def test_a_correction_adds_lr_c_in_every_step() -> None:
 def test_a_correction_moves_the_cross_entropys_step_by_lr_c() -> None:
     t = task()
     shift = {name: torch.randn_like(p) for name, p in t.model.parameters.items()}
-    plainly = Local(t, 1, 1).fit(t.model.parameters).params
-    shifted = Local(t, 1, 1).fit(t.model.parameters, correction=shift).params
+    plainly = ClientTrainer(t, 1, 1).fit(t.model.parameters).params
+    shifted = ClientTrainer(t, 1, 1).fit(t.model.parameters, correction=shift).params
     for name in shift:
         assert torch.allclose(plainly[name] - shifted[name], 0.1 * shift[name], atol=1e-6)
 
@@ -277,16 +285,16 @@ def test_a_correction_moves_the_cross_entropys_step_by_lr_c() -> None:
 # --- extras
 
 
-def of_z(at: At, carry: State) -> tuple[Tensor, State]:
+def of_z(context: TermContext, carry: State) -> tuple[Tensor, State]:
     """Gradient 1 for every entry of prbm."""
-    return at.batch.z[0].sum(), carry
+    return context.batch.z[0].sum(), carry
 
 
 @pytest.mark.parametrize(("own", "moved"), [(None, 0.5), (0.125, 0.25), (0.0, 0.0), (2.0, 4.0)])
 def test_extras_are_trained_with_their_own_learning_rate(own: float | None, moved: float) -> None:
     """Gradient 1, two steps: 2 / 4 at the fit's rate 1/4, else twice their own."""
-    local = Local(task(lr=0.25), 1, 0)
-    local.extras = {"prbm": Extra(torch.ones(5), own), "other": Extra(torch.ones(2))}
+    local = ClientTrainer(task(lr=0.25), 1, 0)
+    local.extras = {"prbm": ExtraParameter(torch.ones(5), own), "other": ExtraParameter(torch.ones(2))}
     local.fit(dyadic(local.task), loss=Term(of_z))
     assert torch.equal(local.extras["prbm"].value, torch.full((5,), 1 - moved))
     assert local.extras["prbm"].lr == own
@@ -295,8 +303,8 @@ def test_extras_are_trained_with_their_own_learning_rate(own: float | None, move
 
 
 def test_extras_go_on_where_the_last_fit_left_them() -> None:
-    local = Local(task(lr=0.25), 1, 0)
-    local.extras["prbm"] = Extra(torch.zeros(5), 0.5)
+    local = ClientTrainer(task(lr=0.25), 1, 0)
+    local.extras["prbm"] = ExtraParameter(torch.zeros(5), 0.5)
     for k in (1, 2, 3):
         local.fit(dyadic(local.task), loss=Term(of_z))
         assert torch.equal(local.extras["prbm"].value, torch.full((5,), -1.0 * k))
@@ -305,8 +313,8 @@ def test_extras_go_on_where_the_last_fit_left_them() -> None:
 def test_the_vector_translates_the_representation_in_fit_and_forward() -> None:
     """With h alone trained, lr 0 for p: the first loss is that of h(f(x) + p)."""
     t = task()
-    local, vector = Local(t, 1, 1), torch.linspace(-1, 1, 5)
-    local.extras["prbm"] = Extra(vector, 0.0)
+    local, vector = ClientTrainer(t, 1, 1), torch.linspace(-1, 1, 5)
+    local.extras["prbm"] = ExtraParameter(vector, 0.0)
     local.fit(t.model.parameters, lr=0.0)
     rows = batches(t, client=1)[0]
     net = t.model.module
@@ -319,9 +327,9 @@ def test_the_vector_translates_the_representation_in_fit_and_forward() -> None:
 # --- terms
 
 
-def counting(at: At, carry: State) -> tuple[None, State]:
+def counting(context: TermContext, carry: State) -> tuple[None, State]:
     """Counts batches by its constant; no loss."""
-    return None, {"n": carry["n"] + at.const["by"]}
+    return None, {"n": carry["n"] + context.const["by"]}
 
 
 def test_a_carry_is_handed_on_and_returned() -> None:
@@ -329,20 +337,20 @@ def test_a_carry_is_handed_on_and_returned() -> None:
     start = torch.tensor(5.0)
     ones = Term(counting, {"by": torch.tensor(1.0)}, {"n": torch.tensor(0.0)})
     tens = Term(counting, {"by": torch.tensor(10.0)}, {"n": start})
-    t = task(epochs=2)
-    local = Local(t, 1, 0)
+    t = task(local_epochs=2)
+    local = ClientTrainer(t, 1, 0)
     local.attach("shared", Term(counting, {"by": torch.tensor(100.0)}, {"n": torch.tensor(0.0)}))
     for _ in range(2):  # the second fit starts anew
         found = local.fit(t.model.parameters, terms=[ones, tens])
         assert [carry["n"].item() for carry in found.carries] == [4, 45]
     assert start.item() == 5
-    assert sha256(found.params) == sha256(Local(t, 1, 0).fit(t.model.parameters).params)
+    assert sha256(found.params) == sha256(ClientTrainer(t, 1, 0).fit(t.model.parameters).params)
 
 
 def test_terms_are_added_and_not_part_of_the_reported_loss() -> None:
     """Gradients 1 and 1 for head.bias, lr 1/4, two steps: minus 1. Loss: that of the first term only."""
     t = task(lr=0.25)
-    start, local = dyadic(t), Local(t, 1, 0)
+    start, local = dyadic(t), ClientTrainer(t, 1, 0)
     found = local.fit(start, loss=sum_of("head.bias"), terms=[sum_of("head.bias", "body.bias")]).params
     assert torch.equal(found["head.bias"], start["head.bias"] - 1)
     assert torch.equal(found["body.bias"], start["body.bias"] - 0.5)
@@ -354,7 +362,7 @@ def test_terms_are_added_and_not_part_of_the_reported_loss() -> None:
 def test_attached_terms_act_on_their_track_only() -> None:
     t = task(lr=0.25)
     start = dyadic(t)
-    local = Local(t, 1, 0)
+    local = ClientTrainer(t, 1, 0)
     local.attach("personal", sum_of("body.bias"))
     local.attach("personal", sum_of("body.bias"))
     moved = {
@@ -373,14 +381,14 @@ def test_a_term_sees_the_batch_after_the_forward_pass() -> None:
     seen: list[Batch] = []
     vector = torch.linspace(0, 1, 5)
 
-    def look(at: At, carry: State) -> tuple[None, State]:
-        seen.append(at.batch)
-        assert at.model is t.model
-        assert at.params.keys() == t.model.parameters.keys()
+    def look(context: TermContext, carry: State) -> tuple[None, State]:
+        seen.append(context.batch)
+        assert context.model is t.model
+        assert context.params.keys() == t.model.parameters.keys()
         return None, carry
 
-    local = Local(t, 1, 1)
-    local.extras["prbm"] = Extra(vector)
+    local = ClientTrainer(t, 1, 1)
+    local.extras["prbm"] = ExtraParameter(vector)
     local.fit(t.model.parameters, terms=[Term(look)])
     (batch,) = seen
     assert rows_of(t, Samples(batch.x, batch.y)) == batches(t, client=1)[0]
@@ -391,14 +399,14 @@ def test_a_term_sees_the_batch_after_the_forward_pass() -> None:
 # --- divergence
 
 
-def broken(at: At, carry: State) -> tuple[Tensor, State]:
-    return at.params["head.bias"].sum() * math.nan, carry
+def broken(context: TermContext, carry: State) -> tuple[Tensor, State]:
+    return context.params["head.bias"].sum() * math.nan, carry
 
 
 def test_a_loss_that_is_no_number_names_client_and_round() -> None:
     t = task()
-    with pytest.raises(Diverged) as caught:
-        Local(t, 4, 2).fit(t.model.parameters, loss=Term(broken))
+    with pytest.raises(DivergenceError) as caught:
+        ClientTrainer(t, 4, 2).fit(t.model.parameters, loss=Term(broken))
     assert (caught.value.client, caught.value.round, caught.value.what) == (2, 4, "loss")
     assert str(caught.value) == (
         "training diverged: loss = nan at client 2 in round 4; the last good round is kept (try a smaller lr)"
@@ -407,29 +415,29 @@ def test_a_loss_that_is_no_number_names_client_and_round() -> None:
 
 
 def test_a_real_training_with_a_huge_rate_diverges() -> None:
-    t = task(lr=1e38, epochs=20)
-    with pytest.raises(Diverged, match=r"^training diverged: .* at client 0 in round 1; "):
-        Local(t, 1, 0).fit(t.model.parameters)
+    t = task(lr=1e38, local_epochs=20)
+    with pytest.raises(DivergenceError, match=r"^training diverged: .* at client 0 in round 1; "):
+        ClientTrainer(t, 1, 0).fit(t.model.parameters)
 
 
 def test_an_update_that_is_infinite_is_named() -> None:
     """Loss finite, gradient 1, two steps of 3e38: beyond the largest float32, 3.4e38."""
     t = task(lr=3e38)
-    with pytest.raises(Diverged, match=r"update of head\.bias = inf at client 0 in round 3; "):
-        Local(t, 3, 0).fit(
+    with pytest.raises(DivergenceError, match=r"update of head\.bias = inf at client 0 in round 3; "):
+        ClientTrainer(t, 3, 0).fit(
             dyadic(t), loss=sum_of("body.bias"), terms=[sum_of("head.bias")], trainable=["head.bias"]
         )
-    local = Local(task(), 1, 1)
-    local.extras["prbm"] = Extra(torch.full((5,), -6e37), 3.4e38)
-    with pytest.raises(Diverged, match="update of prbm = inf at client 1 in round 1; "):
+    local = ClientTrainer(task(), 1, 1)
+    local.extras["prbm"] = ExtraParameter(torch.full((5,), -6e37), 3.4e38)
+    with pytest.raises(DivergenceError, match="update of prbm = inf at client 1 in round 1; "):
         local.fit(dyadic(local.task), loss=Term(of_z), lr=0.0)
 
 
 def test_a_term_that_is_no_number_is_found_in_the_update() -> None:
     """Client 1 has one batch, so there is no second loss that would show it."""
     t = task()
-    with pytest.raises(Diverged, match=r"update of head\.bias = nan at client 1 in round 1; "):
-        Local(t, 1, 1).fit(t.model.parameters, terms=[Term(broken)])
+    with pytest.raises(DivergenceError, match=r"update of head\.bias = nan at client 1 in round 1; "):
+        ClientTrainer(t, 1, 1).fit(t.model.parameters, terms=[Term(broken)])
 
 
 # --- predict
@@ -441,7 +449,9 @@ def test_predictions_are_those_of_a_plain_pass() -> None:
     params = {name: p + 0.5 for name, p in t.model.parameters.items()}
     for client in (0, 2):
         for on, rows in (("test", t.split.test[client]), ("train", t.split.train[client])):
-            logits, y = Local(t, 1, client).predict(params, lambda p, x: t.model.forward(p, x).logits, on=on)
+            logits, y = ClientTrainer(t, 1, client).predict(
+                params, lambda p, x: t.model.forward(p, x).logits, on=on
+            )
             assert logits.shape == (len(rows), 3)
             expected = functional_call(t.model.module, params, (t.dataset.x[rows],))
             assert torch.allclose(logits, expected, atol=1e-6)
@@ -451,8 +461,8 @@ def test_predictions_are_those_of_a_plain_pass() -> None:
 
 def test_predictions_use_the_vector() -> None:
     t = task()
-    local = Local(t, 1, 0)
-    local.extras["prbm"] = Extra(torch.linspace(-1, 1, 5))
+    local = ClientTrainer(t, 1, 0)
+    local.extras["prbm"] = ExtraParameter(torch.linspace(-1, 1, 5))
     logits, _ = local.predict(t.model.parameters, lambda p, x: local.forward(p, x).logits)
     x = t.dataset.x[t.split.test[0]]
     expected = t.model.forward(t.model.parameters, x, torch.linspace(-1, 1, 5)).logits
@@ -461,7 +471,7 @@ def test_predictions_use_the_vector() -> None:
 
 def test_predictions_of_any_function() -> None:
     t = task()
-    sums, _ = Local(t, 1, 0).predict(t.model.parameters, lambda p, x: x.sum(0, keepdim=True))
+    sums, _ = ClientTrainer(t, 1, 0).predict(t.model.parameters, lambda p, x: x.sum(0, keepdim=True))
     assert sums.shape == (3, 4), "chunks of 128, 128 and 44"
     assert torch.allclose(sums.sum(0), t.dataset.x[t.split.test[0]].sum(0), atol=1e-3)
 
@@ -476,7 +486,7 @@ def test_dropout_is_the_same_again_and_another_in_another_round() -> None:
         t = task(dropping, seed=seed)
         with seeds.torch_seeded(1):
             t = Task(SplitModel(dropping(), t.dataset.x[:1]), t.dataset, t.split, t.training, seed)
-        local = Local(t, round, client)
+        local = ClientTrainer(t, round, client)
         torch.rand(round + client)
         local.fit(t.model.parameters, lr=0.0)
         first = local.losses["shared"][0]
@@ -491,7 +501,7 @@ def test_dropout_is_the_same_again_and_another_in_another_round() -> None:
 
 def test_nothing_is_dropped_in_predictions_and_torchs_generator_is_left_alone() -> None:
     t = task(dropping)
-    local = Local(t, 1, 0)
+    local = ClientTrainer(t, 1, 0)
     before = torch.get_rng_state()
     local.fit(t.model.parameters)
     one, _ = local.predict(t.model.parameters, lambda p, x: local.forward(p, x).logits)
@@ -506,7 +516,7 @@ def test_batchnorm_statistics_belong_to_a_track() -> None:
     t = task(normed)
     given = {"shared": {name: b.clone() for name, b in t.model.buffers.items()}}
     given["shared"]["norm.num_batches_tracked"] += 10
-    local = Local(t, 1, 0, given)
+    local = ClientTrainer(t, 1, 0, given)
     local.fit(t.model.parameters)
     assert int(local.buffers("shared")["norm.num_batches_tracked"]) == 12
     assert int(local.buffers("personal")["norm.num_batches_tracked"]) == 0
@@ -521,7 +531,7 @@ def test_batchnorm_statistics_belong_to_a_track() -> None:
 
 def test_predictions_use_the_statistics_of_their_track_and_leave_them() -> None:
     t = task(normed)
-    local = Local(t, 1, 0)
+    local = ClientTrainer(t, 1, 0)
     local.fit(t.model.parameters, track="personal")
     trained = {name: b.clone() for name, b in local.buffers("personal").items()}
     x = t.dataset.x[t.split.test[0]]
@@ -534,7 +544,7 @@ def test_predictions_use_the_statistics_of_their_track_and_leave_them() -> None:
 
 def test_a_fit_may_leave_the_statistics_as_they_were() -> None:
     t = task(normed)
-    local = Local(t, 1, 0)
+    local = ClientTrainer(t, 1, 0)
     quiet = local.fit(t.model.parameters, keep_statistics=False)
     assert sha256(local.buffers("shared")) == sha256(t.model.buffers)
     assert sha256(local.fit(t.model.parameters).params) == sha256(quiet.params)
@@ -543,35 +553,35 @@ def test_a_fit_may_leave_the_statistics_as_they_were() -> None:
 
 def test_a_fit_after_a_prediction_on_the_same_track() -> None:
     t = task(normed)
-    local = Local(t, 1, 0)
+    local = ClientTrainer(t, 1, 0)
     local.predict(t.model.parameters, lambda p, x: local.forward(p, x).logits)
     assert sha256(local.fit(t.model.parameters).params) == sha256(
-        Local(t, 1, 0).fit(t.model.parameters).params
+        ClientTrainer(t, 1, 0).fit(t.model.parameters).params
     )
 
 
 def test_a_model_without_buffers_has_none() -> None:
     t = task()
-    local = Local(t, 1, 0)
+    local = ClientTrainer(t, 1, 0)
     local.fit(t.model.parameters)
     assert local.trained_buffers() == {}
-    assert (local.samples, Local(t, 1, 1).samples) == (25, 7)
+    assert (local.samples, ClientTrainer(t, 1, 1).samples) == (25, 7)
 
 
 def test_streams_of_a_client() -> None:
-    local = Local(task(seed=3), 5, 2)
-    assert local.stream("noise").randint(2**31) == seeds.stream(3, "noise", 5, 2).randint(2**31)
+    local = ClientTrainer(task(seed=3), 5, 2)
+    assert local.rng("noise").randint(2**31) == seeds.make_rng(3, "noise", 5, 2).randint(2**31)
 
 
 @pytest.mark.parametrize("client", [0, 1, 2])
 @pytest.mark.parametrize("epochs", [None, 3])
 def test_steps_are_the_batches_of_a_scan(client: int, epochs: int | None) -> None:
-    t = task(epochs=2)
-    assert Local(t, 1, client).steps(epochs) == len(batches(t, client=client, epochs=epochs))
+    t = task(local_epochs=2)
+    assert ClientTrainer(t, 1, client).steps(epochs) == len(batches(t, client=client, epochs=epochs))
 
 
 def test_labels_that_a_client_trains_on() -> None:
     t = task()
-    found = Local(t, 1, 1).label_counts()
+    found = ClientTrainer(t, 1, 1).label_counts()
     assert found.tolist() == [int((t.dataset.y[t.split.train[1]] == c).sum()) for c in range(3)]
     assert int(found.sum()) == 7

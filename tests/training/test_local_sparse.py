@@ -17,8 +17,8 @@ from feddbe.models.registry import fasttext
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.training.backends import gradient
 from feddbe.training.plan import Samples
-from feddbe.training.trainer import Local
-from tests.federation import COMBINATIONS, outcome, same_bits
+from feddbe.training.trainer import ClientTrainer
+from tests.federation import COMBINATIONS, are_identical, run_outcome
 
 WORDS, LENGTH = 60, 12
 
@@ -74,7 +74,7 @@ def doubles() -> Iterator[None]:
 @pytest.mark.usefixtures("doubles")
 @pytest.mark.parametrize("method", COMBINATIONS)
 def test_every_method_ends_with_the_same_numbers(tmp_path: Path, method: str) -> None:
-    sparse, plain = (outcome(e, tmp_path / str(i)) for i, e in enumerate(pair(method)))
+    sparse, plain = (run_outcome(e, tmp_path / str(i)) for i, e in enumerate(pair(method)))
     assert sparse.server.keys() == plain.server.keys()
     assert sparse.clients.keys() == plain.clients.keys()
     for found, expected in [
@@ -107,7 +107,7 @@ def test_frozen_vectors_stay() -> None:
     model = fasttext(WORDS, 3)
     next(model.parameters()).requires_grad_(False)
     task = resolve("fedavg", Config(partition="iid", clients=2), dataset=texts(), model=model).task
-    new = Local(task, 1, 0).fit(task.model.parameters).params
+    new = ClientTrainer(task, 1, 0).fit(task.model.parameters).params
     start = task.model.parameters
     assert torch.equal(new["embedding.weight"], start["embedding.weight"])
     assert not torch.equal(new["fc.weight"], start["fc.weight"])
@@ -122,7 +122,7 @@ def test_torchs_own_sparse_layer_trains_too() -> None:
     theirs = nn.Sequential(OrderedDict(bag=_Sum(bag.weight), head=head))
     config = Config(partition="iid", clients=2, lr=0.5)
     tasks = [resolve("fedavg", config, dataset=texts(), model=m).task for m in (ours, theirs)]
-    found, expected = (Local(task, 1, 0).fit(task.model.parameters).params for task in tasks)
+    found, expected = (ClientTrainer(task, 1, 0).fit(task.model.parameters).params for task in tasks)
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, atol=2e-6, rtol=1e-5)
 
@@ -134,5 +134,5 @@ class _Sum(DenseMean):
 
 def test_serial_and_pool_give_the_same_bits(tmp_path: Path) -> None:
     experiment = resolve("fedavg+dbe", Config(partition="iid", clients=2, rounds=2), dataset=texts())
-    serial, pool = (outcome(experiment, tmp_path / name, name) for name in ("serial", "pool(workers=2)"))
-    assert same_bits(serial.server, pool.server)
+    serial, pool = (run_outcome(experiment, tmp_path / name, name) for name in ("serial", "pool(workers=2)"))
+    assert are_identical(serial.server, pool.server)

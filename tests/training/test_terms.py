@@ -6,14 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from feddbe.training.terms import CROSS_ENTROPY, At, Batch, prox
-from feddbe.training.trainer import Local
+from feddbe.training.terms import CROSS_ENTROPY, Batch, TermContext, prox
+from feddbe.training.trainer import ClientTrainer
 from tests.federation import experiment
 
 
 def test_cross_entropy_is_that_of_the_logits() -> None:
     logits, y = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0])
-    loss, carry = CROSS_ENTROPY.apply(At(None, {}, {}, Batch(logits, y, logits, logits, logits), 0), {})  # type: ignore[arg-type]
+    loss, carry = CROSS_ENTROPY.apply(
+        TermContext(None, {}, {}, Batch(logits, y, logits, logits, logits), 0), {}
+    )  # type: ignore[arg-type]
     assert loss is not None
     assert loss.item() == pytest.approx(F.cross_entropy(logits, y).item())
     assert carry == {}
@@ -24,7 +26,7 @@ def test_prox_pulls_with_weight_times_distance() -> None:
     p = {"w": torch.tensor([3.0, 5.0], requires_grad=True)}
     term = prox(0.5, {"w": torch.ones(2)})
     nothing = torch.zeros(1)
-    loss, _ = term.apply(At(None, p, term.const, Batch(*[nothing] * 5), 0), {})  # type: ignore[arg-type]
+    loss, _ = term.apply(TermContext(None, p, term.const, Batch(*[nothing] * 5), 0), {})  # type: ignore[arg-type]
     assert loss is not None
     assert loss.item() == 5.0
     assert torch.autograd.grad(loss, p["w"])[0].tolist() == [1.0, 2.0]
@@ -32,10 +34,10 @@ def test_prox_pulls_with_weight_times_distance() -> None:
 
 def test_prox_in_a_fit_is_the_plain_step_less_the_pull() -> None:
     """One full batch from p: p - lr g - lr weight (p - a)."""
-    task = experiment("fedavg", batch=45).task
+    task = experiment("fedavg", batch_size=45).task
     p = task.model.parameters
     anchor = {name: torch.zeros_like(t) for name, t in p.items()}
-    plain = Local(task, 1, 0).fit(p).params
-    pulled = Local(task, 1, 0).fit(p, terms=[prox(2.0, anchor)]).params
+    plain = ClientTrainer(task, 1, 0).fit(p).params
+    pulled = ClientTrainer(task, 1, 0).fit(p, terms=[prox(2.0, anchor)]).params
     for name in p:
         torch.testing.assert_close(pulled[name], plain[name] - 0.1 * 2.0 * p[name], rtol=0, atol=1e-6)

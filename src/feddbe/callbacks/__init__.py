@@ -1,19 +1,28 @@
 """Notified while runs proceed."""
 
-from feddbe.callbacks.base import Several, Watch
-from feddbe.callbacks.display import Bars, Lines, Notebook, Pace, Remarks, columns, in_notebook, progress
+from feddbe.callbacks.base import Callback, CallbackList
+from feddbe.callbacks.display import (
+    Bars,
+    Lines,
+    MessagesOnly,
+    Notebook,
+    TimeEstimate,
+    bar_columns,
+    default_callback,
+    in_notebook,
+)
 from feddbe.callbacks.tensorboard import TensorBoard
 
 __all__ = [
     "Bars",
+    "Callback",
+    "CallbackList",
     "Lines",
+    "MessagesOnly",
     "Notebook",
-    "Pace",
-    "Remarks",
-    "Several",
     "TensorBoard",
-    "Watch",
-    "columns",
+    "TimeEstimate",
+    "bar_columns",
+    "default_callback",
     "in_notebook",
-    "progress",
 ]

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from feddbe.results.document import Entry
+from feddbe.results.document import RoundResult
 
 
-class Watch:
+class Callback:
     """Is told how runs go on; this one does nothing with it. It is entered before the first of them and left
     after the last, whatever happens."""
 
@@ -22,30 +22,30 @@ class Watch:
     ) -> None:
         """All runs are over."""
 
-    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+    def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         """The run in `folder` starts, or goes on after `done` of `rounds`."""
 
-    def client(self, done: int, of: int) -> None:
+    def on_client_end(self, done: int, of: int) -> None:
         """So many clients of this call are through."""
 
-    def part(self, share: float) -> None:
+    def on_analysis_progress(self, share: float) -> None:
         """This share of the next measurement of representations is done, from 0 to 1."""
 
-    def round(self, done: int, accuracy: float | None) -> None:
+    def on_round_end(self, done: int, accuracy: float | None) -> None:
         """A round is written; `accuracy` is the latest that is known, which is that of the round before until
         the last one has been evaluated."""
 
-    def entry(self, entry: Entry) -> None:
+    def on_evaluation(self, result: RoundResult) -> None:
         """All that there is to know of a round: it is evaluated with the round after it, or at the end."""
 
-    def remark(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         """What a person should know now: one line, no reason to stop."""
 
 
-class Several(Watch):
+class CallbackList(Callback):
     """Tells each of them."""
 
-    def __init__(self, watches: Sequence[Watch]) -> None:
+    def __init__(self, watches: Sequence[Callback]) -> None:
         self._all = watches
 
     def __enter__(self) -> Self:
@@ -57,25 +57,25 @@ class Several(Watch):
     ) -> None:
         self._each(lambda watch: watch.__exit__(kind, error, trace))
 
-    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
-        self._each(lambda watch: watch.begin(name, folder, done, rounds))
+    def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+        self._each(lambda watch: watch.on_run_begin(name, folder, done, rounds))
 
-    def client(self, done: int, of: int) -> None:
-        self._each(lambda watch: watch.client(done, of))
+    def on_client_end(self, done: int, of: int) -> None:
+        self._each(lambda watch: watch.on_client_end(done, of))
 
-    def part(self, share: float) -> None:
-        self._each(lambda watch: watch.part(share))
+    def on_analysis_progress(self, share: float) -> None:
+        self._each(lambda watch: watch.on_analysis_progress(share))
 
-    def round(self, done: int, accuracy: float | None) -> None:
-        self._each(lambda watch: watch.round(done, accuracy))
+    def on_round_end(self, done: int, accuracy: float | None) -> None:
+        self._each(lambda watch: watch.on_round_end(done, accuracy))
 
-    def entry(self, entry: Entry) -> None:
-        self._each(lambda watch: watch.entry(entry))
+    def on_evaluation(self, result: RoundResult) -> None:
+        self._each(lambda watch: watch.on_evaluation(result))
 
-    def remark(self, text: str) -> None:
-        self._each(lambda watch: watch.remark(text))
+    def on_message(self, text: str) -> None:
+        self._each(lambda watch: watch.on_message(text))
 
-    def _each(self, tell: Callable[[Watch], object]) -> None:
+    def _each(self, tell: Callable[[Callback], object]) -> None:
         for watch in self._all:
             tell(watch)
 
@@ -83,9 +83,9 @@ class Several(Watch):
 class StudyCallback:
     """Base class for callbacks of a study, whose runs proceed in parallel; every hook does nothing."""
 
-    def watch(self, folder: Path) -> Watch:
+    def run_callback(self, folder: Path) -> Callback:
         """Return the callback of the run in `folder`, which starts or resumes now."""
-        return Watch()
+        return Callback()
 
-    def ended(self, folder: Path, error: Exception | None) -> None:
+    def on_run_end(self, folder: Path, error: Exception | None) -> None:
         """The run in `folder` is complete, or failed with this error."""

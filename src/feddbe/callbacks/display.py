@@ -24,18 +24,18 @@ from rich.progress import (
 )
 from rich.table import Column
 
-from feddbe.callbacks.base import Several, StudyCallback, Watch
-from feddbe.paths import RUNS
+from feddbe.callbacks.base import Callback, CallbackList, StudyCallback
+from feddbe.paths import RUNS_DIR
 
 
-def progress(*, quiet: bool = False) -> Watch:
+def default_callback(*, quiet: bool = False) -> Callback:
     """What a person can look at while Python works: bars on a terminal, a cell's output in a notebook, and
     nothing elsewhere."""
     if quiet:
-        return Watch()
+        return Callback()
     if in_notebook():
         return Notebook()
-    return Bars() if sys.stderr is not None and sys.stderr.isatty() else Watch()
+    return Bars() if sys.stderr is not None and sys.stderr.isatty() else Callback()
 
 
 class _Lines(Progress):
@@ -53,7 +53,7 @@ class _Narrow:
         yield from console.render(self.inner, options.update_width(options.max_width - 3))
 
 
-def columns() -> list[ProgressColumn]:
+def bar_columns() -> list[ProgressColumn]:
     """What a run that goes on shows: its name, how far it is, its accuracy, the time, and what is left."""
     return [
         TextColumn("{task.description}", table_column=Column(ratio=3, no_wrap=True, overflow="ellipsis")),
@@ -65,12 +65,12 @@ def columns() -> list[ProgressColumn]:
     ]
 
 
-class Bars(Watch):
+class Bars(Callback):
     """A bar for each run; they go when all are over."""
 
     def __enter__(self) -> Self:
         self._bars = _Lines(
-            *columns(),
+            *bar_columns(),
             TextColumn("left"),
             console=Console(stderr=True),
             auto_refresh=False,  # no thread of its own: workers are forked from this process
@@ -85,26 +85,26 @@ class Bars(Watch):
     ) -> None:
         self._bars.stop()
 
-    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+    def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         self._done = done
         self._rounds = self._bars.add_task(name, total=rounds, completed=done, accuracy="")
         self._bars.refresh()
 
-    def client(self, done: int, of: int) -> None:
+    def on_client_end(self, done: int, of: int) -> None:
         self._bars.update(self._rounds, completed=self._done + done / of)
         self._bars.refresh()
 
-    def part(self, share: float) -> None:
+    def on_analysis_progress(self, share: float) -> None:
         self._bars.update(self._rounds, completed=self._done + share)
         self._bars.refresh()
 
-    def round(self, done: int, accuracy: float | None) -> None:
+    def on_round_end(self, done: int, accuracy: float | None) -> None:
         self._done = done
         shown = "" if accuracy is None else f"{100 * accuracy:.2f} %"
         self._bars.update(self._rounds, completed=done, accuracy=shown)
         self._bars.refresh()
 
-    def remark(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self._bars.console.print(f"feddbe: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -114,24 +114,24 @@ def _say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-class Remarks(Watch):
+class MessagesOnly(Callback):
     """Only what a person should know, on standard error."""
 
-    def remark(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         _say(f"feddbe: {text}")
 
 
-class Lines(Remarks):
+class Lines(MessagesOnly):
     """A line per round on standard error: how far it is, accuracy, time passed and time left."""
 
-    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
-        self._pace = Pace(name, done, rounds)
+    def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+        self._pace = TimeEstimate(name, done, rounds)
 
-    def part(self, share: float) -> None:
+    def on_analysis_progress(self, share: float) -> None:
         if said := self._pace.part(share):
             _say(said)
 
-    def round(self, done: int, accuracy: float | None) -> None:
+    def on_round_end(self, done: int, accuracy: float | None) -> None:
         if said := self._pace.round(done, accuracy):
             _say(said)
 
@@ -142,22 +142,22 @@ def in_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-class Notebook(Watch):
+class Notebook(Callback):
     """A line for each run that says how far it is; the saved notebook has the last of them."""
 
-    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
-        self._pace = Pace(name, done, rounds)
+    def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+        self._pace = TimeEstimate(name, done, rounds)
         self._line = _show(f"{name}: begins", None)
 
-    def part(self, share: float) -> None:
+    def on_analysis_progress(self, share: float) -> None:
         if said := self._pace.part(share):
             _show(said, self._line)
 
-    def round(self, done: int, accuracy: float | None) -> None:
+    def on_round_end(self, done: int, accuracy: float | None) -> None:
         if said := self._pace.round(done, accuracy):
             _show(said, self._line)
 
-    def remark(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         _show(f"feddbe: {text}", None)
 
 
@@ -187,7 +187,7 @@ _SURE = 0.01
 """Share of a part from which on its pace says how long the rest takes."""
 
 
-class Pace:
+class TimeEstimate:
     """One run's rounds against the clock."""
 
     def __init__(self, name: str, done: int, rounds: int) -> None:
@@ -225,13 +225,13 @@ class Pace:
         return ", ".join(words)
 
 
-class CliProgress(Several):
+class CliProgress(CallbackList):
     """Progress on standard error: bars on a terminal, else a line per round; it knows where the run is."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._last = _LastFolder()
-        display: Watch = Bars() if sys.stderr.isatty() else Lines()
-        super().__init__([self._last, Remarks() if quiet else display])
+        display: Callback = Bars() if sys.stderr.isatty() else Lines()
+        super().__init__([self._last, MessagesOnly() if quiet else display])
 
     @property
     def folder(self) -> Path | None:
@@ -240,16 +240,16 @@ class CliProgress(Several):
 
     def root(self, *, single: bool) -> Path:
         """Return the folder of the run, or of the comparison that it belongs to."""
-        folder = self.folder or RUNS
+        folder = self.folder or RUNS_DIR
         return folder if single else folder.parent
 
 
-class _LastFolder(Watch):
+class _LastFolder(Callback):
     """Remembers the folder of the run that began last."""
 
     folder: Path | None = None
 
-    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+    def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         self.folder = folder
 
 
@@ -260,7 +260,7 @@ class StudyBars(StudyCallback):
         self.runs, self.done = runs, 0
         self.shown: dict[Path, _Bar] = {}
         self.bars = Progress(
-            *columns(),
+            *bar_columns(),
             console=Console(stderr=True),
             auto_refresh=False,  # no thread of its own: processes are forked from this one
             disable=not sys.stderr.isatty(),
@@ -268,11 +268,11 @@ class StudyBars(StudyCallback):
             expand=True,
         )
 
-    def watch(self, folder: Path) -> Watch:
+    def run_callback(self, folder: Path) -> Callback:
         bar = self.shown[folder] = _Bar(self, folder.name)
         return bar
 
-    def ended(self, folder: Path, error: Exception | None) -> None:
+    def on_run_end(self, folder: Path, error: Exception | None) -> None:
         self.done += 1
         bar = self.shown.pop(folder)
         bar.remove()
@@ -287,7 +287,7 @@ class StudyBars(StudyCallback):
         self.bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-class _Bar(Watch):
+class _Bar(Callback):
     """One run."""
 
     def __init__(self, board: StudyBars, name: str) -> None:
@@ -295,20 +295,20 @@ class _Bar(Watch):
         self.task: TaskID | None = None
         self.rounds, self.accuracy = 0, "not evaluated"
 
-    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+    def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         self.remove()
-        self.rounds, self.pace = done, Pace(self.name or name, done, rounds)
+        self.rounds, self.pace = done, TimeEstimate(self.name or name, done, rounds)
         self.task = self.board.bars.add_task(self.name or name, total=rounds, completed=done, accuracy="")
         self.board.bars.refresh()
 
-    def part(self, share: float) -> None:
+    def on_analysis_progress(self, share: float) -> None:
         if self.task is not None:
             self.board.bars.update(self.task, completed=self.rounds + share)
             self.board.bars.refresh()
         if self.board.bars.disable and (said := self.pace.part(share)):
             self.board.say(said)
 
-    def round(self, done: int, accuracy: float | None) -> None:
+    def on_round_end(self, done: int, accuracy: float | None) -> None:
         self.rounds = done
         self.pace.round(done, accuracy)
         if accuracy is not None:
@@ -317,7 +317,7 @@ class _Bar(Watch):
             self.board.bars.update(self.task, completed=done, accuracy=self.accuracy)
             self.board.bars.refresh()
 
-    def remark(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self.board.say(f"feddbe: {self.name}: {text}")
 
     def remove(self) -> None:

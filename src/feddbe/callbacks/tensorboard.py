@@ -7,16 +7,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from feddbe.callbacks.base import Watch
-from feddbe.errors import BadInput
-from feddbe.paths import RUNS
-from feddbe.results.document import Entry
+from feddbe.callbacks.base import Callback
+from feddbe.errors import InvalidInputError
+from feddbe.paths import RUNS_DIR
+from feddbe.results.document import RoundResult
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-class TensorBoard(Watch):
+class TensorBoard(Callback):
     """Writes each round's numbers to event files below `folder`, a run to a subfolder; look at them with
     `tensorboard --logdir FOLDER`. A run that is carried on goes on there.
 
@@ -28,19 +28,21 @@ class TensorBoard(Watch):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise BadInput("TensorBoard is not installed; pip install 'feddbe[tensorboard]'") from error
+            raise InvalidInputError(
+                "TensorBoard is not installed; pip install 'feddbe[tensorboard]'"
+            ) from error
         self._make = SummaryWriter
         self._folder = Path(folder)
         self._writer: SummaryWriter | None = None
 
-    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+    def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         self._close()
         self._writer = self._make(str(self._folder.joinpath(*_place(folder))))
 
-    def entry(self, entry: Entry) -> None:
+    def on_evaluation(self, result: RoundResult) -> None:
         if self._writer is not None:
-            for name, value in _scalars(entry):
-                self._writer.add_scalar(name, value, entry["round"])
+            for name, value in _scalars(result):
+                self._writer.add_scalar(name, value, result["round"])
             self._writer.flush()  # so that it is seen now, and not lost if the process is killed
 
     def __exit__(
@@ -56,17 +58,17 @@ class TensorBoard(Watch):
 
 def _place(folder: Path) -> list[str]:
     """A run's own subfolder: its folder's name, after that of the comparison which it is in."""
-    return [part for part in folder.parts[-2:] if part not in (folder.anchor, RUNS.name)]
+    return [part for part in folder.parts[-2:] if part not in (folder.anchor, RUNS_DIR.name)]
 
 
-def _scalars(entry: Entry) -> Iterator[tuple[str, float]]:
+def _scalars(result: RoundResult) -> Iterator[tuple[str, float]]:
     numbers = {
-        "auc": entry["auc"], "train_loss": entry["train_loss"], "seconds": entry["seconds"],
-        "bytes_up": entry["bytes_up"], "bytes_down": entry["bytes_down"],
+        "auc": result["auc"], "train_loss": result["train_loss"], "seconds": result["seconds"],
+        "bytes_up": result["bytes_up"], "bytes_down": result["bytes_down"],
     }  # fmt: skip
-    for reading, value in (entry["accuracy"] or {}).items():
+    for reading, value in (result["accuracy"] or {}).items():
         numbers[f"accuracy/{reading}"] = float(str(value))
-    for moment, measures in entry["measures"].items():
+    for moment, measures in result["metrics"].items():
         for name, readings in measures.items():
             numbers |= {f"{moment}/{name}/{reading}": value for reading, value in readings.items()}
     yield from ((name, value) for name, value in numbers.items() if value is not None)

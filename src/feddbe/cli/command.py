@@ -19,8 +19,8 @@ import click
 
 from feddbe.config import defaults
 from feddbe.config.options import SECTIONS, Config
-from feddbe.config.parameters import kind_of, number_or_text
-from feddbe.errors import BadInput, unknown
+from feddbe.config.parameters import parse_number_or_text, value_type
+from feddbe.errors import InvalidInputError, unknown_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -54,7 +54,9 @@ class Command(click.Command):
         for param, times in Counter(order).items():
             if times > 1 and isinstance(param, click.Option) and not param.multiple:
                 hint = "; several seeds are --seeds 0,1,2" if param.name == "seed" else ""
-                raise BadInput(f"{param.opts[0]} is given {times} times, and only one would count{hint}")
+                raise InvalidInputError(
+                    f"{param.opts[0]} is given {times} times, and only one would count{hint}"
+                )
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -89,7 +91,7 @@ class Group(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args[0] not in self.commands:
-            raise unknown("command", args[0], self.commands)
+            raise unknown_name("command", args[0], self.commands)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -104,7 +106,7 @@ def config_options(*names: str) -> list[click.Parameter]:
 
 
 def _option(field: dataclasses.Field[Any]) -> Option:
-    kind, about, name = kind_of(field)[0], field.metadata, field.name.replace("_", "-")
+    kind, about, name = value_type(field)[0], field.metadata, field.name.replace("_", "-")
     names = about["choices"] or ([_NAMES] if field.name in _NAMED else [])
     choices = f": {', '.join(names)}" if names else ""
     flag, number = kind == "bool", {"int": "N", "float": "X"}.get(kind)
@@ -115,7 +117,7 @@ def _option(field: dataclasses.Field[Any]) -> Option:
         default=None,
         is_flag=flag,
         metavar=None if flag else number or about["value"] or "NAME",
-        type=bool if flag else number_or_text if number else str,
+        type=bool if flag else parse_number_or_text if number else str,
     )
 
 
@@ -135,10 +137,10 @@ def _names(option: str) -> str:
         data,
         models,  # seconds
     )
-    from feddbe.config.parameters import signature
+    from feddbe.config.parameters import describe_signature
 
-    known = data.SOURCES if option == "data" else models.MODELS
-    return ", ".join(signature(name, one.options) for name, one in known.items())
+    known = data.BUILTIN_DATASETS if option == "data" else models.MODELS
+    return ", ".join(describe_signature(name, one.options) for name, one in known.items())
 
 
 def opening_runs_once(command: click.Command) -> click.Command:
@@ -159,12 +161,14 @@ def opening_runs_once(command: click.Command) -> click.Command:
     return command
 
 
-def explain(error: click.ClickException) -> str:
+def explain_error(error: click.ClickException) -> str:
     """A sentence for click's own errors."""
     context = getattr(error, "ctx", None)
     if isinstance(error, click.NoSuchOption) and context:
         options = [name for param in context.command.get_params(context) for name in param.opts]
-        return str(unknown("option", error.option_name, [name for name in options if name.startswith("--")]))
+        return str(
+            unknown_name("option", error.option_name, [name for name in options if name.startswith("--")])
+        )
     text = error.format_message().rstrip(".")
     return f"{text[:1].lower()}{text[1:]}" + (f"; see {context.command_path} --help" if context else "")
 
@@ -177,14 +181,14 @@ CODE = click.option(
 TRUST = click.option("--trust", is_flag=True, help="the run is your own: execute the files that it names")
 
 
-def complain(text: str, code: int) -> int:
+def print_error(text: str, code: int) -> int:
     """One line on standard error; what would move the cursor or colour the terminal is shown as ?."""
     line = re.sub(r"\s*[\r\n]+\s*", " ", text)
     print("feddbe:", "".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
     return code
 
 
-def show(*shown: RenderableType) -> None:
+def print_renderable(*shown: RenderableType) -> None:
     """On standard output, without the blanks that rich leaves at the ends of lines."""
     from rich.console import Console
 
@@ -194,7 +198,7 @@ def show(*shown: RenderableType) -> None:
     print("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 
-def show_json(document: Any) -> None:
+def print_json(document: Any) -> None:
     """One key to a line, and one item to a line where the value is a list of objects: it can be grepped."""
 
     def lines(value: Any) -> str:

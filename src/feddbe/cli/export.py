@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from feddbe.cli.command import AS_JSON, CODE, TRUST, Argument, Command, complain, show_json
-from feddbe.errors import short
+from feddbe.cli.command import AS_JSON, CODE, TRUST, Argument, Command, print_error, print_json
+from feddbe.errors import truncate
 
 
 @click.command("export", cls=Command)
@@ -38,13 +38,13 @@ def export(
     about = json.loads((folder / "preprocessing.json").read_text(encoding="utf-8"))
     files = sorted(path.name for path in folder.iterdir() if path.is_file())
     if about["remark"]:
-        complain(about["remark"], 0)
+        print_error(about["remark"], 0)
     if as_json:
         told = ("run", "method", "client", "client_name", "round", "accuracy", "test_rows", "labels")
-        show_json({"folder": str(folder), "files": files, **{key: about[key] for key in told}})
+        print_json({"folder": str(folder), "files": files, **{key: about[key] for key in told}})
         return 0
     print(
-        f"{short(about['method'])}, client {short(about['client_name'])}, round {about['round']}: accuracy "
+        f"{truncate(about['method'])}, client {truncate(about['client_name'])}, round {about['round']}: accuracy "
         f"{100 * about['accuracy']:.2f} % on its {about['test_rows']} test rows"
     )
     print(f"model   {folder}: {', '.join(files)}")
@@ -71,13 +71,13 @@ def predict(
 
     found = export.predict(run, client, data, round=which, code=code, trust=trust)
     if found["remark"]:
-        complain(found["remark"], 0)
+        print_error(found["remark"], 0)
     if as_json:
-        show_json(found)
+        print_json(found)
         return 0
-    names = [short(name) for name in found["labels"]]
+    names = [truncate(name) for name in found["labels"]]
     width = max(map(len, ("label", *names)))
     print("\t".join([f"{'label':<{width}}", *names]))
     for row in found["rows"]:
-        print("\t".join([f"{short(row['label']):<{width}}", *(f"{p:.4f}" for p in row["probabilities"])]))
+        print("\t".join([f"{truncate(row['label']):<{width}}", *(f"{p:.4f}" for p in row["probabilities"])]))
     return 0

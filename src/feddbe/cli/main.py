@@ -12,18 +12,18 @@ from collections.abc import Sequence
 import click
 
 from feddbe.cli import data, export, methods, report, results, run, studies
-from feddbe.cli.command import Group, complain, explain, opening_runs_once
+from feddbe.cli.command import Group, explain_error, opening_runs_once, print_error
 from feddbe.errors import FeddbeError
 
 app = Group("feddbe", "Personalized federated learning with the Domain Bias Eliminator.")
 click.version_option(package_name="feddbe", message="feddbe %(version)s")(app)
 _READING = {
-    results.runs, results.show, results.check, results.measure, results.fairness, results.overhead,
+    results.runs, results.show, results.verify, results.analyze, results.fairness, results.overhead,
     report.report, export.export, export.predict,
 }  # fmt: skip
 """Commands that read runs and start none."""
 for command in (
-    run.run, run.compare, results.runs, results.show, results.check, results.measure, results.fairness,
+    run.run, run.compare, results.runs, results.show, results.verify, results.analyze, results.fairness,
     results.overhead, report.report, studies.reproduce, studies.tune, export.export, export.predict,
     methods.methods, data.group,
 ):  # fmt: skip
@@ -45,15 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as done:  # --help
         return done.exit_code
     except SystemExit as error:  # none of ours: a model's file, for one
-        return complain(f"code of your own called sys.exit({error.code})", 2)
+        return print_error(f"code of your own called sys.exit({error.code})", 2)
     except FeddbeError as error:
-        return complain(str(error), error.exit_code)
+        return print_error(str(error), error.exit_code)
     except KeyboardInterrupt:
-        return complain("stopped", 130)
+        return print_error("stopped", 130)
     except BrokenPipeError:  # `feddbe show RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return complain(f"{error.filename or 'output'}: {error.strerror or error}", 2)
+        return print_error(f"{error.filename or 'output'}: {error.strerror or error}", 2)
     except click.ClickException as error:
-        return complain(explain(error), 2)
+        return print_error(explain_error(error), 2)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from feddbe.cli.command import AS_JSON, Argument, Command, show, show_json
+from feddbe.cli.command import AS_JSON, Argument, Command, print_json, print_renderable
 from feddbe.config import defaults
-from feddbe.config.parameters import written
+from feddbe.config.parameters import format_value
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 @AS_JSON
 def methods(names: list[str], as_json: bool) -> int:
     """List methods, add-ons and their hyper-parameters."""
-    from feddbe.methods.registry import describe
+    from feddbe.methods.registry import describe_methods
 
     if as_json:
-        show_json({"methods": describe(names)})
+        print_json({"methods": describe_methods(names)})
     else:
-        show(*_listed(describe(names)))
+        print_renderable(*_listed(describe_methods(names)))
     return 0
 
 
@@ -73,7 +73,7 @@ def _one(one: Description, parts: list[str]) -> Iterator[RenderableType]:
     table.add_column(overflow="fold")
     for parameter in one["parameters"]:
         words = Text(parameter["meaning"])
-        about = f"\n{parameter['allowed']}; default {default_of(parameter)}"
+        about = f"\n{parameter['allowed']}; default {format_default(parameter)}"
         if tried := parameter["search"] or parameter["search_rule"]:
             about += f"; try {tried}"
         words.append(about, style="dim")
@@ -93,12 +93,12 @@ def _parts(one: Description, described: Sequence[Description]) -> list[str]:
     return inside if own and set().union(*(others[name] for name in inside)) == own else []
 
 
-def default_of(parameter: dict[str, Any]) -> str:
+def format_default(parameter: dict[str, Any]) -> str:
     """The default, and where models have others, theirs."""
     name, chosen = parameter["name"], dict[str, list[str]]()
     for model, layer in defaults.PER_MODEL.items():
         value = layer.get(parameter["part"], {}).get(name, parameter["default"])
-        chosen.setdefault(written(value), []).append(model)
+        chosen.setdefault(format_value(value), []).append(model)
     if len(chosen) == 1:
         return next(iter(chosen))
     return "; ".join(f"{value} for {', '.join(models)}" for value, models in chosen.items())

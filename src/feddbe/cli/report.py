@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from feddbe.cli.command import Argument, Command
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 
 
 @click.command("report", cls=Command)
@@ -24,14 +24,14 @@ def report(names: tuple[str, ...], out: Path | None, live: bool, port: int | Non
     """Write runs as one page that opens anywhere: tables, curves, clients, representations, settings."""
     if live:
         if out is not None:
-            raise BadInput(f"--out {out}: with --live nothing is written; leave out one of them")
+            raise InvalidInputError(f"--out {out}: with --live nothing is written; leave out one of them")
         return _serve(names, port or 0)
     if port is not None:
-        raise BadInput(f"--port {port}: nothing is served without --live; add it")
+        raise InvalidInputError(f"--port {port}: nothing is served without --live; add it")
     from feddbe.reporting.html.page import write_report
     from feddbe.runs import folders
 
-    found = [folders.find_all(name) for name in names]
+    found = [folders.resolve_runs(name) for name in names]
     first = found[0][0] if len(found[0]) == 1 else found[0][0].parent
     every = dict.fromkeys(folder for several in found for folder in several)
     print(f"report  {write_report(list(every), out or first / 'report.html')}")
@@ -39,14 +39,14 @@ def report(names: tuple[str, ...], out: Path | None, live: bool, port: int | Non
 
 
 def _serve(names: Sequence[str], port: int) -> int:
-    from feddbe.paths import expand
+    from feddbe.paths import expand_path
     from feddbe.reporting.html.live import serve
     from feddbe.runs import folders
 
     def now() -> list[Path]:
         """A folder that is there may have no run yet, and more later."""
         found = [
-            folders.listing(place) if (place := expand(name)).is_dir() else folders.find_all(name)
+            folders.list_names(place) if (place := expand_path(name)).is_dir() else folders.resolve_runs(name)
             for name in names
         ]
         return list(dict.fromkeys(folder for several in found for folder in several))

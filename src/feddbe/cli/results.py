@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from feddbe import paths
-from feddbe.cli.command import AS_JSON, CODE, TRUST, Argument, Command, complain, show_json
-from feddbe.cli.command import show as show_tables
-from feddbe.errors import BadInput, Damaged, StoreError, unknown
+from feddbe.cli.command import AS_JSON, CODE, TRUST, Argument, Command, print_error, print_json
+from feddbe.cli.command import print_renderable as show_tables
+from feddbe.errors import CorruptRunError, InvalidInputError, StoreError, unknown_name
 
 if TYPE_CHECKING:
     from feddbe.reporting.table import Table
@@ -38,10 +38,10 @@ def runs(where: Path | None, as_json: bool) -> int:
     from feddbe.reporting.tables import runs_table
     from feddbe.runs import folders
 
-    folder = where or paths.RUNS
-    rows = [_row(path, folder) for path in folders.listing(folder)]
+    folder = where or paths.RUNS_DIR
+    rows = [_row(path, folder) for path in folders.list_names(folder)]
     if as_json:
-        show_json({"runs": rows})
+        print_json({"runs": rows})
     elif rows:
         show_tables(runs_table(rows))
     else:
@@ -50,16 +50,16 @@ def runs(where: Path | None, as_json: bool) -> int:
 
 
 def _row(path: Path, root: Path) -> RunRow:
-    from feddbe.results.document import ending, finished
+    from feddbe.results.document import is_finished, status_note
     from feddbe.runs import summary
 
     name = str(path.relative_to(root)) if path != root else path.name
     try:
-        document = summary.load(path, hashes=False)
+        document = summary.load_document(path, hashes=False)
     except StoreError as error:
         nothing: RunRow = {
             "name": name, "method": "-", "data": "-", "seed": None, "begun": "", "rounds": 0,
-            "best": None, "last": None, "state": "damaged" if isinstance(error, Damaged) else "unreadable",
+            "best": None, "last": None, "state": "damaged" if isinstance(error, CorruptRunError) else "unreadable",
         }  # fmt: skip
         return nothing
     best, last, settings = document["best"], document["last"], document["config"]
@@ -73,40 +73,41 @@ def _row(path: Path, root: Path) -> RunRow:
         "rounds": done,
         "best": best["accuracy"]["weighted"] if best and best["accuracy"] else None,
         "last": last["accuracy"]["weighted"] if last and last["accuracy"] else None,
-        "state": ending(document) or ("done" if finished(document) else f"{settings['rounds']} wanted"),
+        "state": status_note(document)
+        or ("done" if is_finished(document) else f"{settings['rounds']} wanted"),
     }
 
 
 @click.command("show", cls=Command)
 @_RUNS
-@click.option("--when", default="published", help="moment: published, before, adapted or after")
+@click.option("--moment", default="published", help="moment: published, before, adapted or after")
 @click.option("--clients", is_flag=True, help="accuracy of each client")
 @click.option("--format", "form", metavar="NAME", help="print the table as csv, json, latex or markdown")
 @click.option("--plot", metavar="FILE", type=Path, help="draw the learning curves: .png, .svg or .pdf")
 @AS_JSON
 def show(
-    names: tuple[str, ...], when: str, clients: bool, form: str | None, plot: Path | None, as_json: bool
+    names: tuple[str, ...], moment: str, clients: bool, form: str | None, plot: Path | None, as_json: bool
 ) -> int:
     """Show runs and comparisons: table and learning curves."""
     from feddbe.reporting.build_figures import learning_curves
     from feddbe.reporting.matplotlib_backend import draw
     from feddbe.reporting.table import FORMATS, render
-    from feddbe.results.document import at
+    from feddbe.results.document import at_moment
     from feddbe.runs import folders, summary
 
-    if when not in (moments := ("published", "before", "adapted", "after")):
-        raise unknown("moment", when, moments)
+    if moment not in (moments := ("published", "before", "adapted", "after")):
+        raise unknown_name("moment", moment, moments)
     if form is not None and form not in FORMATS:
-        raise unknown("format", form, FORMATS)
-    documents = [summary.load(folder, hashes=as_json) for folder in folders.each(names)]
-    if when != "published":
-        documents = [at(document, when) for document in documents]
+        raise unknown_name("format", form, FORMATS)
+    documents = [summary.load_document(folder, hashes=as_json) for folder in folders.iterate_runs(names)]
+    if moment != "published":
+        documents = [at_moment(document, moment) for document in documents]
     if plot is not None:
         draw(plot, learning_curves(documents))
     if clients:
         _show_clients(documents, form, as_json=as_json)
     elif as_json:
-        show_json(documents[0] if len(documents) == 1 else {"runs": documents})
+        print_json(documents[0] if len(documents) == 1 else {"runs": documents})
     elif form is not None:
         print(render(_results(documents, tidy=form in _TIDY), form), end="")
     else:
@@ -118,9 +119,9 @@ def show(
 
 def _results(documents: list[RunDocument], *, tidy: bool = False) -> Table:
     """Return a record per run; for readers per experiment, if one has several seeds."""
-    from feddbe.reporting.tables import repeated, results_table, seeds_table
+    from feddbe.reporting.tables import has_repetitions, results_table, seeds_table
 
-    return seeds_table(documents) if not tidy and repeated(documents) else results_table(documents)
+    return seeds_table(documents) if not tidy and has_repetitions(documents) else results_table(documents)
 
 
 def _show_results(documents: list[RunDocument]) -> None:
@@ -140,11 +141,11 @@ def _show_results(documents: list[RunDocument]) -> None:
 def _show_clients(documents: list[RunDocument], form: str | None, *, as_json: bool) -> None:
     from feddbe.reporting.table import render
     from feddbe.reporting.tables import client_records_table, clients_table
-    from feddbe.runs.summary import each
+    from feddbe.runs.summary import client_records
 
-    clients = [each(document) for document in documents]
+    clients = [client_records(document) for document in documents]
     if as_json:
-        show_json({"clients": client_records_table(documents, clients).to_records()})
+        print_json({"clients": client_records_table(documents, clients).to_records()})
     elif form is None:
         show_tables(clients_table(documents, clients))
     else:
@@ -157,24 +158,24 @@ def _show_clients(documents: list[RunDocument], form: str | None, *, as_json: bo
     "names", cls=Argument, nargs=-1, required=True, metavar="RUN...", help="folders, or names in runs/"
 )
 @AS_JSON
-def check(names: tuple[str, ...], as_json: bool) -> int:
+def verify(names: tuple[str, ...], as_json: bool) -> int:
     """Read all of a run: what is whole, and from which round it can go on."""
     from feddbe.runs import folders
     from feddbe.runs.store import PartStatus
-    from feddbe.runs.store import check as check_run
+    from feddbe.runs.store import verify_run as check_run
 
-    checked = [check_run(folder) for name in names for folder in folders.find_all(name)]
-    code = 0 if all(run.whole for run in checked) else 2
+    checked = [check_run(folder) for name in names for folder in folders.resolve_runs(name)]
+    code = 0 if all(run.is_intact for run in checked) else 2
     if as_json:
-        show_json({"runs": [run.as_json() for run in checked]})
+        print_json({"runs": [run.as_json() for run in checked]})
         return code
     for run in checked:
-        if run.whole:
+        if run.is_intact:
             has_begun = (run.round or 0) >= 0
             progress = f"goes on from round {run.round}" if has_begun else "has not begun to train"
             print("; ".join([f"{run.folder}: whole, {progress}", *run.texts(PartStatus.SKIPPED)]))
         else:
-            complain(run.texts(PartStatus.DAMAGED)[0], code)
+            print_error(run.texts(PartStatus.DAMAGED)[0], code)
     return code
 
 
@@ -200,12 +201,12 @@ def fairness(names: tuple[str, ...], which: str, out: Path | None, as_json: bool
     from feddbe.reporting import tables
     from feddbe.reporting.build_figures import client_differences, client_ranks
     from feddbe.reporting.matplotlib_backend import draw
-    from feddbe.results.fairness import fairness as fairness_fairness
+    from feddbe.results.fairness import compute_fairness as fairness_fairness
     from feddbe.runs import folders
-    from feddbe.runs.summary import accuracies as summary_accuracies
+    from feddbe.runs.summary import client_accuracies as summary_accuracies
 
     if which not in (rounds := ("best", "last")):
-        raise unknown("round", which, rounds)
+        raise unknown_name("round", which, rounds)
     documents = _documents(names)
     entries = [document["best" if which == "best" else "last"] for document in documents]
     accuracies = [
@@ -213,11 +214,11 @@ def fairness(names: tuple[str, ...], which: str, out: Path | None, as_json: bool
         for document, entry in zip(documents, entries, strict=True)
     ]
     found = fairness_fairness(documents, accuracies, which)
-    first = folders.find_all(names[0])
+    first = folders.resolve_runs(names[0])
     path = out or (first[0] if len(first) == 1 else first[0].parent) / "fairness.png"
     draw(path, client_ranks(documents, found), *filter(None, [client_differences(documents, found)]))
     if as_json:
-        show_json({"runs": found, "picture": str(path)})
+        print_json({"runs": found, "picture": str(path)})
         return 0
     show_tables(tables.fairness_table(found))
     if missing := tables.missing_baselines(found):
@@ -232,16 +233,16 @@ def fairness(names: tuple[str, ...], which: str, out: Path | None, as_json: bool
 def overhead(names: tuple[str, ...], as_json: bool) -> int:
     """What methods cost: seconds, bytes, what clients keep, memory."""
     from feddbe.reporting.tables import overhead_table
-    from feddbe.results.document import labels
-    from feddbe.results.fairness import overhead as cost
-    from feddbe.runs.summary import kept
+    from feddbe.results.document import run_labels
+    from feddbe.results.fairness import compute_overhead as cost
+    from feddbe.runs.summary import retained_rounds
 
     documents = _documents(names)
-    costs = [cost(document, kept(Path(document["folder"]))) for document in documents]
+    costs = [cost(document, retained_rounds(Path(document["folder"]))) for document in documents]
     if as_json:
-        show_json({"runs": costs})
+        print_json({"runs": costs})
     else:
-        show_tables(overhead_table(costs, labels(documents)))
+        show_tables(overhead_table(costs, run_labels(documents)))
     return 0
 
 
@@ -249,7 +250,7 @@ def _documents(names: tuple[str, ...]) -> list[RunDocument]:
     """Of all runs that are meant, each once."""
     from feddbe.runs import folders, summary
 
-    return [summary.load(folder, hashes=False) for folder in folders.each(names)]
+    return [summary.load_document(folder, hashes=False) for folder in folders.iterate_runs(names)]
 
 
 @click.command("measure", cls=Command)
@@ -258,7 +259,7 @@ def _documents(names: tuple[str, ...]) -> list[RunDocument]:
     help="folders of runs or comparisons, or names in runs/",
 )  # fmt: skip
 @click.option(
-    "--what",
+    "--analyses",
     default="mdl",
     metavar="NAMES",
     help="mdl, probe, discrepancy, discrepancy-shared, tsne [mdl]",
@@ -271,15 +272,20 @@ def _documents(names: tuple[str, ...]) -> list[RunDocument]:
     help="before and after local training, or adapted, where the method does that [before,after]",
 )
 @click.option(
-    "--at", default="z_g", metavar="NAMES", help="places: cuts of the model as in conv1, z_g, z, logits [z_g]"
+    "--layers",
+    default="z_g",
+    metavar="NAMES",
+    help="places: cuts of the model as in conv1, z_g, z, logits [z_g]",
 )
-@click.option("--n", default="1000", metavar="N", help="test samples kept, of all clients; or all [1000]")
+@click.option(
+    "--samples", default="1000", metavar="N", help="test samples kept, of all clients; or all [1000]"
+)
 @click.option("--quick", is_flag=True, help="less work where there is a way; marked wherever it is shown")
 @click.option("--per-client", is_flag=True, help="of each client alone: mdl, probe")
 @CODE
 @TRUST
 @AS_JSON
-def measure(
+def analyze(
     names: tuple[str, ...],
     what: str,
     which: str,
@@ -302,18 +308,18 @@ def measure(
     watch, count = CliProgress(), _count(n)
     try:
         with watch:
-            documents = api.measure(
-                names, what=what, round=which, moment=moment, at=at, n=count, quick=quick,
-                per_client=per_client, code=code, trust=trust, watch=watch, quiet=True,
+            documents = api.analyze(
+                names, analyses=what, round=which, moment=moment, layers=at, samples=count, quick=quick,
+                per_client=per_client, code=code, trust=trust, callback=watch, quiet=True,
             )  # fmt: skip
     except KeyboardInterrupt:
-        return complain("stopped; what was finished is kept, the same command takes the rest", 130)
-    first = folders.find_all(names[0])
-    paths = api.draw_measured(first[0] if len(first) == 1 else first[0].parent, documents)
+        return print_error("stopped; what was finished is kept, the same command takes the rest", 130)
+    first = folders.resolve_runs(names[0])
+    paths = api.draw_analyses(first[0] if len(first) == 1 else first[0].parent, documents)
     if as_json:
-        show_json({"runs": documents, "pictures": [str(path) for path in paths]})
+        print_json({"runs": documents, "pictures": [str(path) for path in paths]})
         return 0
-    for table in representations.analysis_tables(documents.documents, registry.parse(what)):
+    for table in representations.analysis_tables(documents.documents, registry.parse_analyses(what)):
         show_tables(table)
         print()
     for path in paths:
@@ -322,9 +328,9 @@ def measure(
 
 
 def _count(text: str) -> int | None:
-    """--n: a number, or None for all."""
+    """--samples: a number, or None for all."""
     if text == "all":
         return None
     if not text.isdecimal() or not int(text):
-        raise BadInput(f"n = '{text}'; allowed: a number from 1 on, or all")
+        raise InvalidInputError(f"n = '{text}'; allowed: a number from 1 on, or all")
     return int(text)

@@ -13,17 +13,17 @@ from feddbe.cli.command import (
     Argument,
     Command,
     Option,
-    complain,
     config_options,
-    show,
-    show_json,
+    print_error,
+    print_json,
+    print_renderable,
     sigterm_as_interrupt,
 )
-from feddbe.config.options import Given, several
-from feddbe.config.options import given as options_given
-from feddbe.config.parameters import written
+from feddbe.config.options import RawOptions, parse_sweep
+from feddbe.config.options import collect_options as options_given
+from feddbe.config.parameters import format_value
 from feddbe.config.user_code import Permission
-from feddbe.errors import Diverged, FeddbeError
+from feddbe.errors import DivergenceError, FeddbeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from feddbe.callbacks.display import CliProgress
-    from feddbe.config.options import Several
+    from feddbe.config.options import SweepSpec
     from feddbe.results.document import RunDocument
     from feddbe.runs.timing import Preview
-    from feddbe.studies.runner import Planned
+    from feddbe.studies.runner import PlannedRun
 
 
 _METHOD = "as in fedavg+dbe(kappa=5,mu=0.1), your own as FILE.py:CLASS, or a file with options"
@@ -65,7 +65,7 @@ def _command(name: str, words: str, *, single: bool) -> click.Command:
         **options: Any,
     ) -> int:
         given = options_given(methods, options)
-        if wanted := several(given):
+        if wanted := parse_sweep(given):
             return carry_out(wanted, single=single, dry_run=dry_run)
         allowed = Permission(code, trust)
         if dry_run:
@@ -81,24 +81,24 @@ compare = _command(
 )
 
 
-def _carry_out(given: Given, allowed: Permission, typed: list[str], *, single: bool) -> int:
+def _carry_out(raw: RawOptions, allowed: Permission, typed: list[str], *, single: bool) -> int:
     from feddbe.callbacks.display import CliProgress
     from feddbe.runs.execution import run_requests
 
-    as_json = given.values.get("json") is True
-    watch = CliProgress(quiet=given.values.get("quiet") is True)
+    as_json = raw.values.get("json") is True
+    watch = CliProgress(quiet=raw.values.get("quiet") is True)
     try:
         with sigterm_as_interrupt(), watch:
-            documents = run_requests(given, single=single, watch=watch, hashes=as_json, allowed=allowed)
+            documents = run_requests(raw, single=single, callback=watch, hashes=as_json, allowed=allowed)
     except KeyboardInterrupt:
-        return complain(_stop_message(watch, typed, single=single), 130)
+        return print_error(_stop_message(watch, typed, single=single), 130)
     folder = watch.root(single=single)
     _show(documents, folder, as_json=as_json, single=single)
     for document in documents:
         if mark := document["diverged"]:
-            error = Diverged(mark["client"], mark["round"], mark["what"], float(mark["value"]))
-            complain(f"{document['method']}: {error}; see feddbe show {folder}", error.exit_code)
-    return Diverged.exit_code if any(document["diverged"] for document in documents) else 0
+            error = DivergenceError(mark["client"], mark["round"], mark["what"], float(mark["value"]))
+            print_error(f"{document['method']}: {error}; see feddbe show {folder}", error.exit_code)
+    return DivergenceError.exit_code if any(document["diverged"] for document in documents) else 0
 
 
 def _stop_message(watch: CliProgress, typed: Sequence[str], *, single: bool) -> str:
@@ -107,7 +107,7 @@ def _stop_message(watch: CliProgress, typed: Sequence[str], *, single: bool) -> 
 
     if watch.folder is None:
         return "stopped before anything was written"
-    rounds = summary.load(watch.folder, hashes=False)["rounds"]
+    rounds = summary.load_document(watch.folder, hashes=False)["rounds"]
     progress = f"after round {rounds[-1]['round']}, which is kept" if rounds else "before the first round"
     words = [word for word in typed if word != "--resume"]
     if not any(word.split("=")[0] == "--out" for word in words):
@@ -121,10 +121,10 @@ def _show(documents: list[RunDocument], folder: Path, *, as_json: bool, single: 
     from feddbe.reporting.tables import new_clients_table, results_table
 
     if as_json:
-        show_json(documents[0] if single else {"runs": documents})
+        print_json(documents[0] if single else {"runs": documents})
     else:
         shown = filter(None, [results_table(documents), new_clients_table(documents)])
-        show(*shown)
+        print_renderable(*shown)
     drawn = api.draw(folder, documents)
     if not as_json:
         print()
@@ -133,24 +133,24 @@ def _show(documents: list[RunDocument], folder: Path, *, as_json: bool, single: 
         print(f"run     {folder}")
 
 
-def _preview(given: Given, allowed: Permission, *, single: bool) -> int:
+def _preview(raw: RawOptions, allowed: Permission, *, single: bool) -> int:
     """What all methods share once, then each with what it has of its own."""
     from feddbe.runs.execution import collect_requests, resolve_request
-    from feddbe.runs.timing import preview
+    from feddbe.runs.timing import preview_run
 
-    requests, is_alone = collect_requests(given, allowed, single=single), single or not given.names
+    requests, is_alone = collect_requests(raw, allowed, single=single), single or not raw.names
     previews = [
-        preview(experiment)
+        preview_run(experiment)
         for request in requests
         for experiment in resolve_request(request, single=is_alone)
     ]
-    if given.values.get("json"):
-        show_json(previews[0] if single else {"experiments": previews})
+    if raw.values.get("json"):
+        print_json(previews[0] if single else {"experiments": previews})
         return 0
     first, *others = (one["settings"] for one in previews)
     common = {k: s for k, s in first.items() if not single and all(o.get(k) == s for o in others)}
     if common:
-        show(_settings("all methods", common))
+        print_renderable(_settings("all methods", common))
     for one in previews:
         own = {k: s for k, s in one["settings"].items() if k not in common and k != "method"}
         cost, rounds = one["estimate"], one["settings"]["rounds"]["value"]
@@ -160,7 +160,7 @@ def _preview(given: Given, allowed: Permission, *, single: bool) -> int:
             else f"{cost['memory_mb']:.0f} MB"
         )
         where = f"{cost['workers']} workers" if cost["workers"] else "one process"
-        show(_settings(one["method"], own))
+        print_renderable(_settings(one["method"], own))
         print(
             f"estimate: {timedelta(seconds=round(cost['seconds']))} for {rounds} rounds of "
             f"{cost['seconds_per_round']:.2g} s in {where}, {memory}; roughly, from a few batches"
@@ -196,69 +196,69 @@ def _settings(title: str, settings: dict[str, dict[str, Any]]) -> RenderableType
         table.add_column(overflow="fold")
     for key, setting in settings.items():
         if setting["value"] is not None:
-            table.add_row(key, escape(written(setting["value"])), setting["from"])
+            table.add_row(key, escape(format_value(setting["value"])), setting["from"])
     return table
 
 
-def carry_out(wanted: Several, *, single: bool, dry_run: bool) -> int:
+def carry_out(spec: SweepSpec, *, single: bool, dry_run: bool) -> int:
     """All cells; with `dry_run` only which there are."""
     from feddbe.callbacks.base import StudyCallback
     from feddbe.callbacks.display import StudyBars
-    from feddbe.errors import BadInput
+    from feddbe.errors import InvalidInputError
     from feddbe.studies import sweep
 
-    if single and len(wanted.methods) > 1:
-        raise BadInput(f"run takes one method, not {len(wanted.methods)}; compare takes several")
-    wanted = sweep.validated(wanted, _tell)
-    plans = sweep.plan(wanted, _tell)
-    missing = {planned.place for planned in plans if planned.missing}
+    if single and len(spec.methods) > 1:
+        raise InvalidInputError(f"run takes one method, not {len(spec.methods)}; compare takes several")
+    spec = sweep.with_validation(spec, _tell)
+    plans = sweep.plan_sweep(spec, _tell)
+    missing = {planned.folder for planned in plans if planned.is_missing}
     if dry_run:
-        return _would_run(plans, as_json=wanted.options.get("json") is True)
+        return _would_run(plans, as_json=spec.options.get("json") is True)
     board = StudyBars(len(missing))
     try:
         with sigterm_as_interrupt(), board.bars:
-            plans, failed = sweep.carry_out(plans, StudyCallback() if wanted.options.get("quiet") else board)
+            plans, failed = sweep.run_sweep(plans, StudyCallback() if spec.options.get("quiet") else board)
     except KeyboardInterrupt:
-        return complain("stopped; what is done is kept, and the same command goes on from there", 130)
-    documents = [planned.found for planned in plans if planned.found]
+        return print_error("stopped; what is done is kept, and the same command goes on from there", 130)
+    documents = [planned.document for planned in plans if planned.document]
     if documents:
-        _several_show(documents, sweep.place(wanted), wanted)
+        _several_show(documents, sweep.sweep_folder(spec), spec)
     for place, error in failed.items():
-        complain(f"{place.name}: {error}", 2)
+        print_error(f"{place.name}: {error}", 2)
     for planned in plans:
-        if planned.found and planned.found["diverged"]:
-            complain(f"{planned.cell}: {planned.refused}; see feddbe show {planned.place}", 3)
+        if planned.document and planned.document["diverged"]:
+            print_error(f"{planned.spec}: {planned.skip_reason}; see feddbe show {planned.folder}", 3)
     codes = [error.exit_code for error in failed.values() if isinstance(error, FeddbeError)]
     diverged = any(document["diverged"] for document in documents)
-    return max([*codes, Diverged.exit_code * diverged], default=0)
+    return max([*codes, DivergenceError.exit_code * diverged], default=0)
 
 
-def _several_show(documents: Sequence[RunDocument], folder: Path, wanted: Several) -> None:
+def _several_show(documents: Sequence[RunDocument], folder: Path, spec: SweepSpec) -> None:
     """The table over seeds or over the grid, and the curves: of a grid, of what was chosen."""
     from feddbe.reporting import tables
     from feddbe.reporting.build_figures import learning_curves
     from feddbe.reporting.matplotlib_backend import draw
-    from feddbe.results.document import points
+    from feddbe.results.document import accuracy_curve
 
-    drawn = tables.chosen_runs(documents) if wanted.grid else documents
-    table = (tables.sweep_table if wanted.grid else tables.seeds_table)(documents)
+    drawn = tables.chosen_runs(documents) if spec.is_grid else documents
+    table = (tables.sweep_table if spec.is_grid else tables.seeds_table)(documents)
     path = folder / "curves.png"
-    if any(map(points, drawn)):
+    if any(map(accuracy_curve, drawn)):
         draw(path, learning_curves(drawn))
-    if wanted.options.get("json"):
-        show_json({"table": table.to_records(), "runs": list(documents)})
+    if spec.options.get("json"):
+        print_json({"table": table.to_records(), "runs": list(documents)})
         return
-    show(table)
+    print_renderable(table)
     print()
-    if any(map(points, drawn)):
+    if any(map(accuracy_curve, drawn)):
         print(f"curves  {path}")
     print(f"runs    {folder}")
 
 
-def _would_run(plans: Sequence[Planned], *, as_json: bool) -> int:
-    told = [{"run": str(p.cell), "folder": str(p.place), "there": not p.missing} for p in plans]
+def _would_run(plans: Sequence[PlannedRun], *, as_json: bool) -> int:
+    told = [{"run": str(p.spec), "folder": str(p.folder), "there": not p.is_missing} for p in plans]
     if as_json:
-        show_json({"runs": told})
+        print_json({"runs": told})
         return 0
     for one in told:
         print(f"{'there ' if one['there'] else 'to run'}  {one['run']}  {one['folder']}")
@@ -266,4 +266,4 @@ def _would_run(plans: Sequence[Planned], *, as_json: bool) -> int:
 
 
 def _tell(text: str) -> None:
-    complain(text, 0)
+    print_error(text, 0)

@@ -16,24 +16,24 @@ from feddbe.cli.command import (
     Argument,
     Command,
     Option,
-    complain,
     config_options,
-    show,
-    show_json,
+    print_error,
+    print_json,
+    print_renderable,
     sigterm_as_interrupt,
 )
 from feddbe.config.defaults import PER_MODEL
-from feddbe.config.options import Config, read
-from feddbe.config.parameters import written
-from feddbe.errors import BadInput, unknown
+from feddbe.config.options import Config, parse_options
+from feddbe.config.parameters import format_value
+from feddbe.errors import InvalidInputError, unknown_name
 
 if TYPE_CHECKING:
-    from feddbe.studies.paper import Study
+    from feddbe.studies.paper import PaperStudy
     from feddbe.studies.reproduce import Plans
-    from feddbe.studies.tune import Trial, Tuned
+    from feddbe.studies.tune import Trial, TuneResult
 
 
-_OTHERS = {"split", "resume", "newcomers", "adapt", "keep_best"}
+_OTHERS = {"split", "resume", "new_clients", "adaptation", "keep_best"}
 """Options of a run that have no part in it."""
 
 
@@ -60,13 +60,13 @@ def tune(method: str, trials: int, space: tuple[str, ...], **options: Any) -> in
     from feddbe.reporting.matplotlib_backend import draw
     from feddbe.studies.tune import tune as tune_tune
 
-    asked = read([method], options)
+    asked = parse_options([method], options)
     watch = CliProgress(quiet=asked.config.quiet)
     try:
         with sigterm_as_interrupt(), watch:
-            found = tune_tune(asked, trials=trials, space=space, watch=watch)
+            found = tune_tune(asked, trials=trials, space=space, callback=watch)
     except KeyboardInterrupt:
-        return complain("stopped; what is done is kept, and the same command goes on from there", 130)
+        return print_error("stopped; what is done is kept, and the same command goes on from there", 130)
     picture = found.folder / "surface.png"
     told = [(trial.values, trial.accuracy) for trial in found.trials]
     title = f"{found.method}, {asked.config.data}: {len(told)} trials"
@@ -75,7 +75,7 @@ def tune(method: str, trials: int, space: tuple[str, ...], **options: Any) -> in
         trials_found = [
             {**trial.values, "accuracy": trial.accuracy, "note": trial.note} for trial in found.trials
         ]
-        show_json({
+        print_json({
             "method": found.method, "best": found.best.values, "accuracy": found.best.accuracy,
             "published": found.published, "published_accuracy": found.first.accuracy,
             "trials": trials_found, "picture": str(picture),
@@ -86,15 +86,15 @@ def tune(method: str, trials: int, space: tuple[str, ...], **options: Any) -> in
     return 0
 
 
-def _show_search(found: Tuned, options: Config) -> None:
-    from feddbe.reporting.formatting import percent
+def _show_search(found: TuneResult, options: Config) -> None:
+    from feddbe.reporting.formatting import format_percent
     from feddbe.reporting.html import overview
     from feddbe.reporting.table import TEXT, Column, Table
     from feddbe.studies.tune import VALIDATION
 
     def record(title: str, trial: Trial) -> dict[str, str]:
-        values = {key: written(trial.values[key]) for key in found.space}
-        return {"": title, **values, "validation %": trial.note or percent(trial.accuracy)}
+        values = {key: format_value(trial.values[key]) for key in found.space}
+        return {"": title, **values, "validation %": trial.note or format_percent(trial.accuracy)}
 
     columns = [Column("", kind=TEXT), *(Column(key) for key in (*found.space, "validation %"))]
     compared = [record("found", found.best), record("default", found.first)]
@@ -108,17 +108,19 @@ def _show_search(found: Tuned, options: Config) -> None:
         f"differences may be chance. Default: what a run has without a search.{_paper(found)}"
     )
     footer = [record("", trial) for trial in others]
-    show(Table(columns, compared, note=words, footer=footer))
-    name, more = found.named(found.best.values)
+    print_renderable(Table(columns, compared, note=words, footer=footer))
+    name, more = found.best_name(found.best.values)
     print(f"use it   {overview.line(name, vars(options) | more | {'validation': 0.0})}")
 
 
-def _paper(found: Tuned) -> str:
+def _paper(found: TuneResult) -> str:
     """kappa and mu of the paper, if they are searched."""
     if "kappa" not in found.space:
         return ""
     layers = {model: {"mu": 1.0, **PER_MODEL[model]["mr"]} for model in ("cnn", "resnet18", "fasttext")}
-    each = (f"{written(mr['kappa'])}, {written(mr['mu'])} for {model}" for model, mr in layers.items())
+    each = (
+        f"{format_value(mr['kappa'])}, {format_value(mr['mu'])} for {model}" for model, mr in layers.items()
+    )
     return f" The paper's kappa, mu: {'; '.join(each)}."
 
 
@@ -161,22 +163,25 @@ def reproduce(
     from feddbe.studies import paper
 
     if scale not in _SCALES:
-        raise unknown("scale", scale, _SCALES)
+        raise unknown_name("scale", scale, _SCALES)
     if form not in ("text", *FORMATS):
-        raise unknown("format", form, ("text", *FORMATS))
+        raise unknown_name("format", form, ("text", *FORMATS))
     if not names and not every and not listing:
-        raise BadInput(f"no experiment given; name one or more of {', '.join(paper.NAMES)}, or --all")
+        raise InvalidInputError(
+            f"no experiment given; name one or more of {', '.join(paper.NAMES)}, or --all"
+        )
     if rounds is not None and rounds < 1:
-        raise BadInput(f"rounds = {rounds}; allowed: a whole number >= 1")
+        raise InvalidInputError(f"rounds = {rounds}; allowed: a whole number >= 1")
     small = scale == "small"
     if small and data:
-        raise BadInput(f"--data {data}: --scale small has its own data, digits")
+        raise InvalidInputError(f"--data {data}: --scale small has its own data, digits")
     count = trials if trials is not None else 1 if small else 3
     chosen = list(dict.fromkeys(names or paper.NAMES))
     studies = [
-        paper.read(name, trials=count, rounds=rounds, data=data, small=small).only(only) for name in chosen
+        paper.load_study(name, trials=count, rounds=rounds, data=data, small=small).only(only)
+        for name in chosen
     ]
-    folder = out or paths.RUNS / ("reproduce-small" if small else "reproduce")
+    folder = out or paths.RUNS_DIR / ("reproduce-small" if small else "reproduce")
     if listing:
         return _list(studies, folder)
     instead = _instead(studies, small=small, data=data)
@@ -186,32 +191,32 @@ def reproduce(
     return _carry_out(studies, folder, instead, form, dry_run=dry_run, report=told if every else None)
 
 
-def _instead(studies: Sequence[Study], *, small: bool, data: str | None) -> str:
+def _instead(studies: Sequence[PaperStudy], *, small: bool, data: str | None) -> str:
     """On what they are run, if not on what was published."""
     if small:
-        from feddbe.studies.paper import settings
+        from feddbe.studies.paper import load_settings
 
-        about = settings()["small"]
+        about = load_settings()["small"]
         return f"on {about['data']} with model {about['model']}, {about['rounds']} rounds"
     return f"on {data}" if data else ""
 
 
-def _list(studies: Sequence[Study], folder: Path) -> int:
+def _list(studies: Sequence[PaperStudy], folder: Path) -> int:
     from feddbe.reporting.table import TEXT, Column, Table
-    from feddbe.studies.reproduce import cells_of, plan
-    from feddbe.studies.runner import Clock
+    from feddbe.studies.reproduce import plan_studies, study_runs
+    from feddbe.studies.runner import RemainingTime
 
-    plans, clock = plan(studies, folder), Clock()
+    plans, clock = plan_studies(studies, folder), RemainingTime()
     records = []
     for study in studies:
-        planned = [plans[cell] for cell in cells_of([study])]
-        missing = [run for run in planned if run.missing]
+        planned = [plans[cell] for cell in study_runs([study])]
+        missing = [run for run in planned if run.is_missing]
         records.append({
             "experiment": study.name,
             "what": study.title,
             "runs": len(planned),
-            "done": sum(run.done for run in planned),
-            "begun": sum(bool(run.found) for run in missing) or None,
+            "done": sum(run.is_done for run in planned),
+            "begun": sum(bool(run.document) for run in missing) or None,
             "no data": sum(run.experiment is None for run in planned) or None,
             "rest": str(timedelta(seconds=round(clock.left(missing)))) if missing else "-",
         })  # fmt: skip
@@ -224,12 +229,12 @@ def _list(studies: Sequence[Study], folder: Path) -> int:
         f"Runs in {folder}; experiments share runs. Rest: what is missing of those whose data is here would "
         "take at most, side by side on this machine, by a timed round of each kind; many stop earlier."
     )
-    show(Table(columns, records, note=note))
+    print_renderable(Table(columns, records, note=note))
     return 0
 
 
 def _carry_out(
-    studies: Sequence[Study],
+    studies: Sequence[PaperStudy],
     folder: Path,
     instead: str,
     form: str,
@@ -239,28 +244,33 @@ def _carry_out(
 ) -> int:
     from feddbe.callbacks.display import StudyBars
     from feddbe.studies import runner
-    from feddbe.studies.reproduce import compared, measure, measure_embeddings, plan
+    from feddbe.studies.reproduce import (
+        compare_with_paper,
+        plan_studies,
+        run_embedding_analyses,
+        run_study_analyses,
+    )
 
     try:
         with sigterm_as_interrupt():
-            plans = plan(studies, folder, _tell)
-            missing = {one.place: one for one in plans.values() if one.missing}
+            plans = plan_studies(studies, folder, _tell)
+            missing = {one.folder: one for one in plans.values() if one.is_missing}
             if not dry_run:
                 board = StudyBars(len(missing))
                 with board.bars:
-                    runner.run(list(plans.values()), board)
+                    runner.run_missing(list(plans.values()), board)
                     plans, aside = _refreshed(plans), board.aside()
                     for study in studies:
-                        for problem in measure(study, plans, quick=study.is_small, watch=aside):
+                        for problem in run_study_analyses(study, plans, quick=study.is_small, callback=aside):
                             board.say(f"feddbe: not measured: {problem}")
-                        measure_embeddings(study, plans, aside)
+                        run_embedding_analyses(study, plans, aside)
                     aside.remove()
                 plans = _refreshed(plans)
     except KeyboardInterrupt:
-        return complain("stopped; what is done is kept, and the same command goes on from there", 130)
+        return print_error("stopped; what is done is kept, and the same command goes on from there", 130)
     for study in studies:
         _show(study, plans, folder, instead, form, dry_run=dry_run)
-    runs = list(dict.fromkeys(one.place for one in plans.values() if one.found))
+    runs = list(dict.fromkeys(one.folder for one in plans.values() if one.document))
     if dry_run:
         _would_run(list(missing))
     elif report is not None and runs:
@@ -270,7 +280,7 @@ def _carry_out(
         for study in studies:
             if not study.figure:
                 words = ["feddbe", "reproduce", study.name, *report, "--out", str(folder), "--dry-run"]
-                tables[shlex.join(words)] = compared(study, plans, instead=instead)
+                tables[shlex.join(words)] = compare_with_paper(study, plans, instead=instead)
         path = write_report(runs, folder / "report.html", studies=tables)
         print(f"report  {path}", file=sys.stdout if form == "text" else sys.stderr)
     return 0
@@ -279,23 +289,23 @@ def _carry_out(
 def _refreshed(plans: Plans) -> Plans:
     from feddbe.studies import runner
 
-    return dict(zip(plans, runner.refresh(plans.values()), strict=True))
+    return dict(zip(plans, runner.refresh_plans(plans.values()), strict=True))
 
 
-def _show(study: Study, plans: Plans, folder: Path, instead: str, form: str, *, dry_run: bool) -> None:
+def _show(study: PaperStudy, plans: Plans, folder: Path, instead: str, form: str, *, dry_run: bool) -> None:
     from feddbe.reporting.paper_table import paper_table, render_paper_table
-    from feddbe.studies.reproduce import compared, draw
+    from feddbe.studies.reproduce import compare_with_paper, draw_study
 
     if study.figure:
         if form == "text" and not dry_run:
             print(f"{study.name}: {study.title}")
-            for title, drawn in draw(study, plans, folder / "figures").items():
+            for title, drawn in draw_study(study, plans, folder / "figures").items():
                 print(f"  {title}: {drawn}")
             print()
         return
-    found = compared(study, plans, instead=instead)
+    found = compare_with_paper(study, plans, instead=instead)
     if form == "text":
-        show(paper_table(found))
+        print_renderable(paper_table(found))
         print()
     else:
         print(render_paper_table(found, form))
@@ -310,4 +320,4 @@ def _would_run(places: Sequence[Path]) -> None:
 
 
 def _tell(text: str) -> None:
-    complain(text, 0)
+    print_error(text, 0)

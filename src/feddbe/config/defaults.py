@@ -28,7 +28,7 @@ PER_MODEL: dict[str, dict[str, Any]] = {
 a module of the user's. The other kappa of 1 were chosen on validation data, where 1 did better than the
 paper's criterion (`auto`); docs/results.md has both."""
 
-OF_METHOD: dict[str, dict[str, float]] = {"scaffold": {"cnn_small": 0.05}}
+PER_METHOD: dict[str, dict[str, float]] = {"scaffold": {"cnn_small": 0.05}}
 """Method -> model -> learning rate, where the one for all others is too large for it (docs/results.md)."""
 
 PER_DATA: dict[str, dict[str, Any]] = {
@@ -55,11 +55,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 code, whose preparation has as many epochs as a round, and which fails on a client smaller than a batch; of
 other methods' faults in it, those that are an option here."""
 
-OF_VARIANT: dict[str, dict[str, dict[str, Any]]] = {"official": {"har_cnn": {"cut": "conv2"}}}
+PER_VARIANT: dict[str, dict[str, dict[str, Any]]] = {"official": {"har_cnn": {"cut": "conv2"}}}
 """Variant -> model -> what is different then: HAR's head is all three linear layers."""
 
 
-def of_part(name: str) -> set[str]:
+def part_defaults(name: str) -> set[str]:
     """Options of a part (`mr`) whose defaults depend on the model or the variant."""
     layers = (*PER_MODEL.values(), *VARIANTS.values())
     return {option for layer in layers for option in layer.get(name, {})}
@@ -72,16 +72,16 @@ class Setting(NamedTuple):
     origin: str
 
 
-class Layers:
+class DefaultLayers:
     """All that applies to one experiment: of its options, and by part (`mr`, `har`) of theirs."""
 
     def __init__(self, variant: str, data: str, model: str = "", method: str = "") -> None:
-        own_rate = OF_METHOD.get(method, {}).get(model)
+        own_rate = PER_METHOD.get(method, {}).get(model)
         layers: list[tuple[str, dict[str, Any]]] = [
             ("general default", GENERAL),
             (f"model {model}", PER_MODEL.get(model, {})),
             (f"data set {data}", PER_DATA.get(data, {})),
-            (f"variant {variant}", VARIANTS[variant] | OF_VARIANT.get(variant, {}).get(model, {})),
+            (f"variant {variant}", VARIANTS[variant] | PER_VARIANT.get(variant, {}).get(model, {})),
             (f"method {method}", {} if own_rate is None else {"lr": own_rate}),
         ]
         self.options: dict[str, Setting] = {}
@@ -98,6 +98,6 @@ class Layers:
         """The default of an option; None if there is none."""
         return self.options[option].value if option in self.options else None
 
-    def of_parts(self) -> dict[str, dict[str, Any]]:
+    def part_settings(self) -> dict[str, dict[str, Any]]:
         """The parts' values without where they came from."""
         return {part: {key: d.value for key, d in found.items()} for part, found in self.parts.items()}

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from feddbe.config.parameters import Parameters, number_or_text, parameter
-from feddbe.errors import BadInput, one_line, unknown
+from feddbe.config.parameters import Parameters, parameter, parse_number_or_text
+from feddbe.errors import InvalidInputError, one_line, unknown_name
 
 SECTIONS = ("Data", "Model", "Training", "Evaluation", "Run")
 Identity = Literal["yes", "content", "seed", "no"]
@@ -68,18 +68,18 @@ class Config(Parameters):
     rounds: int | None = option("Training", "no", None, "aggregations", low=0)
     patience: int | None = option("Training", "no", None,
         "stop when the best accuracy is more than this many rounds old", low=1)
-    epochs: int = option("Training", "yes", 1, "local epochs E", low=1)
-    batch: int = option("Training", "yes", 10, "batch size B", low=1)
+    local_epochs: int = option("Training", "yes", 1, "local epochs E", low=1)
+    batch_size: int = option("Training", "yes", 10, "batch size B", low=1)
     lr: float | None = option("Training", "yes", None, "learning rate", above=0)
     lr_decay: str | None = option("Training", "yes", None,
         "learning rate over rounds: step:EVERY:FACTOR, cosine or cosine:ROUNDS")
-    optimiser: str = option("Training", "yes", "sgd",
+    optimizer: str = option("Training", "yes", "sgd",
         "of local training; begins anew with every round", choices=("sgd", "adam"))
     momentum: float = option("Training", "yes", 0.0, "of SGD", low=0, high=0.999)
     weight_decay: float = option("Training", "yes", 0.0, "pull of the parameters to 0", low=0)
     clip_norm: float | None = option("Training", "yes", None,
         "the norm of a gradient is at most this", above=0)
-    join: float = option("Training", "yes", 1.0,
+    participation: float = option("Training", "yes", 1.0,
         "share rho of the clients that take part in a round", above=0, high=1)
     seed: int = option("Training", "seed", 0, "seed of everything but the partition", low=0)
     variant: str = option("Training", "yes", "default",
@@ -89,7 +89,7 @@ class Config(Parameters):
     bn_buffers: str = option("Training", "yes", "local",
         "BatchNorm statistics: private, or averaged", choices=("local", "average"))
     force: bool = option("Training", "no", False, "allow an add-on that the method refuses")
-    measure: str = option("Evaluation", "no", "accuracy,auc,loss",
+    metrics: str = option("Evaluation", "no", "accuracy,auc,loss",
         "what clients measure, by name; accuracy always", value="NAMES", has_commas=True)
     eval: str = option("Evaluation", "yes", "all",
         "who is evaluated each round: all, cohort or sample:M", value="WHO")
@@ -97,11 +97,11 @@ class Config(Parameters):
         "evaluate after local training too, which is the default")
     validation: float = option("Evaluation", "yes", 0.0,
         "share of the training data that is held out to choose the best round by", low=0, high=0.9)
-    newcomers: int = option("Evaluation", "yes", 0,
+    new_clients: int = option("Evaluation", "yes", 0,
         "the last so many clients join when training is over, and adapt", low=0)
     adapt_epochs: int = option("Evaluation", "yes", 10,
         "epochs of fine-tuning at the end (+ft, fedbabu, newcomers)", low=1)
-    adapt: str = option("Evaluation", "yes", "full",
+    adaptation: str = option("Evaluation", "yes", "full",
         "how newcomers adapt: as the method trains, or of +prbm by p_i alone, trained or in closed form",
         choices=("full", "prbm", "newton"))
     engine: str = option("Run", "no", "auto", "auto, serial, pool(workers=N), or ray(address=HOST:PORT)")
@@ -127,23 +127,23 @@ class Config(Parameters):
 _FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 
 
-def identity(key: str) -> Identity:
+def identity_of_key(key: str) -> Identity:
     """Of a key in a stored configuration; one that is no option (any more) was part of what the run was."""
     found: Identity = _FIELDS[key].metadata["identity"] if key in _FIELDS else "yes"
     return found
 
 
-def pick_identity(config: Mapping[str, Any], *, seed: bool = True) -> dict[str, Any]:
+def identifying_settings(config: Mapping[str, Any], *, seed: bool = True) -> dict[str, Any]:
     """The settings that tell this run from others (`seed`: from others of the same experiment, too), with the
     hyper-parameters by part and name, as in `mr kappa`."""
     never = ("no",) if seed else ("no", "seed")
-    told = {k: v for k, v in config.items() if k != "method_options" and identity(k) not in never}
+    told = {k: v for k, v in config.items() if k != "method_options" and identity_of_key(k) not in never}
     for part, options in config.get("method_options", {}).items():
         told |= {f"{part} {key}": value for key, value in options.items()}
     return told
 
 
-class Asked(NamedTuple):
+class RunRequest(NamedTuple):
     """What somebody asked for."""
 
     names: list[str]
@@ -153,7 +153,7 @@ class Asked(NamedTuple):
     """Where each option came from that was given: a file's name or `given`."""
 
 
-class Given(NamedTuple):
+class RawOptions(NamedTuple):
     """What somebody gave, before it is known to be right."""
 
     names: list[str]
@@ -162,21 +162,21 @@ class Given(NamedTuple):
     seeds: Any = None
     """Several of them: how many, or a list."""
 
-    def asked(self) -> Asked:
+    def request(self) -> RunRequest:
         """With every value checked."""
         if self.seeds is not None:
-            raise BadInput(f"seeds = {self.seeds}; this is one run: give one seed, or compare")
+            raise InvalidInputError(f"seeds = {self.seeds}; this is one run: give one seed, or compare")
         if not self.names:
-            raise BadInput("no method given; name one, as in fedavg+dbe (feddbe methods lists them)")
-        return Asked(self.names, Config(**self.values), self.origins)
+            raise InvalidInputError("no method given; name one, as in fedavg+dbe (feddbe methods lists them)")
+        return RunRequest(self.names, Config(**self.values), self.origins)
 
 
-def read(methods: Sequence[str] = (), options: Mapping[str, Any] | None = None) -> Asked:
+def parse_options(methods: Sequence[str] = (), options: Mapping[str, Any] | None = None) -> RunRequest:
     """Methods and options from what was given, each checked."""
-    return given(methods, options).asked()
+    return collect_options(methods, options).request()
 
 
-def given(methods: Sequence[str] = (), options: Mapping[str, Any] | None = None) -> Given:
+def collect_options(methods: Sequence[str] = (), options: Mapping[str, Any] | None = None) -> RawOptions:
     """What was given: TOML files among `methods`, over them `options`. Every option is a key of the file with
     the same name; `method` may be a list."""
     names: list[str] = []
@@ -194,16 +194,16 @@ def given(methods: Sequence[str] = (), options: Mapping[str, Any] | None = None)
     origins = {key: origin for found, origin in layers for key in found}
     if "method" in values:  # from Python
         names = [str(values.pop("method"))]
-    return Given(names, values, origins, values.pop("seeds", None))
+    return RawOptions(names, values, origins, values.pop("seeds", None))
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BadInput(f"cannot read '{path}': {error.strerror}") from error
+        raise InvalidInputError(f"cannot read '{path}': {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # its own errors, bad UTF-8, numbers or nesting without end
-        raise BadInput(f"'{path}' is not valid TOML: {one_line(error)}") from error
+        raise InvalidInputError(f"'{path}' is not valid TOML: {one_line(error)}") from error
     return _known(values, f"'{path}'")
 
 
@@ -212,12 +212,12 @@ def _known(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     named = {key.replace("-", "_"): value for key, value in values.items()}
     for key in named:
         if key not in (*_FIELDS, "seeds"):
-            raise unknown(f"key in {where}:" if where else "option", key, _FIELDS)
+            raise unknown_name(f"key in {where}:" if where else "option", key, _FIELDS)
     return named
 
 
 @dataclass(frozen=True)
-class Several:
+class SweepSpec:
     """More than one run: every variant of every method, with every combination of values and every seed."""
 
     methods: list[list[str]]
@@ -228,45 +228,45 @@ class Several:
     """None: the default."""
 
     @property
-    def varied(self) -> list[str]:
+    def varied_options(self) -> list[str]:
         """Options with several values."""
-        return [k for k, v in self.options.items() if isinstance(v, list) and identity(k) != "no"]
+        return [k for k, v in self.options.items() if isinstance(v, list) and identity_of_key(k) != "no"]
 
     @property
-    def grid(self) -> bool:
+    def is_grid(self) -> bool:
         """Whether there is something to choose from."""
-        return bool(self.varied) or any(len(variants) > 1 for variants in self.methods)
+        return bool(self.varied_options) or any(len(variants) > 1 for variants in self.methods)
 
 
-def several(given: Given) -> Several | None:
+def parse_sweep(raw: RawOptions) -> SweepSpec | None:
     """What was given, if it is more than one run of each method; None: it is not."""
-    options = {key: _values(key, value) for key, value in given.values.items()}
-    found = Several([expand(name) for name in given.names], options, read_seeds(given))
-    return found if found.grid or given.seeds is not None else None
+    options = {key: _values(key, value) for key, value in raw.values.items()}
+    found = SweepSpec([expand_values(name) for name in raw.names], options, parse_seeds(raw))
+    return found if found.is_grid or raw.seeds is not None else None
 
 
-def read_seeds(given: Given) -> list[int]:
+def parse_seeds(raw: RawOptions) -> list[int]:
     """`seeds`: how many (5 is 0 to 4), or a list; without it the one `seed`, or none if it was not given."""
-    seeds: Any = given.seeds
-    seed: Any = given.values.get("seed")
+    seeds: Any = raw.seeds
+    seed: Any = raw.values.get("seed")
     if isinstance(seed, list) or (isinstance(seed, str) and "," in seed):
-        raise BadInput(f"seed = {seed}; several seeds are --seeds 0,1,2")
+        raise InvalidInputError(f"seed = {seed}; several seeds are --seeds 0,1,2")
     if seeds is None:
         return [] if seed is None else [seed]
     if seed is not None:
-        raise BadInput(f"seed = {seed} and seeds = {seeds}; give one of them")
+        raise InvalidInputError(f"seed = {seed} and seeds = {seeds}; give one of them")
     if isinstance(seeds, str):
-        words = [number_or_text(word.strip()) for word in seeds.split(",") if word.strip()]
+        words = [parse_number_or_text(word.strip()) for word in seeds.split(",") if word.strip()]
         seeds = words[0] if len(words) == 1 and "," not in seeds else words
     if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds > 0:
         return list(range(seeds))
     whole = isinstance(seeds, list | tuple) and all(type(one) is int and one >= 0 for one in seeds)
     if not whole or not seeds or len(set(seeds)) < len(seeds):
-        raise BadInput(f"seeds = {given.seeds}; allowed: how many, as in 5, or which, as in 0,1,2")
+        raise InvalidInputError(f"seeds = {raw.seeds}; allowed: how many, as in 5, or which, as in 0,1,2")
     return list(seeds)
 
 
-def expand(name: str) -> list[str]:
+def expand_values(name: str) -> list[str]:
     """`fedavg+dbe(kappa=1,10,mu=1)` -> with kappa=1, and with kappa=10; a value without a key belongs to the
     key before it."""
     parts = re.split(r"(\([^()]*\))", name)
@@ -290,11 +290,13 @@ def _values(key: str, value: Any) -> Any:
     field = {field.name: field for field in dataclasses.fields(Config)}[key]
     has_commas = field.metadata["has_commas"]
     if isinstance(value, str) and not has_commas and len(words := _outside_brackets(value)) > 1:
-        value = [number_or_text(word.strip()) for word in words] if identity(key) != "no" else value
-    if not isinstance(value, list | tuple) or identity(key) == "no":  # then a list is a mistake
+        value = (
+            [parse_number_or_text(word.strip()) for word in words] if identity_of_key(key) != "no" else value
+        )
+    if not isinstance(value, list | tuple) or identity_of_key(key) == "no":  # then a list is a mistake
         return value
     if len(set(map(str, value))) < len(value) or not value:
-        raise BadInput(f"{key} = {list(value)}; several values are all different, and at least one")
+        raise InvalidInputError(f"{key} = {list(value)}; several values are all different, and at least one")
     return list(value) if len(value) > 1 else value[0]
 
 

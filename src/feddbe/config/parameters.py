@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from feddbe.errors import BadInput, unknown
+from feddbe.errors import InvalidInputError, unknown_name
 
 
 def parameter(
@@ -49,21 +49,21 @@ class Parameters:
 _KINDS: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
 
 
-def kind_of(field: dataclasses.Field[Any]) -> tuple[str, bool]:
+def value_type(field: dataclasses.Field[Any]) -> tuple[str, bool]:
     """Of its type, one of `_KINDS` and whether it may be None. A type is text in a module that begins with
     `from __future__ import annotations`, elsewhere it is an object."""
     text = field.type.__name__ if isinstance(field.type, type) else str(field.type)
     match = re.match(r"(?:typing\.)?(Optional\[)?(\w+)", text)
     if match is None or match[2] not in _KINDS:
-        raise BadInput(
+        raise InvalidInputError(
             f"option '{field.name}' is of type {text}; allowed: bool, int, float, str, and each with | None"
         )
     return match[2], bool(match[1]) or "None" in text
 
 
-def allowed(field: dataclasses.Field[Any]) -> str:
+def describe_allowed(field: dataclasses.Field[Any]) -> str:
     """The values that an option takes, in words."""
-    (kind, _), limits = kind_of(field), field.metadata
+    (kind, _), limits = value_type(field), field.metadata
     if limits["choices"]:
         return ", ".join(limits["choices"])
     if kind == "bool":
@@ -79,12 +79,12 @@ def allowed(field: dataclasses.Field[Any]) -> str:
 
 def _checked(what: str, value: Any, field: dataclasses.Field[Any]) -> Any:
     """The value as the field's type, or the error that names it and what is allowed."""
-    (kind, optional), limits = kind_of(field), field.metadata
+    (kind, optional), limits = value_type(field), field.metadata
     if (value is None and optional) or (isinstance(value, str) and value in limits["words"]):
         return value
     if limits["choices"]:
         if value not in limits["choices"]:
-            raise unknown(what, str(value), limits["choices"])
+            raise unknown_name(what, str(value), limits["choices"])
         return value
     if kind == "str":
         return str(value)
@@ -95,11 +95,11 @@ def _checked(what: str, value: Any, field: dataclasses.Field[Any]) -> Any:
         fits = number and limits["low"] <= value <= limits["high"] and value > limits["above"]
     if not fits or (kind == "int" and value != int(value)):
         shown = f"'{value}'" if isinstance(value, str) else value
-        raise BadInput(f"{what} = {shown}; allowed: {allowed(field)}")
+        raise InvalidInputError(f"{what} = {shown}; allowed: {describe_allowed(field)}")
     return _KINDS[kind](value)
 
 
-def number_or_text(text: str) -> Any:
+def parse_number_or_text(text: str) -> Any:
     """A number if it is one; else the text, so that a check of the option can say what is allowed."""
     for kind in (int, float):
         try:
@@ -115,20 +115,22 @@ P = TypeVar("P", bound=Parameters)
 
 
 @dataclass(frozen=True)
-class Named(Generic[P]):
+class ParsedName(Generic[P]):
     """A name and its options, all of them; as text it is what one would type to say all this."""
 
     name: str
     options: P
-    given: frozenset[str] = frozenset()
+    explicit_options: frozenset[str] = frozenset()
     """Those in its brackets."""
 
     def __str__(self) -> str:
         values = {k: v for k, v in dataclasses.asdict(self.options).items() if v is not None}
-        return self.name + (f"({','.join(f'{k}={written(v)}' for k, v in values.items())})" if values else "")
+        return self.name + (
+            f"({','.join(f'{k}={format_value(v)}' for k, v in values.items())})" if values else ""
+        )
 
 
-def read(text: str) -> tuple[str, dict[str, Any]] | None:
+def parse_spec(text: str) -> tuple[str, dict[str, Any]] | None:
     """`name(key=value)` -> name, {key: value}; None if it is not written like that."""
     match = re.fullmatch(r"\s*(\w*)\s*(?:\(([^()]*)\)\s*)?", text, re.ASCII)
     if match is None:
@@ -137,30 +139,30 @@ def read(text: str) -> tuple[str, dict[str, Any]] | None:
     for item in filter(str.strip, (match[2] or "").split(",")):
         key, _, value = (word.strip() for word in item.partition("="))
         if not key or not value:
-            raise BadInput(f"cannot read option '{item.strip()}' in '{text}'; write it like kappa=5")
+            raise InvalidInputError(f"cannot read option '{item.strip()}' in '{text}'; write it like kappa=5")
         words: dict[str, Any] = {"true": True, "false": False, "none": None}
-        given[key] = words[value] if value in words else number_or_text(value)
+        given[key] = words[value] if value in words else parse_number_or_text(value)
     return match[1], given
 
 
-def find(
+def find_class(
     kind: str,
     text: str,
     known: Mapping[str, type[P]],
     defaults: Defaults | None = None,
     also: Iterable[str] = (),
-) -> Named[P]:
+) -> ParsedName[P]:
     """What `text` names among the `known`; `defaults` win over its own and lose against the brackets'.
 
     `also`: what else could have been written, for the one who is told that this is not known.
     """
-    name, given = read(text) or (text, {})
+    name, given = parse_spec(text) or (text, {})
     if name not in known:
-        raise unknown(kind, name, [*known, *also])
-    return Named(name, make(name, [known[name]], given, defaults)[0], frozenset(given))
+        raise unknown_name(kind, name, [*known, *also])
+    return ParsedName(name, instantiate(name, [known[name]], given, defaults)[0], frozenset(given))
 
 
-def make(
+def instantiate(
     whose: str, classes: Sequence[type[P]], given: Mapping[str, Any], defaults: Defaults | None = None
 ) -> list[P]:
     """One instance per class, each taking its own of the given options."""
@@ -168,14 +170,14 @@ def make(
     every = set().union(*names.values())
     for key in given:
         if key not in every:
-            raise unknown(f"option of {whose}", key, every or {"(none)"})
+            raise unknown_name(f"option of {whose}", key, every or {"(none)"})
     return [
         cls(**{**(defaults or {}).get(cls.name, {}), **{k: v for k, v in given.items() if k in names[cls]}})
         for cls in classes
     ]
 
 
-def signature(name: str, options: type[Parameters]) -> str:
+def describe_signature(name: str, options: type[Parameters]) -> str:
     """A name with the options that it takes, in short: `har(layout=channels|scrambled)`."""
     fields = [
         f"{f.name}={'|'.join(f.metadata['choices']) or 'N'}" for f in dataclasses.fields(options)
@@ -183,7 +185,7 @@ def signature(name: str, options: type[Parameters]) -> str:
     return f"{name}({','.join(fields)})" if fields else name
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as it is typed."""
     if isinstance(value, float):
         return short if float(short := f"{value:g}") == value else repr(value)

@@ -25,11 +25,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from feddbe.errors import BadInput, one_line, short, unknown
-from feddbe.paths import expand
+from feddbe.errors import InvalidInputError, one_line, truncate, unknown_name
+from feddbe.paths import expand_path
 
 
-class Source(NamedTuple):
+class StoredSource(NamedTuple):
     """A user's file by content, as a run stores it."""
 
     sha256: str
@@ -38,7 +38,7 @@ class Source(NamedTuple):
     """SHA-256 of each module that it imports from its folder, by the path relative to that folder."""
 
     @classmethod
-    def from_json(cls, stored: Any, kind: str) -> Source | None:
+    def from_json(cls, stored: Any, kind: str) -> StoredSource | None:
         """Return what a run stored of its `model` or `method`; None if that is not a source."""
         match stored.get(kind) if isinstance(stored, dict) else None:
             case {"sha256": str(sha256), "modules": dict(modules)}:
@@ -46,30 +46,30 @@ class Source(NamedTuple):
         return None
 
 
-class Found(NamedTuple):
+class UserObject(NamedTuple):
     """Something in a user's file."""
 
     path: Path
     name: str
     value: Any
-    source: Source
+    source: StoredSource
     sha256: str
     """Of the file, the name and the modules that it imports from its folder."""
     modules: frozenset[str] = frozenset()
     """Names of these modules."""
 
     @property
-    def again(self) -> tuple[str, str]:
+    def reload(self) -> tuple[str, str]:
         """Its name for other processes on this machine, wherever they are, and its hash."""
         return f"{self.path.resolve()}:{self.name}", self.sha256
 
 
-def names_file(text: str) -> bool:
+def is_file_reference(text: str) -> bool:
     """Whether this is a Python file's name, with or without a name in it."""
     return re.search(r"\.py(:|$)", text) is not None
 
 
-def split_name(text: str) -> tuple[str, str]:
+def split_reference(text: str) -> tuple[str, str]:
     """Return file and name of `FILE.py:NAME`; the name may be empty."""
     if text.endswith(".py"):
         return text, ""
@@ -77,18 +77,18 @@ def split_name(text: str) -> tuple[str, str]:
     return file, name
 
 
-def load(kind: str, what: str, text: str, fits: Callable[[Any], bool], sha256: str = "") -> Found:
+def load_object(kind: str, what: str, text: str, fits: Callable[[Any], bool], sha256: str = "") -> UserObject:
     """What `FILE.py:NAME` names: a `kind` (`model`), as `what` (`function`), for which an object `fits`.
 
     `sha256`: of what was found before, if it must be the same.
     """
-    file, name = split_name(text)
-    path = expand(file)
+    file, name = split_reference(text)
+    path = expand_path(file)
     content = _read(kind, path)
     module, local = _executed(content, path)
     digest = _digest(content, name, local)
     if sha256 not in ("", digest):
-        raise BadInput(f"the {kind}'s file '{path}' is not the one that the run began with")
+        raise InvalidInputError(f"the {kind}'s file '{path}' is not the one that the run began with")
     own = {module.__name__, *local.modules}
     there = {
         name
@@ -97,14 +97,16 @@ def load(kind: str, what: str, text: str, fits: Callable[[Any], bool], sha256: s
     }
     if not name:
         has = ", ".join(sorted(there)) or "none"
-        raise BadInput(f"{kind} '{text}': name its {what} too, as in FILE.py:{what.upper()}; it has: {has}")
+        raise InvalidInputError(
+            f"{kind} '{text}': name its {what} too, as in FILE.py:{what.upper()}; it has: {has}"
+        )
     value = getattr(module, name, None)
     if value is None or not fits(value):
-        raise unknown(f"{what} in '{path}':", name, there)
-    return Found(path, name, value, _source(content, local), digest, frozenset(own))
+        raise unknown_name(f"{what} in '{path}':", name, there)
+    return UserObject(path, name, value, _source(content, local), digest, frozenset(own))
 
 
-def check_content(kind: str, path: Path, stored: Source) -> None:
+def check_content(kind: str, path: Path, stored: StoredSource) -> None:
     """Refuse a file whose content, or that of a module which it imports, is not what a run stored.
 
     Nothing is executed.
@@ -113,15 +115,15 @@ def check_content(kind: str, path: Path, stored: Source) -> None:
     local.scan(content)
     here = _source(content, local)
     if here.sha256 != stored.sha256:
-        raise BadInput(
+        raise InvalidInputError(
             f"the {kind}'s file '{path}' is not the one that the run began with (sha256 {here.sha256[:12]}, "
-            f"not {short(stored.sha256[:12])}); copy it from where the run began"
+            f"not {truncate(stored.sha256[:12])}); copy it from where the run began"
         )
     modules = here.modules | local.hashes(stored.modules.keys() - here.modules.keys())
     for module in sorted(modules.keys() | stored.modules.keys()):
         if modules.get(module) != stored.modules.get(module):
-            raise BadInput(
-                f"'{short(module)}', which the {kind}'s file '{path}' imports, is not the one that the run "
+            raise InvalidInputError(
+                f"'{truncate(module)}', which the {kind}'s file '{path}' imports, is not the one that the run "
                 "began with; copy it from where the run began"
             )
 
@@ -133,15 +135,15 @@ def content_sha256(kind: str, path: Path) -> str:
 
 def _read(kind: str, path: Path) -> bytes:
     if path.exists() and not path.is_file():
-        raise BadInput(f"the {kind}'s file '{path}' is not a plain file")
+        raise InvalidInputError(f"the {kind}'s file '{path}' is not a plain file")
     try:
         return path.read_bytes()
     except OSError as error:
-        raise BadInput(f"cannot read the {kind}'s file '{path}': {error.strerror}") from None
+        raise InvalidInputError(f"cannot read the {kind}'s file '{path}': {error.strerror}") from None
 
 
-def _source(content: bytes, local: LocalModules) -> Source:
-    return Source(hashlib.sha256(content).hexdigest(), local.hashes(local.contents))
+def _source(content: bytes, local: LocalModules) -> StoredSource:
+    return StoredSource(hashlib.sha256(content).hexdigest(), local.hashes(local.contents))
 
 
 def _digest(content: bytes, name: str, local: LocalModules) -> str:
@@ -151,7 +153,7 @@ def _digest(content: bytes, name: str, local: LocalModules) -> str:
     return digest.hexdigest()
 
 
-def failed(error: BaseException, path: Path) -> str:
+def describe_failure(error: BaseException, path: Path) -> str:
     """What comes after `failed`: in which line of a user's file, and what was said."""
     kind, text = type(error).__name__, one_line(error)
     return f"{_line(error, path)}: {kind if text == kind else f'{kind}: {text}'}"
@@ -174,7 +176,7 @@ def _executed(content: bytes, path: Path) -> tuple[ModuleType, LocalModules]:
             local.execute(content, path, vars(module))
         except (Exception, SystemExit) as error:  # a user's code may raise anything
             del sys.modules[name]
-            raise BadInput(f"'{path}' cannot be executed{failed(error, path)}") from error
+            raise InvalidInputError(f"'{path}' cannot be executed{describe_failure(error, path)}") from error
         _EXECUTED[name] = module, local
     return _EXECUTED[name]
 
@@ -396,10 +398,10 @@ class Permission:
     """Whether the user says that the run is their own."""
 
 
-NOTHING = Permission()
+NO_PERMISSION = Permission()
 
 
-def permit(code: str | Path | Iterable[str | Path] = (), *, trust: bool = False) -> Permission:
+def require_permission(code: str | Path | Iterable[str | Path] = (), *, trust: bool = False) -> Permission:
     """Return what a user allows, from the arguments of a public function."""
     files = [code] if isinstance(code, str | Path) else code
     return Permission(tuple(map(str, files)), trust)

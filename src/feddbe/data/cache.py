@@ -25,7 +25,7 @@ from filelock import FileLock
 from feddbe.data.files import cache_folders
 
 Array = npt.NDArray[Any]
-New = Callable[[str, tuple[int, ...], npt.DTypeLike], Array]
+NewArray = Callable[[str, tuple[int, ...], npt.DTypeLike], Array]
 """new(name, shape, dtype): an array of zeros to fill."""
 
 _log = logging.getLogger("feddbe")
@@ -33,16 +33,16 @@ _HEADER = "header.json"
 
 
 @dataclass(frozen=True)
-class Cached:
+class CachedArrays:
     """The arrays, and the SHA-256 of each one's values."""
 
     arrays: dict[str, Array]
     sha256: dict[str, str]
 
 
-def cached(
-    name: str, data_dir: Path | None, key: str, sources: Sequence[Path], build: Callable[[New], None]
-) -> Cached:
+def load_cached(
+    name: str, data_dir: Path | None, key: str, sources: Sequence[Path], build: Callable[[NewArray], None]
+) -> CachedArrays:
     """Load the arrays that `build` makes of `sources`, from the cache if there is an intact one.
 
     If no folder can be written, the arrays stay in memory, and a warning says so once.
@@ -73,7 +73,7 @@ def cached(
 
     build(new)
     sha256 = {array: hashlib.sha256(values.data).hexdigest() for array, values in arrays.items()}
-    built = Cached(arrays, sha256)
+    built = CachedArrays(arrays, sha256)
     problem = ""
     for folder in folders:
         try:
@@ -99,7 +99,7 @@ def _source_version(sources: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def _save(folder: Path, built: Cached, version: str) -> Cached:
+def _save(folder: Path, built: CachedArrays, version: str) -> CachedArrays:
     """Write a cache and load it; or load that of another process, which was faster."""
     temporary = folder.with_name(f".{folder.name}.part")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def _save(folder: Path, built: Cached, version: str) -> Cached:
     return loaded
 
 
-def _load(folder: Path, version: str) -> Cached | None:
+def _load(folder: Path, version: str) -> CachedArrays | None:
     """Map the arrays in this folder, if they are intact and made of this version of the sources."""
     try:
         header = json.loads((folder / _HEADER).read_text())
@@ -149,7 +149,7 @@ def _load(folder: Path, version: str) -> Cached | None:
     except (ValueError, KeyError, TypeError, AttributeError):  # anything may be in a damaged file
         _log.warning("feddbe: %s is damaged, its bytes are not those it was made with", folder)
         return None
-    return Cached(arrays, sha256)
+    return CachedArrays(arrays, sha256)
 
 
 def _describe(values: Array, sha256: str) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class Preprocessing:
     """Whether images were brought to the size of `shape`."""
 
     @property
-    def fitted(self) -> bool:
+    def is_fitted(self) -> bool:
         """Whether its inputs are what a model takes; else the means of training rows are needed first."""
         return self.kind != "table" or all(column.mean for column in self.columns)
 
@@ -79,9 +79,9 @@ class Preprocessing:
             columns.append(replace(column, mean=mean, deviation=spread))
         return replace(self, columns=tuple(columns))
 
-    def scaled(self, raw: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    def scale_inputs(self, raw: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
         """Raw columns as a model takes them."""
-        return rows.scaled([asdict(column) for column in self.columns], raw)
+        return rows.scale_values([asdict(column) for column in self.columns], raw)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -96,7 +96,7 @@ class Preprocessing:
         columns = tuple(Column(**tuples(column)) for column in about["columns"])
         return cls(**tuples(about) | {"columns": columns})
 
-    def restored(self, stored: Any) -> Preprocessing:
+    def restore(self, stored: Any) -> Preprocessing:
         """Return what a run stored, which may be anything, if it makes inputs of the same form as this one.
 
         Names, means, deviations, categories and words are those of the run: the training data may have been
@@ -154,7 +154,7 @@ class Dataset:
     """The classes in their order; none: their numbers are their names."""
     client_names: tuple[str, ...] = ()
     """The clients of the `client` column in their order; none: they have numbers only."""
-    looks: tuple[str, ...] = ()
+    shift_labels: tuple[str, ...] = ()
     """What was done to the images of each client (`--shift`), in words."""
     preprocessing: Preprocessing | None = None
     """What became of raw rows, if more than `about` can tell from the arrays."""
@@ -170,7 +170,7 @@ class Dataset:
         return self.label_names or tuple(map(str, range(self.classes)))
 
     @property
-    def about(self) -> Preprocessing:
+    def preprocessing_spec(self) -> Preprocessing:
         """What a raw row of this data goes through before a model sees it."""
         if self.preprocessing is not None:
             return self.preprocessing
@@ -179,13 +179,13 @@ class Dataset:
         shape = tuple(self.x.shape[1:])
         return Preprocessing(kind, shape, words=self.tokens, scale=self.scale, shift=self.shift)
 
-    def fitted(self, rows: npt.NDArray[np.int64]) -> Dataset:
+    def fit_preprocessing(self, rows: npt.NDArray[np.int64]) -> Dataset:
         """With the columns of a table standardised by these rows, the training rows; other data as it is."""
-        if self.preprocessing is None or self.preprocessing.fitted:
+        if self.preprocessing is None or self.preprocessing.is_fitted:
             return self
         raw = self.x.numpy()
         about = self.preprocessing.fit(raw[rows])
-        return replace(self, x=torch.from_numpy(about.scaled(raw)), preprocessing=about)
+        return replace(self, x=torch.from_numpy(about.scale_inputs(raw)), preprocessing=about)
 
     def inputs(self, x: Tensor) -> Tensor:
         """A batch of `x` as float32, normalised; tokens as int64."""
@@ -195,7 +195,7 @@ class Dataset:
             return x
         return x.to(torch.float32).mul_(self.scale).add_(self.shift)
 
-    def numbers(self, x: Tensor) -> Tensor:
+    def kernel_inputs(self, x: Tensor) -> Tensor:
         """The same for the compiled trainer, which takes tokens as they are."""
         return x if self.tokens else self.inputs(x)
 
@@ -234,7 +234,7 @@ def tokenize(texts: Iterable[str], length: int = LENGTH) -> tuple[npt.NDArray[np
     first_seen = {UNKNOWN: 0}
     numbers, lengths = array("i"), array("q")
     for text in texts:
-        row = [first_seen.setdefault(word, len(first_seen)) for word in rows.words(text)]
+        row = [first_seen.setdefault(word, len(first_seen)) for word in rows.split_words(text)]
         numbers.extend(row)
         lengths.append(len(row))
     flat, sizes = np.asarray(numbers), np.asarray(lengths)

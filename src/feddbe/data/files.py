@@ -26,8 +26,8 @@ from urllib.parse import quote
 from filelock import FileLock, Timeout
 
 from feddbe.data import rows
-from feddbe.errors import BadInput, DataMissingError, one_line
-from feddbe.paths import expand
+from feddbe.errors import DataMissingError, InvalidInputError, one_line
+from feddbe.paths import expand_path
 
 if TYPE_CHECKING:
     from requests import RequestException
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 def _roots(data_dir: Path | None) -> list[Path]:
     named = [place for place in (data_dir, os.environ.get("FEDDBE_DATA")) if place]
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "feddbe"
-    return [expand(root) for root in (*named, home)]
+    return [expand_path(root) for root in (*named, home)]
 
 
-def folders(name: str, data_dir: Path | None) -> list[Path]:
+def search_folders(name: str, data_dir: Path | None) -> list[Path]:
     """Return where a data set's files are searched, in order: each data folder, then its subfolder `name`."""
     return [folder for root in _roots(data_dir) for folder in (root, root / name)]
 
@@ -52,15 +52,17 @@ def cache_folders(name: str, data_dir: Path | None) -> list[Path]:
     return [root / name for root in _roots(data_dir)]
 
 
-def find_first(name: str, data_dir: Path | None, candidates: Sequence[str]) -> Path | None:
+def find_first_folder(name: str, data_dir: Path | None, candidates: Sequence[str]) -> Path | None:
     """Return the first of these files or folders that is in one of the data set's folders."""
-    places = [folder / candidate for folder in folders(name, data_dir) for candidate in candidates]
+    places = [folder / candidate for folder in search_folders(name, data_dir) for candidate in candidates]
     return next((place for place in places if place.is_file() or place.is_dir()), None)
 
 
-def missing(title: str, name: str, data_dir: Path | None, files: str, *also: str) -> DataMissingError:
+def missing_data_error(
+    title: str, name: str, data_dir: Path | None, files: str, *also: str
+) -> DataMissingError:
     """Return the error for a data set that is nowhere: where it was searched, and what to put where."""
-    looked = ", ".join(map(str, folders(name, data_dir)))
+    looked = ", ".join(map(str, search_folders(name, data_dir)))
     ways = [f"run 'feddbe data get {name}'", *also, f"or put {files} into {cache_folders(name, data_dir)[0]}"]
     return DataMissingError(f"{title} is in none of {looked}; {', '.join(ways)}")
 
@@ -68,7 +70,7 @@ def missing(title: str, name: str, data_dir: Path | None, files: str, *also: str
 def require_regular_file(path: Path) -> None:
     """Refuse what is neither file nor folder: opening a pipe waits for ever, a device has no end."""
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise BadInput(f"{path} is neither a file nor a folder; data is read from these only")
+        raise InvalidInputError(f"{path} is neither a file nor a folder; data is read from these only")
 
 
 # --- downloads
@@ -133,7 +135,7 @@ def download(
             try:
                 _fetch(url, target, part, progress)
                 if checksum and (actual := _checksum(part, checksum)) != checksum:
-                    raise BadInput(
+                    raise InvalidInputError(
                         f"{target.name} from {url} has the checksum {actual}, expected {checksum}; the "
                         "download was removed, try again later or fetch the file from elsewhere"
                     )
@@ -148,7 +150,7 @@ def download(
                 target, digest, _record_path(target).name,
             )  # fmt: skip
     except OSError as error:
-        raise BadInput(
+        raise InvalidInputError(
             f"cannot write {target}: {error.strerror or error}; choose another --data-dir"
         ) from None
 
@@ -182,12 +184,14 @@ def verify(path: Path, checksum: str | None) -> Verification:
         known = f"sha256:{record.read_text().partition(' ')[0]}" if record.exists() else None
         checks = [(_checksum(path, expected), expected) for expected in (checksum, known) if expected]
     except (OSError, ValueError) as error:
-        raise BadInput(f"cannot verify {path}: {one_line(error)}; fetch it anew with --again") from None
+        raise InvalidInputError(
+            f"cannot verify {path}: {one_line(error)}; fetch it anew with --force"
+        ) from None
     for actual, expected in checks:
         if actual != expected and known:
-            raise BadInput(
+            raise InvalidInputError(
                 f"{path} is damaged: it has the checksum {actual}, expected {expected}; "
-                "fetch it anew with --again"
+                "fetch it anew with --force"
             )
         if actual != expected:
             return Verification.OTHER_CHECKSUM
@@ -219,7 +223,7 @@ def _is_intact(target: Path, checksum: str | None) -> bool:
     """Return whether a file has the published checksum or, if none is published, the recorded one."""
     try:
         return verify(target, checksum) in (Verification.VERIFIED, Verification.UNCHANGED)
-    except BadInput:
+    except InvalidInputError:
         return False
 
 
@@ -248,7 +252,7 @@ def _fetch(url: str, target: Path, part: Path, progress: Progress | None) -> Non
             if answer is not None:
                 answer.close()  # pooch leaves it open
             if attempt == _TRIES or (answer is not None and answer.status_code < 500):
-                raise BadInput(
+                raise InvalidInputError(
                     f"cannot fetch {url} ({_reason(error)}); try again later, or fetch {target.name} from "
                     f"there by other means and put it at {target}"
                 ) from None
@@ -310,13 +314,13 @@ DAMAGE = (
 """What reading a damaged archive can raise."""
 
 
-def damaged(archive: Path, error: BaseException) -> BadInput:
+def damaged_file_error(archive: Path, error: BaseException) -> InvalidInputError:
     """Return the error for an archive that cannot be read."""
     reason = str(error).partition("\n")[0].rstrip(":") or type(error).__name__
-    return BadInput(f"cannot read {archive}: {reason}; fetch it again")
+    return InvalidInputError(f"cannot read {archive}: {reason}; fetch it again")
 
 
-def members(archive: Path, limit: int) -> Iterator[tuple[str, IO[bytes]]]:
+def iterate_members(archive: Path, limit: int) -> Iterator[tuple[str, IO[bytes]]]:
     """Iterate over name and content of each file in the archive, which together may have `limit` bytes.
 
     A member's content ends where its entry says, so the sizes there are those that count.
@@ -327,7 +331,7 @@ def members(archive: Path, limit: int) -> Iterator[tuple[str, IO[bytes]]]:
     ):
         left -= size
         if left < 0:
-            raise BadInput(
+            raise InvalidInputError(
                 f"{archive} unpacks to more than the {limit} bytes that were expected; fetch it again"
             )
         yield name, content
@@ -338,14 +342,14 @@ def check_zip(archive: zipfile.ZipFile, path: Path) -> None:
     try:
         rows.check_unpacked(archive, path)
     except ValueError as error:
-        raise BadInput(str(error)) from None
+        raise InvalidInputError(str(error)) from None
 
 
 def _iterate_zip(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
     with zipfile.ZipFile(archive) as opened:
         for info in opened.infolist():
             if (info.external_attr >> 16) & 0o170000 == 0o120000:
-                raise BadInput(f"{archive} has a link, '{info.filename}'; only plain files are read")
+                raise InvalidInputError(f"{archive} has a link, '{info.filename}'; only plain files are read")
             if not info.is_dir():
                 with opened.open(info) as content:
                     yield info.filename, info.file_size, content
@@ -355,12 +359,14 @@ def _iterate_tar(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
     with tarfile.open(archive, tarinfo=_Info) as tar:
         for number, member in enumerate(tar):
             if number == _MEMBERS:
-                raise BadInput(f"{archive} has more than {_MEMBERS} entries; fetch it again")
+                raise InvalidInputError(f"{archive} has more than {_MEMBERS} entries; fetch it again")
             if member.isdir():
                 continue
             found = tar.extractfile(member) if member.isfile() else None
             if found is None:
-                raise BadInput(f"{archive} has a link or device, '{member.name}'; only plain files are read")
+                raise InvalidInputError(
+                    f"{archive} has a link or device, '{member.name}'; only plain files are read"
+                )
             yield member.name, member.size, found
 
 

@@ -30,15 +30,15 @@ from typing import TYPE_CHECKING, Any
 
 from feddbe.config import parameters
 from feddbe.data.dataset import Arrangement, Dataset
-from feddbe.errors import BadInput, unknown
-from feddbe.paths import expand
+from feddbe.errors import InvalidInputError, unknown_name
+from feddbe.paths import expand_path
 
 if TYPE_CHECKING:
     from feddbe.data.files import Progress
 
 
 @dataclass(frozen=True)
-class Source:
+class BuiltinDataset:
     """A data set that is known by name, read by a module of `builtin`."""
 
     name: str
@@ -51,12 +51,12 @@ class Source:
         dataset: Dataset = self._reader.load(data_dir)
         return dataset
 
-    def found(self, data_dir: Path | None) -> str | None:
+    def locate(self, data_dir: Path | None) -> str | None:
         """Describe where the data is; None if it is not there yet."""
-        place = getattr(self._reader, "found", self._reader.find)(data_dir)
+        place = getattr(self._reader, "describe_location", self._reader.find)(data_dir)
         return None if place is None else str(place)
 
-    def verified(self, data_dir: Path | None) -> str:
+    def checksum_status(self, data_dir: Path | None) -> str:
         """Describe how far the publisher's files that are there are verified; a damaged one raises."""
         from feddbe.data.files import VERIFICATION_TEXTS, Verification, verify
 
@@ -89,38 +89,40 @@ class Source:
         return module.DATASETS[self.name] if self.module else module
 
 
-SOURCES: dict[str, Source] = {
+BUILTIN_DATASETS: dict[str, BuiltinDataset] = {
     source.name: source
     for source in (
-        Source("digits", "1,797 grey digits of 8x8"),
-        Source("mnist", "70,000 grey digits of 28x28", module="images"),
-        Source("fmnist", "70,000 grey clothes of 28x28", module="images"),
-        Source("cifar10", "60,000 colour images of 32x32", module="images"),
-        Source("cifar100", "60,000 colour images of 32x32", module="images"),
-        Source("tiny_imagenet", "100,000 colour images of 64x64", module="images"),
-        Source("har", "10,299 sensor windows, 30 users"),
-        Source("ag_news", "127,600 news in 4 classes"),
+        BuiltinDataset("digits", "1,797 grey digits of 8x8"),
+        BuiltinDataset("mnist", "70,000 grey digits of 28x28", module="images"),
+        BuiltinDataset("fmnist", "70,000 grey clothes of 28x28", module="images"),
+        BuiltinDataset("cifar10", "60,000 colour images of 32x32", module="images"),
+        BuiltinDataset("cifar100", "60,000 colour images of 32x32", module="images"),
+        BuiltinDataset("tiny_imagenet", "100,000 colour images of 64x64", module="images"),
+        BuiltinDataset("har", "10,299 sensor windows, 30 users"),
+        BuiltinDataset("ag_news", "127,600 news in 4 classes"),
     )
 }
 USER_FORMS = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER", "hf:NAME")
 
 
-def find(text: str, defaults: parameters.Defaults | None = None) -> parameters.Named[Arrangement] | None:
+def find_dataset(
+    text: str, defaults: parameters.Defaults | None = None
+) -> parameters.ParsedName[Arrangement] | None:
     """Return the known data set that `text` names, with its options; None if that may be a user's own."""
     name = text.partition("(")[0].strip()
-    if name not in SOURCES or (name != text and expand(text).exists()):
+    if name not in BUILTIN_DATASETS or (name != text and expand_path(text).exists()):
         return None
-    return parameters.find("data set", text, {name: SOURCES[name].options}, defaults)
+    return parameters.find_class("data set", text, {name: BUILTIN_DATASETS[name].options}, defaults)
 
 
-def load(name_or_path: str | Path, data_dir: Path | None = None) -> Dataset:
+def load_dataset(name_or_path: str | Path, data_dir: Path | None = None) -> Dataset:
     """Load the data set of this name, or the user's own at this path."""
     wanted = str(name_or_path)
-    if known := find(wanted):
-        return known.options.arrange(SOURCES[known.name].load(data_dir))
+    if known := find_dataset(wanted):
+        return known.options.arrange(BUILTIN_DATASETS[known.name].load(data_dir))
     dataset = _load_user_data(wanted)
     if dataset is None:
-        raise unknown("data set", wanted.partition("(")[0], [*SOURCES, *USER_FORMS])
+        raise unknown_name("data set", wanted.partition("(")[0], [*BUILTIN_DATASETS, *USER_FORMS])
     return dataset
 
 
@@ -130,7 +132,7 @@ def _load_user_data(wanted: str) -> Dataset | None:
     from feddbe.data.user import arrays, images, query, tables
 
     place, _, text = wanted.partition("?")
-    path = expand(place)
+    path = expand_path(place)
     choice = query.parse_query(text)
     require_regular_file(path)
     if place.startswith("hf:"):
@@ -153,11 +155,11 @@ def _load_user_data(wanted: str) -> Dataset | None:
     if path.suffix == ".npz":
         return arrays.load_npz(path, choice.words)
     if len(path.parts) > 1:
-        raise BadInput(f"there is no file or folder {path}; accepted are {', '.join(USER_FORMS)}")
+        raise InvalidInputError(f"there is no file or folder {path}; accepted are {', '.join(USER_FORMS)}")
     return None
 
 
-def in_memory(data: Any) -> Dataset | None:
+def is_in_memory(data: Any) -> Dataset | None:
     """Return the data set that a Python object holds; None if it is a name or a path, or nothing."""
     if data is None or isinstance(data, str | Path):
         return None

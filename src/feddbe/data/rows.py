@@ -91,7 +91,7 @@ def _whole(start: str) -> list[str]:
     return start.splitlines()
 
 
-def number(value: Any, comma: bool = False) -> float | None:
+def parse_number(value: Any, comma: bool = False) -> float | None:
     """A cell as a number: nan if it is missing, None if it is something else. `comma`: 3,5 is one, too."""
     if value is None:
         return math.nan
@@ -122,7 +122,9 @@ def one_hot(values: Sequence[Any], categories: Sequence[str]) -> tuple[npt.NDArr
     return found, np.flatnonzero(at == -2)
 
 
-def scaled(columns: Sequence[Mapping[str, Any]], raw: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+def scale_values(
+    columns: Sequence[Mapping[str, Any]], raw: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float32]:
     """A number is (value - mean) / deviation, a category's 0 or 1 stays; what is missing becomes the mean."""
     mean = np.concatenate([np.atleast_1d(column["mean"]) for column in columns])
     shift = np.concatenate(
@@ -135,7 +137,7 @@ def scaled(columns: Sequence[Mapping[str, Any]], raw: npt.NDArray[np.float64]) -
     return found
 
 
-def of_table(about: Mapping[str, Any], table: Columns, place: Place) -> npt.NDArray[np.float32]:
+def encode_table(about: Mapping[str, Any], table: Columns, place: Place) -> npt.NDArray[np.float32]:
     """New rows of a table as inputs; `place` is where a row is, in words."""
     parts = []
     for column in about["columns"]:
@@ -156,7 +158,7 @@ def of_table(about: Mapping[str, Any], table: Columns, place: Place) -> npt.NDAr
                 f"'{name}' has no value in {place(int(gaps[0]))}; fill it in (a run with ?missing=mean does)"
             )
         parts.append(part)
-    found = scaled(about["columns"], np.concatenate(parts, axis=1))
+    found = scale_values(about["columns"], np.concatenate(parts, axis=1))
     for row in np.flatnonzero(~np.isfinite(found).all(axis=1))[:1]:
         raise ValueError(f"{place(int(row))} has a number that is too large to compute with")
     return found
@@ -169,7 +171,7 @@ def _column(table: Columns, name: str, needed: Sequence[str]) -> Sequence[Any]:
 
 
 def _numbers(values: Sequence[Any], name: str, place: Place, comma: bool) -> npt.NDArray[np.float64]:
-    found = [number(value, comma) for value in values]
+    found = [parse_number(value, comma) for value in values]
     for row, value in enumerate(found):
         if value is None or math.isinf(value):
             raise ValueError(f"'{name}' is '{values[row]}' in {place(row)}; it must be a number")
@@ -179,19 +181,19 @@ def _numbers(values: Sequence[Any], name: str, place: Place, comma: bool) -> npt
 # --- texts
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Lower case; ' . , ( ) ! ? are words of their own, " goes, ; : <br /> and white space part words."""
     # the quotes first: what stands around a deleted one grows together
     return text.lower().replace('"', "").replace("<br />", " ").translate(_RULES).split()
 
 
-def of_texts(about: Mapping[str, Any], texts: Sequence[str]) -> npt.NDArray[np.int64]:
+def encode_texts(about: Mapping[str, Any], texts: Sequence[str]) -> npt.NDArray[np.int64]:
     """Texts as rows of word numbers, cut or padded with 0, which is also the unknown word."""
     numbers = {word: k for k, word in enumerate(about["vocabulary"])}
     length = about["shape"][0]
     x = np.zeros((len(texts), length), np.int64)
     for row, text in enumerate(texts):
-        found = [numbers.get(word, 0) for word in words(text)][:length]
+        found = [numbers.get(word, 0) for word in split_words(text)][:length]
         x[row, : len(found)] = found
     return x
 
@@ -199,7 +201,7 @@ def of_texts(about: Mapping[str, Any], texts: Sequence[str]) -> npt.NDArray[np.i
 # --- images
 
 
-def of_images(about: Mapping[str, Any], files: Sequence[Path]) -> npt.NDArray[np.float32]:
+def encode_images(about: Mapping[str, Any], files: Sequence[Path]) -> npt.NDArray[np.float32]:
     """Image files as inputs; only a model whose images were resized takes other sizes than its own."""
     from PIL import Image
 
@@ -236,7 +238,7 @@ def open_image(file: Path | bytes) -> Any:
     return image
 
 
-def read(about: Mapping[str, Any], path: Path) -> Array:
+def read_rows(about: Mapping[str, Any], path: Path) -> Array:
     """The inputs in a file or a folder of images, ready for the model."""
     if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe waits for ever, a device has no end
         raise ValueError(f"{path} is neither a file nor a folder; data is read from these only")
@@ -245,7 +247,7 @@ def read(about: Mapping[str, Any], path: Path) -> Array:
         files = [file for file in files if file == path or file.suffix.lower() in SUFFIXES]
         if not files:
             raise ValueError(f"{path} has no images ({' '.join(SUFFIXES)})")
-        return of_images(about, files)
+        return encode_images(about, files)
     if path.suffix == ".npz" and about["kind"] != "table":
         return _arrays(about, path)
     if about["kind"] not in ("table", "texts"):
@@ -262,10 +264,10 @@ def read(about: Mapping[str, Any], path: Path) -> Array:
     table = dict(zip(names, zip(*cells, strict=True), strict=True))
     try:
         if about["kind"] == "table":
-            return of_table(about, table, lambda row: f"line {lines[row]}")
+            return encode_table(about, table, lambda row: f"line {lines[row]}")
         wanted = [column["name"] for column in about["columns"]]
         columns = [_column(table, name, wanted) for name in wanted]
-        return of_texts(about, [" ".join(cells) for cells in zip(*columns, strict=True)])
+        return encode_texts(about, [" ".join(cells) for cells in zip(*columns, strict=True)])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

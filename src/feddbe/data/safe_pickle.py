@@ -17,7 +17,7 @@ from typing import IO, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 
 _NUMBERS = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
 _OBJECTS = {"O4", "O8"}
@@ -56,7 +56,7 @@ def load(stream: IO[bytes], *, encoding: str = "ASCII") -> Any:
     except Exception as error:  # damaged bytes can make the unpickler raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
         where = getattr(stream, "name", None) or "a pickle"
-        raise BadInput(
+        raise InvalidInputError(
             f"cannot read {where}: {reason[:200]}; read are only plain values and arrays of numbers"
         ) from None
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from feddbe import seeds
 from feddbe.data.dataset import Dataset
 from feddbe.data.split import Split
-from feddbe.errors import BadInput, short, unknown
+from feddbe.errors import InvalidInputError, truncate, unknown_name
 
 _CHUNK = 512
 """Images that are worked on at once: what is needed besides the copy of the data."""
@@ -91,13 +91,13 @@ KINDS = {
 }
 
 
-def parse(spec: str) -> list[tuple[str, float]]:
+def parse_shift(spec: str) -> list[tuple[str, float]]:
     """The kinds that `rotate:30,invert` names, each with its largest strength."""
     found = []
     for item in spec.split(","):
         name, colon, text = item.strip().partition(":")
         if name not in KINDS:
-            raise unknown("shift", name, [f"{kind}:S" if kind != "invert" else kind for kind in KINDS])
+            raise unknown_name("shift", name, [f"{kind}:S" if kind != "invert" else kind for kind in KINDS])
         kind = KINDS[name]
         try:
             strength = float(text) if colon else kind.default
@@ -107,19 +107,19 @@ def parse(spec: str) -> list[tuple[str, float]]:
             allowed = (
                 "write 'invert'" if name == "invert" else f"allowed: 0..{kind.most:g} {kind.unit}".strip()
             )
-            raise BadInput(f"shift '{short(item)}': {allowed}")
+            raise InvalidInputError(f"shift '{truncate(item)}': {allowed}")
         found.append((name, strength))
     return found
 
 
-def strengths(spec: str, clients: int, seed: int) -> list[tuple[str, float]]:
+def client_strengths(spec: str, clients: int, seed: int) -> list[tuple[str, float]]:
     """Each client's kind and strength."""
-    kinds = parse(spec)
-    turn = seeds.stream(seed, "shift kinds").permutation(clients) % len(kinds)
+    kinds = parse_shift(spec)
+    turn = seeds.make_rng(seed, "shift kinds").permutation(clients) % len(kinds)
     drawn = []
     for client in range(clients):
         name, most = kinds[turn[client]]
-        share = seeds.stream(seed, "shift", 0, client).random_sample()
+        share = seeds.make_rng(seed, "shift", 0, client).random_sample()
         if name == "invert":
             drawn.append((name, float(share >= 0.5)))
         else:
@@ -127,7 +127,7 @@ def strengths(spec: str, clients: int, seed: int) -> list[tuple[str, float]]:
     return drawn
 
 
-def apply(
+def apply_shift(
     x: Tensor, name: str, strength: float, bounds: tuple[float, float], rng: np.random.RandomState
 ) -> Tensor:
     """These images, of any type, with one strength of one kind; uint8 is rounded."""
@@ -135,26 +135,26 @@ def apply(
     return found.round().clamp(*bounds).to(x.dtype) if x.dtype == torch.uint8 else found.to(x.dtype)
 
 
-def shifted(dataset: Dataset, split: Split, spec: str, seed: int) -> Dataset:
+def shift_images(dataset: Dataset, split: Split, spec: str, seed: int) -> Dataset:
     """The data with each client's images in its own look: one copy of `x`, written client by client."""
     shape = tuple(dataset.x.shape[1:])
-    kinds = parse(spec)
+    kinds = parse_shift(spec)
     if dataset.tokens or len(shape) != 3 or min(shape[1:]) < 2:
-        raise BadInput(
-            f"shift '{short(spec)}': it is for images; '{dataset.name}' has inputs of shape {shape}"
+        raise InvalidInputError(
+            f"shift '{truncate(spec)}': it is for images; '{dataset.name}' has inputs of shape {shape}"
         )
     x, bounds = dataset.x.clone(), _bounds(dataset)
-    drawn = strengths(spec, split.clients, seed)
+    drawn = client_strengths(spec, split.clients, seed)
     for client, (name, strength) in enumerate(drawn):
         parts = [part[client] for part in (split.train, split.validation, split.test) if len(part)]
-        rng = seeds.stream(seed, "shift noise", 0, client)
+        rng = seeds.make_rng(seed, "shift noise", 0, client)
         # in the order of the data: what a row looks like does not depend on what it is held out for
         for some in torch.split(torch.from_numpy(np.sort(np.concatenate(parts))), _CHUNK):
-            x[some] = apply(x[some], name, strength, bounds, rng)
+            x[some] = apply_shift(x[some], name, strength, bounds, rng)
     known = {key: value for key, value in dataset.known_sha256.items() if key != "x"}
     looks = tuple(_look(name, strength) for name, strength in drawn)
     assert kinds
-    return replace(dataset, x=x, looks=looks, known_sha256=known)
+    return replace(dataset, x=x, shift_labels=looks, known_sha256=known)
 
 
 def _bounds(dataset: Dataset) -> tuple[float, float]:

@@ -19,35 +19,35 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from feddbe.errors import BadInput, unknown
+from feddbe.errors import InvalidInputError, unknown_name
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
     """Each client's samples as rows of the data set; client k is entry k."""
 
-    train: Ragged
-    test: Ragged
-    parts: Ragged | None = None
+    train: RaggedArray
+    test: RaggedArray
+    parts: RaggedArray | None = None
     """What a client held before its 75/25 split, in the partition's order; unknown for a loaded file."""
-    validation: Ragged = field(default_factory=lambda: Ragged.of(()))
+    validation: RaggedArray = field(default_factory=lambda: RaggedArray.from_lists(()))
     """What is held out of the training data to choose a round or a setting by; often nothing."""
 
     @classmethod
-    def of(cls, train: Iterable[Indices], test: Iterable[Indices]) -> Split:
+    def from_arrays(cls, train: Iterable[Indices], test: Iterable[Indices]) -> Split:
         """From the rows of each client."""
-        return cls(Ragged.of(train), Ragged.of(test))
+        return cls(RaggedArray.from_lists(train), RaggedArray.from_lists(test))
 
     @property
     def clients(self) -> int:
         """The number of clients."""
         return len(self.train)
 
-    def held_out(self, share: float) -> Split:
+    def with_validation(self, share: float) -> Split:
         """The last `share` of every client's training data becomes validation data; one sample stays."""
         sizes = self.train.sizes
         held = np.where(sizes > 1, np.maximum(1, (share * sizes).astype(np.int64)), 0)
-        train, validation = self.train.cut(sizes - held)
+        train, validation = self.train.truncated(sizes - held)
         return replace(self, train=train, validation=validation)
 
     def index_sha256(self) -> dict[str, str | None]:
@@ -63,7 +63,7 @@ class Split:
         arrays: dict[str, Any] = {f"train_{k}": rows for k, rows in enumerate(self.train)}
         arrays |= {f"test_{k}": rows for k, rows in enumerate(self.test)}
         if not path.name:
-            raise BadInput(f"cannot write the split to '{path}'; name a file, as in split.npz")
+            raise InvalidInputError(f"cannot write the split to '{path}'; name a file, as in split.npz")
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             try:
@@ -73,10 +73,10 @@ class Split:
             finally:
                 temporary.unlink(missing_ok=True)
         except OSError as error:
-            raise BadInput(f"cannot write the split to {path}: {error.strerror or error}") from None
+            raise InvalidInputError(f"cannot write the split to {path}: {error.strerror or error}") from None
 
 
-def _sha256(rows: Ragged) -> str:
+def _sha256(rows: RaggedArray) -> str:
     return hashlib.sha256(np.ascontiguousarray(rows.flat, "<i8").data).hexdigest()
 
 
@@ -89,34 +89,36 @@ def load_split(path: Path, n: int) -> Split:
     names = [f"{part}_{k}" for k in range(max(clients, 1)) for part in ("train", "test")]
     for name in names:
         if name not in found:
-            raise BadInput(
+            raise InvalidInputError(
                 f"{path} has no array '{name}'; it needs train_0, test_0, train_1, test_1, ... without a gap"
             )
     for name in found:
         if name not in names:
-            raise BadInput(
+            raise InvalidInputError(
                 f"{path} has an array '{name}' that is no client's; allowed: train_K with test_K, K from 0 on"
             )
     rows = {name: _checked(found[name], f"'{name}' in {path}", n) for name in names}
     tested = any(rows[f"test_{k}"].size for k in range(clients))
     for name in names:
         if not rows[name].size and not (tested and name.startswith("test_")):
-            raise BadInput(
+            raise InvalidInputError(
                 f"'{name}' in {path} is empty; every client needs at least one sample to train, and some "
                 "client one to test"
             )
     _check_once(rows, path, n)
-    return Split.of(*([rows[f"{part}_{k}"] for k in range(clients)] for part in ("train", "test")))
+    return Split.from_arrays(*([rows[f"{part}_{k}"] for k in range(clients)] for part in ("train", "test")))
 
 
 def _checked(rows: npt.NDArray[Any], what: str, n: int) -> Indices:
     if rows.dtype.kind not in "iu" or rows.ndim != 1:
-        raise BadInput(
+        raise InvalidInputError(
             f"{what} is {rows.dtype} of shape {rows.shape}; it must be a plain list of row numbers (int64)"
         )
     outside = rows[(rows < 0) | (rows >= n)]
     if outside.size:
-        raise BadInput(f"{what} has index {outside[0]}; the data set has {n} samples, allowed: 0..{n - 1}")
+        raise InvalidInputError(
+            f"{what} has index {outside[0]}; the data set has {n} samples, allowed: 0..{n - 1}"
+        )
     return rows.astype(np.int64)
 
 
@@ -125,7 +127,7 @@ def _check_once(rows: dict[str, Indices], path: Path, n: int) -> None:
     twice = np.flatnonzero(counts > 1)
     if twice.size:
         where = [name for name, r in rows.items() for _ in range(int((r == twice[0]).sum()))]
-        raise BadInput(
+        raise InvalidInputError(
             f"{path} uses index {twice[0]} twice ('{where[0]}' and '{where[1]}'); "
             "every sample belongs to one client, to train or to test"
         )
@@ -134,7 +136,7 @@ def _check_once(rows: dict[str, Indices], path: Path, n: int) -> None:
 Indices = npt.NDArray[np.int64]
 
 
-class Ragged(Sequence[Indices]):
+class RaggedArray(Sequence[Indices]):
     """`self[k]` is client k's part of `flat`, a view: to look at it touches nothing that forked processes
     would have to copy, as the counts of references in objects of Python's are."""
 
@@ -143,14 +145,14 @@ class Ragged(Sequence[Indices]):
         self._ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
     @classmethod
-    def of(cls, parts: Iterable[Indices]) -> Ragged:
+    def from_lists(cls, parts: Iterable[Indices]) -> RaggedArray:
         """A copy of these."""
         parts = list(parts)
         flat = np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64, copy=False)
         return cls(flat, np.fromiter(map(len, parts), np.int64, len(parts)))
 
     @classmethod
-    def by_value(cls, values: Indices) -> Ragged:
+    def group_by_value(cls, values: Indices) -> RaggedArray:
         """The places of each value that there is, values and places in order."""
         _, sizes = np.unique(values, return_counts=True)
         return cls(np.argsort(values, kind="stable"), sizes)
@@ -170,12 +172,12 @@ class Ragged(Sequence[Indices]):
         found = np.bincount(self.owners * kinds + values[self.flat], minlength=len(self) * kinds)
         return found.reshape(len(self), kinds)
 
-    def cut(self, at: Indices) -> tuple[Ragged, Ragged]:
+    def truncated(self, at: Indices) -> tuple[RaggedArray, RaggedArray]:
         """The first `at[k]` of each client k, and what is left."""
         sizes = self.sizes
         place = np.arange(len(self.flat)) - np.repeat(self._ends[:-1], sizes)
         first = place < np.repeat(at, sizes)
-        return Ragged(self.flat[first], at), Ragged(self.flat[~first], sizes - at)
+        return RaggedArray(self.flat[first], at), RaggedArray(self.flat[~first], sizes - at)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -184,15 +186,15 @@ class Ragged(Sequence[Indices]):
     def __getitem__(self, key: int) -> Indices: ...
 
     @overload
-    def __getitem__(self, key: slice) -> Ragged: ...
+    def __getitem__(self, key: slice) -> RaggedArray: ...
 
-    def __getitem__(self, key: int | slice) -> Indices | Ragged:
+    def __getitem__(self, key: int | slice) -> Indices | RaggedArray:
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
             if step != 1:
-                return Ragged.of(self[k] for k in range(start, stop, step))
+                return RaggedArray.from_lists(self[k] for k in range(start, stop, step))
             stop = max(start, stop)
-            return Ragged(self.flat[self._ends[start] : self._ends[stop]], self.sizes[start:stop])
+            return RaggedArray(self.flat[self._ends[start] : self._ends[stop]], self.sizes[start:stop])
         k = range(len(self))[key]  # negative ones, and IndexError
         return self.flat[self._ends[k] : self._ends[k + 1]]
 
@@ -218,11 +220,11 @@ def partition(
     """
     kind, colon, value = spec.partition(":")
     if kind not in [allowed.partition(":")[0] for allowed in _KINDS]:
-        raise unknown("partition", kind, _KINDS)
+        raise unknown_name("partition", kind, _KINDS)
     if kind in ("iid", "natural") and colon:
-        raise BadInput(f"partition '{spec}': '{kind}' takes no value; write '{kind}'")
+        raise InvalidInputError(f"partition '{spec}': '{kind}' takes no value; write '{kind}'")
     if not 0 <= seed < 2**32:
-        raise BadInput(f"partition seed {seed} is out of range; allowed: 0..{2**32 - 1}")
+        raise InvalidInputError(f"partition seed {seed} is out of range; allowed: 0..{2**32 - 1}")
     rng = np.random.RandomState(seed)
 
     if kind == "natural":
@@ -232,35 +234,37 @@ def partition(
         number = _checked_clients(clients, len(y))
         remedy = "use fewer clients or another partition seed"
         if kind == "iid":
-            parts = Ragged.of(np.array_split(rng.permutation(len(y)), number))
+            parts = RaggedArray.from_lists(np.array_split(rng.permutation(len(y)), number))
         elif kind == "dirichlet":
             parts = _dirichlet(y, _beta(spec, value), number, rng)
         else:
             parts = _pathological(y, _labels(spec, value), number, rng)
     for k in np.flatnonzero(parts.sizes < _LEAST)[:1]:
-        raise BadInput(
+        raise InvalidInputError(
             f"partition '{spec}' leaves client {k} with {len(parts[k])} of {len(y)} samples; every client "
             f"needs at least {_LEAST}, one to train and one to test: {remedy}"
         )
     return _split_clients(parts, rng)
 
 
-def _split_clients(parts: Ragged, rng: np.random.RandomState) -> Split:
+def _split_clients(parts: RaggedArray, rng: np.random.RandomState) -> Split:
     sizes = parts.sizes
-    shuffled = Ragged(parts.flat.copy(), sizes)
+    shuffled = RaggedArray(parts.flat.copy(), sizes)
     for rows in shuffled:
         rng.shuffle(rows)
-    test, train = shuffled.cut(sizes - sizes * 3 // 4)
+    test, train = shuffled.truncated(sizes - sizes * 3 // 4)
     return Split(train, test, parts)
 
 
 def _checked_clients(clients: int | None, n: int) -> int:
     if clients is None:
-        raise BadInput("the number of clients is missing; only the partition 'natural' has one of its own")
+        raise InvalidInputError(
+            "the number of clients is missing; only the partition 'natural' has one of its own"
+        )
     if clients < 1:
-        raise BadInput(f"clients = {clients}; allowed: 1 or more")
+        raise InvalidInputError(f"clients = {clients}; allowed: 1 or more")
     if clients * _LEAST > n:
-        raise BadInput(
+        raise InvalidInputError(
             f"clients = {clients} is too many for {n} samples; every client needs at least {_LEAST}, "
             f"one to train and one to test: allowed 1..{n // _LEAST}"
         )
@@ -273,7 +277,7 @@ def _beta(spec: str, value: str) -> float:
     except ValueError:
         beta = float("nan")
     if not (isfinite(beta) and beta > 0):
-        raise BadInput(
+        raise InvalidInputError(
             f"partition '{spec}': beta is '{value}'; it must be a number above 0, e.g. 'dirichlet:0.1'"
         )
     return beta
@@ -281,7 +285,7 @@ def _beta(spec: str, value: str) -> float:
 
 def _labels(spec: str, value: str) -> int:
     if not value.isdecimal() or int(value) < 1:
-        raise BadInput(
+        raise InvalidInputError(
             f"partition '{spec}': labels per client is '{value}'; it must be a whole number from 1 on, "
             "e.g. 'pathological:2'"
         )
@@ -293,31 +297,31 @@ def _least(n: int, clients: int) -> int:
     return int(min(10 / 0.25, n / clients / 2))
 
 
-def _natural(client: Indices | None, clients: int | None) -> Ragged:
+def _natural(client: Indices | None, clients: int | None) -> RaggedArray:
     if client is None:
-        raise BadInput(
+        raise InvalidInputError(
             "partition 'natural' needs data with a client column, which this data set lacks; "
             "use iid, dirichlet:BETA or pathological:C"
         )
-    parts = Ragged.by_value(client)
+    parts = RaggedArray.group_by_value(client)
     if clients is not None and clients != len(parts):
-        raise BadInput(
+        raise InvalidInputError(
             f"clients = {clients}, but the data's client column has {len(parts)}; "
             f"leave the number out, give {len(parts)}, or choose another partition"
         )
     return parts
 
 
-def _dirichlet(y: Indices, beta: float, clients: int, rng: np.random.RandomState) -> Ragged:
-    n, classes = len(y), Ragged.by_value(y)
+def _dirichlet(y: Indices, beta: float, clients: int, rng: np.random.RandomState) -> RaggedArray:
+    n, classes = len(y), RaggedArray.group_by_value(y)
     least = max(_LEAST, _least(n, clients))
     for _ in range(_TRIES):
         drawn = _dirichlet_draw(classes, beta, clients, n, rng)
         if drawn is None or drawn[0].min() < least:
             continue
         pieces = [np.split(rows, cuts) for rows, cuts in drawn[1]]
-        return Ragged.of(np.concatenate([piece[j] for piece in pieces]) for j in range(clients))
-    raise BadInput(
+        return RaggedArray.from_lists(np.concatenate([piece[j] for piece in pieces]) for j in range(clients))
+    raise InvalidInputError(
         f"dirichlet:{beta:g} with {clients} clients: none of {_TRIES} draws gave every client at least "
         f"{least} of the {n} samples; use fewer clients or a larger beta"
     )
@@ -346,10 +350,10 @@ def _dirichlet_draw(
     return sizes, pieces
 
 
-def _pathological(y: Indices, labels: int, clients: int, rng: np.random.RandomState) -> Ragged:
-    classes = Ragged.by_value(y)
+def _pathological(y: Indices, labels: int, clients: int, rng: np.random.RandomState) -> RaggedArray:
+    classes = RaggedArray.group_by_value(y)
     if labels > len(classes):
-        raise BadInput(
+        raise InvalidInputError(
             f"pathological:{labels}: the data has {len(classes)} classes; allowed: 1..{len(classes)}"
         )
     holders = ceil(clients / len(classes) * labels)  # this order of float operations is the published one
@@ -359,14 +363,14 @@ def _pathological(y: Indices, labels: int, clients: int, rng: np.random.RandomSt
     for k, rows in enumerate(classes):
         chosen = np.flatnonzero(quota)[:holders]
         if not chosen.size:
-            raise BadInput(
+            raise InvalidInputError(
                 f"pathological:{labels} with {clients} clients: all their labels are given out after {k} of "
                 f"{len(classes)} classes; use more clients or more labels per client"
             )
         share = len(rows) / len(chosen)
         low, high = int(max(share / 10, floor)), int(share)
         if len(chosen) > 1 and low >= high:
-            raise BadInput(
+            raise InvalidInputError(
                 f"pathological:{labels} with {clients} clients: class {y[rows[0]]} has {len(rows)} samples, "
                 f"too few for {len(chosen)} clients; use fewer clients"
             )
@@ -375,4 +379,6 @@ def _pathological(y: Indices, labels: int, clients: int, rng: np.random.RandomSt
         for j, piece in zip(chosen, np.split(rows, np.cumsum(sizes)), strict=True):
             held[j].append(piece)
         quota[chosen] -= 1
-    return Ragged.of(np.concatenate(pieces) if pieces else np.zeros(0, np.int64) for pieces in held)
+    return RaggedArray.from_lists(
+        np.concatenate(pieces) if pieces else np.zeros(0, np.int64) for pieces in held
+    )

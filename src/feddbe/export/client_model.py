@@ -19,19 +19,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from feddbe.config.user_code import NOTHING, Permission, permit
+from feddbe.config.user_code import NO_PERMISSION, Permission, require_permission
 from feddbe.data import rows
 from feddbe.data.dataset import Dataset, Preprocessing
-from feddbe.data.registry import in_memory
-from feddbe.errors import BadInput, FeddbeError, one_line, short
+from feddbe.data.registry import is_in_memory
+from feddbe.errors import FeddbeError, InvalidInputError, one_line, truncate
 from feddbe.methods.base import PERSONAL
 from feddbe.models.registry import MeanEmbedding, ModelSource
-from feddbe.paths import expand
+from feddbe.paths import expand_path
 from feddbe.runs import folders
-from feddbe.runs.replay import Entry, reopened
-from feddbe.runs.store import Store, damaged
+from feddbe.runs.replay import Checkpoint, load_experiment
+from feddbe.runs.store import RunStore, corrupt_run_error
 from feddbe.state import State, strip_prefix
-from feddbe.training.trainer import Local
+from feddbe.training.trainer import ClientTrainer
 
 _CLOSE = 1e-4
 """Logits may differ so much, relative to the largest: sums in another order."""
@@ -58,7 +58,7 @@ class Deployed(nn.Module):
 
 
 @dataclass(frozen=True)
-class Taken:
+class ClientModel:
     """A client's model, and what must be known to use it."""
 
     module: Deployed
@@ -72,32 +72,36 @@ class Taken:
     """What the run computes for them."""
 
 
-def take(
+def load_client_model(
     run: str | Path,
     client: int | str,
     round: str = "best",
     data: Any = None,
     model: ModelSource | None = None,
-    allowed: Permission = NOTHING,
-) -> Taken:
+    allowed: Permission = NO_PERMISSION,
+) -> ClientModel:
     """The model that a client deploys at the `best` or the `last` round. `data` and `model`: those of the
     run, if they were given as Python objects; code in files must be `allowed`."""
-    store = Store.open(folders.find(str(run)))
+    store = RunStore.open(folders.resolve_run(str(run)))
     try:
-        experiment = reopened(store, dataset=in_memory(data), model=model, allowed=allowed)
-        entry = Entry(store, experiment, round)
+        experiment = load_experiment(store, dataset=is_in_memory(data), model=model, allowed=allowed)
+        entry = Checkpoint(store, experiment, round)
         task, method = experiment.task, experiment.method
         preprocessing, labels, names = _stored_data(store, task.dataset)
-        now = task.dataset.about, list(task.dataset.labels)
+        now = task.dataset.preprocessing_spec, list(task.dataset.labels)
         number = _number(client, names, task.members)
         if not len(task.split.test[number]):
-            raise BadInput(f"client {number} has no test rows to check its model by; choose another --client")
-        local, state = entry.deployed(number)
-        logits, y = local.predict(state, lambda p, x: method.logits(local, p, x), track=method.deployed_track)
-        module = _module(local, state, method.deployed_track, method.base)
+            raise InvalidInputError(
+                f"client {number} has no test rows to check its model by; choose another --client"
+            )
+        local, state = entry.inference_model(number)
+        logits, y = local.predict(
+            state, lambda p, x: method.logits(local, p, x), track=method.inference_track
+        )
+        module = _module(local, state, method.inference_track, method.base_name)
         rows = torch.from_numpy(task.split.test[number])[:64]
         sample, expected = task.dataset.inputs(task.dataset.x[rows]), logits[:64].clone()
-        _compare(module, sample, expected, method.base)
+        _compare(module, sample, expected, method.base_name)
         accuracy = float((logits.argmax(1) == y).double().mean())
         _compare_accuracy(accuracy, len(y), entry, number)
         about = {
@@ -107,7 +111,7 @@ def take(
             "labels": labels, "test_rows": len(y), "accuracy": accuracy,
             "remark": _EDITED if (preprocessing, labels) != now else "",
         }  # fmt: skip
-        return Taken(module, preprocessing, about, sample, expected)
+        return ClientModel(module, preprocessing, about, sample, expected)
     finally:
         store.close()
 
@@ -120,28 +124,30 @@ def _number(client: int | str, names: Sequence[str], members: int) -> int:
     elif text.isdecimal():
         found = int(text)
     else:
-        known = f": {short(', '.join(names))}" if names else f" by number, 0..{members - 1}"
-        raise BadInput(f"there is no client '{short(text)}'; the run has {members}{known}")
+        known = f": {truncate(', '.join(names))}" if names else f" by number, 0..{members - 1}"
+        raise InvalidInputError(f"there is no client '{truncate(text)}'; the run has {members}{known}")
     if found >= members:
-        raise BadInput(f"client = {text}; the run trained {members} clients, allowed: 0..{members - 1}")
+        raise InvalidInputError(
+            f"client = {text}; the run trained {members} clients, allowed: 0..{members - 1}"
+        )
     return found
 
 
-def _stored_data(store: Store, dataset: Dataset) -> tuple[Preprocessing, list[str], list[str]]:
+def _stored_data(store: RunStore, dataset: Dataset) -> tuple[Preprocessing, list[str], list[str]]:
     """Return preprocessing, names of the classes and of the clients as they were when the run began.
 
     The training data may have been edited since in ways that its numbers do not show.
     """
     stored = {key: store.meta(key) for key in ("preprocessing", "label_names", "client_names", "labels")}
     try:
-        preprocessing = dataset.about.restored(stored["preprocessing"])
+        preprocessing = dataset.preprocessing_spec.restore(stored["preprocessing"])
     except ValueError:
-        raise damaged(store.folder, "what is written about it: preprocessing") from None
+        raise corrupt_run_error(store.folder, "what is written about it: preprocessing") from None
     labels, names = stored["label_names"], stored["client_names"]
     if not _are_names(labels) or len(labels) != dataset.classes:
-        raise damaged(store.folder, "what is written about it: label_names")
+        raise corrupt_run_error(store.folder, "what is written about it: label_names")
     if not _are_names(names) or (names and len(names) != len(dataset.client_names)):
-        raise damaged(store.folder, "what is written about it: client_names")
+        raise corrupt_run_error(store.folder, "what is written about it: client_names")
     is_large = stored["labels"] is None  # then names of clients are not stored
     return preprocessing, labels, list(dataset.client_names) if is_large else names
 
@@ -150,15 +156,15 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-def _module(local: Local, state: State, track: str, base: str) -> Deployed:
-    model = local.task.model
+def _module(trainer: ClientTrainer, state: State, track: str, base: str) -> Deployed:
+    model = trainer.task.model
     if not model.parameters.keys() <= state.keys():
-        raise BadInput(f"{base} deploys no model: there is nothing to take home")
-    statistics = local.buffers(track)
-    body, head = (_plain(half) for half in model.apart({**state, **statistics}))
+        raise InvalidInputError(f"{base} deploys no model: there is nothing to take home")
+    statistics = trainer.buffers(track)
+    body, head = (_plain(half) for half in model.copy_halves({**state, **statistics}))
     own = strip_prefix(state, PERSONAL)
-    second = _plain(model.apart({**state, **own, **statistics})[1]) if own else None
-    return Deployed(body, head, local.prbm, second).eval().requires_grad_(False)
+    second = _plain(model.copy_halves({**state, **own, **statistics})[1]) if own else None
+    return Deployed(body, head, trainer.prbm, second).eval().requires_grad_(False)
 
 
 def _plain(module: nn.Module) -> nn.Module:
@@ -181,21 +187,21 @@ def _bag(layer: MeanEmbedding) -> nn.EmbeddingBag:
 def _compare(module: nn.Module, sample: Tensor, expected: Tensor, base: str) -> None:
     with torch.inference_mode():
         found = module(sample)
-    if not close(found, expected):
+    if not is_close(found, expected):
         raise FeddbeError(
             f"{base} predicts in a way of its own, which a plain module does not reproduce (its logits "
             f"differ by {float((found - expected).abs().max()):.2g}): its model cannot be taken home"
         )
 
 
-def _compare_accuracy(accuracy: float, test_rows: int, entry: Entry, client: int) -> None:
+def _compare_accuracy(accuracy: float, test_rows: int, entry: Checkpoint, client: int) -> None:
     """Refuse a model that does not score on the client's test rows as it did in the run, if that is known.
 
     Other versions or another machine can move the last bits, and with them a sample in a hundred.
     """
     moment = "adapted" if entry.experiment.method.adapts else "before"
     where = "AND client = ? AND moment = ? AND name = 'accuracy'"
-    for row in entry.store.rows(entry.round, where, client, moment):
+    for row in entry.store.records(entry.round, where, client, moment):
         then = row.value
         if then is not None and abs(accuracy - then) > max(1.5 / test_rows, 0.01):
             raise FeddbeError(
@@ -205,7 +211,7 @@ def _compare_accuracy(accuracy: float, test_rows: int, entry: Entry, client: int
             )
 
 
-def close(found: Tensor, expected: Tensor) -> bool:
+def is_close(found: Tensor, expected: Tensor) -> bool:
     """Whether these are the same logits, but for sums in another order."""
     largest = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
     return found.shape == expected.shape and bool(((found - expected).abs() <= _CLOSE * largest).all())
@@ -229,14 +235,14 @@ def predict(
     and `probabilities`. `trained_on` and `model`: the run's, if they were given as Python objects. Code in
     files is executed only if `code` names the files or `trust` says that the run is your own, and if its
     content is the same."""
-    taken = take(run, client, round, trained_on, model, permit(code, trust=trust))
-    path = expand(data)
+    taken = load_client_model(run, client, round, trained_on, model, require_permission(code, trust=trust))
+    path = expand_path(data)
     try:
-        x = torch.from_numpy(rows.read(taken.preprocessing.to_json(), path))
+        x = torch.from_numpy(rows.read_rows(taken.preprocessing.to_json(), path))
     except OSError as error:
-        raise BadInput(f"cannot read '{path}': {error.strerror or one_line(error)}") from None
+        raise InvalidInputError(f"cannot read '{path}': {error.strerror or one_line(error)}") from None
     except ValueError as error:
-        raise BadInput(one_line(error)) from None
+        raise InvalidInputError(one_line(error)) from None
     with torch.inference_mode():
         p = torch.cat([taken.module(some).softmax(dim=1) for some in torch.split(x, _BATCH)])
     labels = taken.about["labels"]

@@ -20,12 +20,12 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from feddbe.config.user_code import permit
+from feddbe.config.user_code import require_permission
 from feddbe.data import rows
-from feddbe.errors import BadInput, FeddbeError, one_line, short
-from feddbe.export.client_model import Taken, close, take
+from feddbe.errors import FeddbeError, InvalidInputError, one_line, truncate
+from feddbe.export.client_model import ClientModel, is_close, load_client_model
 from feddbe.models.registry import ModelSource
-from feddbe.paths import expand
+from feddbe.paths import expand_path
 
 FILES = {
     "model.safetensors", "model.pt2", "model.onnx", "preprocessing.json", "rows.py", "score.py",
@@ -75,86 +75,97 @@ def export_model(
     `data` and `model`: the run's, if they were given as objects. Code in files is executed only if `code`
     names the files or `trust` says that the run is your own, and if its content is the same.
     """
-    taken = take(run, client, round, data, model, permit(code, trust=trust))
+    taken = load_client_model(run, client, round, data, model, require_permission(code, trust=trust))
     name = f"{Path(taken.about['run']).name}-client-{taken.about['client_name']}"
-    folder = expand(out or "".join(c if c.isalnum() or c in "+-._" else "_" for c in name))
+    folder = expand_path(out or "".join(c if c.isalnum() or c in "+-._" else "_" for c in name))
     try:
-        with replaced_folder(folder, FILES, "preprocessing.json") as new:
+        with replace_folder(folder, FILES, "preprocessing.json") as new:
             _write(taken, new, onnx=onnx)
     except OSError as error:
         reason = error.strerror or one_line(error)
-        raise BadInput(f"cannot write to '{folder}': {reason}; what was there is as it was") from None
+        raise InvalidInputError(
+            f"cannot write to '{folder}': {reason}; what was there is as it was"
+        ) from None
     return folder
 
 
-def _write(taken: Taken, folder: Path, *, onnx: bool) -> None:
-    about = taken.preprocessing.to_json()
-    (folder / "preprocessing.json").write_text(json.dumps(about | taken.about, indent=1), encoding="utf-8")
+def _write(client_model: ClientModel, folder: Path, *, onnx: bool) -> None:
+    about = client_model.preprocessing.to_json()
+    (folder / "preprocessing.json").write_text(
+        json.dumps(about | client_model.about, indent=1), encoding="utf-8"
+    )
     # each tensor in memory of its own: safetensors refuses what is shared
     weights = {
-        name: tensor.detach().clone().contiguous() for name, tensor in taken.module.state_dict().items()
+        name: tensor.detach().clone().contiguous()
+        for name, tensor in client_model.module.state_dict().items()
     }
     (folder / "model.safetensors").write_bytes(save(weights))
-    _program(taken, folder / "model.pt2")
+    _program(client_model, folder / "model.pt2")
     if onnx:
-        _onnx(taken, folder / "model.onnx")
+        _onnx(client_model, folder / "model.onnx")
     (folder / "rows.py").write_bytes(Path(rows.__file__).read_bytes())
     needs = "torch, numpy, Pillow" if about["kind"] == "images" else "torch, numpy"
     suffix = {"images": ".png", "arrays": ".npz"}.get(about["kind"], ".csv")
     (folder / "score.py").write_text(_SCORE.format(needs=needs, suffix=suffix), encoding="utf-8")
 
 
-def _check(module: nn.Module, taken: Taken, what: str) -> None:
+def _check(module: nn.Module, client_model: ClientModel, what: str) -> None:
     """All that is written must give the run's logits, also for a batch of another size."""
     with torch.inference_mode():
-        whole, one = module(taken.sample), module(taken.sample[:1])
-    if not (close(whole, taken.logits) and close(one, taken.logits[:1])):
+        whole, one = module(client_model.sample), module(client_model.sample[:1])
+    if not (is_close(whole, client_model.logits) and is_close(one, client_model.logits[:1])):
         raise FeddbeError(f"{what} does not give the run's logits: a fault of feddbe's, please report it")
 
 
-def _batch(taken: Taken) -> tuple[tuple[torch.Tensor], tuple[dict[int, Any]]]:
+def _batch(client_model: ClientModel) -> tuple[tuple[torch.Tensor], tuple[dict[int, Any]]]:
     """An example of two rows, and the word that there may be any number of them."""
-    x = taken.sample[:2] if len(taken.sample) > 1 else taken.sample.repeat(2, *[1] * (taken.sample.dim() - 1))
+    x = (
+        client_model.sample[:2]
+        if len(client_model.sample) > 1
+        else client_model.sample.repeat(2, *[1] * (client_model.sample.dim() - 1))
+    )
     return (x,), ({0: torch.export.Dim("batch", min=1)},)
 
 
-def _program(taken: Taken, path: Path) -> None:
+def _program(client_model: ClientModel, path: Path) -> None:
     """torch.export's: runs without the model's code, which a user's own model needs."""
-    example, dynamic = _batch(taken)
+    example, dynamic = _batch(client_model)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # what torch says about its own insides
         try:
-            program = torch.export.export(taken.module, example, dynamic_shapes=dynamic)
+            program = torch.export.export(client_model.module, example, dynamic_shapes=dynamic)
         except Exception as error:  # it refuses what it cannot trace in many ways
-            raise BadInput(f"torch.export cannot take this model: {one_line(error)}") from error
+            raise InvalidInputError(f"torch.export cannot take this model: {one_line(error)}") from error
         content = io.BytesIO()  # torch's own writer aborts the process when a disk is full
         torch.export.save(program, content)
         path.write_bytes(content.getbuffer())
-        _check(torch.export.load(path).module(), taken, "model.pt2")
+        _check(torch.export.load(path).module(), client_model, "model.pt2")
 
 
-def _onnx(taken: Taken, path: Path) -> None:
+def _onnx(client_model: ClientModel, path: Path) -> None:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError:
-        raise BadInput("ONNX needs its libraries; install them with: pip install 'feddbe[onnx]'") from None
-    example, dynamic = _batch(taken)
+        raise InvalidInputError(
+            "ONNX needs its libraries; install them with: pip install 'feddbe[onnx]'"
+        ) from None
+    example, dynamic = _batch(client_model)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)  # that torchvision is not there, for one
         try:
             torch.onnx.export(
-                taken.module, example, path, dynamo=True, dynamic_shapes=dynamic, input_names=["x"],
+                client_model.module, example, path, dynamo=True, dynamic_shapes=dynamic, input_names=["x"],
                 output_names=["logits"], external_data=False, verbose=False,
             )  # fmt: skip
         except Exception as error:
-            raise BadInput(f"ONNX cannot take this model: {one_line(error)}") from error
+            raise InvalidInputError(f"ONNX cannot take this model: {one_line(error)}") from error
         finally:
             logging.disable(logging.NOTSET)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    found = torch.from_numpy(session.run(None, {"x": taken.sample.numpy()})[0])
-    if not close(found, taken.logits):
+    found = torch.from_numpy(session.run(None, {"x": client_model.sample.numpy()})[0])
+    if not is_close(found, client_model.logits):
         raise FeddbeError("model.onnx does not give the run's logits: leave --onnx out, and please report it")
 
 
@@ -163,7 +174,7 @@ _CACHE = "__pycache__"
 
 
 @contextmanager
-def replaced_folder(folder: Path, names: Collection[str], mark: str) -> Iterator[Path]:
+def replace_folder(folder: Path, names: Collection[str], mark: str) -> Iterator[Path]:
     """Give a new folder to write into, which takes the place of `folder` when the block ends.
 
     If the block fails or the process is killed, what was there stays as it was. Nothing is written through a
@@ -203,14 +214,18 @@ def replaced_folder(folder: Path, names: Collection[str], mark: str) -> Iterator
 def _check_replaceable(folder: Path, names: Collection[str], mark: str) -> None:
     """Refuse a folder that is a link, the working directory, or holds other files than a result's."""
     if folder.is_symlink():
-        raise BadInput(f"'{folder}' is a link, through which nothing is written; choose another --out")
+        raise InvalidInputError(
+            f"'{folder}' is a link, through which nothing is written; choose another --out"
+        )
     if folder.name in ("", "..") or (folder.exists() and Path.cwd().is_relative_to(folder.resolve())):
-        raise BadInput(f"'{folder}' is the working directory or above it; choose a folder in it for --out")
+        raise InvalidInputError(
+            f"'{folder}' is the working directory or above it; choose a folder in it for --out"
+        )
     there = {path.name for path in folder.iterdir()} if folder.exists() else set()
     others = there - {*names, _CACHE}
     if others or (there and mark not in there):
-        shown = short(min(others or there))
-        raise BadInput(f"'{folder}' holds something else ('{shown}'); choose another --out")
+        shown = truncate(min(others or there))
+        raise InvalidInputError(f"'{folder}' holds something else ('{shown}'); choose another --out")
 
 
 def _prefix(place: Path) -> str:

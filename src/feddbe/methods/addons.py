@@ -37,13 +37,13 @@ import torch
 from torch import Tensor
 
 from feddbe.config.parameters import parameter
-from feddbe.errors import BadInput
-from feddbe.methods.base import AddOn, Method, Names, Upload, refused
+from feddbe.errors import InvalidInputError
+from feddbe.methods.base import AddOn, Method, Names, Upload, undeclared_names
 from feddbe.methods.dp_mean import Guarantee
-from feddbe.state import State, matches, weighted_mean, without
+from feddbe.state import State, drop_keys, matches_pattern, weighted_mean
 from feddbe.training.task import Context, Task
-from feddbe.training.terms import MeanPull, Term
-from feddbe.training.trainer import Extra, Local
+from feddbe.training.terms import MeanRegularizer, Term
+from feddbe.training.trainer import ClientTrainer, ExtraParameter
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class PRBM(AddOn):
     def client_init(self, ctx: Context) -> State:
         return {"prbm": torch.zeros(ctx.task.model.feature_shape)}
 
-    def attach(self, local: Local, tracks: Sequence[str], received: State, private: State) -> None:
-        local.extras["prbm"] = Extra(private["prbm"], self.prbm_lr)
+    def attach(self, trainer: ClientTrainer, tracks: Sequence[str], received: State, private: State) -> None:
+        trainer.extras["prbm"] = ExtraParameter(private["prbm"], self.prbm_lr)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class MR(AddOn):
     sends: ClassVar[Names] = ("mean",)
     receives: ClassVar[Names] = ("mean",)
     constant: ClassVar[Names] = ("mean",)
-    prepares: ClassVar[bool] = True
+    has_setup: ClassVar[bool] = True
 
     kappa: float = parameter(
         50.0, "weight of the regularization", low=0, search="0 0.001 0.01 0.1 1 5 10 20 50 100 200 500"
@@ -113,53 +113,55 @@ class MR(AddOn):
         super().__post_init__()
         missing = [name for name in Guarantee._fields if getattr(self, name) is None]
         if len(missing) in (1, 2):
-            raise BadInput(f"mr: a guarantee needs epsilon, delta and clip; {missing[0]} is missing")
+            raise InvalidInputError(f"mr: a guarantee needs epsilon, delta and clip; {missing[0]} is missing")
         if not missing and self.init_mean != "start":
-            raise BadInput(
+            raise InvalidInputError(
                 f"mr init_mean = {self.init_mean}; a guarantee needs init_mean=start: of a model trained on "
                 "the client's data, every sample influences every representation"
             )
         if not missing and (self.s or self.q):
-            raise BadInput("mr: a guarantee has its own noise; leave out s and q")
+            raise InvalidInputError("mr: a guarantee has its own noise; leave out s and q")
         if self.init_mean == "start" and self.init_keep_model:
-            raise BadInput("mr init_mean = start; init_keep_model=true needs the epoch that it omits")
+            raise InvalidInputError(
+                "mr init_mean = start; init_keep_model=true needs the epoch that it omits"
+            )
 
     @property
-    def preparing(self) -> int | None:
+    def setup_clients(self) -> int | None:
         return self.init_clients
 
-    def refuse(self, method: Method) -> str:
+    def unsupported_reason(self, method: Method) -> str:
         if self.init_keep_model and method.keeps_uploads:
             return "init_keep_model=true would do nothing, its server has no model"
-        if self.init_clients is not None and method.prepares:
+        if self.init_clients is not None and method.has_setup:
             return f"init_clients={self.init_clients} would do nothing, all clients prepare for it"
         return ""
 
-    def attach(self, local: Local, tracks: Sequence[str], received: State, private: State) -> None:
-        regularizer = MeanPull(self.mu, self.kappa * self._half, self.mr_bias_correct and self.mu > 0)
-        start = regularizer.start(local.task.model.feature_shape)
+    def attach(self, trainer: ClientTrainer, tracks: Sequence[str], received: State, private: State) -> None:
+        regularizer = MeanRegularizer(self.mu, self.kappa * self._half, self.mr_bias_correct and self.mu > 0)
+        start = regularizer.start(trainer.task.model.feature_shape)
         for track in tracks:
-            local.attach(track, Term(regularizer, {"mean": received["mean"]}, start))
+            trainer.attach(track, Term(regularizer, {"mean": received["mean"]}, start))
 
-    def prepare(self, ctx: Context, local: Local, received: State) -> State:
+    def client_setup(self, ctx: Context, trainer: ClientTrainer, received: State) -> State:
         """Return the client's mean representation after one plain epoch from theta^0, or at theta^0."""
         if self.init_mean == "start":
-            return {"mean": self._add_noise(local, self._mean_over_data(local, received))}
+            return {"mean": self._add_noise(trainer, self._mean_over_data(trainer, received))}
         model = ctx.task.model
-        running_mean = MeanPull(self.mu)
+        running_mean = MeanRegularizer(self.mu)
         term = Term(running_mean, {}, running_mean.start(model.feature_shape))
-        fit = local.fit(received, epochs=self.init_epochs, terms=[term])
+        fit = trainer.fit(received, epochs=self.init_epochs, terms=[term])
         if self.init_mean == "exact":
-            mean = self._mean_over_data(local, fit.params)
+            mean = self._mean_over_data(trainer, fit.params)
         else:
             last_carry = fit.carries[0]
             mean = running_mean.mean_of(last_carry) if self.init_mean == "debiased" else last_carry["r"]
-        message = {"mean": self._add_noise(local, mean)}
+        message = {"mean": self._add_noise(trainer, mean)}
         if self.init_keep_model:
             message |= fit.params
         return message
 
-    def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+    def server_setup(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         """Return the server state with zbar = sum_i n_i/n r_i."""
         samples = [u.samples for u in uploads]
         weights = samples if self.mean_weights == "samples" else [1] * len(uploads)
@@ -169,27 +171,27 @@ class MR(AddOn):
             new |= weighted_mean([{name: u.state[name] for name in names} for u in uploads], samples)
         return new
 
-    def remarks(self, task: Task) -> list[str]:
+    def notes(self, task: Task) -> list[str]:
         guarantee = self._guarantee
-        return [guarantee.stated(task.samples[: task.members])] if guarantee else []
+        return [guarantee.statement(task.samples[: task.members])] if guarantee else []
 
-    def _mean_over_data(self, local: Local, params: State) -> Tensor:
+    def _mean_over_data(self, trainer: ClientTrainer, params: State) -> Tensor:
         """Return the mean representation of the client's training data; for a guarantee, of clipped ones."""
-        model, guarantee = local.task.model, self._guarantee
+        model, guarantee = trainer.task.model, self._guarantee
 
         def total(p: Mapping[str, Tensor], x: Tensor) -> Tensor:
             z = model.forward(p, x).z_g
-            return (guarantee.clipped(z) if guarantee else z).sum(0, keepdim=True)
+            return (guarantee.clip_mean(z) if guarantee else z).sum(0, keepdim=True)
 
-        sums, _ = local.predict(params, total, on="train")
-        return sums.sum(0) / local.samples
+        sums, _ = trainer.predict(params, total, on="train")
+        return sums.sum(0) / trainer.samples
 
-    def _add_noise(self, local: Local, mean: Tensor) -> Tensor:
+    def _add_noise(self, trainer: ClientTrainer, mean: Tensor) -> Tensor:
         """Return the mean to send: with a guarantee's noise, with the paper's noise, or unchanged."""
-        sigma = self._guarantee.sigma(local.samples) if self._guarantee else self.s
+        sigma = self._guarantee.sigma(trainer.samples) if self._guarantee else self.s
         if not (sigma or self.q):
             return mean
-        noise = torch.from_numpy(local.stream("noise").normal(0.0, sigma, mean.shape)).to(mean)
+        noise = torch.from_numpy(trainer.rng("noise").normal(0.0, sigma, mean.shape)).to(mean)
         return ((1 - self.q) * mean + noise).to(torch.get_default_dtype())
 
     @property
@@ -234,10 +236,10 @@ class Composed(Method):
         declarations: dict[str, Any] = {
             "family": inner.family,
             "same_for_all": inner.same_for_all,
-            "deployed_track": inner.deployed_track,
+            "deployed_track": inner.inference_track,
             "keeps_uploads": inner.keeps_uploads,
-            "needs_all": inner.needs_all,
-            "keeps_to": inner.keeps_to,
+            "needs_all": inner.needs_all_clients,
+            "keeps_to": inner.fixed_options,
             "adapts": inner.adapts or next((a.adapts for a in self.addons if a.adapts), ""),
         }
         for names in ("keeps", "secret", "sends", "receives", "constant"):
@@ -245,25 +247,25 @@ class Composed(Method):
         for name, value in declarations.items():
             object.__setattr__(self, name, value)
         for addon in self.addons:
-            if reason := addon.refuse(inner):
-                raise BadInput(f"{inner.name} does not support this +{addon.name}: {reason}")
+            if reason := addon.unsupported_reason(inner):
+                raise InvalidInputError(f"{inner.name} does not support this +{addon.name}: {reason}")
 
     @property
-    def base(self) -> str:
-        return self.inner.base
+    def base_name(self) -> str:
+        return self.inner.base_name
 
-    def unused(self, task: Task) -> Mapping[str, str]:
-        unused = self.inner.unused(task)
+    def ignored_options(self, task: Task) -> Mapping[str, str]:
+        unused = self.inner.ignored_options(task)
         return {} if any(a.adapts for a in self.addons) else unused  # fine-tuning is training
 
     @property
-    def prepares(self) -> bool:
-        return self.inner.prepares or any(a.prepares for a in self.addons)
+    def has_setup(self) -> bool:
+        return self.inner.has_setup or any(a.has_setup for a in self.addons)
 
     @property
-    def preparing(self) -> int | None:
-        needed = [a.preparing for a in self.addons if a.prepares]
-        return needed[0] if needed and not self.inner.prepares else self.inner.preparing
+    def setup_clients(self) -> int | None:
+        needed = [a.setup_clients for a in self.addons if a.has_setup]
+        return needed[0] if needed and not self.inner.has_setup else self.inner.setup_clients
 
     def server_init(self, ctx: Context) -> State:
         return self.inner.server_init(ctx)
@@ -274,71 +276,79 @@ class Composed(Method):
             private |= addon.client_init(ctx)
         return private
 
-    def prepare(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        up, private = self.inner.prepare(ctx, local, received, private)
+    def client_setup(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        up, private = self.inner.client_setup(ctx, trainer, received, private)
         for addon in self.addons:
-            up = up | addon.prepare(ctx, local, received)
+            up = up | addon.client_setup(ctx, trainer, received)
         # An add-on may send a model, of which the method may not send a part.
-        unsent = set(refused(ctx.task.model.parameters, self.inner.sends, ctx.task.model))
+        unsent = set(undeclared_names(ctx.task.model.parameters, self.inner.sends, ctx.task.model))
         return {name: t for name, t in up.items() if name not in unsent}, private
 
-    def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
-        server = self.inner.prepared(ctx, server, uploads)
+    def server_setup(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        server = self.inner.server_setup(ctx, server, uploads)
         for addon in self.addons:
-            server = addon.prepared(ctx, server, uploads)
+            server = addon.server_setup(ctx, server, uploads)
         return server
 
-    def down(self, ctx: Context, server: State, client: int) -> State:
+    def broadcast(self, ctx: Context, server: State, client: int) -> State:
         received = [name for a in self.addons for name in a.receives if name not in a.constant]
-        addon_entries = {name: t for name, t in server.items() if matches(name, received)}
-        return self.inner.down(ctx, self._inner_state(server), client) | addon_entries
+        addon_entries = {name: t for name, t in server.items() if matches_pattern(name, received)}
+        return self.inner.broadcast(ctx, self._inner_state(server), client) | addon_entries
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        self._attach(local, self.inner.addon_tracks, received, private)
-        up, new = self.inner.train(ctx, local, self._inner_state(received), self._inner_state(private))
-        return up, new | {name: extra.value for name, extra in local.extras.items()}
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        self._attach(trainer, self.inner.addon_tracks, received, private)
+        up, new = self.inner.train(ctx, trainer, self._inner_state(received), self._inner_state(private))
+        return up, new | {name: extra.value for name, extra in trainer.extras.items()}
 
-    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+    def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         inner_state = self._inner_state(server)
         addon_state = {name: t for name, t in server.items() if name not in inner_state}
         uploads = [u._replace(state=self._inner_state(u.state)) for u in uploads]
-        return self.inner.combine(ctx, inner_state, uploads) | addon_state
+        return self.inner.aggregate(ctx, inner_state, uploads) | addon_state
 
-    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        self._attach(local, self.inner.addon_tracks, received, private)
-        return self.inner.deployed(ctx, local, self._inner_state(received), self._inner_state(private))
+    def inference_params(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> State:
+        self._attach(trainer, self.inner.addon_tracks, received, private)
+        return self.inner.inference_params(
+            ctx, trainer, self._inner_state(received), self._inner_state(private)
+        )
 
-    def tune(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        self._attach(local, self.inner.addon_tracks, received, private)
-        return self.inner.tune(ctx, local, self._inner_state(received), self._inner_state(private))
+    def finetune(self, ctx: Context, trainer: ClientTrainer, received: State, private: State) -> State:
+        self._attach(trainer, self.inner.addon_tracks, received, private)
+        return self.inner.finetune(ctx, trainer, self._inner_state(received), self._inner_state(private))
 
-    def adapt(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        self._attach(local, self.inner.addon_tracks, received, private)
-        return self.inner.adapt(ctx, local, self._inner_state(received), self._inner_state(private))
+    def adapt(self, ctx: Context, trainer: ClientTrainer, received: State, private: State) -> State:
+        self._attach(trainer, self.inner.addon_tracks, received, private)
+        return self.inner.adapt(ctx, trainer, self._inner_state(received), self._inner_state(private))
 
-    def newcomer(self, ctx: Context, received: State) -> State:
-        private = self.inner.newcomer(ctx, received)
+    def init_new_client(self, ctx: Context, received: State) -> State:
+        private = self.inner.init_new_client(ctx, received)
         for addon in self.addons:
             private |= addon.client_init(ctx)
         return private
 
-    def remarks(self, task: Task) -> list[str]:
-        return [*self.inner.remarks(task), *(text for a in self.addons for text in a.remarks(task))]
+    def notes(self, task: Task) -> list[str]:
+        return [*self.inner.notes(task), *(text for a in self.addons for text in a.notes(task))]
 
     @property
-    def own_logits(self) -> bool:
-        return self.inner.own_logits
+    def has_own_logits(self) -> bool:
+        return self.inner.has_own_logits
 
-    def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        return self.inner.logits(local, state, x)
+    def logits(self, trainer: ClientTrainer, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        return self.inner.logits(trainer, state, x)
 
-    def _attach(self, local: Local, tracks: Sequence[str], received: State, private: State) -> None:
+    def _attach(self, trainer: ClientTrainer, tracks: Sequence[str], received: State, private: State) -> None:
         for addon in self.addons:
-            addon.attach(local, tracks, received, private)
+            addon.attach(trainer, tracks, received, private)
 
     def _inner_state(self, state: State) -> State:
         """Return the entries that belong to the inner method."""
-        return without(state, self._addon_names)
+        return drop_keys(state, self._addon_names)
 
     @cached_property
     def _addon_names(self) -> tuple[str, ...]:

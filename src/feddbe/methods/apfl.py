@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from feddbe.config.parameters import parameter
-from feddbe.methods.base import NO_PRBM, OWN_STEPS, PERSONAL, TWO_MODELS, Facts, Names
+from feddbe.methods.base import NO_PRBM, OWN_STEPS, PERSONAL, TWO_MODELS, MethodDescription, Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.seeds import torch_seeded
-from feddbe.state import State, add_prefix, strip_prefix, sum_by_name, without
+from feddbe.state import State, add_prefix, drop_keys, strip_prefix, sum_by_name
 from feddbe.training.task import Context
-from feddbe.training.terms import At, Term
-from feddbe.training.trainer import Local
+from feddbe.training.terms import Term, TermContext
+from feddbe.training.trainer import ClientTrainer
 
 ALPHA, STATISTICS = "alpha", "statistics/"
 
@@ -45,13 +45,15 @@ class APFL(FedAvg):
 
     name: ClassVar[str] = "apfl"
     family: ClassVar[str] = "personalized"
-    facts: ClassVar[Facts] = Facts(keeps="1 + 1 number", evaluated="the mixture of v_i and the new w")
+    description: ClassVar[MethodDescription] = MethodDescription(
+        keeps="1 + 1 number", evaluated="the mixture of v_i and the new w"
+    )
     keeps: ClassVar[Names] = (PERSONAL, ALPHA)
     secret: ClassVar[Names] = (PERSONAL, ALPHA)
-    refuses = NO_PRBM
-    cannot = TWO_MODELS
-    keeps_to = OWN_STEPS
-    deployed_track: ClassVar[str] = "personal"
+    discouraged_addons = NO_PRBM
+    unsupported_addons = TWO_MODELS
+    fixed_options = OWN_STEPS
+    inference_track: ClassVar[str] = "personal"
 
     alpha: float = parameter(
         0.5, "share of the personal model at the start", low=0, high=1, search="0.25 0.5 0.75"
@@ -61,17 +63,21 @@ class APFL(FedAvg):
     def client_init(self, ctx: Context) -> State:
         return add_prefix(PERSONAL, ctx.task.model.parameters) | {ALPHA: torch.tensor(self.alpha)}
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
         lr = torch.tensor(ctx.lr)
-        start = private | add_prefix(STATISTICS, local.buffers("personal"))
-        fit = local.fit(received, terms=[Term(self._update_personal, {"lr": lr}, start, at_end=True)])
-        local.set_buffers("personal", strip_prefix(fit.carries[0], STATISTICS))
-        return fit.params, without(fit.carries[0], [STATISTICS])
+        start = private | add_prefix(STATISTICS, trainer.buffers("personal"))
+        fit = trainer.fit(received, terms=[Term(self._update_personal, {"lr": lr}, start, outputs_only=True)])
+        trainer.set_buffers("personal", strip_prefix(fit.carries[0], STATISTICS))
+        return fit.params, drop_keys(fit.carries[0], [STATISTICS])
 
-    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+    def inference_params(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> State:
         return _mix(private, received)
 
-    def _update_personal(self, context: At, state: State) -> tuple[None, State]:
+    def _update_personal(self, context: TermContext, state: State) -> tuple[None, State]:
         """Return v and alpha after this batch; they are carried along and add nothing to the loss of w."""
         lr, alpha, v = context.const["lr"], state[ALPHA], strip_prefix(state, PERSONAL)
         w = {name: context.params[name].detach() for name in v}

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from feddbe.config.parameters import parameter
-from feddbe.methods.base import NO_MR, NO_PRBM, OWN_STEPS, Facts, Method, Names, Upload
+from feddbe.methods.base import NO_MR, NO_PRBM, OWN_STEPS, Method, MethodDescription, Names, Upload
 from feddbe.seeds import torch_seed
 from feddbe.state import State, add_prefix, strip_prefix, sum_by_name
 from feddbe.training.backends import gradient
 from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
-from feddbe.training.trainer import Local
+from feddbe.training.trainer import ClientTrainer
 
 CORE, RELATIONS = "core/", "relations/p"
 
@@ -74,26 +74,28 @@ class APPLE(Method):
 
     name: ClassVar[str] = "apple"
     family: ClassVar[str] = "personalized"
-    facts: ClassVar[Facts] = Facts("N", keeps="N numbers", evaluated="the mixture of the new cores")
+    description: ClassVar[MethodDescription] = MethodDescription(
+        "N", keeps="N numbers", evaluated="the mixture of the new cores"
+    )
     keeps: ClassVar[Names] = (RELATIONS,)
     secret: ClassVar[Names] = (RELATIONS,)
     receives: ClassVar[Names] = (CORE,)
     keeps_uploads: ClassVar[bool] = True
-    needs_all: ClassVar[str] = "every model is a mixture of the cores of all clients"
-    refuses = NO_PRBM
-    cannot = NO_MR
-    keeps_to = OWN_STEPS
+    needs_all_clients: ClassVar[str] = "every model is a mixture of the cores of all clients"
+    discouraged_addons = NO_PRBM
+    unsupported_addons = NO_MR
+    fixed_options = OWN_STEPS
 
     mu: float = parameter(0.1, "pull of p_i to the sample shares", low=0, search="0.01 0.1 1")
     eta1: float | None = parameter(None, "learning rate of the core; none: N lr", above=0, search="0.01")
     eta2: float = parameter(0.001, "learning rate of p_i", low=0, search="0.001 0.01")
     rounds_l: int = parameter(10, "rounds until the pull is gone", low=1, search_rule="10 % of the rounds")
 
-    def unused(self, task: Task) -> Mapping[str, str]:
+    def ignored_options(self, task: Task) -> Mapping[str, str]:
         return {} if self.eta1 is None else {"lr": "its rates are eta1 and eta2"}
 
     @property
-    def prepares(self) -> bool:
+    def has_setup(self) -> bool:
         return True
 
     def server_init(self, ctx: Context) -> State:
@@ -102,36 +104,42 @@ class APPLE(Method):
     def client_init(self, ctx: Context) -> State:
         return {RELATIONS: _sample_shares(ctx)}
 
-    def prepare(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        return ctx.task.model.fresh(torch_seed(ctx.task.seed, "core", 0, local.client)), private
+    def client_setup(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        return ctx.task.model.reinitialized(torch_seed(ctx.task.seed, "core", 0, trainer.client)), private
 
-    def down(self, ctx: Context, server: State, client: int) -> State:
+    def broadcast(self, ctx: Context, server: State, client: int) -> State:
         assert ctx.uploads is not None
         message: State = {}
         for other in range(ctx.task.split.clients):
             message |= add_prefix(f"{CORE}{other}/", ctx.uploads(other))
         return message
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        client, p0 = local.client, _sample_shares(ctx)
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        client, p0 = trainer.client, _sample_shares(ctx)
         eta1 = ctx.task.split.clients * ctx.lr if self.eta1 is None else self.eta1
         past = (ctx.round - 1) / self.rounds_l
         pull = self.mu * (math.cos(math.pi * past) + 1) / 2 if past < 1 else 0.0
 
         const = _StepSettings(ctx.task, client, p0, eta1, self.eta2, pull)
         cores = _stack_cores(ctx, received)
-        start = _MixingState(cores, private[RELATIONS], local.buffers("shared"), no_losses())
-        end = local.scan(_step, start, const)
-        local.set_buffers("shared", end.statistics)
+        start = _MixingState(cores, private[RELATIONS], trainer.buffers("shared"), no_losses())
+        end = trainer.run_steps(_step, start, const)
+        trainer.set_buffers("shared", end.statistics)
         return {name: c[client].clone() for name, c in end.cores.items()}, {RELATIONS: end.p}
 
-    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+    def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         return server
 
-    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+    def inference_params(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> State:
         # after training `received` also has the client's new core, under the plain names
         new = {n: t for n, t in received.items() if not n.startswith(CORE)}
-        received = received | add_prefix(f"{CORE}{local.client}/", new)
+        received = received | add_prefix(f"{CORE}{trainer.client}/", new)
         return _mix(_stack_cores(ctx, received), private[RELATIONS])
 
 
@@ -156,8 +164,10 @@ def _step(state: _MixingState, const: _StepSettings, samples: Samples, key: int)
     """Return cores and weights after one batch."""
     cores, p, client = state.cores, state.p, const.client
     g = gradient(const.task, _mix(cores, p), state.statistics, samples)
-    slopes = sum_by_name({n: torch.tensordot(c, g.of[n], g.of[n].dim()) for n, c in cores.items()})
+    slopes = sum_by_name(
+        {n: torch.tensordot(c, g.gradients[n], g.gradients[n].dim()) for n, c in cores.items()}
+    )
     for name, c in cores.items():  # in place: this stack of all cores is the scan's own, and large
-        c[client] -= const.eta1 * p[client] * g.of[name]
+        c[client] -= const.eta1 * p[client] * g.gradients[name]
     p = p - const.eta2 * (slopes + const.pull * (p - const.p0))
     return _MixingState(cores, p, g.statistics, state.losses.add(g.loss, len(samples.y)))

@@ -16,7 +16,7 @@ from feddbe.config.parameters import Parameters, parameter
 from feddbe.models.split_model import SplitModel
 from feddbe.state import State, weighted_mean
 from feddbe.training.task import Context, Task
-from feddbe.training.trainer import Local
+from feddbe.training.trainer import ClientTrainer
 
 Names = tuple[str, ...]
 """Names in a state: a name, a prefix that ends with a slash, or one of the three constants below."""
@@ -35,7 +35,7 @@ class Upload(NamedTuple):
     state: State
 
 
-class Facts(NamedTuple):
+class MethodDescription(NamedTuple):
     """Description of a method in `feddbe methods`.
 
     Message sizes and kept state are given in models; f and h are the parts of a model, N is the number of
@@ -48,7 +48,7 @@ class Facts(NamedTuple):
     evaluated: str = "the global model"
 
 
-def refused(state: Iterable[str], allowed: Names, model: SplitModel) -> list[str]:
+def undeclared_names(state: Iterable[str], allowed: Names, model: SplitModel) -> list[str]:
     """Return the names that no pattern of `allowed` covers."""
     groups: dict[str, Iterable[str]] = {MODEL: model.parameters, BODY: model.body, HEAD: model.head}
     exact = {name for pattern in allowed for name in groups.get(pattern, (pattern,))}
@@ -56,7 +56,7 @@ def refused(state: Iterable[str], allowed: Names, model: SplitModel) -> list[str
     return [name for name in state if name not in exact and not name.startswith(prefixes)]
 
 
-def averaging(default: str = "samples") -> Any:
+def weights_parameter(default: str = "samples") -> Any:
     """Return the hyperparameter that selects the weights of an average."""
     return parameter(default, "weights of the average", choices=("samples", "uniform"))
 
@@ -88,7 +88,7 @@ class Method(Parameters):
     """
 
     family: ClassVar[str] = "traditional"
-    facts: ClassVar[Facts] = Facts()
+    description: ClassVar[MethodDescription] = MethodDescription()
     keeps: ClassVar[Names] = ()
     """State that a client keeps from round to round; not necessarily secret, since part of it may be sent."""
     secret: ClassVar[Names] = ()
@@ -101,17 +101,17 @@ class Method(Parameters):
     """Server entries that are fixed before round 1: sent to a client once, in its first round."""
     same_for_all: ClassVar[bool] = True
     """Whether every client receives the same message."""
-    refuses: ClassVar[Mapping[str, str]] = {}
+    discouraged_addons: ClassVar[Mapping[str, str]] = {}
     """Add-ons that are rejected unless `--force` is given, each with the reason."""
-    cannot: ClassVar[Mapping[str, str]] = {}
+    unsupported_addons: ClassVar[Mapping[str, str]] = {}
     """Add-ons that would have no effect, each with the reason."""
-    keeps_to: ClassVar[Mapping[str, str]] = {}
+    fixed_options: ClassVar[Mapping[str, str]] = {}
     """Options of local training that cannot be changed, each with the reason."""
-    deployed_track: ClassVar[str] = "shared"
+    inference_track: ClassVar[str] = "shared"
     """Track whose BatchNorm statistics are used for predictions."""
     keeps_uploads: ClassVar[bool] = False
     """Whether the store keeps each client's last upload, to be sent to others (`ctx.uploads`)."""
-    needs_all: ClassVar[str] = ""
+    needs_all_clients: ClassVar[str] = ""
     """Why all clients must take part in every round; empty if they need not."""
     adapts: ClassVar[str] = ""
     """Whether fine-tuning is part of the method: `each` evaluation, or after the `last` round."""
@@ -122,21 +122,21 @@ class Method(Parameters):
         return ("shared",)
 
     @property
-    def base(self) -> str:
+    def base_name(self) -> str:
         """Name without add-ons."""
         return self.name
 
-    def unused(self, task: Task) -> Mapping[str, str]:
+    def ignored_options(self, task: Task) -> Mapping[str, str]:
         """Return the options of a run that have no effect on this method, each with the reason."""
         return {}
 
     @property
-    def prepares(self) -> bool:
+    def has_setup(self) -> bool:
         """Whether there is an exchange before round 1."""
         return False
 
     @property
-    def preparing(self) -> int | None:
+    def setup_clients(self) -> int | None:
         """Number of clients, drawn at random, that take part in the exchange before round 1; None: all."""
         return None
 
@@ -148,47 +148,53 @@ class Method(Parameters):
         """Return a client's private state at first contact."""
         return {}
 
-    def prepare(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+    def client_setup(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
         """Return a client's message and private state of the exchange before round 1."""
         return {}, private
 
-    def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+    def server_setup(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         """Return the server state after the exchange before round 1."""
         return server
 
-    def down(self, ctx: Context, server: State, client: int) -> State:
+    def broadcast(self, ctx: Context, server: State, client: int) -> State:
         """Return this round's message to a client; constants are sent separately."""
         return server
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
         """Run a client's local training of one round and return its message and private state."""
         raise NotImplementedError
 
-    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+    def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         """Return the server state after the round; uploads are in client order."""
         raise NotImplementedError
 
-    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+    def inference_params(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> State:
         """Return the parameters with which the client predicts, given the message, before it trains."""
         return received
 
-    def tune(self, ctx: Context, local: Local, received: State, private: State) -> State:
+    def finetune(self, ctx: Context, trainer: ClientTrainer, received: State, private: State) -> State:
         """Return the parameters with which the client predicts after fine-tuning on its own data.
 
         Fine-tuning is plain SGD on the cross-entropy, without terms of the method or of add-ons.
         """
-        start = self.deployed(ctx, local, received, private)
-        return local.fit(start, track=self.deployed_track, plain=True).params
+        start = self.inference_params(ctx, trainer, received, private)
+        return trainer.fit(start, track=self.inference_track, plain=True).params
 
-    def adapt(self, ctx: Context, local: Local, received: State, private: State) -> State:
+    def adapt(self, ctx: Context, trainer: ClientTrainer, received: State, private: State) -> State:
         """Return the parameters with which a new client predicts after training on its own data.
 
         It trains from the received state by the method's local training, as in the paper.
         """
-        up, new = self.train(ctx, local, received, private)
-        return self.deployed(ctx, local, received | up, new)
+        up, new = self.train(ctx, trainer, received, private)
+        return self.inference_params(ctx, trainer, received | up, new)
 
-    def newcomer(self, ctx: Context, received: State) -> State:
+    def init_new_client(self, ctx: Context, received: State) -> State:
         """Return the private state of a client that joins after training.
 
         Personal parameters that the server has start there, all others at theta^0.
@@ -198,18 +204,18 @@ class Method(Parameters):
             for name, value in self.client_init(ctx).items()
         }
 
-    def remarks(self, task: Task) -> list[str]:
+    def notes(self, task: Task) -> list[str]:
         """Return notes that a reader of a run's results must know."""
         return []
 
     @property
-    def own_logits(self) -> bool:
+    def has_own_logits(self) -> bool:
         """Whether predictions need more than the logits of a model."""
         return type(self).logits is not Method.logits
 
-    def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def logits(self, trainer: ClientTrainer, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Return the predictions of inference parameters."""
-        return local.forward(state, x).logits
+        return trainer.forward(state, x).logits
 
 
 @dataclass(frozen=True)
@@ -222,15 +228,15 @@ class AddOn(Parameters):
     """State sent in addition to the method's message; model parameters only if the method sends them."""
     receives: ClassVar[Names] = ()
     constant: ClassVar[Names] = ()
-    prepares: ClassVar[bool] = False
+    has_setup: ClassVar[bool] = False
     adapts: ClassVar[str] = ""
 
     @property
-    def preparing(self) -> int | None:
+    def setup_clients(self) -> int | None:
         """Number of clients that take part in the exchange before round 1; None: all."""
         return None
 
-    def refuse(self, method: Method) -> str:
+    def unsupported_reason(self, method: Method) -> str:
         """Return why one of this add-on's options does not work with the method, or an empty text."""
         return ""
 
@@ -238,18 +244,18 @@ class AddOn(Parameters):
         """Return the add-on's private state at first contact."""
         return {}
 
-    def attach(self, local: Local, tracks: Sequence[str], received: State, private: State) -> None:
+    def attach(self, trainer: ClientTrainer, tracks: Sequence[str], received: State, private: State) -> None:
         """Attach this add-on's loss terms to these tracks, and its extra parameters to the model."""
 
-    def prepare(self, ctx: Context, local: Local, received: State) -> State:
+    def client_setup(self, ctx: Context, trainer: ClientTrainer, received: State) -> State:
         """Return the add-on's part of a client's message before round 1."""
         return {}
 
-    def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+    def server_setup(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         """Return the server state with the add-on's part after the exchange before round 1."""
         return server
 
-    def remarks(self, task: Task) -> list[str]:
+    def notes(self, task: Task) -> list[str]:
         """Return notes that a reader of a run's results must know."""
         return []
 
@@ -261,7 +267,7 @@ NO_PRBM = {"prbm": _OWN_WAY, "ft": _OWN_WAY}
 TWO_MODELS = {"prbm": "it trains two models, and PRBM is defined for one"}
 """Unsupported add-ons of methods with a global and a personal model."""
 
-TUNES = {"ft": "it adapts its model to each client already"}
+FINE_TUNES = {"ft": "it adapts its model to each client already"}
 """Unsupported add-ons of methods that fine-tune."""
 
 _NOT_SGD = "its local scheme is not plain SGD, so it would need another definition"
@@ -269,12 +275,12 @@ NO_MR = {"mr": _NOT_SGD, "prbm": _NOT_SGD}
 """Unsupported add-ons of methods whose local steps are not plain SGD."""
 
 OWN_STEPS = dict.fromkeys(
-    ("optimiser", "momentum", "weight_decay", "clip_norm"), "its local steps are not those of an optimizer"
+    ("optimizer", "momentum", "weight_decay", "clip_norm"), "its local steps are not those of an optimizer"
 )
 """Fixed options of methods whose local steps are not plain SGD."""
 
 SUM_OF_GRADIENTS = dict.fromkeys(
-    ("optimiser", "momentum", "clip_norm"),
+    ("optimizer", "momentum", "clip_norm"),
     "its control variates are mean gradients, and (x - y) / (T eta) equals them after plain SGD only",
 )
 """Fixed options of SCAFFOLD (option II)."""

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from feddbe.methods.base import PERSONAL, Facts, Method, Names, Upload
+from feddbe.methods.base import PERSONAL, Method, MethodDescription, Names, Upload
 from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.task import Context, Task
-from feddbe.training.trainer import Local
+from feddbe.training.trainer import ClientTrainer
 
 _ALONE = dict.fromkeys(("prbm", "mr", "ft"), "there is no exchange that it could improve")
 
@@ -21,14 +21,16 @@ class LocalOnly(Method):
     """Local training from theta^0; nothing is sent."""
 
     name: ClassVar[str] = "local"
-    family: ClassVar[str] = "floor"
-    facts: ClassVar[Facts] = Facts("0", "0", keeps="1", evaluated="the client's own model")
+    family: ClassVar[str] = "baseline"
+    description: ClassVar[MethodDescription] = MethodDescription(
+        "0", "0", keeps="1", evaluated="the client's own model"
+    )
     keeps: ClassVar[Names] = (PERSONAL,)
     secret: ClassVar[Names] = (PERSONAL,)
     sends: ClassVar[Names] = ()
     receives: ClassVar[Names] = ()
-    cannot = _ALONE
-    deployed_track: ClassVar[str] = "personal"
+    unsupported_addons = _ALONE
+    inference_track: ClassVar[str] = "personal"
 
     def server_init(self, ctx: Context) -> State:
         return {}
@@ -36,13 +38,17 @@ class LocalOnly(Method):
     def client_init(self, ctx: Context) -> State:
         return add_prefix(PERSONAL, ctx.task.model.parameters)
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        return {}, add_prefix(PERSONAL, local.fit(strip_prefix(private, PERSONAL), track="personal").params)
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        return {}, add_prefix(PERSONAL, trainer.fit(strip_prefix(private, PERSONAL), track="personal").params)
 
-    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+    def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         return server
 
-    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+    def inference_params(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> State:
         return strip_prefix(private, PERSONAL)
 
 
@@ -51,26 +57,32 @@ class Majority(Method):
     """Prediction of each client's most frequent training label: the lower bound of every table."""
 
     name: ClassVar[str] = "majority"
-    family: ClassVar[str] = "floor"
-    facts: ClassVar[Facts] = Facts("0", "0", evaluated="each client's most frequent label")
+    family: ClassVar[str] = "baseline"
+    description: ClassVar[MethodDescription] = MethodDescription(
+        "0", "0", evaluated="each client's most frequent label"
+    )
     sends: ClassVar[Names] = ()
     receives: ClassVar[Names] = ()
-    cannot = _ALONE
+    unsupported_addons = _ALONE
 
     def server_init(self, ctx: Context) -> State:
         return {}
 
-    def unused(self, task: Task) -> Mapping[str, str]:
-        return dict.fromkeys(("lr", "batch", "epochs"), "it trains nothing")
+    def ignored_options(self, task: Task) -> Mapping[str, str]:
+        return dict.fromkeys(("lr", "batch_size", "local_epochs"), "it trains nothing")
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
         return {}, private
 
-    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+    def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         return server
 
-    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        return {"counts": local.label_counts().float()}
+    def inference_params(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> State:
+        return {"counts": trainer.label_counts().float()}
 
-    def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def logits(self, trainer: ClientTrainer, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
         return state["counts"].expand(len(x), -1)

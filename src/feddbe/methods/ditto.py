@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from feddbe.config.parameters import parameter
-from feddbe.methods.base import NO_PRBM, PERSONAL, TWO_MODELS, Facts, Names
+from feddbe.methods.base import NO_PRBM, PERSONAL, TWO_MODELS, MethodDescription, Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.task import Context
 from feddbe.training.terms import prox
-from feddbe.training.trainer import Local
+from feddbe.training.trainer import ClientTrainer
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Ditto(FedAvg):
 
     name: ClassVar[str] = "ditto"
     family: ClassVar[str] = "personalized"
-    facts: ClassVar[Facts] = Facts(keeps="1", evaluated="v_i")
+    description: ClassVar[MethodDescription] = MethodDescription(keeps="1", evaluated="v_i")
     keeps: ClassVar[Names] = (PERSONAL,)
     secret: ClassVar[Names] = (PERSONAL,)
-    refuses = NO_PRBM
-    cannot = TWO_MODELS
-    deployed_track: ClassVar[str] = "personal"
+    discouraged_addons = NO_PRBM
+    unsupported_addons = TWO_MODELS
+    inference_track: ClassVar[str] = "personal"
 
     lam: float = parameter(1.0, "pull of the personal model to the global one", low=0, search="0.1 1 2")
     personal_epochs: int | None = parameter(
@@ -56,12 +56,16 @@ class Ditto(FedAvg):
     def client_init(self, ctx: Context) -> State:
         return add_prefix(PERSONAL, ctx.task.model.parameters)
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
         v = strip_prefix(private, PERSONAL)
-        v = local.fit(
+        v = trainer.fit(
             v, track="personal", epochs=self.personal_epochs, terms=[prox(self.lam, received)]
         ).params
-        return local.fit(received).params, add_prefix(PERSONAL, v)
+        return trainer.fit(received).params, add_prefix(PERSONAL, v)
 
-    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+    def inference_params(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> State:
         return strip_prefix(private, PERSONAL)

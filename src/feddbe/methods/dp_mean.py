@@ -44,7 +44,7 @@ class Guarantee(NamedTuple):
     clip: float
     """C."""
 
-    def clipped(self, z: Tensor) -> Tensor:
+    def clip_mean(self, z: Tensor) -> Tensor:
         """Return each sample's z in double precision, shortened to the norm C if it is longer."""
         flat = z.double().flatten(1)
         norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
@@ -55,7 +55,7 @@ class Guarantee(NamedTuple):
         """Return the noise's standard deviation on each coordinate of a mean over `samples` samples."""
         return noise_scale(self.epsilon, self.delta) * 2 * self.clip / samples
 
-    def stated(self, sizes: Sequence[int]) -> str:
+    def statement(self, sizes: Sequence[int]) -> str:
         """Return the guarantee in words, for clients with these numbers of samples."""
         few, many = self.sigma(min(sizes)), self.sigma(max(sizes))
         return (

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.methods.base import Method, Upload, average, averaging
+from feddbe.methods.base import Method, Upload, average, weights_parameter
 from feddbe.state import State
 from feddbe.training.task import Context
-from feddbe.training.trainer import Local
+from feddbe.training.trainer import ClientTrainer
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,12 @@ class FedAvg(Method):
 
     name: ClassVar[str] = "fedavg"
 
-    weights: str = averaging()
+    weights: str = weights_parameter()
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        return local.fit(received).params, private
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        return trainer.fit(received).params, private
 
-    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+    def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         return average(uploads, self.weights)

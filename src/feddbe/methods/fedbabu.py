@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.methods.base import BODY, NO_PRBM, TUNES, Facts, Names
+from feddbe.methods.base import BODY, FINE_TUNES, NO_PRBM, MethodDescription, Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State
 from feddbe.training.task import Context
-from feddbe.training.trainer import Local
+from feddbe.training.trainer import ClientTrainer
 
 
 @dataclass(frozen=True)
@@ -30,26 +30,32 @@ class FedBABU(FedAvg):
 
     name: ClassVar[str] = "fedbabu"
     family: ClassVar[str] = "personalized"
-    facts: ClassVar[Facts] = Facts("f", "f", evaluated="the new f with the first h; at the end fine-tuned")
+    description: ClassVar[MethodDescription] = MethodDescription(
+        "f", "f", evaluated="the new f with the first h; at the end fine-tuned"
+    )
     sends: ClassVar[Names] = (BODY,)
     receives: ClassVar[Names] = (BODY,)
     adapts: ClassVar[str] = "last"
-    refuses = NO_PRBM
-    cannot = TUNES
+    discouraged_addons = NO_PRBM
+    unsupported_addons = FINE_TUNES
 
     def server_init(self, ctx: Context) -> State:
         return {name: ctx.task.model.parameters[name] for name in ctx.task.model.body}
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
         model = ctx.task.model
-        new = local.fit(self._full_model(ctx, received), trainable=model.body).params
+        new = trainer.fit(self._full_model(ctx, received), trainable=model.body).params
         return {name: new[name] for name in model.body}, private
 
-    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+    def inference_params(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> State:
         return self._full_model(ctx, received)
 
-    def adapt(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        return self.tune(ctx, local, received, private)
+    def adapt(self, ctx: Context, trainer: ClientTrainer, received: State, private: State) -> State:
+        return self.finetune(ctx, trainer, received, private)
 
     def _full_model(self, ctx: Context, body: State) -> State:
         """Return the full model: the head of theta^0 and this body."""

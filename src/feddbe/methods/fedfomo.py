@@ -15,10 +15,10 @@ import torch.nn.functional as F
 
 from feddbe import seeds
 from feddbe.config.parameters import parameter
-from feddbe.methods.base import MODEL, NO_PRBM, Facts, Method, Names, Upload
+from feddbe.methods.base import MODEL, NO_PRBM, Method, MethodDescription, Names, Upload
 from feddbe.state import State, add_prefix, strip_prefix, sum_by_name, weighted_mean
 from feddbe.training.task import Context
-from feddbe.training.trainer import Local
+from feddbe.training.trainer import ClientTrainer
 
 OLD, CURRENT, OTHERS, AFFINITY, UPLOADED = "old/", "current/", "others/", "fomo/affinity", "fomo/uploaded"
 
@@ -47,13 +47,15 @@ class FedFomo(Method):
 
     name: ClassVar[str] = "fedfomo"
     family: ClassVar[str] = "personalized"
-    facts: ClassVar[Facts] = Facts("m - 1", "1 + N numbers", keeps="2", evaluated="the model as last trained")
+    description: ClassVar[MethodDescription] = MethodDescription(
+        "m - 1", "1 + N numbers", keeps="2", evaluated="the model as last trained"
+    )
     keeps: ClassVar[Names] = (OLD, CURRENT)  # no secrets: what was sent, and a mixture of what others sent
     sends: ClassVar[Names] = (MODEL, AFFINITY)
     receives: ClassVar[Names] = (OTHERS,)
     same_for_all: ClassVar[bool] = False
     keeps_uploads: ClassVar[bool] = True
-    refuses = NO_PRBM
+    discouraged_addons = NO_PRBM
 
     m: int = parameter(5, "models that a client chooses from, its own included", low=1, search="5 10 20")
     epsilon: float = parameter(
@@ -71,7 +73,7 @@ class FedFomo(Method):
     def client_init(self, ctx: Context) -> State:
         return add_prefix(OLD, ctx.task.model.parameters) | add_prefix(CURRENT, ctx.task.model.parameters)
 
-    def down(self, ctx: Context, server: State, client: int) -> State:
+    def broadcast(self, ctx: Context, server: State, client: int) -> State:
         assert ctx.uploads is not None
         message: State = {}
         for other in self.select_models(ctx, server, client):
@@ -81,7 +83,7 @@ class FedFomo(Method):
 
     def select_models(self, ctx: Context, server: State, client: int) -> list[int]:
         """Return the clients whose models this client receives."""
-        rng = seeds.stream(ctx.task.seed, "explore", ctx.round, client)
+        rng = seeds.make_rng(ctx.task.seed, "explore", ctx.round, client)
         candidates = [j for j in server[UPLOADED].nonzero().flatten().tolist() if j != client]
         shuffled: list[int] = rng.permutation(candidates).astype(int).tolist()
         by_affinity = sorted(shuffled, key=lambda j: -float(server[AFFINITY][client, j]))
@@ -92,39 +94,43 @@ class FedFomo(Method):
             selected.append(next(j for j in order if j not in selected))
         return selected
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        local.hold_out(self.held_out)
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        trainer.hold_out(self.held_out)
         old, current = strip_prefix(private, OLD), strip_prefix(private, CURRENT)
         numbers = {int(name.split("/")[1]) for name in received if name.startswith(OTHERS)}
         models = {j: strip_prefix(received, f"{OTHERS}{j}/") for j in sorted(numbers)} | {
-            local.client: current
+            trainer.client: current
         }
         weights = torch.zeros(ctx.task.split.clients)
-        before = _loss(local, old)
+        before = _loss(trainer, old)
         for j, model in models.items():
             if distance := _distance(model, old):
-                weights[j] = (before - _loss(local, model)) / distance
+                weights[j] = (before - _loss(trainer, model)) / distance
         mixture = current
         positive = weights.clamp(min=0)
         if positive.any():
             mixture = weighted_mean(list(models.values()), [float(positive[j]) for j in models])
-        new = local.fit(mixture).params
+        new = trainer.fit(mixture).params
         return new | {AFFINITY: weights}, add_prefix(OLD, mixture) | add_prefix(CURRENT, new)
 
-    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+    def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         affinity, uploaded = server[AFFINITY].clone(), server[UPLOADED].clone()
         for upload in uploads:
             affinity[upload.client] += upload.state[AFFINITY]
             uploaded[upload.client] = 1
         return {AFFINITY: affinity, UPLOADED: uploaded}
 
-    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+    def inference_params(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> State:
         return strip_prefix(private, CURRENT)
 
 
-def _loss(local: Local, params: State) -> float:
+def _loss(trainer: ClientTrainer, params: State) -> float:
     """Return the cross-entropy on the client's held-out data."""
-    logits, y = local.predict(params, on="held_out")
+    logits, y = trainer.predict(params, on="held_out")
     return float(F.cross_entropy(logits, y))
 
 

@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddbe.config.parameters import parameter
-from feddbe.methods.base import MODEL, Facts, Names, Upload
+from feddbe.methods.base import MODEL, MethodDescription, Names, Upload
 from feddbe.methods.fedavg import FedAvg
 from feddbe.seeds import torch_seed, torch_seeded
-from feddbe.state import State, add_prefix, strip_prefix, without
+from feddbe.state import State, add_prefix, drop_keys, strip_prefix
 from feddbe.training.task import Context
-from feddbe.training.terms import At, Term
-from feddbe.training.trainer import Local
+from feddbe.training.terms import Term, TermContext
+from feddbe.training.trainer import ClientTrainer
 
 ADAM = "adam/"
 """Prefix of Adam's state in that of the generator."""
@@ -109,7 +109,7 @@ class FedGen(FedAvg):
     """
 
     name: ClassVar[str] = "fedgen"
-    facts: ClassVar[Facts] = Facts(down="1 + generator")
+    description: ClassVar[MethodDescription] = MethodDescription(down="1 + generator")
     sends: ClassVar[Names] = (MODEL, COUNTS)
     receives: ClassVar[Names] = (MODEL, GENERATOR, PRIOR)
     constant: ClassVar[Names] = (PRIOR,)
@@ -127,7 +127,7 @@ class FedGen(FedAvg):
     level: str = parameter("z", "what is generated", choices=("z", "z_g"))
 
     @property
-    def prepares(self) -> bool:
+    def has_setup(self) -> bool:
         return True
 
     def server_init(self, ctx: Context) -> State:
@@ -136,37 +136,45 @@ class FedGen(FedAvg):
             generator = new_generator(self.noise, classes, self.hidden, shape)
         return super().server_init(ctx) | add_prefix(GENERATOR, generator)
 
-    def prepare(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        return {COUNTS: local.label_counts().float()}, private
+    def client_setup(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        return {COUNTS: trainer.label_counts().float()}, private
 
-    def prepared(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+    def server_setup(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         counts = torch.zeros(ctx.task.split.clients, ctx.task.dataset.classes)
         for upload in uploads:
             counts[upload.client] = upload.state[COUNTS]
         return {**server, COUNTS: counts, PRIOR: counts.sum(0) / counts.sum()}
 
-    def down(self, ctx: Context, server: State, client: int) -> State:
-        return without(server, [GENERATOR + ADAM, COUNTS, PRIOR])
+    def broadcast(self, ctx: Context, server: State, client: int) -> State:
+        return drop_keys(server, [GENERATOR + ADAM, COUNTS, PRIOR])
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        model = without(received, [GENERATOR, PRIOR])
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        model = drop_keys(received, [GENERATOR, PRIOR])
         if ctx.round == 1:
-            return local.fit(model).params, private
+            return trainer.fit(model).params, private
         weight = torch.tensor(1.0 if self.lite else self.decay ** (ctx.round - 1))
         const = {n: t for n, t in received.items() if n not in model} | {"now": weight}
-        return local.fit(model, terms=[Term(self._generator_loss, const, at_end=True)]).params, private
+        return trainer.fit(
+            model, terms=[Term(self._generator_loss, const, outputs_only=True)]
+        ).params, private
 
-    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+    def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         return {
             **server,
-            **super().combine(ctx, server, uploads),
+            **super().aggregate(ctx, server, uploads),
             **self._train_generator(ctx, server, uploads),
         }
 
-    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        return without(received, [GENERATOR, PRIOR])
+    def inference_params(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> State:
+        return drop_keys(received, [GENERATOR, PRIOR])
 
-    def _generator_loss(self, context: At, state: State) -> tuple[Tensor, State]:
+    def _generator_loss(self, context: TermContext, state: State) -> tuple[Tensor, State]:
         """Return the two client terms; `lite` omits the second."""
         n = len(context.batch.y)
         with torch_seeded(context.key):

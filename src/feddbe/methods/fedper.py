@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.methods.base import BODY, NO_PRBM, PERSONAL, Facts, Names
+from feddbe.methods.base import BODY, NO_PRBM, PERSONAL, MethodDescription, Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.task import Context
-from feddbe.training.trainer import Local
+from feddbe.training.trainer import ClientTrainer
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,14 @@ class FedPer(FedAvg):
 
     name: ClassVar[str] = "fedper"
     family: ClassVar[str] = "personalized"
-    facts: ClassVar[Facts] = Facts("f", "f", keeps="h", evaluated="the new f with the client's h")
+    description: ClassVar[MethodDescription] = MethodDescription(
+        "f", "f", keeps="h", evaluated="the new f with the client's h"
+    )
     keeps: ClassVar[Names] = (PERSONAL,)
     secret: ClassVar[Names] = (PERSONAL,)
     sends: ClassVar[Names] = (BODY,)
     receives: ClassVar[Names] = (BODY,)
-    refuses = NO_PRBM
+    discouraged_addons = NO_PRBM
 
     def server_init(self, ctx: Context) -> State:
         return {name: ctx.task.model.parameters[name] for name in ctx.task.model.body}
@@ -41,14 +43,18 @@ class FedPer(FedAvg):
     def client_init(self, ctx: Context) -> State:
         return {PERSONAL + name: ctx.task.model.parameters[name] for name in ctx.task.model.head}
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
         model = ctx.task.model
-        new = self.update(local, received | strip_prefix(private, PERSONAL))
+        new = self.update(trainer, received | strip_prefix(private, PERSONAL))
         return {n: new[n] for n in model.body}, add_prefix(PERSONAL, {n: new[n] for n in model.head})
 
-    def update(self, local: Local, params: State) -> State:
+    def update(self, trainer: ClientTrainer, params: State) -> State:
         """Return body and head after one round of local training."""
-        return local.fit(params).params
+        return trainer.fit(params).params
 
-    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+    def inference_params(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> State:
         return received | strip_prefix(private, PERSONAL)

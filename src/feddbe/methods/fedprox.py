@@ -14,7 +14,7 @@ from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State
 from feddbe.training.task import Context
 from feddbe.training.terms import prox
-from feddbe.training.trainer import Local
+from feddbe.training.trainer import ClientTrainer
 
 
 @dataclass(frozen=True)
@@ -32,5 +32,7 @@ class FedProx(FedAvg):
 
     mu: float = parameter(0.001, "weight of the proximal term", low=0, search="0.001 0.01 0.1 1")
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        return local.fit(received, terms=[prox(self.mu, received)]).params, private
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        return trainer.fit(received, terms=[prox(self.mu, received)]).params, private

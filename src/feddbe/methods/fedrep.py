@@ -12,7 +12,7 @@ from typing import ClassVar
 from feddbe.config.parameters import parameter
 from feddbe.methods.fedper import FedPer
 from feddbe.state import State
-from feddbe.training.trainer import Local
+from feddbe.training.trainer import ClientTrainer
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class FedRep(FedPer):
 
     head_epochs: int = parameter(10, "epochs of the head", low=1, search="1 5 10")
 
-    def update(self, local: Local, params: State) -> State:
-        model = local.task.model
-        params = local.fit(
+    def update(self, trainer: ClientTrainer, params: State) -> State:
+        model = trainer.task.model
+        params = trainer.fit(
             params, epochs=self.head_epochs, trainable=model.head, keep_statistics=False, plain=True
         ).params
-        return local.fit(params, trainable=model.body).params
+        return trainer.fit(params, trainable=model.body).params

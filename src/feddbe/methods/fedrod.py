@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from feddbe.methods.base import NO_PRBM, PERSONAL, Facts, Names
+from feddbe.methods.base import NO_PRBM, PERSONAL, MethodDescription, Names
 from feddbe.methods.fedavg import FedAvg
-from feddbe.state import State, add_prefix, strip_prefix, without
+from feddbe.state import State, add_prefix, drop_keys, strip_prefix
 from feddbe.training.task import Context
-from feddbe.training.terms import At, Term
-from feddbe.training.trainer import Local
+from feddbe.training.terms import Term, TermContext
+from feddbe.training.trainer import ClientTrainer
 
 
 @dataclass(frozen=True)
@@ -40,39 +40,47 @@ class FedRoD(FedAvg):
 
     name: ClassVar[str] = "fedrod"
     family: ClassVar[str] = "personalized"
-    facts: ClassVar[Facts] = Facts(keeps="h", evaluated="the global model plus the client's h_p")
+    description: ClassVar[MethodDescription] = MethodDescription(
+        keeps="h", evaluated="the global model plus the client's h_p"
+    )
     keeps: ClassVar[Names] = (PERSONAL,)
     secret: ClassVar[Names] = (PERSONAL,)
-    refuses = NO_PRBM
-    cannot: ClassVar[Mapping[str, str]] = {"ft": "plain SGD would train one of its two heads only"}
+    discouraged_addons = NO_PRBM
+    unsupported_addons: ClassVar[Mapping[str, str]] = {
+        "ft": "plain SGD would train one of its two heads only"
+    }
 
     def client_init(self, ctx: Context) -> State:
         return {PERSONAL + name: ctx.task.model.parameters[name] for name in ctx.task.model.head}
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
         # A class without samples gets the log of a tiny number, because log 0 has no finite loss.
-        prior = local.label_counts().double().clamp(min=1e-8).log().to(torch.get_default_dtype())
-        new = local.fit(
+        prior = trainer.label_counts().double().clamp(min=1e-8).log().to(torch.get_default_dtype())
+        new = trainer.fit(
             received | private,
-            loss=Term(_balanced_loss, {"prior": prior}, at_end=True),
-            terms=[Term(_personal_loss, at_end=True)],
+            loss=Term(_balanced_loss, {"prior": prior}, outputs_only=True),
+            terms=[Term(_personal_loss, outputs_only=True)],
         ).params
-        return without(new, [PERSONAL]), add_prefix(PERSONAL, strip_prefix(new, PERSONAL))
+        return drop_keys(new, [PERSONAL]), add_prefix(PERSONAL, strip_prefix(new, PERSONAL))
 
-    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+    def inference_params(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> State:
         return received | private
 
-    def logits(self, local: Local, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        out = local.forward(state, x)
-        return out.logits + local.task.model.classify(strip_prefix(state, PERSONAL), out.z)
+    def logits(self, trainer: ClientTrainer, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        out = trainer.forward(state, x)
+        return out.logits + trainer.task.model.classify(strip_prefix(state, PERSONAL), out.z)
 
 
-def _balanced_loss(context: At, state: State) -> tuple[Tensor, State]:
+def _balanced_loss(context: TermContext, state: State) -> tuple[Tensor, State]:
     """Return the balanced softmax loss of the generic head."""
     return F.cross_entropy(context.batch.logits + context.const["prior"], context.batch.y), state
 
 
-def _personal_loss(context: At, state: State) -> tuple[Tensor, State]:
+def _personal_loss(context: TermContext, state: State) -> tuple[Tensor, State]:
     """Return the loss of the private head; no gradient reaches the body or the generic head."""
     personal = context.model.classify(strip_prefix(context.params, PERSONAL), context.batch.z.detach())
     return F.cross_entropy(context.batch.logits.detach() + personal, context.batch.y), state

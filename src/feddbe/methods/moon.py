@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.config.parameters import parameter
-from feddbe.methods.base import MODEL, Facts, Names
+from feddbe.methods.base import MODEL, MethodDescription, Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.seeds import torch_seed, torch_seeded
 from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.task import Context
-from feddbe.training.terms import At, Term
-from feddbe.training.trainer import Local
+from feddbe.training.terms import Term, TermContext
+from feddbe.training.trainer import ClientTrainer
 
 PROJECTION, PREVIOUS, GLOBAL = "projection/", "previous/", "global/"
 
@@ -48,7 +48,7 @@ class Moon(FedAvg):
     """
 
     name: ClassVar[str] = "moon"
-    facts: ClassVar[Facts] = Facts(keeps="1")
+    description: ClassVar[MethodDescription] = MethodDescription(keeps="1")
     keeps: ClassVar[Names] = (PREVIOUS,)  # no secret: it is what was sent last
     sends: ClassVar[Names] = (MODEL, PROJECTION)
     receives: ClassVar[Names] = (MODEL, PROJECTION)
@@ -66,15 +66,17 @@ class Moon(FedAvg):
     def client_init(self, ctx: Context) -> State:
         return add_prefix(PREVIOUS, ctx.task.model.parameters | self._init_projection(ctx))
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        received_buffers = {name: b.clone() for name, b in local.buffers("shared").items()}
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        received_buffers = {name: b.clone() for name, b in trainer.buffers("shared").items()}
         global_model = add_prefix(GLOBAL, received | received_buffers)
-        others = private | add_prefix(PREVIOUS, local.buffers("previous")) | global_model
-        new = local.fit(received, terms=[Term(self._contrastive_loss, others, at_end=True)]).params
-        local.set_buffers("previous", local.buffers("shared"))
+        others = private | add_prefix(PREVIOUS, trainer.buffers("previous")) | global_model
+        new = trainer.fit(received, terms=[Term(self._contrastive_loss, others, outputs_only=True)]).params
+        trainer.set_buffers("previous", trainer.buffers("shared"))
         return new, add_prefix(PREVIOUS, new)
 
-    def _contrastive_loss(self, context: At, state: State) -> tuple[Tensor, State]:
+    def _contrastive_loss(self, context: TermContext, state: State) -> tuple[Tensor, State]:
         """Return the contrastive loss of one batch."""
         z = _project(context.batch.z if self.contrast == "z" else context.batch.z_g, context.params)
         with torch.no_grad():

@@ -27,25 +27,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.methods.base import Method
-from feddbe.state import State, matches
+from feddbe.state import State, matches_pattern
 from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context
-from feddbe.training.trainer import PREDICT_BATCH, Local
+from feddbe.training.trainer import PREDICT_BATCH, ClientTrainer
 
 
-def adapt(way: str, method: Method, ctx: Context, local: Local, received: State, private: State) -> State:
+def adapt(
+    adaptation: str, method: Method, ctx: Context, trainer: ClientTrainer, received: State, private: State
+) -> State:
     """Return the parameters with which a new client predicts after adapting in this way."""
-    if way == "full":
-        return method.adapt(ctx, local, received, private)
-    state = method.deployed(ctx, local, received, private)
-    p = WAYS[way](method, local, state)
-    local.extras["prbm"] = local.extras["prbm"]._replace(value=p)
+    if adaptation == "full":
+        return method.adapt(ctx, trainer, received, private)
+    state = method.inference_params(ctx, trainer, received, private)
+    p = ADAPTATIONS[adaptation](method, trainer, state)
+    trainer.extras["prbm"] = trainer.extras["prbm"]._replace(value=p)
     return state
 
 
-def refuse(way: str, method: Method) -> str:
+def check_adaptation(adaptation: str, method: Method) -> str:
     """Return why a new client of this method cannot adapt in this way, or an empty text."""
-    if way != "full" and not matches("prbm", method.keeps):
+    if adaptation != "full" and not matches_pattern("prbm", method.keeps):
         return "it has no p_i, as +prbm and +dbe have"
     return ""
 
@@ -57,11 +59,11 @@ class _SgdState(NamedTuple):
     losses: Losses
 
 
-def _train_prbm(method: Method, local: Local, state: State) -> Tensor:
+def _train_prbm(method: Method, trainer: ClientTrainer, state: State) -> Tensor:
     """Return p after SGD on p alone."""
-    start = _SgdState(local.extras["prbm"].value, no_losses())
-    with _logits_of_prbm(method, local, state) as logits:
-        return local.scan(_step, start, (logits, _prbm_lr(local))).p
+    start = _SgdState(trainer.extras["prbm"].value, no_losses())
+    with _logits_of_prbm(method, trainer, state) as logits:
+        return trainer.run_steps(_step, start, (logits, _prbm_lr(trainer))).p
 
 
 def _step(state: _SgdState, const: tuple[Logits, float], samples: Samples, key: int) -> _SgdState:
@@ -73,16 +75,16 @@ def _step(state: _SgdState, const: tuple[Logits, float], samples: Samples, key: 
     return _SgdState(state.p - rate * grad, state.losses.add(loss, len(samples.y)))
 
 
-def _newton_step(method: Method, local: Local, state: State) -> Tensor:
+def _newton_step(method: Method, trainer: ClientTrainer, state: State) -> Tensor:
     """Return p after one regularized Newton step."""
-    start, time = local.extras["prbm"].value, _prbm_lr(local) * local.steps()
+    start, time = trainer.extras["prbm"].value, _prbm_lr(trainer) * trainer.steps()
     if time == 0:
         return start
-    dataset, size = local.task.dataset, start.numel()
+    dataset, size = trainer.task.dataset, start.numel()
     g, h = torch.zeros(size, dtype=torch.float64), torch.zeros(size, size, dtype=torch.float64)
-    with _logits_of_prbm(method, local, state) as logits:
-        for indices in torch.split(local.index("train"), PREDICT_BATCH):
-            x = local.task.model.layout(dataset.inputs(dataset.x[indices]), copy=False)
+    with _logits_of_prbm(method, trainer, state) as logits:
+        for indices in torch.split(trainer.index("train"), PREDICT_BATCH):
+            x = trainer.task.model.to_memory_format(dataset.inputs(dataset.x[indices]), copy=False)
             p = start.expand(len(indices), *start.shape).clone().requires_grad_()  # one p per sample
             out = logits(p, x)
             slopes = [
@@ -95,11 +97,11 @@ def _newton_step(method: Method, local: Local, state: State) -> Tensor:
             rooted = (jacobian * s.sqrt()[:, :, None]).flatten(0, 1)
             h += (rooted.T @ rooted - mean.T @ mean).double()
     ridge = torch.eye(size, dtype=torch.float64) / time
-    step: Tensor = torch.linalg.solve(h / local.samples + ridge, g / local.samples)
+    step: Tensor = torch.linalg.solve(h / trainer.samples + ridge, g / trainer.samples)
     return start - step.to(start.dtype).view_as(start)
 
 
-WAYS: dict[str, Callable[[Method, Local, State], Tensor]] = {
+ADAPTATIONS: dict[str, Callable[[Method, ClientTrainer, State], Tensor]] = {
     "prbm": _train_prbm,
     "newton": _newton_step,
 }
@@ -110,23 +112,23 @@ Logits = Callable[[Tensor, Tensor], Tensor]
 
 
 @contextmanager
-def _logits_of_prbm(method: Method, local: Local, state: State) -> Iterator[Logits]:
+def _logits_of_prbm(method: Method, trainer: ClientTrainer, state: State) -> Iterator[Logits]:
     """Yield the logits as a function of p, in evaluation mode; the client's p is restored at the end."""
-    model, original = local.task.model, local.extras["prbm"]
-    work = {name: model.layout(t.detach()) for name, t in state.items()}
+    model, original = trainer.task.model, trainer.extras["prbm"]
+    work = {name: model.to_memory_format(t.detach()) for name, t in state.items()}
 
     def logits(p: Tensor, x: Tensor) -> Tensor:
-        local.extras["prbm"] = original._replace(value=p)
-        return method.logits(local, work, x)
+        trainer.extras["prbm"] = original._replace(value=p)
+        return method.logits(trainer, work, x)
 
     try:
-        with model.bind(work, local.buffers(method.deployed_track)):
+        with model.bind(work, trainer.buffers(method.inference_track)):
             yield logits
     finally:
-        local.extras["prbm"] = original
+        trainer.extras["prbm"] = original
 
 
-def _prbm_lr(local: Local) -> float:
+def _prbm_lr(trainer: ClientTrainer) -> float:
     """Return the learning rate of p."""
-    lr = local.extras["prbm"].lr
-    return local.lr if lr is None else lr
+    lr = trainer.extras["prbm"].lr
+    return trainer.lr if lr is None else lr

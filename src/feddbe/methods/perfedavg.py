@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from feddbe.config.parameters import parameter
-from feddbe.methods.base import NO_MR, NO_PRBM, OWN_STEPS, TUNES, Facts
+from feddbe.methods.base import FINE_TUNES, NO_MR, NO_PRBM, OWN_STEPS, MethodDescription
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State
 from feddbe.training.backends import gradient
 from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
-from feddbe.training.trainer import Local
+from feddbe.training.trainer import ClientTrainer
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class PerFedAvg(FedAvg):
 
     name: ClassVar[str] = "perfedavg"
     family: ClassVar[str] = "personalized"
-    facts: ClassVar[Facts] = Facts(evaluated="the global model after one step")
+    description: ClassVar[MethodDescription] = MethodDescription(evaluated="the global model after one step")
     adapts: ClassVar[str] = "each"
-    refuses = NO_PRBM
-    cannot = NO_MR | TUNES
-    keeps_to = OWN_STEPS
+    discouraged_addons = NO_PRBM
+    unsupported_addons = NO_MR | FINE_TUNES
+    fixed_options = OWN_STEPS
 
     alpha: float = parameter(0.01, "step of the adaptation", low=0, search="0.005 0.01 0.03")
     beta: float | None = parameter(None, "step of the global model; none: lr", above=0, search="0.001 0.003")
@@ -54,28 +54,30 @@ class PerFedAvg(FedAvg):
     )
     delta: float = parameter(1e-3, "width of the Hessian-free difference", above=0, search="0.001")
 
-    def unused(self, task: Task) -> Mapping[str, str]:
-        return {} if self.beta is None or task.newcomers else {"lr": "its rates are alpha and beta"}
+    def ignored_options(self, task: Task) -> Mapping[str, str]:
+        return {} if self.beta is None or task.new_clients else {"lr": "its rates are alpha and beta"}
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
         parts = 2 if self.hessian == "first-order" else 3
         beta = ctx.lr if self.beta is None else self.beta
         const = _StepSettings(ctx.task, self.alpha, beta, self.delta, parts)
-        end = local.scan(
-            _meta_step, _MetaState(received, local.buffers("shared"), no_losses()), const, batches=parts
+        end = trainer.run_steps(
+            _meta_step, _MetaState(received, trainer.buffers("shared"), no_losses()), const, batches=parts
         )
-        local.set_buffers("shared", end.statistics)
+        trainer.set_buffers("shared", end.statistics)
         return end.w, private
 
-    def adapt(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        return super().tune(ctx, local, received, private)
+    def adapt(self, ctx: Context, trainer: ClientTrainer, received: State, private: State) -> State:
+        return super().finetune(ctx, trainer, received, private)
 
-    def tune(self, ctx: Context, local: Local, received: State, private: State) -> State:
+    def finetune(self, ctx: Context, trainer: ClientTrainer, received: State, private: State) -> State:
         const = _StepSettings(ctx.task, self.alpha, 0.0, 0.0, 1)
-        end = local.scan(
-            _adapt_once, _MetaState(received, local.buffers("shared"), no_losses()), const, epochs=1
+        end = trainer.run_steps(
+            _adapt_once, _MetaState(received, trainer.buffers("shared"), no_losses()), const, epochs=1
         )
-        local.set_buffers("shared", end.statistics)
+        trainer.set_buffers("shared", end.statistics)
         return end.w
 
 
@@ -122,7 +124,7 @@ def _gradient(
 ) -> tuple[State, _MetaState]:
     """Return the gradient at `w`, and the state with its statistics and loss."""
     g = gradient(const.task, w, state.statistics, samples)
-    return g.of, _MetaState(state.w, g.statistics, state.losses.add(g.loss, len(samples.y)))
+    return g.gradients, _MetaState(state.w, g.statistics, state.losses.add(g.loss, len(samples.y)))
 
 
 def _add_scaled(w: State, direction: State, by: float) -> State:

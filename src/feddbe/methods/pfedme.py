@@ -18,19 +18,19 @@ from feddbe.methods.base import (
     NO_PRBM,
     OWN_STEPS,
     PERSONAL,
-    Facts,
     Method,
+    MethodDescription,
     Names,
     Upload,
     average,
-    averaging,
+    weights_parameter,
 )
 from feddbe.state import State, add_prefix, strip_prefix
-from feddbe.training.backends import descend
+from feddbe.training.backends import proximal_steps
 from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
-from feddbe.training.terms import Steps
-from feddbe.training.trainer import Local
+from feddbe.training.terms import ProximalSteps
+from feddbe.training.trainer import ClientTrainer
 
 
 @dataclass(frozen=True)
@@ -52,38 +52,42 @@ class PFedMe(Method):
 
     name: ClassVar[str] = "pfedme"
     family: ClassVar[str] = "personalized"
-    facts: ClassVar[Facts] = Facts(keeps="1", evaluated="theta_i")
+    description: ClassVar[MethodDescription] = MethodDescription(keeps="1", evaluated="theta_i")
     keeps: ClassVar[Names] = (PERSONAL,)
     secret: ClassVar[Names] = (PERSONAL,)  # with evaluate=w it is a copy of what was sent, and no secret
-    refuses = NO_PRBM
-    cannot = NO_MR
-    keeps_to = OWN_STEPS
+    discouraged_addons = NO_PRBM
+    unsupported_addons = NO_MR
+    fixed_options = OWN_STEPS
 
     lam: float = parameter(15.0, "pull of theta to w", low=0, search="1 15 30")
     k: int = parameter(5, "K, inner steps per batch", low=1, search="1 5 7")
     lr_p: float = parameter(0.01, "inner learning rate", above=0, search="0.01 0.05 0.1")
     eta: float = parameter(0.005, "learning rate of w", above=0, search="0.005 0.01")
     beta: float = parameter(1.0, "server mixing", above=0, search="1 2")
-    weights: str = averaging("uniform")
+    weights: str = weights_parameter("uniform")
     evaluate: str = parameter("theta", "what is deployed", choices=("theta", "w"))
 
-    def unused(self, task: Task) -> Mapping[str, str]:
+    def ignored_options(self, task: Task) -> Mapping[str, str]:
         return {"lr": "its rates are lr_p and eta"}
 
     def client_init(self, ctx: Context) -> State:
         return add_prefix(PERSONAL, ctx.task.model.parameters)
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        start = _PfedmeState(received, received, local.buffers("shared"), no_losses())
-        end = local.scan(_step, start, (ctx.task, self))
-        local.set_buffers("shared", end.statistics)
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        start = _PfedmeState(received, received, trainer.buffers("shared"), no_losses())
+        end = trainer.run_steps(_step, start, (ctx.task, self))
+        trainer.set_buffers("shared", end.statistics)
         return end.w, add_prefix(PERSONAL, end.theta if self.evaluate == "theta" else end.w)
 
-    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+    def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         mean = average(uploads, self.weights)
         return {name: (1 - self.beta) * w + self.beta * mean[name] for name, w in server.items()}
 
-    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
+    def inference_params(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> State:
         return strip_prefix(private, PERSONAL)
 
 
@@ -99,7 +103,7 @@ class _PfedmeState(NamedTuple):
 def _step(state: _PfedmeState, const: tuple[Task, PFedMe], samples: Samples, key: int) -> _PfedmeState:
     """Return the state after K proximal steps on one batch and one step of w."""
     task, method = const
-    steps = Steps(method.k, method.lr_p, method.lam, state.w)
-    theta, loss, statistics = descend(task, state.theta, state.statistics, samples, steps)
+    steps = ProximalSteps(method.k, method.lr_p, method.lam, state.w)
+    theta, loss, statistics = proximal_steps(task, state.theta, state.statistics, samples, steps)
     w = {name: torch.lerp(p, theta[name], method.eta * method.lam) for name, p in state.w.items()}
     return _PfedmeState(theta, w, statistics, state.losses.add(loss, method.k * len(samples.y)))

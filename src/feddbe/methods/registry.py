@@ -19,9 +19,9 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypedDict
 
 from feddbe.config import defaults, parameters, user_code
-from feddbe.config.parameters import Defaults, allowed
-from feddbe.config.user_code import Found, Source, names_file
-from feddbe.errors import BadInput, one_line, unknown
+from feddbe.config.parameters import Defaults, describe_allowed
+from feddbe.config.user_code import StoredSource, UserObject, is_file_reference
+from feddbe.errors import InvalidInputError, one_line, unknown_name
 from feddbe.methods.addons import FT, MR, PRBM, Composed
 from feddbe.methods.base import AddOn, Method
 
@@ -35,8 +35,8 @@ class Registry(MutableMapping[str, type[Method]]):
         self._reserved_names = {*locations, *addons}
 
     def __getitem__(self, name: str) -> type[Method]:
-        if names_file(name):
-            return in_file(name, self._reserved_names)
+        if is_file_reference(name):
+            return load_from_file(name, self._reserved_names)
         if name not in self._classes and name in self._locations:
             module, _, cls = self._locations[name].partition(".")
             self._classes[name] = getattr(import_module(f"feddbe.methods.{module}"), cls)
@@ -45,9 +45,9 @@ class Registry(MutableMapping[str, type[Method]]):
         return self._classes[name]
 
     def __setitem__(self, name: str, cls: type[Method]) -> None:
-        checked(cls, getattr(cls, "__name__", str(cls)), self._reserved_names)
+        check_class(cls, getattr(cls, "__name__", str(cls)), self._reserved_names)
         if cls.name != name:
-            raise BadInput(f"{cls.__name__} has name = '{cls.name}', not '{name}'")
+            raise InvalidInputError(f"{cls.__name__} has name = '{cls.name}', not '{name}'")
         self._classes[name] = cls
 
     def __delitem__(self, name: str) -> None:
@@ -55,7 +55,7 @@ class Registry(MutableMapping[str, type[Method]]):
 
     def __contains__(self, name: object) -> bool:
         known = name in self._locations or name in self._classes
-        return known or (isinstance(name, str) and (names_file(name) or name in self._installed()))
+        return known or (isinstance(name, str) and (is_file_reference(name) or name in self._installed()))
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys([*self._locations, *self._installed(), *self._classes]))
@@ -64,62 +64,64 @@ class Registry(MutableMapping[str, type[Method]]):
         return sum(1 for _ in self)
 
     @property
-    def ours(self) -> Collection[str]:
+    def builtin(self) -> Collection[str]:
         """Names of feddbe's own methods."""
         return self._locations.keys()
 
-    def given(self, cls: type[Method]) -> bool:
+    def user_defined(self, cls: type[Method]) -> bool:
         """Return whether this program registered the class; other processes cannot find it by name."""
         return self._classes.get(cls.name) is cls and cls.name not in {*self._locations, *self._installed()}
 
     def _installed(self) -> Mapping[str, EntryPoint]:
-        for name in packages().keys() & self._reserved_names:
-            raise BadInput(f"{owner(name)} has the name of a built-in method; uninstall the package")
-        return packages()
+        for name in installed_packages().keys() & self._reserved_names:
+            raise InvalidInputError(
+                f"{owning_package(name)} has the name of a built-in method; uninstall the package"
+            )
+        return installed_packages()
 
 
 _GROUP = "feddbe.methods"
-_FILES: dict[type[Method], Found] = {}
+_FILES: dict[type[Method], UserObject] = {}
 """User files of the classes that were loaded from files."""
 
 
-def in_file(text: str, reserved_names: Collection[str], sha256: str = "") -> type[Method]:
+def load_from_file(text: str, reserved_names: Collection[str], sha256: str = "") -> type[Method]:
     """Return the class that `FILE.py:CLASS` names; its name must not be reserved."""
-    user_object = user_code.load("method", "class", text, inspect.isclass, sha256)
-    cls = checked(user_object.value, f"{user_object.name} in '{user_object.path}'", reserved_names)
+    user_object = user_code.load_object("method", "class", text, inspect.isclass, sha256)
+    cls = check_class(user_object.value, f"{user_object.name} in '{user_object.path}'", reserved_names)
     _FILES[cls] = user_object
     copyreg.pickle(cls, _pickle_method)  # its module is unknown in other processes
     return cls
 
 
-def file_of(cls: type[Method]) -> Found | None:
+def source_file(cls: type[Method]) -> UserObject | None:
     return _FILES.get(cls)
 
 
 def _pickle_method(method: Method) -> tuple[Any, ...]:
-    return _unpickle_method, (*_FILES[type(method)].again, dataclasses.asdict(method))
+    return _unpickle_method, (*_FILES[type(method)].reload, dataclasses.asdict(method))
 
 
 def _unpickle_method(text: str, sha256: str, options: Mapping[str, Any]) -> Method:
     """Rebuild a method of a user's file in another process; the file must be unchanged."""
-    return in_file(text, (), sha256)(**options)
+    return load_from_file(text, (), sha256)(**options)
 
 
 @cache
-def packages() -> dict[str, EntryPoint]:
+def installed_packages() -> dict[str, EntryPoint]:
     """Return the entry points of installed methods by name."""
     return {point.name: point for point in entry_points(group=_GROUP)}
 
 
-def owner(name: str) -> str:
+def owning_package(name: str) -> str:
     """Describe an installed method and its package."""
-    point = packages()[name]
+    point = installed_packages()[name]
     return f"method '{name}' of the package {point.dist.name if point.dist else '?'} ({point.value})"
 
 
 def package_version(cls: type[Method]) -> dict[str, str]:
     """Return name and version of the installed package of this method, or an empty dictionary."""
-    point = packages().get(cls.name)
+    point = installed_packages().get(cls.name)
     if point is None or point.dist is None or cls.__module__.split(".")[0] != point.module.split(".")[0]:
         return {}
     return {point.dist.name: point.dist.version}
@@ -127,48 +129,50 @@ def package_version(cls: type[Method]) -> dict[str, str]:
 
 def from_package(name: str, reserved_names: Collection[str]) -> type[Method]:
     """Return the class that an installed package registers under this name."""
-    point, where = packages()[name], owner(name)
+    point, where = installed_packages()[name], owning_package(name)
     try:
         loaded = point.load()
     except Exception as error:  # foreign code may raise anything
-        raise BadInput(f"{where} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
-    cls = checked(loaded, where, reserved_names)
+        raise InvalidInputError(
+            f"{where} cannot be imported: {type(error).__name__}: {one_line(error)}"
+        ) from error
+    cls = check_class(loaded, where, reserved_names)
     if cls.name != name:
-        raise BadInput(f"{where} has name = '{cls.name}'; it must be '{name}'")
+        raise InvalidInputError(f"{where} has name = '{cls.name}'; it must be '{name}'")
     return cls
 
 
-def checked(cls: Any, where: str, reserved_names: Collection[str]) -> type[Method]:
+def check_class(cls: Any, where: str, reserved_names: Collection[str]) -> type[Method]:
     """Return the class if it can be used as a method.
 
     Raises:
         BadInput: It cannot; the message names the problem and the remedy.
     """
     if not (inspect.isclass(cls) and issubclass(cls, Method)):
-        raise BadInput(
+        raise InvalidInputError(
             f"{where} is not a method: it must be a subclass of feddbe.Method (docs/writing_a_method.md)"
         )
     if any(isinstance(value, dataclasses.Field) for value in vars(cls).values()):
-        raise BadInput(f"{where} is not a dataclass; write @dataclass(frozen=True) above it")
+        raise InvalidInputError(f"{where} is not a dataclass; write @dataclass(frozen=True) above it")
     if cls.name in reserved_names:
-        raise BadInput(
+        raise InvalidInputError(
             f"{where} has name = '{cls.name}', which is taken; give it its own: name: ClassVar[str] = ..."
         )
     if not cls.name.isidentifier() or cls.name != cls.name.lower():
-        raise BadInput(f"{where} has name = '{cls.name}'; allowed: small letters, digits and _")
+        raise InvalidInputError(f"{where} has name = '{cls.name}'; allowed: small letters, digits and _")
     for needed in ("train", "combine"):
         if getattr(cls, needed) is getattr(Method, needed):
-            raise BadInput(f"{where} has no {needed}(...) (docs/writing_a_method.md)")
+            raise InvalidInputError(f"{where} has no {needed}(...) (docs/writing_a_method.md)")
     for field in dataclasses.fields(cls):
         if "meaning" not in field.metadata:
-            raise BadInput(
+            raise InvalidInputError(
                 f"{where}: '{field.name}' is not an option; write {field.name}: TYPE = parameter(DEFAULT, "
                 "MEANING), or ClassVar[TYPE] if it is not meant to be one"
             )
         try:
-            allowed(field)
-        except BadInput as error:
-            raise BadInput(f"{where}: {error}") from None
+            describe_allowed(field)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{where}: {error}") from None
     return cls
 
 
@@ -263,40 +267,44 @@ class MethodName:
             BadInput: An option is unknown or out of range, or an add-on does not fit the method.
         """
         (name, options), *rest = self.parts
-        method = parameters.make(name, [METHODS[name]], options, defaults)[0]
+        method = parameters.instantiate(name, [METHODS[name]], options, defaults)[0]
         addons: list[AddOn] = []
         for addon, addon_options in rest:
             classes = ADDONS[addon]
-            for part in parameters.make("+".join(c.name for c in classes), classes, addon_options, defaults):
+            for part in parameters.instantiate(
+                "+".join(c.name for c in classes), classes, addon_options, defaults
+            ):
                 if any(part.name == a.name for a in addons):
-                    raise BadInput(f"'{self.text}' has {part.name} twice (dbe = prbm + mr)")
-                reason = method.cannot.get(part.name) or ("" if force else method.refuses.get(part.name))
+                    raise InvalidInputError(f"'{self.text}' has {part.name} twice (dbe = prbm + mr)")
+                reason = method.unsupported_addons.get(part.name) or (
+                    "" if force else method.discouraged_addons.get(part.name)
+                )
                 if reason:
-                    raise BadInput(f"{method.name} does not support +{part.name}: {reason}")
+                    raise InvalidInputError(f"{method.name} does not support +{part.name}: {reason}")
                 addons.append(part)
         return Composed(method, tuple(addons)) if addons else method
 
 
-def parse(text: str) -> Method:
+def parse_method(text: str) -> Method:
     """Return the method that `text` names, with its own defaults."""
     return parse_name(text).build()
 
 
-def hyper_parameters(method: Method) -> dict[str, dict[str, Any]]:
+def hyperparameters(method: Method) -> dict[str, dict[str, Any]]:
     """Return the hyperparameters of a method and its add-ons: part -> option -> value."""
     return {part.name: dataclasses.asdict(part) for part in _parts(method)}
 
 
 def identity(method: Method) -> dict[str, Any]:
     """Return the settings by which methods differ: hyperparameters, and source code outside feddbe."""
-    identifying: dict[str, Any] = {"method_options": hyper_parameters(method)}
+    identifying: dict[str, Any] = {"method_options": hyperparameters(method)}
     source = source_sha256(type(_inner(method)))
     return identifying | ({"method_source": source} if source else {})
 
 
-def source_of(method: Method) -> Source | None:
+def stored_source(method: Method) -> StoredSource | None:
     """Return the content of the user's file that defines the method, or None."""
-    user_object = file_of(type(_inner(method)))
+    user_object = source_file(type(_inner(method)))
     return user_object.source if user_object else None
 
 
@@ -305,28 +313,28 @@ def package_versions(method: Method) -> dict[str, str]:
     return package_version(type(_inner(method)))
 
 
-def in_memory(method: Method) -> bool:
+def is_in_memory(method: Method) -> bool:
     """Return whether the method cannot be built from its name in another process."""
-    return METHODS.given(type(_inner(method)))
+    return METHODS.user_defined(type(_inner(method)))
 
 
-def spelled(method: Method) -> str:
+def format_name(method: Method) -> str:
     """Return the text that names this method, and register its class.
 
     An option at its default is omitted, unless the default depends on model or variant.
     """
     if not isinstance(method, Method):
-        raise BadInput(f"'{method}' is not a method; give its name, or an instance, as in FedAvg()")
+        raise InvalidInputError(f"'{method}' is not a method; give its name, or an instance, as in FedAvg()")
     inner, words = _inner(method), list[str]()
     cls = type(inner)
-    if (file := file_of(cls)) is None and METHODS.get(cls.name) is not cls:
+    if (file := source_file(cls)) is None and METHODS.get(cls.name) is not cls:
         METHODS[cls.name] = cls
     for part in _parts(method):
         options = [
-            f"{field.name}={parameters.written(value)}"
+            f"{field.name}={parameters.format_value(value)}"
             for field in dataclasses.fields(part)
             if (value := getattr(part, field.name)) != field.default
-            or field.name in defaults.of_part(part.name)
+            or field.name in defaults.part_defaults(part.name)
         ]
         name = f"{file.path}:{file.name}" if file and part is inner else part.name
         words.append(name + (f"({','.join(options)})" if options else ""))
@@ -341,22 +349,22 @@ def _parts(method: Method) -> tuple[Method | AddOn, ...]:
     return (method.inner, *method.addons) if isinstance(method, Composed) else (method,)
 
 
-def describe(names: Sequence[str] = ()) -> list[Description]:
+def describe_methods(names: Sequence[str] = ()) -> list[Description]:
     """Return descriptions of these methods and add-ons, or of all."""
     for name in names:
         if name not in METHODS and name not in ADDONS:
-            raise unknown("method or add-on", name, [*METHODS, *ADDONS])
+            raise unknown_name("method or add-on", name, [*METHODS, *ADDONS])
     return [
         Description(
             name=name,
             family=parts[0].family if issubclass(parts[0], Method) else "add-on",
-            addons=takes(parts[0]) if issubclass(parts[0], Method) else [],
+            addons=supported_addons(parts[0]) if issubclass(parts[0], Method) else [],
             parameters=[
                 {
                     "name": field.name,
                     "part": part.name,
                     "default": field.default,
-                    "allowed": allowed(field),
+                    "allowed": describe_allowed(field),
                     "search": field.metadata["search"],
                     "search_rule": field.metadata["search_rule"],
                     "meaning": field.metadata["meaning"],
@@ -364,20 +372,20 @@ def describe(names: Sequence[str] = ()) -> list[Description]:
                 for part in parts
                 for field in dataclasses.fields(part)
             ],
-            facts=parts[0].facts._asdict() if issubclass(parts[0], Method) else {},
+            facts=parts[0].description._asdict() if issubclass(parts[0], Method) else {},
         )
         for name in names or [*METHODS, *ADDONS]
         for parts in [ADDONS.get(name) or (METHODS[name],)]
     ]
 
 
-def takes(method: type[Method]) -> list[str]:
+def supported_addons(method: type[Method]) -> list[str]:
     """Return the add-ons that a method supports."""
-    refused = method.refuses.keys() | method.cannot.keys()
+    refused = method.discouraged_addons.keys() | method.unsupported_addons.keys()
     return [name for name, parts in ADDONS.items() if not {p.name for p in parts} & refused]
 
 
-def file_in(text: str) -> str:
+def file_reference(text: str) -> str:
     """Return the `FILE.py:CLASS` at the start of a method's name, or an empty text."""
     file = re.match(r"(.+?\.py(?::\w*)?)(?=\s*(?:[(+]|$))", text.lstrip())
     return file[1] if file else ""
@@ -385,17 +393,17 @@ def file_in(text: str) -> str:
 
 def parse_name(text: str) -> MethodName:
     """Parse `a(x=1)+b(y=2)`: a method, then add-ons. Names of feddbe's own methods ignore case."""
-    name = file_in(text)
+    name = file_reference(text)
     rest = text.lstrip()[len(name) :]
     parts: list[tuple[str, Mapping[str, Any]]] = []
     for piece in re.split(r"\+(?![^(]*\))", rest):  # a plus outside brackets
-        ours = not name and piece.partition("(")[0].strip().lower() in METHODS.ours
-        part = parameters.read(piece.lower() if parts or ours else piece)
+        ours = not name and piece.partition("(")[0].strip().lower() in METHODS.builtin
+        part = parameters.parse_spec(piece.lower() if parts or ours else piece)
         if part is None or (name and not parts and part[0]):
-            raise BadInput(f"cannot read method '{text}'; write it like fedavg+dbe(kappa=5,mu=0.1)")
+            raise InvalidInputError(f"cannot read method '{text}'; write it like fedavg+dbe(kappa=5,mu=0.1)")
         kind, known = ("add-on", ADDONS) if parts else ("method", METHODS)
         part = (part[0] or name, part[1]) if not parts else part
         if part[0] not in known:
-            raise unknown(kind, part[0], known)
+            raise unknown_name(kind, part[0], known)
         parts.append(part)
     return MethodName(text, tuple(parts))

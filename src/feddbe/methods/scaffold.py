@@ -13,10 +13,19 @@ from typing import ClassVar
 import torch
 
 from feddbe.config.parameters import parameter
-from feddbe.methods.base import MODEL, SUM_OF_GRADIENTS, Facts, Method, Names, Upload, average, averaging
-from feddbe.state import State, add_prefix, strip_prefix, without
+from feddbe.methods.base import (
+    MODEL,
+    SUM_OF_GRADIENTS,
+    Method,
+    MethodDescription,
+    Names,
+    Upload,
+    average,
+    weights_parameter,
+)
+from feddbe.state import State, add_prefix, drop_keys, strip_prefix
 from feddbe.training.task import Context
-from feddbe.training.trainer import Local
+from feddbe.training.trainer import ClientTrainer
 
 CONTROL = "control/"
 
@@ -35,14 +44,14 @@ class Scaffold(Method):
     """
 
     name: ClassVar[str] = "scaffold"
-    facts: ClassVar[Facts] = Facts("2", "2", keeps="1")
+    description: ClassVar[MethodDescription] = MethodDescription("2", "2", keeps="1")
     keeps: ClassVar[Names] = (CONTROL,)  # no secret: c_i is the sum of the changes that were sent
     sends: ClassVar[Names] = (MODEL, CONTROL)
     receives: ClassVar[Names] = (MODEL, CONTROL)
-    keeps_to = SUM_OF_GRADIENTS
+    fixed_options = SUM_OF_GRADIENTS
 
     eta_g: float = parameter(1.0, "server learning rate", above=0, search="0.5 1")
-    weights: str = averaging("uniform")
+    weights: str = weights_parameter("uniform")
 
     def server_init(self, ctx: Context) -> State:
         return super().server_init(ctx) | self._zeros(ctx)
@@ -50,26 +59,30 @@ class Scaffold(Method):
     def client_init(self, ctx: Context) -> State:
         return self._zeros(ctx)
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
         x, c, c_i = (
-            without(received, [CONTROL]),
+            drop_keys(received, [CONTROL]),
             strip_prefix(received, CONTROL),
             strip_prefix(private, CONTROL),
         )
-        y = local.fit(x, correction={name: c[name] - c_i[name] for name in x}).params
-        scale = 1 / (local.steps() * ctx.lr)
+        y = trainer.fit(x, correction={name: c[name] - c_i[name] for name in x}).params
+        scale = 1 / (trainer.steps() * ctx.lr)
         delta = {name: (x[name] - y[name]) * scale - c[name] for name in x}  # c_i+ - c_i
         return y | add_prefix(CONTROL, delta), add_prefix(CONTROL, {n: c_i[n] + delta[n] for n in x})
 
-    def combine(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+    def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         delta = average(uploads, "uniform")
         y = delta if self.weights == "uniform" else average(uploads, self.weights)
         share = len(uploads) / ctx.task.members
-        new = {name: x + self.eta_g * (y[name] - x) for name, x in without(server, [CONTROL]).items()}
+        new = {name: x + self.eta_g * (y[name] - x) for name, x in drop_keys(server, [CONTROL]).items()}
         return new | {name: server[name] + share * delta[name] for name in add_prefix(CONTROL, new)}
 
-    def deployed(self, ctx: Context, local: Local, received: State, private: State) -> State:
-        return without(received, [CONTROL])
+    def inference_params(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> State:
+        return drop_keys(received, [CONTROL])
 
     def _zeros(self, ctx: Context) -> State:
         return add_prefix(CONTROL, {n: torch.zeros_like(p) for n, p in ctx.task.model.parameters.items()})

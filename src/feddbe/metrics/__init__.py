@@ -1,5 +1,23 @@
 """Metrics of every round, by name."""
 
-from feddbe.metrics.builtin import POOLED, POOLED_ROWS, asked, known, measure, parse, pool, take
+from feddbe.metrics.builtin import (
+    POOLED,
+    POOLED_SAMPLES,
+    compute,
+    compute_pooled,
+    metric,
+    parse_metrics,
+    registered_metrics,
+    required_inputs,
+)
 
-__all__ = ["POOLED", "POOLED_ROWS", "asked", "known", "measure", "parse", "pool", "take"]
+__all__ = [
+    "POOLED",
+    "POOLED_SAMPLES",
+    "compute",
+    "compute_pooled",
+    "metric",
+    "parse_metrics",
+    "registered_metrics",
+    "required_inputs",
+]

@@ -1,4 +1,4 @@
-"""What clients measure: small pure functions, registered by name and chosen by `--measure`.
+"""What clients measure: small pure functions, registered by name and chosen by `--metrics`.
 
 A new one is a function under `@measure` in this file. It is given what its parameters name, and by that its
 moment is chosen:
@@ -29,7 +29,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from feddbe.errors import BadInput, unknown
+from feddbe.errors import InvalidInputError, unknown_name
 from feddbe.metrics.records import ALL, Numbers, Value
 from feddbe.metrics.representations.discrepancy import mean_distances
 from feddbe.metrics.representations.linear_probe import linear_probe
@@ -45,17 +45,17 @@ Function = Callable[..., Any]
 PASS = {"logits", "y", "z", "z_g"}
 TRAINING = {"loss_sum", "samples", "seconds", "bytes_up", "bytes_down"}
 POOLED = {"points"}
-POOLED_ROWS = 100
+POOLED_SAMPLES = 100
 """Test samples of a client whose representations it sends for pooled measures."""
-_MEASURES: dict[str, tuple[Function, frozenset[str]]] = {}
+_METRICS: dict[str, tuple[Function, frozenset[str]]] = {}
 _DESCRIPTIONS: dict[str, tuple[str, str]] = {}
 
 
 @overload
-def measure(function: Function) -> Function: ...
+def metric(function: Function) -> Function: ...
 @overload
-def measure(*, label: str, unit: str = "") -> Callable[[Function], Function]: ...
-def measure(function: Function | None = None, *, label: str = "", unit: str = "") -> Any:
+def metric(*, label: str, unit: str = "") -> Callable[[Function], Function]: ...
+def metric(function: Function | None = None, *, label: str = "", unit: str = "") -> Any:
     """Register a measure under the function's name.
 
     Args:
@@ -64,13 +64,13 @@ def measure(function: Function | None = None, *, label: str = "", unit: str = ""
         unit: Its unit. Values of a measure in `%` are fractions of one.
     """
     if function is None:
-        return partial(measure, label=label, unit=unit)
+        return partial(metric, label=label, unit=unit)
     asks = frozenset(inspect.signature(function).parameters)
     if not any(asks <= given for given in (PASS, TRAINING, POOLED)):
         raise TypeError(
             f"measure {function.__name__} asks for {sorted(asks)}; there are {PASS}, {TRAINING} or {POOLED}"
         )
-    _MEASURES[function.__name__] = function, asks
+    _METRICS[function.__name__] = function, asks
     _DESCRIPTIONS[function.__name__] = label or function.__name__, unit
     return function
 
@@ -80,56 +80,56 @@ def describe_metric(name: str) -> tuple[str, str]:
     return _DESCRIPTIONS.get(name, (name, ""))
 
 
-def known() -> Mapping[str, tuple[Function, frozenset[str]]]:
+def registered_metrics() -> Mapping[str, tuple[Function, frozenset[str]]]:
     """All measures by name, each with what it asks for."""
-    return _MEASURES
+    return _METRICS
 
 
-def parse(spec: str, always: Iterable[str] = ("accuracy",)) -> tuple[str, ...]:
+def parse_metrics(spec: str, always: Iterable[str] = ("accuracy",)) -> tuple[str, ...]:
     """The names in `auc,loss`, after those that are measured `always`: accuracy chooses the best round."""
     names = [name.strip() for name in spec.split(",") if name.strip()]
     for name in names:
-        if name not in known():
-            raise unknown("measure", name, known())
+        if name not in registered_metrics():
+            raise unknown_name("measure", name, registered_metrics())
     return tuple(dict.fromkeys([*always, *names]))
 
 
-def asked(names: Iterable[str]) -> set[str]:
+def required_inputs(names: Iterable[str]) -> set[str]:
     """What these measures ask for."""
-    return {parameter for name in names for parameter in known()[name][1]}
+    return {parameter for name in names for parameter in registered_metrics()[name][1]}
 
 
-def take(names: Iterable[str], given: Mapping[str, Any]) -> Numbers:
+def compute(names: Iterable[str], given: Mapping[str, Any]) -> Numbers:
     """Those of the measures that ask for nothing but what is given; what is not defined is left out."""
     found: Numbers = {}
     for name in names:
-        function, asks = known()[name]
+        function, asks = registered_metrics()[name]
         if asks <= given.keys() and (value := function(**{key: given[key] for key in asks})) is not None:
             found[name] = value
     return found
 
 
-def pool(names: Iterable[str], points: Points) -> dict[int, Numbers]:
+def compute_pooled(names: Iterable[str], points: Points) -> dict[int, Numbers]:
     """The pooled ones of the measures, by client, `ALL` among them; what cannot be said of these points (too
     few, of one label) is left out."""
     found: dict[int, Numbers] = {}
     for name in names:
-        function, asks = known()[name]
+        function, asks = registered_metrics()[name]
         values: Mapping[int, Value] = {}
-        with suppress(BadInput):
+        with suppress(InvalidInputError):
             values = function(points) if asks == POOLED else {}
         for client, value in values.items():
             found.setdefault(client, {})[name] = value
     return found
 
 
-@measure(label="accuracy", unit="%")
+@metric(label="accuracy", unit="%")
 def accuracy(logits: Tensor, y: Tensor) -> Value:
     """Share of the labels that are hit; a fraction, so that over clients it is all hits over all samples."""
     return Fraction(int((logits.argmax(1) == y).sum()), len(y)), len(y)
 
 
-def majority_floor(dataset: Dataset, split: Split, members: int | None = None) -> float:
+def majority_accuracy(dataset: Dataset, split: Split, members: int | None = None) -> float:
     """Weighted accuracy if each client always predicts its own most frequent training label; of the first
     `members` clients only, as the accuracy of a run with newcomers."""
     y, classes = dataset.y.numpy(), dataset.classes
@@ -140,7 +140,7 @@ def majority_floor(dataset: Dataset, split: Split, members: int | None = None) -
     return int(correct.sum()) / len(correct) if len(correct) else 0.0
 
 
-@measure(label="AUC")
+@metric(label="AUC")
 def auc(logits: Tensor, y: Tensor) -> Value | None:
     """Area under the ROC curve over all (sample, class) pairs, the micro-average over one-hot labels and
     softmax: how often a true pair outranks a false one. With one class there are no false pairs.
@@ -160,13 +160,13 @@ def auc(logits: Tensor, y: Tensor) -> Value | None:
     return (ranks - positives * (positives + 1) / 2) / (positives * negatives), positives
 
 
-@measure
+@metric
 def loss(logits: Tensor, y: Tensor) -> Value:
     """Mean cross-entropy."""
     return float(F.cross_entropy(logits, y)), len(y)
 
 
-@measure(label="client drift", unit="standard deviations")
+@metric(label="client drift", unit="standard deviations")
 def drift(points: Points) -> dict[int, Value]:
     """Of each client, the distance of its mean z_g from that of the others, in units of the spread within
     clients (`representations/discrepancy.py`); it counts for as many samples as were looked at."""
@@ -174,7 +174,7 @@ def drift(points: Points) -> dict[int, Value]:
     return {client: (value, counts[client]) for client, value in mean_distances(points).items()}
 
 
-@measure(label="linear probe accuracy", unit="%")
+@metric(label="linear probe accuracy", unit="%")
 def probe(points: Points) -> dict[int, Value]:
     """Accuracy of a linear probe on the pooled z_g (`representations/linear_probe.py`), of all together."""
     return {ALL: (linear_probe(points), len(points.y))}

@@ -19,11 +19,11 @@ Value = tuple[float | Fraction, float]
 """One client's number, and its weight in the mean over clients."""
 Numbers = dict[str, Value]
 """By the measure's name."""
-Measured = Mapping[str, Numbers]
+MetricsByMoment = Mapping[str, Numbers]
 """By moment: `before`, `adapted`, `after`, `validation`, `train`; `training` is of the training itself."""
 
 
-class Row(NamedTuple):
+class Record(NamedTuple):
     """One number. Of all clients there are `NAME` (the weighted mean), and `NAME/READING` for the others."""
 
     round: int
@@ -35,7 +35,7 @@ class Row(NamedTuple):
     weight: float
 
 
-class Readings(TypedDict):
+class Aggregates(TypedDict):
     """A measure over clients; accuracies are fractions of one."""
 
     weighted: float
@@ -48,7 +48,7 @@ class Readings(TypedDict):
     """The standard deviation between clients."""
 
 
-def over_clients(values: Sequence[Value]) -> Readings | None:
+def aggregate_clients(values: Sequence[Value]) -> Aggregates | None:
     """The four readings; clients without weight are left out."""
     counted = [(value, weight) for value, weight in values if weight > 0]
     if not counted:
@@ -63,25 +63,25 @@ def over_clients(values: Sequence[Value]) -> Readings | None:
     }
 
 
-def rows(round: int, measured: Mapping[int, Measured]) -> list[Row]:
+def client_records(round: int, measured: Mapping[int, MetricsByMoment]) -> list[Record]:
     """What clients measured in a round, as rows of each and of all."""
     found: dict[tuple[str, str], list[Value]] = {}
     lines = []
     for client, moments in measured.items():
         for moment, numbers in moments.items():
             for name, (value, weight) in numbers.items():
-                lines.append(Row(round, client, moment, name, float(value), weight))
+                lines.append(Record(round, client, moment, name, float(value), weight))
                 found.setdefault((moment, name), []).append((value, weight))
     for (moment, name), values in found.items():
         weight = sum(weight for _, weight in values)
-        for reading, number in (over_clients(values) or {}).items():
+        for reading, number in (aggregate_clients(values) or {}).items():
             full = name if reading == "weighted" else f"{name}/{reading}"
             assert isinstance(number, float)
-            lines.append(Row(round, ALL, moment, full, number, weight))
+            lines.append(Record(round, ALL, moment, full, number, weight))
     return lines
 
 
-def readings(overall: Sequence[Row]) -> dict[str, dict[str, dict[str, float]]]:
+def read_aggregates(overall: Sequence[Record]) -> dict[str, dict[str, dict[str, float]]]:
     """Back from the rows of all clients: moment -> measure -> reading -> value."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for row in overall:

@@ -1,17 +1,26 @@
 """Models by name, and where they are split."""
 
-from feddbe.models.registry import MODELS, FromFile, Known, ModelSource, build, builder, find, fitting
+from feddbe.models.registry import (
+    MODELS,
+    ModelEntry,
+    ModelFromFile,
+    ModelSource,
+    build_model,
+    default_model,
+    find_model,
+    resolve_builder,
+)
 from feddbe.models.split_model import Forward, SplitModel
 
 __all__ = [
     "MODELS",
     "Forward",
-    "FromFile",
-    "Known",
+    "ModelEntry",
+    "ModelFromFile",
     "ModelSource",
     "SplitModel",
-    "build",
-    "builder",
-    "find",
-    "fitting",
+    "build_model",
+    "default_model",
+    "find_model",
+    "resolve_builder",
 ]

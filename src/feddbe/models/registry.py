@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from feddbe.config import parameters, user_code
 from feddbe.config.parameters import Parameters, parameter
-from feddbe.config.user_code import Found
-from feddbe.errors import BadInput, one_line
-from feddbe.models.split_model import Halves, SplitModel, asked, call
+from feddbe.config.user_code import UserObject
+from feddbe.errors import InvalidInputError, one_line
+from feddbe.models.split_model import Halves, SplitModel, accepted_arguments, call_builder
 from feddbe.seeds import torch_seed, torch_seeded
 
 
@@ -201,12 +201,12 @@ a pair, and is called under the run's seed.
 
 
 @dataclass(frozen=True)
-class Known:
+class ModelEntry:
     """A built-in model."""
 
     build: Callable[..., nn.Module | Halves]
     """A `Builder`; for texts, a function of (words, classes); options are further arguments."""
-    takes: str
+    describe_inputs: str
     """Description of the supported inputs."""
     fits: Callable[[Shape], bool]
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -218,22 +218,22 @@ class Known:
     options: type[Parameters] = Parameters
 
 
-def _images(builder: Builder, least: int) -> Known:
+def _images(builder: Builder, least: int) -> ModelEntry:
     takes = f"images (channels, height, width) of at least {least}x{least}"
-    return Known(builder, takes, lambda s: len(s) == 3 and min(s[1:]) >= least)
+    return ModelEntry(builder, takes, lambda s: len(s) == 3 and min(s[1:]) >= least)
 
 
-MODELS: dict[str, Known] = {
+MODELS: dict[str, ModelEntry] = {
     "cnn": _images(cnn, 16),
     "cnn_small": _images(cnn_small, 4),
-    "har_cnn": Known(
+    "har_cnn": ModelEntry(
         har_cnn,
         "signals (signals, 1, steps) of at least 28 steps",
         lambda s: len(s) == 3 and s[1] == 1 and s[2] >= 28,
     ),
-    "mlp": Known(mlp, "inputs of any shape", lambda s: True),
+    "mlp": ModelEntry(mlp, "inputs of any shape", lambda s: True),
     "resnet18": replace(_images(resnet18, 16), aliases=CUTS, channels_last=False),
-    "fasttext": Known(
+    "fasttext": ModelEntry(
         fasttext, "texts as word numbers", lambda s: len(s) == 1, texts=True, options=Representation
     ),
 }
@@ -244,18 +244,18 @@ RESERVED = {"alpha", "mean", "prbm"}
 """Names in states that are not parameters of a model; all others contain a slash."""
 
 
-def fitting(shape: Shape, words: int = 0) -> str:
+def default_model(shape: Shape, words: int = 0) -> str:
     """Return the default model for inputs of this shape; `words` is the vocabulary size of texts."""
     return next(name for name, k in MODELS.items() if k.texts == bool(words) and k.fits(shape))
 
 
-def find(text: str, defaults: parameters.Defaults | None = None) -> parameters.Named[Parameters]:
+def find_model(text: str, defaults: parameters.Defaults | None = None) -> parameters.ParsedName[Parameters]:
     """Return the model that `text` names, with its options."""
     known = {name: model.options for name, model in MODELS.items()}
-    return parameters.find("model", text, known, defaults, also=["FILE.py:FUNCTION"])
+    return parameters.find_class("model", text, known, defaults, also=["FILE.py:FUNCTION"])
 
 
-def build(
+def build_model(
     source: ModelSource,
     sample: Tensor,
     classes: int,
@@ -279,28 +279,30 @@ def build(
         module = _module(source, shape, classes, words)
     # oneDNN and channels-last are faster from about 16x16 pixels, and for long signals.
     onednn = len(shape) == 3 and (min(shape[1:]) >= 16 or max(shape[1:]) >= 128)
-    known = MODELS[find(source).name] if isinstance(source, str) else None
+    known = MODELS[find_model(source).name] if isinstance(source, str) else None
     aliases, channels_last = (known.aliases, known.channels_last) if known else ({}, True)
     try:
         model = SplitModel(module, sample, cut, onednn=onednn, channels_last=channels_last, aliases=aliases)
-    except BadInput:
+    except InvalidInputError:
         raise
     except Exception as error:  # a layer may raise any error for a wrong shape
         if words and isinstance(error, IndexError):
-            raise BadInput(
+            raise InvalidInputError(
                 f"the model has no vector for the word number {int(sample.max())}: {_misfit(module, sample)}"
                 f"its embedding must have {words} words, as many as the data; a builder with a parameter "
                 "`words` receives their number"
             ) from error
-        raise BadInput(
+        raise InvalidInputError(
             f"the model does not take inputs of shape {shape}: {_misfit(module, sample)}{one_line(error)}"
         ) from error
-    if isinstance(source, FromFile):
+    if isinstance(source, ModelFromFile):
         model.remake = partial(source, shape, classes, words)
     if clash := RESERVED & model.parameters.keys():
-        raise BadInput(f"the model has a parameter '{clash.pop()}', a name reserved by feddbe; rename it")
+        raise InvalidInputError(
+            f"the model has a parameter '{clash.pop()}', a name reserved by feddbe; rename it"
+        )
     if model.classes != classes:
-        raise BadInput(f"the model gives {model.classes} logits, the data has {classes} classes")
+        raise InvalidInputError(f"the model gives {model.classes} logits, the data has {classes} classes")
     _check_logits(model, sample)
     return model
 
@@ -313,7 +315,7 @@ def _check_logits(model: SplitModel, sample: Tensor) -> None:
     with torch.no_grad():
         out = model.forward(model.parameters | model.buffers, sample).logits
     if bool((out >= 0).all()) and torch.allclose(out.sum(dim=1), out.new_ones(()), atol=1e-4):
-        raise BadInput(
+        raise InvalidInputError(
             "the model ends in a softmax: it returns probabilities, but the loss expects logits and applies "
             "the softmax; remove the model's last layer"
         )
@@ -325,16 +327,16 @@ def _module(source: ModelSource, shape: Shape, classes: int, words: int) -> nn.M
     if callable(source):
         return (
             source(shape, classes, words)
-            if isinstance(source, FromFile)
-            else call(source, shape, classes, words)
+            if isinstance(source, ModelFromFile)
+            else call_builder(source, shape, classes, words)
         )
-    chosen = find(source)
+    chosen = find_model(source)
     known = MODELS[chosen.name]
     if known.texts != bool(words) or not known.fits(shape):
         kind = "texts as word numbers" if words else "inputs"
-        raise BadInput(
-            f"model '{chosen.name}' takes {known.takes}, the data has {kind} of shape {shape}; "
-            f"fitting: {fitting(shape, words)}"
+        raise InvalidInputError(
+            f"model '{chosen.name}' takes {known.describe_inputs}, the data has {kind} of shape {shape}; "
+            f"fitting: {default_model(shape, words)}"
         )
     return known.build(words if known.texts else shape, classes, **asdict(chosen.options))
 
@@ -365,20 +367,20 @@ def _misfit(module: nn.Module | Halves, sample: Tensor) -> str:
 
 
 @dataclass(frozen=True)
-class FromFile:
+class ModelFromFile:
     """A model builder in a user's file; its errors are reported in one line."""
 
-    user_object: Found
+    user_object: UserObject
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return builder, self.user_object.again
+        return resolve_builder, self.user_object.reload
 
     def __call__(self, shape: tuple[int, ...], classes: int, words: int = 0) -> nn.Module | Halves:
         path, build = self.user_object.path, self.user_object.value
         try:
-            arguments, keywords = asked(build, shape, classes, words)
-        except BadInput as error:
-            raise BadInput(f"in '{path}': {error}") from None
+            arguments, keywords = accepted_arguments(build, shape, classes, words)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"in '{path}': {error}") from None
         call_text = ", ".join(
             [*map(str, arguments), *(f"{name}={value}" for name, value in keywords.items())]
         )
@@ -386,18 +388,18 @@ class FromFile:
         try:
             built = build(*arguments, **keywords)
         except Exception as error:  # a user's code may raise anything
-            raise BadInput(f"{where} failed{user_code.failed(error, path)}") from error
+            raise InvalidInputError(f"{where} failed{user_code.describe_failure(error, path)}") from error
         is_pair = (
             isinstance(built, tuple) and len(built) == 2 and all(isinstance(m, nn.Module) for m in built)
         )
         if not is_pair and not isinstance(built, nn.Module):
-            raise BadInput(
+            raise InvalidInputError(
                 f"{where} returned {type(built).__name__}; expected an nn.Module or a pair of them "
                 "(features, classifier)"
             )
         return built  # type: ignore[no-any-return]
 
 
-def builder(model: str, sha256: str = "") -> FromFile:
+def resolve_builder(model: str, sha256: str = "") -> ModelFromFile:
     """Return the builder that `FILE.py:FUNCTION` names."""
-    return FromFile(user_code.load("model", "function", model, callable, sha256))
+    return ModelFromFile(user_code.load_object("model", "function", model, callable, sha256))

@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from feddbe.errors import BadInput, one_line, unknown
+from feddbe.errors import InvalidInputError, one_line, unknown_name
 from feddbe.seeds import torch_seeded
-from feddbe.state import State, moved
+from feddbe.state import State, to_device
 
 Halves = tuple[nn.Module, nn.Module]
 Layers = list[tuple[nn.Module, dict[str, str]]]
 """Layers in order, each with the model's names of its parameters."""
 Cuts = dict[str, Callable[[], Halves]]
-PLACES = "places"
+LAYERS_OF_CUT = "places"
 """Key in a traced node's `meta` of the names of its cut."""
 
 
@@ -35,14 +35,14 @@ def find_cuts(module: nn.Module) -> Cuts:
     if _plain(module):
         return _sequential_cuts(module)
     if "forward" in vars(module):  # torch.fx traces the forward of the class
-        raise BadInput(
+        raise InvalidInputError(
             f"torch.fx cannot trace this {type(module).__name__}: its forward is replaced on the instance; "
             "define it in a class, or give a pair (features, classifier) instead"
         )
     try:
         graph = fx.symbolic_trace(module)
     except Exception as error:  # a module's own forward can fail in any way when it is traced
-        raise BadInput(
+        raise InvalidInputError(
             f"torch.fx cannot trace {type(module).__name__} ({one_line(error)}); "
             "give a pair (features, classifier) instead"
         ) from error
@@ -77,17 +77,17 @@ def find_layers(half: nn.Module, names: Mapping[int, str]) -> Layers:
     ]
 
 
-def linear_of(half: nn.Module) -> nn.Linear | None:
+def find_linear(half: nn.Module) -> nn.Linear | None:
     """Return the linear layer if the half consists of exactly one; else None."""
     called: list[nn.Module | None] = [*layers_of(half)]
     if isinstance(half, fx.GraphModule):
         nodes = [node for node in half.graph.nodes if node.op not in ("placeholder", "output")]
         called = [half.get_submodule(n.target) if n.op == "call_module" else None for n in nodes]
     (layer,) = called if len(called) == 1 else [None]
-    return layer if type(layer) is nn.Linear and not hooked(layer) else None
+    return layer if type(layer) is nn.Linear and not record_outputs(layer) else None
 
 
-def hooked(layer: nn.Module) -> bool:
+def record_outputs(layer: nn.Module) -> bool:
     """Return whether the layer has hooks or a replaced forward."""
     hooks = (
         layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks,
@@ -105,7 +105,7 @@ def _ends(module: nn.Module) -> dict[str, int]:
     return ends
 
 
-def places_of(module: nn.Module, cut: str) -> tuple[list[list[str]], list[list[str]]]:
+def activation_layers(module: nn.Module, cut: str) -> tuple[list[list[str]], list[list[str]]]:
     """Return the names of the position after each layer, up to the cut and after it.
 
     A traced module stores them in its graph.
@@ -163,7 +163,7 @@ def _traced_cuts(graph: fx.GraphModule) -> Cuts:
     cuts: Cuts = {}
     for name, node in sorted(ends.items(), key=lambda item: (position[item[1]], -len(item[0]))):
         if node not in result and crosses_alone(node):
-            node.meta[PLACES] = (*node.meta.get(PLACES, ()), name)
+            node.meta[LAYERS_OF_CUT] = (*node.meta.get(LAYERS_OF_CUT, ()), name)
             cuts[name] = lambda node=node: _halves_at(graph, node)  # type: ignore[misc]
     return cuts
 
@@ -195,7 +195,7 @@ def before_last_linear(module: nn.Module, cuts: tuple[str, ...]) -> str:
     if linear and linear[-1] in before:
         before = before[: before.index(linear[-1])]
     if not before:
-        raise BadInput(f"no layer before the last linear layer is a cut; allowed: {', '.join(cuts)}")
+        raise InvalidInputError(f"no layer before the last linear layer is a cut; allowed: {', '.join(cuts)}")
     return before[-1]
 
 
@@ -230,7 +230,7 @@ class _Walk(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        for name in n.meta.get(PLACES, ()):
+        for name in n.meta.get(LAYERS_OF_CUT, ()):
             self.keep(name, value)
         return value
 
@@ -284,13 +284,15 @@ class SplitModel:
         modes = {training: find_cuts(module.train(training)) for training in (True, False)}
         self.cuts = tuple(modes[False])
         if not self.cuts:
-            raise BadInput("the model has no cut: after none of its layers does exactly one tensor cross")
+            raise InvalidInputError(
+                "the model has no cut: after none of its layers does exactly one tensor cross"
+            )
         self.aliases = dict(aliases or {})
         names = {name: name for name in self.cuts} | self.aliases
         if cut is not None and cut not in names:
-            raise unknown("cut", cut, names)
+            raise unknown_name("cut", cut, names)
         self.cut = names[cut] if cut is not None else before_last_linear(module, self.cuts)
-        self._layer_names = places_of(module, self.cut)
+        self._layer_names = activation_layers(module, self.cut)
         self._halves = {training: cuts[self.cut]() for training, cuts in modes.items()}
         roots = [module, *self._halves[True], *self._halves[False]]
         self._slots = _slots(module.named_parameters(), [m._parameters for r in roots for m in r.modules()])
@@ -308,7 +310,7 @@ class SplitModel:
         f, h = self._halves[False]
         self.feature_shape, self.classes, self._in_place = self._try(f, h)
         in_head = {id(p) for p in h.parameters()}
-        linear = linear_of(h) if in_head.isdisjoint(id(p) for p in f.parameters()) else None
+        linear = find_linear(h) if in_head.isdisjoint(id(p) for p in f.parameters()) else None
         self.linear_head = {name: full[id(p)] for name, p in linear.named_parameters()} if linear else {}
         """Names of weight and bias, if h is a single linear layer that shares neither with f."""
         self.head = tuple(name for name, p in module.named_parameters() if id(p) in in_head)
@@ -322,24 +324,26 @@ class SplitModel:
             before = z._version
             classes = _classes(h(z))
         if changed := [n for n, p in self.module.named_parameters() if p._version != versions[n]]:
-            raise BadInput(
+            raise InvalidInputError(
                 f"the model writes into its own parameter '{changed[0]}' in a forward pass "
                 "(max_norm of an embedding?); only training may change parameters"
             )
         return tuple(z.shape[1:]), classes, z._version != before
 
-    def apart(self, state: Mapping[str, Tensor]) -> Halves:
+    def copy_halves(self, state: Mapping[str, Tensor]) -> Halves:
         """Return f and h at these values, for prediction, as modules that share nothing with this one."""
         module = copy.deepcopy(self.module)
         module.load_state_dict({n: t.detach().clone() for n, t in state.items()}, strict=False)
         return SplitModel(module, self._sample, self.cut, onednn=self.onednn)._halves[False]
 
-    def on(self, device: torch.device) -> SplitModel:
+    def to(self, device: torch.device) -> SplitModel:
         """Return the model on this device."""
         module = copy.deepcopy(self.module).to(device)
         how = self._sample.to(device), self.cut, self.onednn, self.channels_last, self.aliases
         with device:  # a traced graph creates its constants on the device of tracing
-            rebuilt = _rebuilt(module, *how, moved(self.parameters, device), moved(self.buffers, device))
+            rebuilt = _rebuilt(
+                module, *how, to_device(self.parameters, device), to_device(self.buffers, device)
+            )
         rebuilt.remake = self.remake
         return rebuilt
 
@@ -400,14 +404,14 @@ class SplitModel:
         z = z_g if prbm is None else z_g + prbm
         return Forward(z_g, z, h(z.clone() if self._in_place else z))
 
-    def check_places(self, names: Iterable[str]) -> None:
+    def check_layers(self, names: Iterable[str]) -> None:
         """Raise an error unless all names are cuts, their aliases, z_g, z or logits."""
         allowed = {*self.cuts, *self.aliases, *Forward._fields}
         for name in names:
             if name not in allowed:
-                raise unknown("layer", name, allowed)
+                raise unknown_name("layer", name, allowed)
 
-    def at(
+    def activations(
         self, params: Mapping[str, Tensor], x: Tensor, names: Iterable[str], prbm: Tensor | None = None
     ) -> State:
         """Return copies of the activations of these layers in one pass in evaluation mode.
@@ -417,7 +421,7 @@ class SplitModel:
         """
         if params is not self._bound:
             with self.bind(params):
-                return self.at(params, x, names, prbm)
+                return self.activations(params, x, names, prbm)
         layers = {name: self.aliases.get(name, name) for name in names}
         activations: State = {}
 
@@ -449,7 +453,7 @@ class SplitModel:
         logits: Tensor = self._halves[self._training][1](z)
         return logits
 
-    def fresh(self, seed: int) -> State:
+    def reinitialized(self, seed: int) -> State:
         """Return the parameters of another initialization by each layer's `reset_parameters`, children first.
 
         A parameter that no layer resets stays at theta^0.
@@ -460,7 +464,7 @@ class SplitModel:
         device = self._sample.device
         return {name: p.detach().to(device) for name, p in module.named_parameters()}
 
-    def layout(self, tensor: Tensor, *, copy: bool = True) -> Tensor:
+    def to_memory_format(self, tensor: Tensor, *, copy: bool = True) -> Tensor:
         """Return a copy in the memory layout in which this model is fast.
 
         With `copy=False` the tensor itself is returned if its layout is right already.
@@ -505,12 +509,12 @@ def _rebuilt(
 def _classes(logits: object) -> int:
     """Return the number of classes of a model's output."""
     if not isinstance(logits, Tensor):
-        raise BadInput(
+        raise InvalidInputError(
             f"the model gives a {type(logits).__name__}; expected logits of shape (batch, classes)"
         )
     if logits.dim() != 2:
         shape = tuple(logits.shape)
-        raise BadInput(f"the model gives an output of shape {shape}; expected (batch, classes)")
+        raise InvalidInputError(f"the model gives an output of shape {shape}; expected (batch, classes)")
     return logits.shape[1]
 
 
@@ -530,7 +534,7 @@ KNOWN = ("shape", "classes", "words")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def asked(
+def accepted_arguments(
     function: Callable[..., Any], shape: Shape, classes: int, words: int
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return the positional and keyword arguments with which a model builder is called."""
@@ -552,7 +556,7 @@ def asked(
             return [shape, classes], more
     if strange:
         name = getattr(function, "__name__", "build")
-        raise BadInput(
+        raise InvalidInputError(
             f"{name}{inspect.signature(function)}: a builder is called with those of shape, classes and "
             f"words that it names; '{strange[0].name}' is none of them: give it a default"
         )
@@ -561,7 +565,7 @@ def asked(
     return [known[p.name] for p in first], {p.name: known[p.name] for p in rest}
 
 
-def call(function: Callable[..., Any], shape: Shape, classes: int, words: int) -> Any:
+def call_builder(function: Callable[..., Any], shape: Shape, classes: int, words: int) -> Any:
     """Call a model builder for inputs of this shape."""
-    arguments, keywords = asked(function, shape, classes, words)
+    arguments, keywords = accepted_arguments(function, shape, classes, words)
     return function(*arguments, **keywords)

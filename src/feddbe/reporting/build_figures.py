@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddbe.config.parameters import written
-from feddbe.errors import BadInput
-from feddbe.metrics.representations.points import Analysis, Column, FigureKind, Points
-from feddbe.metrics.representations.registry import MEASURES
+from feddbe.config.parameters import format_value
+from feddbe.errors import InvalidInputError
+from feddbe.metrics.representations.points import Analysis, AnalysisColumn, FigureKind, Points
+from feddbe.metrics.representations.registry import ANALYSES
 from feddbe.reporting.figure import (
     Axis,
     Bars,
@@ -31,7 +31,14 @@ from feddbe.reporting.figure import (
     Scatter,
     Series,
 )
-from feddbe.reporting.representations import Found, analysis_caption, column, first, kinds, samples
+from feddbe.reporting.representations import (
+    FoundAnalyses,
+    analysis_caption,
+    analysis_groups,
+    column_title,
+    describe_samples,
+    is_first_result,
+)
 from feddbe.results.curves import (
     ACCURACY,
     MeanCurve,
@@ -42,18 +49,18 @@ from feddbe.results.curves import (
     metric_series,
 )
 from feddbe.results.document import (
-    Measurement,
+    AnalysisDocument,
     RunDocument,
-    adapting,
+    accuracy_curve,
+    describe_moment,
     distinguishing_settings,
-    ending,
-    labels,
-    moment,
-    points,
-    title,
+    is_fine_tuned,
+    run_labels,
+    run_title,
+    status_note,
 )
 from feddbe.results.fairness import BASELINES, Fairness
-from feddbe.results.seeds import counted, experiments, names
+from feddbe.results.seeds import counted_runs, group_experiments, group_names
 
 Colors = Mapping[str, int]
 """Palette indices by the folder of a run; a page uses the same ones in all figures."""
@@ -70,11 +77,11 @@ MAX_BUBBLE_COLUMNS = 1000
 
 def learning_curves(documents: Sequence[RunDocument], colors: Colors | None = None) -> Figure:
     """Return test accuracy over rounds: a curve for each experiment, with its best round marked."""
-    moments = list(dict.fromkeys(_moment(document) for document in documents if points(document)))
+    moments = list(dict.fromkeys(_moment(document) for document in documents if accuracy_curve(document)))
     panel = metric_panel(documents, ACCURACY, colors, show_moment=len(moments) > 1)
     when = moments[0] if len(moments) == 1 else "at the moment in the legend"
     caption = f"Deployed model {when}, weighted by samples." if moments else ""
-    return Figure("curves", title(documents), (panel,), caption)
+    return Figure("curves", run_title(documents), (panel,), caption)
 
 
 def metric_curves(
@@ -83,11 +90,11 @@ def metric_curves(
     """Return a panel for each metric that any of the runs has, see `metric_panel`."""
     chosen = metric_series(documents) if metrics is None else metrics
     panels = tuple(metric_panel(documents, metric, **options) for metric in chosen)
-    return Figure("metrics", title(documents), panels)
+    return Figure("metrics", run_title(documents), panels)
 
 
 def selected_metric_curves(documents: Sequence[RunDocument]) -> Figure | None:
-    """Return the metrics that were selected with `--measure` beyond the default ones; None without any."""
+    """Return the metrics that were selected with `--metrics` beyond the default ones; None without any."""
     selected = [metric for metric in metric_series(documents) if metric.is_selected]
     return metric_curves(documents, selected) if selected else None
 
@@ -115,12 +122,12 @@ def metric_panel(
     series = []
     for index, (curve, name, mark) in enumerate(zip(curves, _unique_names(curves), marks, strict=True)):
         full_name = f"{name}, {_moment(curve.runs[0])}" if show_moment else name
-        note = " or ".join(dict.fromkeys(filter(None, map(ending, curve.runs))))
+        note = " or ".join(dict.fromkeys(filter(None, map(status_note, curve.runs))))
         series.append(_series(curve, full_name, _color(curve.runs[0], index, colors), rounds, mark, note))
     if metric.is_primary:
         series += _unevaluated(documents, len(series), colors)
     runs = [run for curve in curves for run in curve.runs]
-    floors = sorted({round(100 * run["floor"], 2) for run in runs}) if metric.has_floor else []
+    floors = sorted({round(100 * run["majority_accuracy"], 2) for run in runs}) if metric.has_floor else []
     note = f"Every {_ordinal(step)} round is drawn, with the best and the last." if step > 1 else ""
     return Curves(
         name=metric.name,
@@ -135,13 +142,13 @@ def metric_panel(
 
 def adaptation_curves(documents: Sequence[RunDocument], colors: Colors | None = None) -> Figure:
     """Return the accuracy of new clients over the epochs for which they adapt the model."""
-    curves = mean_curves(documents, adapting)
+    curves = mean_curves(documents, is_fine_tuned)
     firsts = [curve.runs[0] for curve in curves]
     series = []
     for index, (curve, name) in enumerate(zip(curves, _unique_names(curves), strict=True)):
         run = curve.runs[0]
-        way = run["newcomers"]["way"] if run["newcomers"] else "full"
-        is_named = way == "full" or "adapt" in distinguishing_settings(run, firsts, seed=False)
+        way = run["new_clients"]["adaptation"] if run["new_clients"] else "full"
+        is_named = way == "full" or "adaptation" in distinguishing_settings(run, firsts, seed=False)
         full_name = name if is_named else f"{name}, {way}"
         mark = Mark(curve.x[-1], curve.mean[-1], f"{curve.mean[-1]:.2f} % after {curve.x[-1]} epochs")
         series.append(_series(curve, full_name, _color(run, index, colors), curve.x, mark))
@@ -153,11 +160,13 @@ def adaptation_curves(documents: Sequence[RunDocument], colors: Colors | None = 
         band=band_meaning([len(curve.runs) for curve in curves]),
     )
     caption = "Weighted by samples, after each epoch of local adaptation; epoch 0 is the model as received."
-    return Figure("newcomers", title(documents), (panel,), caption)
+    return Figure("new_clients", run_title(documents), (panel,), caption)
 
 
 def _moment(document: RunDocument) -> str:
-    moments = dict.fromkeys(moment(entry["when"]) for entry in document["rounds"] if entry["accuracy"])
+    moments = dict.fromkeys(
+        describe_moment(entry["moment"]) for entry in document["rounds"] if entry["accuracy"]
+    )
     return " / ".join(moments)
 
 
@@ -195,9 +204,9 @@ def _series(
 
 def _unevaluated(documents: Sequence[RunDocument], index: int, colors: Colors | None) -> Iterator[Series]:
     """Yield runs without an evaluated round, which the legend names."""
-    runs = [document for document in documents if not points(document)]
-    for offset, (run, name) in enumerate(zip(runs, labels(runs), strict=True)):
-        text = ending(run) or "no round has been evaluated yet"
+    runs = [document for document in documents if not accuracy_curve(document)]
+    for offset, (run, name) in enumerate(zip(runs, run_labels(runs), strict=True)):
+        text = status_note(run) or "no round has been evaluated yet"
         yield Series(name, _color(run, index + offset, colors), ending=text)
 
 
@@ -238,13 +247,13 @@ def client_ranks(
         colors: Palette indices; by default in order of appearance.
     """
     if not runs:
-        raise BadInput("nothing to draw: no run was given")
+        raise InvalidInputError("nothing to draw: no run was given")
     by_run = {id(document): run for document, run in zip(documents, runs, strict=True)}
-    together = [group for experiment in experiments(documents) for group in _averaged(experiment)]
+    together = [group for experiment in group_experiments(documents) for group in _averaged(experiment)]
     palette = _experiment_colors(documents, colors)
     widest = max(math.ceil(len(run["accuracy"]) / 10) / len(run["accuracy"]) for run in runs)
     series = []
-    for index, (group, name) in enumerate(zip(together, names(together), strict=True)):
+    for index, (group, name) in enumerate(zip(together, group_names(together), strict=True)):
         spreads = [by_run[id(document)]["spread"] for document in group]
         means, low, high = mean_and_band([_at_shares(by_run[id(document)]["accuracy"]) for document in group])
         worst = 100 * float(np.mean([spread["worst_tenth"] for spread in spreads]))
@@ -252,7 +261,7 @@ def client_ranks(
         x = 100 * widest * (index + 1) / (len(together) + 1)  # next to each other, also where equal
         mark = Mark(x, worst, f"worst tenth {worst:.2f} %, mean {overall:.2f} %")
         series.append(Series(name, palette[id(group[0])], tuple(_SHARES), means, low, high, mark))
-    when = " or ".join(dict.fromkeys(moment(run["when"]) for run in runs))
+    when = " or ".join(dict.fromkeys(describe_moment(run["moment"]) for run in runs))
     panel = Curves(
         name="test accuracy",
         x_axis=Axis("clients, sorted by accuracy", "%"),
@@ -263,21 +272,21 @@ def client_ranks(
         is_stepped=True,
     )
     caption = f"Accuracy of each client {when}. Gray: the worst tenth of clients, whose mean is marked."
-    return Figure("ranks", title(documents), (panel,), caption)
+    return Figure("ranks", run_title(documents), (panel,), caption)
 
 
 def _experiment_colors(documents: Sequence[RunDocument], colors: Colors | None) -> dict[int, int]:
     """Return a palette index for each document, by its id; runs of one experiment have the same."""
     return {
         id(run): _color(run, index, colors)
-        for index, experiment in enumerate(experiments(documents))
+        for index, experiment in enumerate(group_experiments(documents))
         for run in experiment
     }
 
 
 def _averaged(experiment: Sequence[RunDocument]) -> list[list[RunDocument]]:
     """Return the runs that are drawn as their mean, and each of the others alone."""
-    together = counted(experiment)
+    together = counted_runs(experiment)
     folders = {run["folder"] for run in together}
     alone = [[run] for run in experiment if run["folder"] not in folders]
     return [together, *alone] if together else alone
@@ -379,7 +388,7 @@ def client_distribution(
         notes: Further notes.
     """
     if counts.ndim != 2 or not counts.size or counts.min() < 0:
-        raise BadInput(
+        raise InvalidInputError(
             f"bubbles need sample counts of clients x classes, not an array of shape {counts.shape}"
         )
     clients = spread_evenly(range(len(counts)), max_clients)
@@ -445,8 +454,8 @@ def tuning_surface(
         x_axis=Axis(across),
         y_axis=Axis(up or ""),
         value_axis=Axis("validation accuracy", "%"),
-        columns=tuple(map(written, space[across])),
-        rows=tuple(written(value) for value in up_values) if up else ("",),
+        columns=tuple(map(format_value, space[across])),
+        rows=tuple(format_value(value) for value in up_values) if up else ("",),
         values=tuple(grid),
         limits=(float(np.percentile(known, 20)), max(known)),  # a diverged trial must not take all colors
         marks=tuple(marks),
@@ -458,7 +467,7 @@ def tuning_surface(
 
 # Analyses of representations
 
-LoadPoints = Callable[[RunDocument, Measurement], Points]
+LoadPoints = Callable[[RunDocument, AnalysisDocument], Points]
 """Reads the points that an analysis with a scatter plot stored."""
 
 
@@ -477,12 +486,12 @@ def analysis_figures(
         run_names: A name for each run.
         max_points: Points of all scatter plots together at most; None: all.
     """
-    run_names = run_names or labels(documents)
+    run_names = run_names or run_labels(documents)
     by_name = dict(zip(run_names, documents, strict=True))
     data = ", ".join(dict.fromkeys(Path(str(document["config"]["data"])).name for document in documents))
     figures = {}
-    for kind, found in kinds(documents, run_names):
-        analysis = MEASURES[found[0][1]["what"]]
+    for kind, found in analysis_groups(documents, run_names):
+        analysis = ANALYSES[found[0][1]["analysis"]]
         panels: tuple[Panel, ...]
         if analysis.figure is FigureKind.BARS:
             panels = tuple(_layer_bars(column, found) for column in analysis.columns)
@@ -490,11 +499,11 @@ def analysis_figures(
             panels = tuple(_client_dots(column, found) for column in analysis.columns)
         else:
             panels = tuple(_scatters(found, by_name, load_points, max_points))
-        figures[kind] = Figure(kind, f"{data}: {samples(found)}", panels, _caption(analysis, found))
+        figures[kind] = Figure(kind, f"{data}: {describe_samples(found)}", panels, _caption(analysis, found))
     return figures
 
 
-def _caption(analysis: Analysis, found: Found) -> str:
+def _caption(analysis: Analysis, found: FoundAnalyses) -> str:
     text = analysis_caption(found)
     if analysis.figure is FigureKind.DOTS:
         text += " A dot is a client, the bar the mean."
@@ -505,12 +514,12 @@ def _caption(analysis: Analysis, found: Found) -> str:
     return text
 
 
-def _layer_bars(shown: Column, found: Found) -> Bars:
+def _layer_bars(shown: AnalysisColumn, found: FoundAnalyses) -> Bars:
     """Return a group of bars for each layer, and a color for each run and moment."""
-    layers = list(dict.fromkeys(one["place"] for _, one in found))
-    by_series: dict[str, dict[str, Measurement]] = {}
+    layers = list(dict.fromkeys(one["layer"] for _, one in found))
+    by_series: dict[str, dict[str, AnalysisDocument]] = {}
     for run, one in found:
-        by_series.setdefault(column(run, one), {})[one["place"]] = one
+        by_series.setdefault(column_title(run, one), {})[one["layer"]] = one
     series = [
         BarSeries(
             name,
@@ -522,21 +531,21 @@ def _layer_bars(shown: Column, found: Found) -> Bars:
     return Bars(shown.label, Axis(shown.label, shown.unit), tuple(layers), tuple(series))
 
 
-def _reading(one: Measurement | None, key: str, shown: Column) -> float | None:
+def _reading(one: AnalysisDocument | None, key: str, shown: AnalysisColumn) -> float | None:
     value = one["overall"].get(key) if one else None
     if value is None:
         return None
     return 100 * value if shown.unit == "%" else value
 
 
-def _client_dots(shown: Column, found: Found) -> Dots:
+def _client_dots(shown: AnalysisColumn, found: FoundAnalyses) -> Dots:
     """Return a row for each run, moment and layer."""
     rows = []
     for run, one in found:
-        if not first(one, found):
+        if not is_first_result(one, found):
             continue
 
-        def read(key: str, readings: Measurement = one) -> tuple[float | None, ...]:
+        def read(key: str, readings: AnalysisDocument = one) -> tuple[float | None, ...]:
             if not key:
                 return ()
             return tuple(numbers.get(key) for numbers in readings["clients"].values())
@@ -546,7 +555,7 @@ def _client_dots(shown: Column, found: Found) -> Dots:
         infinite = len(values) - len(finite)
         rows.append(
             DotRow(
-                name=f"{column(run, one)}, {one['place']}",
+                name=f"{column_title(run, one)}, {one['layer']}",
                 color=0,
                 values=values,
                 mean=float(np.mean(finite)) if finite else None,
@@ -560,14 +569,14 @@ def _client_dots(shown: Column, found: Found) -> Dots:
 
 
 def _scatters(
-    found: Found, by_name: Mapping[str, RunDocument], load_points: LoadPoints, maximum: int | None
+    found: FoundAnalyses, by_name: Mapping[str, RunDocument], load_points: LoadPoints, maximum: int | None
 ) -> Iterator[Scatter]:
     """Yield the stored points of each run, moment and layer; equal ones, as z without PRBM, once."""
     distinct: dict[str, Points] = {}
     for run, one in found:
         loaded = load_points(by_name[run], one)
         if not any(np.array_equal(loaded.x, other.x) for other in distinct.values()):
-            distinct[f"{column(run, one)}, {one['place']}"] = loaded
+            distinct[f"{column_title(run, one)}, {one['layer']}"] = loaded
     for name, loaded in distinct.items():
         yield scatter_panel(name, loaded, maximum and max(100, maximum // len(distinct)))
 
@@ -575,7 +584,9 @@ def _scatters(
 def scatter_panel(name: str, plane: Points, maximum: int | None = None) -> Scatter:
     """Return points of the plane, at most `maximum` of them."""
     if plane.x.shape[1] != 2:
-        raise BadInput(f"panel '{name}' has points of {plane.x.shape[1]} dimensions; lay them out first")
+        raise InvalidInputError(
+            f"panel '{name}' has points of {plane.x.shape[1]} dimensions; lay them out first"
+        )
     kept = spread_evenly(range(len(plane.y)), maximum or len(plane.y))
     note = f"{len(kept)} of {len(plane.y):,} points are drawn" if len(kept) < len(plane.y) else ""
     x, y = np.asarray(plane.x, dtype=float)[kept].T.tolist()

@@ -22,10 +22,10 @@ class Name:
         return Measurement(min(longest, 12), max(1, len(self.text))).with_maximum(options.max_width)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(folded(self.text, options.max_width), style=self.style, overflow="fold")
+        yield Text(fold_text(self.text, options.max_width), style=self.style, overflow="fold")
 
 
-def folded(text: str, width: int) -> str:
+def fold_text(text: str, width: int) -> str:
     """Return the text in lines of at most `width` letters where it can be broken."""
     lines = [""]
     for piece in break_points(text):
@@ -40,17 +40,17 @@ def break_points(text: str) -> list[str]:
     return re.findall(r"[+(]?[^-+(,_/: ]*[-,_/: ]?", text)
 
 
-def percent(fraction: float | None) -> str:
+def format_percent(fraction: float | None) -> str:
     """Return a fraction of one in percent with two digits, or a dash."""
     return "-" if fraction is None else f"{100 * fraction:.2f}"
 
 
-def in_seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """Return seconds with three significant digits."""
     return f"{value:.{3 if value < 0.0995 else 2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
 
 
-def in_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Return bytes in decimal units with three digits: 950 B, 81.6 kB, 2.33 MB."""
     unit, *larger = "B", "kB", "MB", "GB", "TB"
     while count >= 999.5 and larger:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddbe.errors import BadInput, unknown
+from feddbe.errors import InvalidInputError, unknown_name
 from feddbe.reporting.figure import (
     Axis,
     Bars,
@@ -28,7 +28,7 @@ from feddbe.reporting.figure import (
     Scatter,
     Series,
 )
-from feddbe.reporting.formatting import folded
+from feddbe.reporting.formatting import fold_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,7 @@ def render(*figures: Figure) -> Canvas:
     """Return the figures as one matplotlib figure."""
     panels = [panel for figure in figures for panel in figure.panels]
     if not any(map(_has_marks, panels)):
-        raise BadInput("nothing to draw: no run has an evaluated round or a value to show")
+        raise InvalidInputError("nothing to draw: no run has an evaluated round or a value to show")
     if isinstance(panels[0], Scatter):
         return _render_scatters(figures[0])
     if isinstance(panels[0], Bubbles):
@@ -94,7 +94,7 @@ def write(path: Path, canvas: Canvas) -> None:
     import matplotlib
 
     if path.suffix.lower() not in _FORMATS:
-        raise unknown("picture format", path.suffix, _FORMATS)
+        raise unknown_name("picture format", path.suffix, _FORMATS)
     kind = path.suffix.lower()[1:]
     # No dates and no random ids, so that the same run gives the same file.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
@@ -111,7 +111,7 @@ def replace_file(path: Path, what: str) -> Iterator[Path]:
         yield scratch
         scratch.replace(path)
     except OSError as error:
-        raise BadInput(f"cannot write the {what} '{path}': {error.strerror or error}") from error
+        raise InvalidInputError(f"cannot write the {what} '{path}': {error.strerror or error}") from error
     finally:
         scratch.unlink(missing_ok=True)
 
@@ -351,7 +351,7 @@ def _draw_dot_row(axes: Axes, row: DotRow, height: float) -> None:
 def _fold_name(text: str) -> str:
     """Return a row's name in lines; the layer after the last comma is not broken."""
     run, comma, layer = text.rpartition(", ")
-    return f"{folded(run, 26)},\n{layer}" if comma and len(text) > 26 else folded(text, 26)
+    return f"{fold_text(run, 26)},\n{layer}" if comma and len(text) > 26 else fold_text(text, 26)
 
 
 def _draw_heat_map(canvas: Canvas, axes: Axes, panel: HeatMap) -> None:
@@ -521,7 +521,7 @@ def _render_scatters(figure: Figure) -> Canvas:
     colors = _label_colors(labels)
     for axes, panel in zip(grid, panels, strict=False):
         _draw_scatter(axes, panel, clients, colors)
-        axes.set_title(folded(panel.name, int(11 * side)), fontsize=9, parse_math=False)
+        axes.set_title(fold_text(panel.name, int(11 * side)), fontsize=9, parse_math=False)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     _add_label_key(canvas, grid, labels, colors)

@@ -10,7 +10,7 @@ from feddbe.results.statistics import Interval
 
 
 @dataclass(frozen=True)
-class Place:
+class PaperCell:
     """One place of the table."""
 
     row: str
@@ -28,33 +28,33 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Compared:
+class PaperTable:
     """A table of the paper and ours."""
 
     name: str
     title: str
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    places: tuple[Place, ...]
+    cells: tuple[PaperCell, ...]
     notes: tuple[str, ...] = ()
 
     def letters(self) -> dict[str, str]:
         """A letter for each mark, in the order in which they appear."""
-        marks = list(dict.fromkeys(mark for place in self.places for mark in place.marks))
+        marks = list(dict.fromkeys(mark for place in self.cells for mark in place.marks))
         return {mark: _letter(index) for index, mark in enumerate(marks)}
 
     def legend(self) -> str:
         """What the numbers are, what letters mean, and the notes; a sentence each."""
-        interval = any(place.ours and place.ours.n > 1 for place in self.places)
+        interval = any(place.ours and place.ours.n > 1 for place in self.cells)
         words = [f"Ours{' ± 95 % interval over trials' if interval else ''}, the paper's, the difference."]
         words += [f"{letter}: {mark}." for mark, letter in self.letters().items()]
         return " ".join([*words, *self.notes])
 
-    def at(self, row: str, column: str) -> Place | None:
-        return next((p for p in self.places if (p.row, p.column) == (row, column)), None)
+    def at(self, row: str, column: str) -> PaperCell | None:
+        return next((p for p in self.cells if (p.row, p.column) == (row, column)), None)
 
 
-def paper_table(compared: Compared) -> Table:
+def paper_table(compared: PaperTable) -> Table:
     """Return the table as the paper prints it, for readers: a record for each of its rows."""
     letters = compared.letters()
     kind = Kind(
@@ -73,7 +73,7 @@ def paper_table(compared: Compared) -> Table:
     )
 
 
-def paper_records_table(compared: Compared) -> Table:
+def paper_records_table(compared: PaperTable) -> Table:
     """Return the table for programs: a record for each number of the paper."""
     columns = [
         Column("table", value=lambda place: compared.name),
@@ -86,23 +86,23 @@ def paper_records_table(compared: Compared) -> Table:
         Column("difference", value=lambda place: place.difference),
         Column("marks", value=lambda place: "; ".join(place.marks) or ("" if place.ours else place.state)),
     ]
-    return Table.from_sources(columns, compared.places)
+    return Table.from_sources(columns, compared.cells)
 
 
-def render_paper_table(compared: Compared, form: str) -> str:
+def render_paper_table(compared: PaperTable, form: str) -> str:
     """Return the table in one of `FORMATS`: as the paper's for readers, a number to a record for programs."""
     is_for_readers = form in ("markdown", "latex")
     return render(paper_table(compared) if is_for_readers else paper_records_table(compared), form)
 
 
-def _two_lines(place: Place | None, letters: dict[str, str]) -> str:
+def _two_lines(place: PaperCell | None, letters: dict[str, str]) -> str:
     """Return ours above the paper's number and the difference."""
     if place is None:
         return ""
     return f"{_ours(place, letters)}\n{'  '.join(_paper(place))}"
 
 
-def _one_line(place: Place | None, letters: dict[str, str]) -> str:
+def _one_line(place: PaperCell | None, letters: dict[str, str]) -> str:
     """Return ours, and in brackets the paper's number and the difference."""
     if place is None:
         return ""
@@ -110,12 +110,12 @@ def _one_line(place: Place | None, letters: dict[str, str]) -> str:
     return f"{_ours(place, letters)} ({', '.join(paper)})" if paper else _ours(place, letters)
 
 
-def _ours(place: Place, letters: dict[str, str]) -> str:
+def _ours(place: PaperCell, letters: dict[str, str]) -> str:
     text = place.ours.shown(place.digits) if place.ours else place.state
     return f"{text} {','.join(letters[mark] for mark in place.marks)}".strip()
 
 
-def _paper(place: Place) -> list[str]:
+def _paper(place: PaperCell) -> list[str]:
     """Return the paper's number and the difference, as far as there are any."""
     texts = [] if place.theirs is None else [f"{place.theirs:.{place.digits}f}"]
     return texts + ([] if place.difference is None else [f"{place.difference:+.{place.digits}f}"])

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from feddbe.errors import unknown
-from feddbe.reporting.formatting import percent
+from feddbe.errors import unknown_name
+from feddbe.reporting.formatting import format_percent
 from feddbe.reporting.table import to_html
 from feddbe.reporting.tables import (
     chosen_runs,
-    repeated,
+    has_repetitions,
     results_table,
     rounds_table,
     seeds_table,
     sweep_table,
 )
-from feddbe.results.document import RunDocument, ending, title
+from feddbe.results.document import RunDocument, run_title, status_note
 from feddbe.runs import summary
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ class Run(dict[str, Any]):
         """(round, test accuracy as a fraction of one) of every evaluated entry; `reading` may also be `mean`,
         `worst_tenth` or `std` over clients."""
         if reading not in (known := ("weighted", "mean", "worst_tenth", "std")):
-            raise unknown("reading", reading, known)
+            raise unknown_name("reading", reading, known)
         return [(e["round"], e["accuracy"][reading]) for e in self["rounds"] if e["accuracy"]]
 
-    def clients(self) -> list[summary.Client]:
+    def clients(self) -> list[summary.ClientRecord]:
         """Each client's name, test samples, and accuracy in the best and in the last round."""
-        return summary.each(self.document)
+        return summary.client_records(self.document)
 
     def to_pandas(self) -> DataFrame:
         """A frame with a row per round; `DataFrame(run.clients())` is the one with a row per client."""
@@ -51,10 +51,10 @@ class Run(dict[str, Any]):
 
     def __repr__(self) -> str:
         """In a line; `dict(run)` shows all of it."""
-        best, words = self["best"], [f"{self['method']}: {title([self.document])}"]
+        best, words = self["best"], [f"{self['method']}: {run_title([self.document])}"]
         if best and best["accuracy"]:
-            words.append(f"best {percent(best['accuracy']['weighted'])} % in round {best['round']}")
-        return f"<Run {', '.join(filter(None, [*words, ending(self.document)]))}, {self['folder']!r}>"
+            words.append(f"best {format_percent(best['accuracy']['weighted'])} % in round {best['round']}")
+        return f"<Run {', '.join(filter(None, [*words, status_note(self.document)]))}, {self['folder']!r}>"
 
     def _repr_html_(self) -> str:
         return to_html(results_table([self.document]))
@@ -71,7 +71,7 @@ class Runs(list[Run]):
 
     def _repr_html_(self) -> str:
         runs = self.documents
-        return to_html(seeds_table(runs) if repeated(runs) else results_table(runs))
+        return to_html(seeds_table(runs) if has_repetitions(runs) else results_table(runs))
 
 
 class Sweep(Runs):

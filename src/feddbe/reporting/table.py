@@ -23,9 +23,16 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from feddbe.errors import unknown
-from feddbe.reporting.formatting import Name, break_points, folded, in_bytes, in_seconds, percent
-from feddbe.results.fairness import Paired
+from feddbe.errors import unknown_name
+from feddbe.reporting.formatting import (
+    Name,
+    break_points,
+    fold_text,
+    format_bytes,
+    format_percent,
+    format_seconds,
+)
+from feddbe.results.fairness import PairedClients
 from feddbe.results.statistics import Interval
 
 if TYPE_CHECKING:
@@ -123,11 +130,11 @@ def _interval_mean(value: Interval | None) -> float | None:
     return None if value is None else value.mean
 
 
-def _format_pairs(value: Paired | None) -> str:
+def _format_pairs(value: PairedClients | None) -> str:
     return "" if value is None else f"{value['better']}/{value['equal']}/{value['worse']}"
 
 
-def _pair_values(key: str, value: Paired | None) -> dict[str, Any]:
+def _pair_values(key: str, value: PairedClients | None) -> dict[str, Any]:
     counts: dict[str, Any] = {**value} if value else {}
     return {f"{key}_{outcome}": counts.get(outcome) for outcome in ("better", "equal", "worse")}
 
@@ -141,10 +148,10 @@ NUMBER = Kind()
 """A number or a short text that is aligned like one."""
 COUNT = Kind(_optional("{:,}".format))
 MEASURED = Kind(_optional("{:.4g}".format))
-PERCENT = Kind(percent)
+PERCENT = Kind(format_percent)
 """A fraction of one."""
-SECONDS = Kind(_optional(in_seconds))
-BYTES = Kind(_optional(in_bytes))
+SECONDS = Kind(_optional(format_seconds))
+BYTES = Kind(_optional(format_bytes))
 MARK = Kind(lambda value: "*" if value else "", sort_value=lambda value: float(bool(value)))
 PROGRESS = Kind(
     sort_value=lambda value: value.done, program_values=lambda key, value: {key: value and value.done}
@@ -384,7 +391,7 @@ FORMATS: dict[str, Callable[[Table], str]] = {
 def render(table: Table, form: str) -> str:
     """Return the table in one of the `FORMATS`, with a line end."""
     if form not in FORMATS:
-        raise unknown("format", form, FORMATS)
+        raise unknown_name("format", form, FORMATS)
     return FORMATS[form](table)
 
 
@@ -500,7 +507,7 @@ class _Layout:
         if self.is_narrow and SOFT_HYPHEN in stack.title and len(title) > width:
             return stack.title.replace(SOFT_HYPHEN, "-\n")
         pieces = break_points(title) if self.is_narrow else title.split(" ")
-        return folded(title, max(width + 1, *(len(piece.rstrip()) for piece in pieces)))
+        return fold_text(title, max(width + 1, *(len(piece.rstrip()) for piece in pieces)))
 
     def cells(self, stack: _Stack) -> list[str]:
         return [self.cell(stack, record) for record in (*self.table.records, *self.table.footer)]

@@ -42,26 +42,26 @@ from feddbe.reporting.table import (
 )
 from feddbe.results.document import (
     Accuracy,
-    Entry,
+    RoundResult,
     RunDocument,
-    ending,
-    finished,
-    labels,
+    describe_moment,
+    is_finished,
     last_round,
     metric_names,
     metric_value,
-    moment,
-    title,
+    run_labels,
+    run_title,
+    status_note,
 )
 from feddbe.results.fairness import BASELINES, Fairness, Overhead
-from feddbe.results.seeds import Repeats, chosen, repeats, unequal
+from feddbe.results.seeds import SeedGroup, best_on_validation, group_seeds, unequal_rounds
 from feddbe.results.statistics import RULE, Interval
 from feddbe.runs.folders import slug
-from feddbe.runs.summary import Client
+from feddbe.runs.summary import ClientRecord
 
 _READINGS = {"weighted": f"weigh{SOFT_HYPHEN}ted", "mean": "mean", "worst_tenth": "worst tenth"}
 """Readings of an accuracy over clients, and their titles."""
-_DEFAULT_METRICS = Config().measure.split(",")
+_DEFAULT_METRICS = Config().metrics.split(",")
 
 
 # Results of runs
@@ -82,7 +82,7 @@ def results_table(documents: Sequence[RunDocument], names: Sequence[str] = ()) -
         documents: The runs.
         names: Their names; by default their methods, with the settings that distinguish them.
     """
-    names = names or labels(documents)
+    names = names or run_labels(documents)
     sources = [_Result(name, document) for name, document in zip(names, documents, strict=True)]
     columns = [
         Column("run", "method", TEXT, _result_name),
@@ -101,9 +101,9 @@ def results_table(documents: Sequence[RunDocument], names: Sequence[str] = ()) -
         Column("bytes_down", "down", BYTES, lambda run: run.document["cost"]["down"],
                priority=Priority.USEFUL),
         *_metric_columns(documents),
-        Column("floor", "majority class", PERCENT, lambda run: run.document["floor"],
+        Column("majority_accuracy", "majority class", PERCENT, lambda run: run.document["majority_accuracy"],
                outputs=Output.WIDE | Output.PROGRAM),
-        Column("when", value=lambda run: _last(run.document, "when"), outputs=Output.PROGRAM),
+        Column("moment", value=lambda run: _last(run.document, "moment"), outputs=Output.PROGRAM),
         Column("diverged", value=_divergence_round, outputs=Output.PROGRAM),
         Column("folder", value=lambda run: run.document["folder"], outputs=Output.PROGRAM),
     ]  # fmt: skip
@@ -181,7 +181,7 @@ def _setting_column(key: str) -> Column:
 
 
 def _result_name(run: _Result) -> str:
-    status = ending(run.document)
+    status = status_note(run.document)
     return f"{run.name} ({status})" if status else run.name
 
 
@@ -194,11 +194,11 @@ def _rounds_done(run: _Result) -> Progress:
     document = run.document
     done = document["rounds"][-1]["round"] if document["rounds"] else 0
     wanted = document["config"].get("rounds", done)
-    is_complete = "rounds" not in document["config"] or finished(document)
+    is_complete = "rounds" not in document["config"] or is_finished(document)
     return Progress(done, done if is_complete else wanted)
 
 
-def _primary(entry: Entry | None) -> Accuracy | None:
+def _primary(entry: RoundResult | None) -> Accuracy | None:
     return entry["accuracy"] if entry else None
 
 
@@ -223,14 +223,14 @@ def _reading(accuracy: Accuracy | None, reading: str) -> float | None:
 def _tuned_accuracy(run: _Result) -> Accuracy | None:
     """Return the accuracy of clients that were tuned after the last round, if that is not the primary one."""
     last = run.document["last"]
-    return last["adapted"] if last and last["when"] != "adapted" else None
+    return last["adapted"] if last and last["moment"] != "adapted" else None
 
 
-def _new_accuracy(run: _Result, when: str) -> Accuracy | None:
-    new_clients = run.document["newcomers"]
+def _new_accuracy(run: _Result, moment: str) -> Accuracy | None:
+    new_clients = run.document["new_clients"]
     if new_clients is None:
         return None
-    return new_clients["before"] if when == "before" else new_clients["adapted"]
+    return new_clients["before"] if moment == "before" else new_clients["adapted"]
 
 
 def _round_seconds(run: _Result) -> float | None:
@@ -260,8 +260,8 @@ def _results_note(documents: Sequence[RunDocument], names: Sequence[str]) -> str
     ]
     data_notes = sorted({document["note"] for document in documents} - {""})
     sentences = [
-        f"{title(documents)}.",
-        f"Test accuracy in % of the deployed model {moments(documents, names)}: weighted by samples, mean of "
+        f"{run_title(documents)}.",
+        f"Test accuracy in % of the deployed model {moments_note(documents, names)}: weighted by samples, mean of "
         "clients, mean of the worst tenth of clients.",
         f"The best round is chosen {_choice(documents, 'on test accuracy')}.",
         "Majority class: each client's own.",
@@ -281,17 +281,19 @@ def _choice(documents: Sequence[RunDocument], on_test: str) -> str:
 
 def _floors(documents: Sequence[RunDocument]) -> dict[float, str]:
     """Return the accuracies of majority classes; if they differ, with the data that each belongs to."""
-    floors = {document["floor"]: f", {document['config'].get('data', '?')}" for document in documents}
+    floors = {
+        document["majority_accuracy"]: f", {document['config'].get('data', '?')}" for document in documents
+    }
     return floors if len(floors) > 1 else dict.fromkeys(floors, "")
 
 
-def moments(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
+def moments_note(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
     """Return when the accuracies were measured; with the names of the runs if that differs between them."""
     pairs = zip(documents, names, strict=True)
-    measured = [(moment(d["last"]["when"]), name) for d, name in pairs if d["last"] is not None]
+    measured = [(describe_moment(d["last"]["moment"]), name) for d, name in pairs if d["last"] is not None]
     if len({when for when, _ in measured}) > 1:
         return f"({_grouped(measured)})"
-    return measured[0][0] if measured else moment("before")
+    return measured[0][0] if measured else describe_moment("before")
 
 
 _BATCH_NORM = {"local": "local, each client's own", "average": "averaged over clients"}
@@ -327,7 +329,7 @@ def rounds_table(document: RunDocument) -> Table:
     """Return the table of one run's rounds: a record for each evaluated or trained round."""
     fixed = [
         Column("round", value=itemgetter("round")),
-        Column("when", kind=TEXT, value=itemgetter("when")),
+        Column("moment", kind=TEXT, value=itemgetter("moment")),
         *(
             Column(key, value=lambda entry, reading=reading: _reading(entry["accuracy"], reading))  # type: ignore[misc]
             for key, reading in (
@@ -351,24 +353,26 @@ def rounds_table(document: RunDocument) -> Table:
 # Clients
 
 
-def client_records_table(documents: Sequence[RunDocument], clients: Sequence[Sequence[Client]]) -> Table:
+def client_records_table(
+    documents: Sequence[RunDocument], clients: Sequence[Sequence[ClientRecord]]
+) -> Table:
     """Return the table of clients for programs: a record for each client of each run."""
     records = [
         {"run": name, "method": document["method"], "seed": document["config"].get("seed"), **client}
-        for document, name, members in zip(documents, labels(documents), clients, strict=True)
+        for document, name, members in zip(documents, run_labels(documents), clients, strict=True)
         for client in members
     ]
-    return Table([Column(key) for key in ("run", "method", "seed", *Client.__annotations__)], records)
+    return Table([Column(key) for key in ("run", "method", "seed", *ClientRecord.__annotations__)], records)
 
 
-def clients_table(documents: Sequence[RunDocument], clients: Sequence[Sequence[Client]]) -> Table:
+def clients_table(documents: Sequence[RunDocument], clients: Sequence[Sequence[ClientRecord]]) -> Table:
     """Return the table of clients for readers: a record for each client.
 
     It has the best and the last round of one run, or the best round of each of several.
     """
     about = {client["client"]: client for members in clients for client in members}
     accuracies = [{client["client"]: client["best"] for client in members} for members in clients]
-    titles = labels(documents)
+    titles = run_labels(documents)
     if len(documents) == 1:
         accuracies.append({client["client"]: client["last"] for client in clients[0]})
         entries = {"best": documents[0]["best"], "last": documents[0]["last"]}
@@ -383,7 +387,7 @@ def clients_table(documents: Sequence[RunDocument], clients: Sequence[Sequence[C
           for index, (name, members) in enumerate(zip(titles, accuracies, strict=True))),
     ]  # fmt: skip
     which = "" if len(documents) == 1 else " in the best round of each run"
-    note = f"{title(documents)}. Test accuracy in % of each client{which}."
+    note = f"{run_title(documents)}. Test accuracy in % of each client{which}."
     return Table.from_sources(columns, sorted(about), note=note, narrow=Narrow.STACK_BLOCKS)
 
 
@@ -416,7 +420,7 @@ def split_table(
         Column("train", value=lambda client: train[client]),
         Column("test", value=lambda client: test[client]),
         Column("labels", value=lambda client: np.count_nonzero(labels[client])),
-        Column("looks", kind=TEXT, value=lambda client: looks[client] if looks else None, hide_empty=True),
+        Column("shift", kind=TEXT, value=lambda client: looks[client] if looks else None, hide_empty=True),
         Column("frequent", "most frequent labels", TEXT,
                lambda client: _frequent_labels(labels[client], label_names)),
     ]  # fmt: skip
@@ -478,9 +482,9 @@ def runs_table(rows: Sequence[RunRow]) -> Table:
 # Experiments over seeds
 
 
-def repeated(documents: Sequence[RunDocument]) -> bool:
+def has_repetitions(documents: Sequence[RunDocument]) -> bool:
     """Return whether an experiment has more than one seed."""
-    return any(len(experiment.runs) > 1 for experiment in repeats(documents))
+    return any(len(experiment.runs) > 1 for experiment in group_seeds(documents))
 
 
 def _interval_column(key: str, text: str = "", **about: Any) -> Column:
@@ -505,7 +509,7 @@ _SEEDS_COLUMN = Column(
 )  # fmt: skip
 
 
-def _verdict_columns(text: str, *, is_compared: bool, is_shown: Callable[[Repeats], bool]) -> list[Column]:
+def _verdict_columns(text: str, *, is_compared: bool, is_shown: Callable[[SeedGroup], bool]) -> list[Column]:
     """Return the difference to the baseline, whether it is significant, and if not, why."""
     readers = Output.READER if is_compared else Output(0)
     outcome = Column(
@@ -528,7 +532,7 @@ def _verdict_columns(text: str, *, is_compared: bool, is_shown: Callable[[Repeat
 
 def seeds_table(documents: Sequence[RunDocument]) -> Table:
     """Return the table over seeds: a record for each experiment, compared with the first one."""
-    experiments = repeats(documents)
+    experiments = group_seeds(documents)
     columns = [
         _NAME_COLUMN,
         _SEEDS_COLUMN,
@@ -544,9 +548,9 @@ def seeds_table(documents: Sequence[RunDocument]) -> Table:
         ),
         *_PROGRAM_COLUMNS,
     ]
-    whens = " or ".join(dict.fromkeys(moment(d["last"]["when"]) for d in documents if d["last"]))
+    whens = " or ".join(dict.fromkeys(describe_moment(d["last"]["moment"]) for d in documents if d["last"]))
     sentences = [
-        f"{title(documents)}.",
+        f"{run_title(documents)}.",
         f"Test accuracy in % {whens}, weighted by samples: mean ± 95 % interval over seeds (Student's t).",
         f"The best round is chosen {_choice(documents, 'on test data')}.",
         _judgment_note(experiments) if len(experiments) > 1 else "",
@@ -560,18 +564,18 @@ def sweep_table(documents: Sequence[RunDocument]) -> Table:
 
     All have their accuracy on validation data; only those that are chosen by it have one on test data.
     """
-    experiments = repeats(documents)
-    picked = chosen(experiments)
+    experiments = group_seeds(documents)
+    picked = best_on_validation(experiments)
     is_compared = len(picked) > 1
     if is_compared:  # methods are compared by the experiments that were chosen of them
-        experiments = repeats(documents, picked[0], picked)
+        experiments = group_seeds(documents, picked[0], picked)
     chosen_names = {experiments[index].name for index in picked}
     baseline = experiments[picked[0]].name if picked else ""
 
-    def is_chosen(experiment: Repeats) -> bool:
+    def is_chosen(experiment: SeedGroup) -> bool:
         return experiment.name in chosen_names
 
-    def tested(key: str) -> Callable[[Repeats], Interval | None]:
+    def tested(key: str) -> Callable[[SeedGroup], Interval | None]:
         return lambda experiment: getattr(experiment, key) if is_chosen(experiment) else None
 
     columns = [
@@ -585,9 +589,9 @@ def sweep_table(documents: Sequence[RunDocument]) -> Table:
         *_verdict_columns(f"test less {baseline}", is_compared=is_compared, is_shown=is_chosen),
         *_PROGRAM_COLUMNS,
     ]
-    methods = unequal(experiments)
+    methods = unequal_rounds(experiments)
     sentences = [
-        f"{title(documents)}.",
+        f"{run_title(documents)}.",
         "Accuracy in %, mean ± 95 % interval over seeds, in the round that is best on validation data: "
         f"{documents[0]['config'].get('validation'):g} of the training data, held out.",
         "Values are chosen by that alone; test data are looked at only for what was chosen.",
@@ -600,11 +604,11 @@ def sweep_table(documents: Sequence[RunDocument]) -> Table:
 
 def chosen_runs(documents: Sequence[RunDocument]) -> list[RunDocument]:
     """Return the runs of the experiments that are best on validation data, one experiment of each method."""
-    experiments = repeats(documents)
-    return [run for index in chosen(experiments) for run in experiments[index].runs]
+    experiments = group_seeds(documents)
+    return [run for index in best_on_validation(experiments) for run in experiments[index].runs]
 
 
-def _judgment_note(experiments: Sequence[Repeats]) -> str:
+def _judgment_note(experiments: Sequence[SeedGroup]) -> str:
     """Return the rule by which differences are judged, and why some are not."""
     reasons: dict[str, list[str]] = {}
     for experiment in experiments:
@@ -615,11 +619,13 @@ def _judgment_note(experiments: Sequence[Repeats]) -> str:
     return f"Differences are between runs with equal seed, split and rounds. {RULE}{''.join(not_judged)}"
 
 
-def _excluded_note(documents: Sequence[RunDocument], experiments: Sequence[Repeats]) -> str:
+def _excluded_note(documents: Sequence[RunDocument], experiments: Sequence[SeedGroup]) -> str:
     """Return which runs are counted in no mean, and why."""
-    counted = {id(run) for experiment in experiments for run in experiment.counted}
+    counted = {id(run) for experiment in experiments for run in experiment.counted_runs}
     excluded = [
-        (run, name) for run, name in zip(documents, labels(documents), strict=True) if id(run) not in counted
+        (run, name)
+        for run, name in zip(documents, run_labels(documents), strict=True)
+        if id(run) not in counted
     ]
     diverged = [name for run, name in excluded if run["diverged"]]
     shorter = [
@@ -647,8 +653,8 @@ def new_clients_table(documents: Sequence[RunDocument], names: Sequence[str] = (
     """Return the accuracy of new clients over the epochs of adapting, or None if no run has new clients."""
     sources = [
         _Result(name, document)
-        for document, name in zip(documents, names or labels(documents), strict=True)
-        if document["newcomers"]
+        for document, name in zip(documents, names or run_labels(documents), strict=True)
+        if document["new_clients"]
     ]
     if not sources:
         return None
@@ -656,7 +662,7 @@ def new_clients_table(documents: Sequence[RunDocument], names: Sequence[str] = (
     columns = [
         Column("run", "newcomers after", TEXT, lambda run: run.name),
         Column("way", kind=TEXT, value=_adaptation, outputs=~Output.TERMINAL),
-        Column("clients", kind=COUNT, value=lambda run: run.document["newcomers"]["clients"],
+        Column("clients", kind=COUNT, value=lambda run: run.document["new_clients"]["clients"],
                outputs=~Output.TERMINAL),
         *(Column(f"epoch_{epoch}", str(epoch), PERCENT,
                  lambda run, epoch=epoch: _by_epoch(run).get(epoch))  # type: ignore[misc]
@@ -671,12 +677,12 @@ def new_clients_table(documents: Sequence[RunDocument], names: Sequence[str] = (
 
 
 def _adaptation(run: _Result) -> str:
-    return run.document["newcomers"]["way"] if run.document["newcomers"] else ""
+    return run.document["new_clients"]["adaptation"] if run.document["new_clients"] else ""
 
 
 def _by_epoch(run: _Result) -> dict[int, float | None]:
     """Return the accuracy after each epoch that was evaluated."""
-    new_clients = run.document["newcomers"]
+    new_clients = run.document["new_clients"]
     assert new_clients is not None
     accuracies = dict(enumerate(new_clients["by_epoch"], start=1))
     accuracies |= {0: new_clients["before"], new_clients["epochs"]: new_clients["adapted"]}  # type: ignore[dict-item]
@@ -716,7 +722,7 @@ def fairness_table(runs: Sequence[Fairness], names: Sequence[str] = ()) -> Table
                  note="Against: clients better/equal/worse off than with it.")
           for baseline in baselines),
     ]  # fmt: skip
-    whens = " or ".join(dict.fromkeys(moment(run["when"]) for run in runs))
+    whens = " or ".join(dict.fromkeys(describe_moment(run["moment"]) for run in runs))
     counts = " or ".join(map(str, sorted({run["spread"]["clients"] for run in runs})))
     note = f"Accuracy in % {whens}, over {counts} clients, each counted once."
     return Table.from_sources(columns, runs, note=note)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from statistics import mean
 
 from feddbe.config.options import Config
-from feddbe.results.document import Entry, RunDocument, moment, points
-from feddbe.results.seeds import Points, groups, names
-from feddbe.results.statistics import interval
+from feddbe.results.document import RoundResult, RunDocument, accuracy_curve, describe_moment
+from feddbe.results.seeds import Points, group_names, group_runs
+from feddbe.results.statistics import mean_interval
 
 TEST_MOMENTS = ("before", "adapted", "after")
 """Moments at which a client's model is evaluated on its test data."""
 _OTHER_MOMENTS = {"validation": "validation data", "train": "training data", "training": "local training"}
-_DEFAULT_METRICS = Config().measure.split(",")
+_DEFAULT_METRICS = Config().metrics.split(",")
 _MEANS = {"mean": "mean of clients", "worst_tenth": "worst tenth of clients"}
 
 
@@ -36,18 +36,18 @@ class MetricSeries:
     is_primary: bool = False
     """It is the accuracy by which the best round is chosen."""
     is_selected: bool = False
-    """It is of a metric that is computed only if `--measure` names it."""
+    """It is of a metric that is computed only if `--metrics` names it."""
 
 
 ACCURACY = MetricSeries(
-    "accuracy", "test accuracy", "test accuracy", "%", points, has_floor=True, is_primary=True
+    "accuracy", "test accuracy", "test accuracy", "%", accuracy_curve, has_floor=True, is_primary=True
 )
 
 
 def metric_series(documents: Sequence[RunDocument]) -> list[MetricSeries]:
     """Return everything that any of the runs has for each round, the primary accuracy first.
 
-    A metric that a user registers with `@measure` and selects with `--measure` is among them.
+    A metric that a user registers with `@measure` and selects with `--metrics` is among them.
     """
     candidates = [*_accuracy_series(), *_cost_series(), *_measure_series(documents)]
     return [series for series in candidates if any(map(series.points, documents))]
@@ -61,7 +61,7 @@ def _accuracy_series() -> Iterator[MetricSeries]:
         yield MetricSeries(f"accuracy/{reading}", f"{label}, {words}", label, unit, _points(read))
     for when in TEST_MOMENTS:
         read = _accuracy_reader(when, "weighted", skip_primary=True)
-        name = f"{label}, {moment(when)}"
+        name = f"{label}, {describe_moment(when)}"
         yield MetricSeries(f"accuracy@{when}", name, label, unit, _points(read), has_floor=True)
     read = _accuracy_reader("validation", "weighted")
     yield MetricSeries(
@@ -84,7 +84,7 @@ def _measure_series(documents: Sequence[RunDocument]) -> Iterator[MetricSeries]:
 
     entries = [entry for document in documents for entry in document["rounds"]]
     pairs = dict.fromkeys(
-        (name, when) for entry in entries for when, numbers in entry["measures"].items() for name in numbers
+        (name, when) for entry in entries for when, numbers in entry["metrics"].items() for name in numbers
     )
     measured_names = dict.fromkeys(name for name, _ in pairs)
     for name in measured_names:
@@ -98,12 +98,12 @@ def _measure_series(documents: Sequence[RunDocument]) -> Iterator[MetricSeries]:
             if (name, when) not in pairs or is_training_loss:
                 continue
             read = _measure_reader(name, when, scale)
-            words = _OTHER_MOMENTS.get(when, f"test data, {moment(when)}")
+            words = _OTHER_MOMENTS.get(when, f"test data, {describe_moment(when)}")
             key, full_name = f"{name}@{when}", f"{label}, {words}"
             yield MetricSeries(key, full_name, label, unit, _points(read), is_selected=is_selected)
 
 
-def _points(read: Callable[[Entry], float | None]) -> Points:
+def _points(read: Callable[[RoundResult], float | None]) -> Points:
     def read_rounds(document: RunDocument) -> list[tuple[int, float]]:
         values = ((entry["round"], read(entry)) for entry in document["rounds"])
         return [(round_, value) for round_, value in values if value is not None]
@@ -113,7 +113,7 @@ def _points(read: Callable[[Entry], float | None]) -> Points:
 
 def _accuracy_reader(
     moment_key: str, reading: str, *, skip_primary: bool = False
-) -> Callable[[Entry], float | None]:
+) -> Callable[[RoundResult], float | None]:
     """Return a function that reads an accuracy in percent.
 
     Args:
@@ -122,22 +122,22 @@ def _accuracy_reader(
         skip_primary: Whether to leave out rounds in which it is the primary accuracy.
     """
 
-    def read(entry: Entry) -> float | None:
-        accuracy = {**entry}.get(moment_key)
-        if not isinstance(accuracy, dict) or (skip_primary and entry["when"] == moment_key):
+    def read(result: RoundResult) -> float | None:
+        accuracy = {**result}.get(moment_key)
+        if not isinstance(accuracy, dict) or (skip_primary and result["moment"] == moment_key):
             return None
         return 100 * float(accuracy[reading])
 
     return read
 
 
-def _measure_reader(name: str, when: str | None, scale: float) -> Callable[[Entry], float | None]:
+def _measure_reader(name: str, when: str | None, scale: float) -> Callable[[RoundResult], float | None]:
     """Return a function that reads a metric at a moment; None: at that of the primary accuracy."""
 
-    def read(entry: Entry) -> float | None:
-        if when is not None and when == entry["when"]:
+    def read(result: RoundResult) -> float | None:
+        if when is not None and when == result["moment"]:
             return None
-        readings = entry["measures"].get(when or entry["when"], {}).get(name)
+        readings = result["metrics"].get(when or result["moment"], {}).get(name)
         return scale * readings["weighted"] if readings else None
 
     return read
@@ -168,11 +168,11 @@ class MeanCurve:
         return max(curve, key=lambda point: point[1])
 
 
-def mean_curves(documents: Sequence[RunDocument], points: Points = points) -> list[MeanCurve]:
+def mean_curves(documents: Sequence[RunDocument], points: Points = accuracy_curve) -> list[MeanCurve]:
     """Return a curve for each experiment among the runs, in order of appearance."""
-    experiments = groups(documents, points)
+    experiments = group_runs(documents, points)
     curves = []
-    for runs, name in zip(experiments, names(experiments), strict=True):
+    for runs, name in zip(experiments, group_names(experiments), strict=True):
         x = tuple(round_ for round_, _ in points(runs[0]))
         values = [[value for _, value in points(run)] for run in runs]
         means, low, high = mean_and_band(values)
@@ -203,7 +203,7 @@ def band_edges(values: Sequence[float]) -> tuple[float, float]:
     """
     if len(values) < 3:
         return min(values), max(values)
-    estimate = interval(values)
+    estimate = mean_interval(values)
     return estimate.mean - estimate.half, estimate.mean + estimate.half
 
 

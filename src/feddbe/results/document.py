@@ -7,19 +7,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypedDict, cast
 
-from feddbe.config.options import pick_identity
-from feddbe.metrics.records import AT, Readings, Row, readings
+from feddbe.config.options import identifying_settings
+from feddbe.metrics.records import AT, Aggregates, Record, read_aggregates
 
-Accuracy = Readings
+Accuracy = Aggregates
 
 
-class Entry(TypedDict):
+class RoundResult(TypedDict):
     """What clients deploy after `round` aggregations; round 0 is the start."""
 
     round: int
     accuracy: Accuracy | None
     """At the moment that `when` names; None where nothing was evaluated."""
-    when: str
+    moment: str
     before: Accuracy | None
     """Of the model as it was received, before the client trains."""
     adapted: Accuracy | None
@@ -34,15 +34,15 @@ class Entry(TypedDict):
     bytes_up: int
     """Total over the clients that took part, like `bytes_down`."""
     bytes_down: int
-    measures: dict[str, dict[str, dict[str, float]]]
+    metrics: dict[str, dict[str, dict[str, float]]]
     """What else was measured: moment -> measure -> reading -> value. Moments are also `train`, the training
     data, and `training`, of the training itself."""
 
 
-class Newcomers(TypedDict):
+class NewClientsResult(TypedDict):
     """Clients that joined after `round`: their accuracy with what they received, and after `epochs`."""
 
-    way: str
+    adaptation: str
     """How they adapted: `full`, or by p_i alone."""
     by_epoch: list[Accuracy]
     """After 1, 2, ... epochs; nothing of an older run, which looked after the last only."""
@@ -54,12 +54,12 @@ class Newcomers(TypedDict):
     adapted: Accuracy | None
 
 
-class Measurement(TypedDict):
+class AnalysisDocument(TypedDict):
     """What was measured of the representations in an entry when the run was over (`feddbe measure`)."""
 
     round: int
-    what: str
-    place: str
+    analysis: str
+    layer: str
     moment: str
     quick: bool
     """With less work than the full measure."""
@@ -98,15 +98,15 @@ class RunDocument(TypedDict):
     method: str
     config: dict[str, Any]
     config_hash: str
-    rounds: list[Entry]
-    best: Entry | None
+    rounds: list[RoundResult]
+    best: RoundResult | None
     """The entry with the highest weighted accuracy: on validation data if there is some, otherwise on test
     data, which flatters."""
-    last: Entry | None
-    floor: float
+    last: RoundResult | None
+    majority_accuracy: float
     """Weighted accuracy if each client always answers its own most frequent training label."""
-    newcomers: Newcomers | None
-    measured: list[Measurement]
+    new_clients: NewClientsResult | None
+    analyses: list[AnalysisDocument]
     """What was measured of its representations since, in the order in which it was first asked."""
     bn_buffers: str | None
     """Where BatchNorm statistics are kept: `local` or `average`; None: the model has none."""
@@ -123,7 +123,7 @@ class RunDocument(TypedDict):
     """The classes in their order; empty in a run from before they were kept."""
     client_names: list[str]
     """The clients in their order; empty where they have numbers only."""
-    looks: list[str]
+    shift_labels: list[str]
     """What was done to each client's images (`--shift`), in words; empty without."""
     server_sha256: str
     clients_sha256: dict[str, str]
@@ -135,9 +135,9 @@ class RunDocument(TypedDict):
     folder: str
 
 
-def entry(round: int, when: str, overall: Sequence[Row]) -> Entry:
+def build_round_result(round: int, when: str, overall: Sequence[Record]) -> RoundResult:
     """An entry from its rows of all clients; `when` is the moment that counts."""
-    found = readings([row for row in overall if AT not in row.name])
+    found = read_aggregates([row for row in overall if AT not in row.name])
     whole = {name: read["weighted"] for name, read in found.pop("round").items()}
     moments = {
         moment: cast(Accuracy | None, numbers.pop("accuracy", None)) for moment, numbers in found.items()
@@ -145,10 +145,10 @@ def entry(round: int, when: str, overall: Sequence[Row]) -> Entry:
     for name in whole:  # clients' parts of what is there in total
         found.get("training", {}).pop(name, None)
     loss = found.get("training", {}).get("loss") or {}
-    return Entry(
+    return RoundResult(
         round=round,
         accuracy=moments.get(when),
-        when=when if moments.get(when) else "before",
+        moment=when if moments.get(when) else "before",
         before=moments.get("before"),
         adapted=moments.get("adapted"),
         after=moments.get("after"),
@@ -158,19 +158,21 @@ def entry(round: int, when: str, overall: Sequence[Row]) -> Entry:
         seconds=whole["seconds"],
         bytes_up=int(whole["bytes_up"]),
         bytes_down=int(whole["bytes_down"]),
-        measures={moment: numbers for moment, numbers in found.items() if numbers},
+        metrics={moment: numbers for moment, numbers in found.items() if numbers},
     )
 
 
-def newcomers(about: Mapping[str, Any], overall: Sequence[Row]) -> Newcomers:
+def build_new_clients_result(about: Mapping[str, Any], overall: Sequence[Record]) -> NewClientsResult:
     """What newcomers came to: `about` them, and the rows of all of them."""
-    found = readings(overall)
+    found = read_aggregates(overall)
     measured: Any = {
         when: found.get(f"newcomers {when}", {}).get("accuracy") for when in ("before", "adapted")
     }
     each = [found.get(f"newcomers adapted {e}", {}).get("accuracy") for e in range(1, about["epochs"])]
     each.append(measured["adapted"])
-    return cast(Newcomers, {"way": "full", **about, **measured, "by_epoch": each if all(each) else []})
+    return cast(
+        NewClientsResult, {"adaptation": "full", **about, **measured, "by_epoch": each if all(each) else []}
+    )
 
 
 _MOMENTS = {
@@ -180,29 +182,29 @@ _MOMENTS = {
 }
 
 
-def moment(when: str) -> str:
+def describe_moment(moment: str) -> str:
     """An entry's `when` in words; one that is not known stands for itself."""
-    return _MOMENTS.get(when, when)
+    return _MOMENTS.get(moment, moment)
 
 
-def at(document: RunDocument, when: str) -> RunDocument:
+def at_moment(document: RunDocument, moment: str) -> RunDocument:
     """Return the run read at another moment: `before`, `adapted` or `after`.
 
     If data was held out, it still chooses the best round, by its accuracy at the run's own moment.
     """
-    rounds: Any = [{**e, "accuracy": e.get(when), "when": when} for e in document["rounds"]]
+    rounds: Any = [{**e, "accuracy": e.get(moment), "moment": moment} for e in document["rounds"]]
     known = [entry for entry in rounds if entry["accuracy"]]
-    best, last = max(known, key=score, default=None), known[-1] if known else None
+    best, last = max(known, key=selection_accuracy, default=None), known[-1] if known else None
     return {**document, "rounds": rounds, "best": best, "last": last}
 
 
-def score(entry: Entry) -> float:
+def selection_accuracy(result: RoundResult) -> float:
     """What the best round is chosen by; below all others where nothing was evaluated."""
-    found = entry["validation"] or entry["accuracy"]
+    found = result["validation"] or result["accuracy"]
     return found["weighted"] if found else -1.0
 
 
-def points(document: RunDocument) -> list[tuple[int, float]]:
+def accuracy_curve(document: RunDocument) -> list[tuple[int, float]]:
     """The learning curve: (round, weighted accuracy in percent) of every evaluated entry."""
     return [(e["round"], 100 * e["accuracy"]["weighted"]) for e in document["rounds"] if e["accuracy"]]
 
@@ -210,29 +212,29 @@ def points(document: RunDocument) -> list[tuple[int, float]]:
 def metric_names(documents: Sequence[RunDocument]) -> list[str]:
     """Return the metrics other than accuracy that any run has for its rounds, such as `auc` and `loss`.
 
-    A metric that a user registers with `@measure` and selects with `--measure` is among them.
+    A metric that a user registers with `@measure` and selects with `--metrics` is among them.
     """
     entries = [entry for document in documents for entry in document["rounds"]]
     moments = [
-        entry["measures"].get(moment, {}) for entry in entries for moment in (entry["when"], "training")
+        entry["metrics"].get(moment, {}) for entry in entries for moment in (entry["moment"], "training")
     ]
     return list(dict.fromkeys(name for numbers in moments for name in numbers))
 
 
-def metric_value(entry: Entry, name: str) -> float | None:
+def metric_value(result: RoundResult, name: str) -> float | None:
     """Return a metric at the moment that counts, weighted over clients; else that of the training."""
-    measures = entry["measures"]
-    numbers = measures.get(entry["when"], {}).get(name) or measures.get("training", {}).get(name)
+    measures = result["metrics"]
+    numbers = measures.get(result["moment"], {}).get(name) or measures.get("training", {}).get(name)
     return numbers["weighted"] if numbers else None
 
 
-def ending(document: RunDocument) -> str:
+def status_note(document: RunDocument) -> str:
     """What a reader must know of where a run ended; nothing if all was well."""
     mark = document["diverged"]
     return f"diverged in round {mark['round']}" if mark else ""
 
 
-def title(documents: Sequence[RunDocument]) -> str:
+def run_title(documents: Sequence[RunDocument]) -> str:
     """What runs are about: data, clients, rounds (those wanted, of one that diverged) and seeds."""
 
     def told(values: Iterable[Any]) -> str:
@@ -252,15 +254,15 @@ def title(documents: Sequence[RunDocument]) -> str:
     return ", ".join(filter(None, words))
 
 
-def adapting(document: RunDocument) -> list[tuple[int, float]]:
+def is_fine_tuned(document: RunDocument) -> list[tuple[int, float]]:
     """The newcomers' curve: (epoch, weighted accuracy in percent), epoch 0 being the model as received;
     nothing where it was not looked at after each."""
-    new = document["newcomers"]
+    new = document["new_clients"]
     found = [new["before"], *new["by_epoch"]] if new and new["by_epoch"] else []
     return [(epoch, 100 * accuracy["weighted"]) for epoch, accuracy in enumerate(found) if accuracy]
 
 
-def labels(documents: Sequence[RunDocument], *, seed: bool = True) -> list[str]:
+def run_labels(documents: Sequence[RunDocument], *, seed: bool = True) -> list[str]:
     """A name for each run: its method, and where others have the same one, the settings that tell them apart
     (`seed`: that one, too). Of those on other data only that is said: much follows from it."""
     found = []
@@ -274,8 +276,10 @@ def distinguishing_settings(
     document: RunDocument, documents: Sequence[RunDocument], *, seed: bool
 ) -> dict[str, Any]:
     """Return the settings that tell a run from others of the same method (`seed`: that one, too)."""
-    peers = [pick_identity(d["config"], seed=seed) for d in documents if d["method"] == document["method"]]
-    mine = pick_identity(document["config"], seed=seed)
+    peers = [
+        identifying_settings(d["config"], seed=seed) for d in documents if d["method"] == document["method"]
+    ]
+    mine = identifying_settings(document["config"], seed=seed)
     near = [peer for peer in peers if peer.get("data") == mine.get("data")]
     keys = dict.fromkeys(key for peer in near for key in peer if key != "method")
     differ = [key for key in keys if any(p.get(key) != mine.get(key) for p in near)]
@@ -287,15 +291,15 @@ Extent = tuple[int, int | None]
 """(Rounds, patience) of a run that is finished under a patience, otherwise (last evaluated round, None)."""
 
 
-def finished(document: RunDocument) -> bool:
+def is_finished(document: RunDocument) -> bool:
     """Return whether the run has the rounds that it was asked for, or was ended by its patience."""
     settings = document["config"]
-    return reached(document, settings["rounds"], settings.get("patience"))
+    return best_so_far(document, settings["rounds"], settings.get("patience"))
 
 
-def reached(document: RunDocument, rounds: int, patience: int | None) -> bool:
+def best_so_far(document: RunDocument, rounds: int, patience: int | None) -> bool:
     """Return whether the run was evaluated after `rounds` rounds, or would have been ended by `patience`."""
-    scores = [score(entry) for entry in document["rounds"] if entry["accuracy"]]
+    scores = [selection_accuracy(entry) for entry in document["rounds"] if entry["accuracy"]]
     return bool(scores) and (last_round(document) >= rounds or _is_impatient(scores, patience))
 
 
@@ -304,18 +308,18 @@ def last_round(document: RunDocument) -> int:
     return document["last"]["round"] if document["last"] else -1
 
 
-def extent(document: RunDocument) -> Extent:
+def run_extent(document: RunDocument) -> Extent:
     """Return the length of a run, equal for runs whose best rounds may be compared.
 
     Under one patience and one number of rounds, runs end where the rule ends them: they are equally long.
     """
     rounds, patience = document["config"].get("rounds"), document["config"].get("patience")
-    if rounds is not None and patience is not None and reached(document, rounds, patience):
+    if rounds is not None and patience is not None and best_so_far(document, rounds, patience):
         return rounds, patience
     return last_round(document), None
 
 
-def cut(document: RunDocument, rounds: int, patience: int | None) -> RunDocument:
+def truncate_run(document: RunDocument, rounds: int, patience: int | None) -> RunDocument:
     """Return the run as it was after `rounds` rounds, or where `patience` ends it.
 
     Fine-tuning and newcomers come after the last round, so a run that is cut does not have them.
@@ -333,10 +337,10 @@ def cut(document: RunDocument, rounds: int, patience: int | None) -> RunDocument
         **document,
         "config": settings,
         "rounds": kept,
-        "best": max(evaluated, key=score, default=None),
+        "best": max(evaluated, key=selection_accuracy, default=None),
         "last": evaluated[-1] if evaluated else None,
-        "newcomers": None,
-        "measured": [taken for taken in document["measured"] if taken["round"] in numbers],
+        "new_clients": None,
+        "analyses": [taken for taken in document["analyses"] if taken["round"] in numbers],
         "diverged": diverged,
         "cost": {**document["cost"], "seconds": median(seconds) if seconds else 0.0},
         "server_sha256": "",
@@ -344,12 +348,12 @@ def cut(document: RunDocument, rounds: int, patience: int | None) -> RunDocument
     }
 
 
-def _first_entries(entries: Sequence[Entry], rounds: int, patience: int | None) -> list[Entry]:
+def _first_entries(entries: Sequence[RoundResult], rounds: int, patience: int | None) -> list[RoundResult]:
     """Return the entries up to `rounds`, or up to the one after which the run does not resume.
 
     The loop sees that its patience is exhausted one entry late, and evaluates that one, too.
     """
-    kept: list[Entry] = []
+    kept: list[RoundResult] = []
     scores: list[float] = []
     for entry in entries:
         if entry["round"] > rounds:
@@ -357,7 +361,7 @@ def _first_entries(entries: Sequence[Entry], rounds: int, patience: int | None) 
         kept.append(entry)
         if entry["accuracy"]:
             was_impatient = _is_impatient(scores, patience)
-            scores.append(score(entry))
+            scores.append(selection_accuracy(entry))
             if was_impatient and _is_impatient(scores, patience):
                 break
     return kept

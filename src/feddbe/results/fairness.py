@@ -12,10 +12,10 @@ from typing import TypedDict
 
 import numpy as np
 
-from feddbe.errors import BadInput
-from feddbe.metrics.records import over_clients
-from feddbe.results.document import RunDocument, labels
-from feddbe.results.seeds import HOLDINGS, strip_options
+from feddbe.errors import InvalidInputError
+from feddbe.metrics.records import aggregate_clients
+from feddbe.results.document import RunDocument, run_labels
+from feddbe.results.seeds import PARTITION_OPTIONS, strip_options
 
 BASELINES = ("local", "fedavg")
 
@@ -36,7 +36,7 @@ class Spread(TypedDict):
     highest: float
 
 
-class Paired(TypedDict):
+class PairedClients(TypedDict):
     """A method against a baseline, over the `clients` that both have: how many are better off and worse."""
 
     against: str
@@ -62,18 +62,18 @@ class Fairness(TypedDict):
     name: str
     method: str
     round: int
-    when: str
+    moment: str
     accuracy: dict[int, float]
     spread: Spread
-    paired: dict[str, Paired]
+    paired: dict[str, PairedClients]
     """By the baseline's method, where it is among the runs."""
 
 
-def spread(accuracy: Mapping[int, float]) -> Spread:
+def client_spread(accuracy: Mapping[int, float]) -> Spread:
     """How the accuracies (client -> fraction) are spread."""
-    found = over_clients([(value, 1) for value in accuracy.values()])
+    found = aggregate_clients([(value, 1) for value in accuracy.values()])
     if found is None:
-        raise BadInput("fairness of no client at all: the round has no accuracies")
+        raise InvalidInputError("fairness of no client at all: the round has no accuracies")
     lowest, quarter, median, three, highest = np.quantile(list(accuracy.values()), [0, 0.25, 0.5, 0.75, 1])
     return {
         "clients": len(accuracy),
@@ -88,11 +88,13 @@ def spread(accuracy: Mapping[int, float]) -> Spread:
     }
 
 
-def paired(accuracy: Mapping[int, float], baseline: Mapping[int, float], against: str = "") -> Paired:
+def pair_clients(
+    accuracy: Mapping[int, float], baseline: Mapping[int, float], against: str = ""
+) -> PairedClients:
     """Client by client, of those that both have."""
     common = sorted(accuracy.keys() & baseline.keys())
     if not common:
-        raise BadInput(
+        raise InvalidInputError(
             f"no client was evaluated in both runs, so there are no pairs against {against or 'it'}"
         )
     differences = {client: accuracy[client] - baseline[client] for client in common}
@@ -111,30 +113,32 @@ def paired(accuracy: Mapping[int, float], baseline: Mapping[int, float], against
     }
 
 
-def fairness(
+def compute_fairness(
     documents: Sequence[RunDocument], accuracies: Sequence[Mapping[int, float]], round: str = "best"
 ) -> list[Fairness]:
     """Of each run, with its clients' accuracies in the `best` or the `last` round; baselines are found among
     the runs by their method: those whose clients hold the same data, of the same seed if there is one."""
-    names = labels(documents)
+    names = run_labels(documents)
     found: list[Fairness] = []
     for document, name, accuracy in zip(documents, names, accuracies, strict=True):
         entry = document["best" if round == "best" else "last"]
         if entry is None:
-            raise BadInput(f"{name}: no round has been evaluated yet, so there are no clients to compare")
-        pairs: dict[str, Paired] = {}
+            raise InvalidInputError(
+                f"{name}: no round has been evaluated yet, so there are no clients to compare"
+            )
+        pairs: dict[str, PairedClients] = {}
         for baseline in BASELINES:
             other = _baseline(document, documents, baseline)
             if other is not None:
-                pairs[baseline] = paired(accuracy, accuracies[other], names[other])
+                pairs[baseline] = pair_clients(accuracy, accuracies[other], names[other])
         found.append(
             Fairness(
                 name=name,
                 method=document["method"],
                 round=entry["round"],
-                when=entry["when"],
+                moment=entry["moment"],
                 accuracy=dict(accuracy),
-                spread=spread(accuracy),
+                spread=client_spread(accuracy),
                 paired=pairs,
             )
         )
@@ -146,7 +150,7 @@ def _baseline(mine: RunDocument, documents: Sequence[RunDocument], method: str) 
     base = strip_options(mine["method"])
 
     def holdings(document: RunDocument) -> list[object]:
-        return [document["config"].get(key) for key in HOLDINGS]
+        return [document["config"].get(key) for key in PARTITION_OPTIONS]
 
     fits = [
         index
@@ -184,7 +188,7 @@ class Overhead(TypedDict):
     """The most that the process and its workers used in a round, shared pages counted once."""
 
 
-def overhead(document: RunDocument, kept: int | None) -> Overhead:
+def compute_overhead(document: RunDocument, kept: int | None) -> Overhead:
     """Of one run; `kept` is not in its document, because only the clients' states say it."""
     entries, best = document["rounds"], document["best"]
     until = [entry["seconds"] for entry in entries if best is not None and entry["round"] <= best["round"]]

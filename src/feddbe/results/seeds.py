@@ -7,15 +7,32 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from feddbe.config.options import pick_identity
-from feddbe.results.document import Accuracy, Entry, Extent, RunDocument, extent, labels, last_round, points
-from feddbe.results.statistics import Comparison, Interval, Reason, Verdict, interval, judge, paired
+from feddbe.config.options import identifying_settings
+from feddbe.results.document import (
+    Accuracy,
+    Extent,
+    RoundResult,
+    RunDocument,
+    accuracy_curve,
+    last_round,
+    run_extent,
+    run_labels,
+)
+from feddbe.results.statistics import (
+    Comparison,
+    Interval,
+    Reason,
+    Verdict,
+    judge,
+    mean_interval,
+    paired_differences,
+)
 
 Points = Callable[[RunDocument], list[tuple[int, float]]]
 """A run's curve in percent."""
 
 
-def groups(documents: Sequence[RunDocument], points: Points = points) -> list[list[RunDocument]]:
+def group_runs(documents: Sequence[RunDocument], points: Points = accuracy_curve) -> list[list[RunDocument]]:
     """Runs of one experiment that were evaluated in the same rounds, in order of appearance.
 
     A run that stopped early stays alone: a mean over ever fewer runs would jump where one ends.
@@ -23,7 +40,7 @@ def groups(documents: Sequence[RunDocument], points: Points = points) -> list[li
     found: dict[str, list[RunDocument]] = {}
     for document in documents:
         if rounds := [t for t, _ in points(document)]:
-            told = pick_identity(document["config"], seed=False).items()
+            told = identifying_settings(document["config"], seed=False).items()
             rest = {key: value for key, value in told if value is not None}  # an older run may not have it
             key = json.dumps([document["method"], rest, rounds], sort_keys=True, default=str)
             while any(d["config"].get("seed") == document["config"].get("seed") for d in found.get(key, ())):
@@ -32,24 +49,24 @@ def groups(documents: Sequence[RunDocument], points: Points = points) -> list[li
     return list(found.values())
 
 
-def experiments(documents: Sequence[RunDocument]) -> list[list[RunDocument]]:
+def group_experiments(documents: Sequence[RunDocument]) -> list[list[RunDocument]]:
     """Return runs that differ in their seed only, however far each of them is, in order of appearance."""
-    return groups(documents, lambda document: [(0, 0.0)])
+    return group_runs(documents, lambda document: [(0, 0.0)])
 
 
-def counted(experiment: Sequence[RunDocument]) -> list[RunDocument]:
+def counted_runs(experiment: Sequence[RunDocument]) -> list[RunDocument]:
     """Return the runs that an experiment's means are over: none that diverged, and only the longest.
 
     A run that diverged, or is shorter than others, has another best round than it would have at their length.
     """
     usable = [run for run in experiment if run["best"] and not run["diverged"]]
     longest = max(usable, key=last_round, default=None)
-    return [run for run in usable if longest and extent(run) == extent(longest)]
+    return [run for run in usable if longest and run_extent(run) == run_extent(longest)]
 
 
-def names(groups: Sequence[Sequence[RunDocument]]) -> list[str]:
+def group_names(groups: Sequence[Sequence[RunDocument]]) -> list[str]:
     """A name for each group; seeds are counted, or named where that alone tells them apart."""
-    plain = labels([group[0] for group in groups], seed=False)
+    plain = run_labels([group[0] for group in groups], seed=False)
     return [
         f"{name} ({len(group)} seeds)"
         if len(group) > 1
@@ -67,20 +84,20 @@ def strip_options(method: str) -> str:
 
 Trial = str
 """What two runs share that may be compared: data, who holds which rows, what is held out, seed and length."""
-HOLDINGS = ("data", "partition", "partition_seed", "clients", "split", "shift")
+PARTITION_OPTIONS = ("data", "partition", "partition_seed", "clients", "split", "shift")
 """Settings that say which test samples a client has."""
-_SAME_DATA = (*HOLDINGS, "validation", "newcomers")
+_SAME_DATA = (*PARTITION_OPTIONS, "validation", "new_clients")
 Reading = Callable[[RunDocument], Accuracy | None]
 
 
 @dataclass(frozen=True)
-class Repeats:
+class SeedGroup:
     """One experiment over its seeds. Numbers are in percent, and of the runs that are counted."""
 
     name: str
     """Its method, and the settings that tell it from others of the same method."""
     runs: tuple[RunDocument, ...]
-    counted: tuple[RunDocument, ...]
+    counted_runs: tuple[RunDocument, ...]
     """Those that did not diverge and are as long as the longest; see `groups.counted`."""
     best: Interval | None
     """Test accuracy in the best round of each run, weighted by samples."""
@@ -103,13 +120,13 @@ class Repeats:
     @property
     def seeds(self) -> str:
         """How many seeds are counted, and of how many if some are not."""
-        count, total = len(self.counted), len(self.runs)
+        count, total = len(self.counted_runs), len(self.runs)
         return str(total) if count == total else f"{count} of {total}"
 
 
-def repeats(
+def group_seeds(
     documents: Sequence[RunDocument], first: int = 0, compared: Collection[int] | None = None
-) -> list[Repeats]:
+) -> list[SeedGroup]:
     """Return the experiments among the runs, in order of appearance.
 
     Args:
@@ -117,20 +134,20 @@ def repeats(
         first: the number of the experiment that others are compared with.
         compared: the numbers of those that are compared with it; None: all.
     """
-    groups = experiments(documents)
-    means = [counted(group) for group in groups]
+    groups = group_experiments(documents)
+    means = [counted_runs(group) for group in groups]
     comparisons = [
         _compare(runs, means[first])
         if index != first and (compared is None or index in compared)
         else Comparison(None, obstacle=Reason.BASELINE if index == first else Reason.NOT_COMPARED)
         for index, runs in enumerate(means)
     ]
-    names = labels([group[0] for group in groups], seed=False)
+    names = run_labels([group[0] for group in groups], seed=False)
     return [
-        Repeats(
+        SeedGroup(
             name=name,
             runs=tuple(group),
-            counted=tuple(runs),
+            counted_runs=tuple(runs),
             best=_interval(runs, _best),
             last=_interval(runs, _last),
             mean=_interval(runs, _best, "mean"),
@@ -145,7 +162,7 @@ def repeats(
     ]
 
 
-def chosen(found: Sequence[Repeats]) -> list[int]:
+def best_on_validation(found: Sequence[SeedGroup]) -> list[int]:
     """Of each method the experiment with the highest mean on validation data, of equal ones the first; none
     of a method whose runs all diverged, or are not equally long. (Test data have no part in it.)"""
     return sorted(
@@ -155,12 +172,12 @@ def chosen(found: Sequence[Repeats]) -> list[int]:
     )
 
 
-def unequal(found: Sequence[Repeats]) -> list[str]:
+def unequal_rounds(found: Sequence[SeedGroup]) -> list[str]:
     """Return the methods among whose experiments nothing is chosen, because they are not equally long."""
     return [method for method, those in _candidates(found).items() if len(_extents(found, those)) > 1]
 
 
-def _candidates(found: Sequence[Repeats]) -> dict[str, list[int]]:
+def _candidates(found: Sequence[SeedGroup]) -> dict[str, list[int]]:
     """Return the numbers of each method's experiments that have a validation accuracy."""
     candidates: dict[str, list[int]] = {}
     for index, experiment in enumerate(found):
@@ -169,11 +186,11 @@ def _candidates(found: Sequence[Repeats]) -> dict[str, list[int]]:
     return candidates
 
 
-def _extents(found: Sequence[Repeats], candidates: Sequence[int]) -> set[Extent]:
-    return {extent(found[index].counted[0]) for index in candidates}
+def _extents(found: Sequence[SeedGroup], candidates: Sequence[int]) -> set[Extent]:
+    return {run_extent(found[index].counted_runs[0]) for index in candidates}
 
 
-def _validation_mean(experiment: Repeats) -> float:
+def _validation_mean(experiment: SeedGroup) -> float:
     assert experiment.validation is not None
     return experiment.validation.mean
 
@@ -187,7 +204,7 @@ def _compare(runs: Sequence[RunDocument], base: Sequence[RunDocument]) -> Compar
         keys = (*keys, *more)
         if not {_settings(run, keys) for run in runs} & {_settings(run, keys) for run in base}:
             return Comparison(None, obstacle=obstacle)
-    difference = paired(_by_trial(runs, _best), _by_trial(base, _best))
+    difference = paired_differences(_by_trial(runs, _best), _by_trial(base, _best))
     chosen_on_test = any(_validation(run) is None for run in (*runs, *base))
     return Comparison(difference, chosen_on_test, None if difference else Reason.UNEQUAL_ROUNDS)
 
@@ -198,7 +215,7 @@ def _settings(run: RunDocument, keys: Sequence[str]) -> str:
 
 def _interval(runs: Sequence[RunDocument], read: Reading, reading: str = "weighted") -> Interval | None:
     values = _by_trial(runs, read, reading)
-    return interval(list(values.values())) if values else None
+    return mean_interval(list(values.values())) if values else None
 
 
 def _by_trial(runs: Sequence[RunDocument], read: Reading, reading: str = "weighted") -> Mapping[Trial, float]:
@@ -207,7 +224,7 @@ def _by_trial(runs: Sequence[RunDocument], read: Reading, reading: str = "weight
     for run in runs:
         accuracy = read(run)
         if accuracy is not None:
-            trial = f"{_settings(run, (*_SAME_DATA, 'seed'))} {extent(run)}"
+            trial = f"{_settings(run, (*_SAME_DATA, 'seed'))} {run_extent(run)}"
             values[trial] = 100 * float({**accuracy}[reading])  # type: ignore[arg-type]
     return values
 
@@ -224,5 +241,5 @@ def _validation(document: RunDocument) -> Accuracy | None:
     return document["best"]["validation"] if document["best"] else None
 
 
-def _of(entry: Entry | None) -> Accuracy | None:
+def _of(entry: RoundResult | None) -> Accuracy | None:
     return entry["accuracy"] if entry else None

@@ -35,7 +35,7 @@ class Interval(NamedTuple):
         return f"{text} ± {self.half:.{digits}f}" if self.n > 1 else text
 
 
-def interval(values: Sequence[float]) -> Interval:
+def mean_interval(values: Sequence[float]) -> Interval:
     """Of independent repetitions, by Student's t: mean ± t_{0.975, n-1} s / sqrt(n)."""
     n = len(values)
     if n < 2:
@@ -51,10 +51,10 @@ def _t(freedom: int) -> float:
     return float(t.ppf(0.975, freedom))
 
 
-def paired(ours: Mapping[Trial, float], theirs: Mapping[Trial, float]) -> Interval | None:
+def paired_differences(ours: Mapping[Trial, float], theirs: Mapping[Trial, float]) -> Interval | None:
     """The difference ours - theirs over the trials (equal split and seed) that both have; None: over none."""
     common = [trial for trial in ours if trial in theirs]
-    return interval([ours[trial] - theirs[trial] for trial in common]) if common else None
+    return mean_interval([ours[trial] - theirs[trial] for trial in common]) if common else None
 
 
 LEVEL = 0.05

@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 
 from feddbe import data, methods, models
-from feddbe.config.defaults import Layers, Setting
-from feddbe.config.options import Config, identity
-from feddbe.config.parameters import Named, Parameters
-from feddbe.config.user_code import Source, names_file
+from feddbe.config.defaults import DefaultLayers, Setting
+from feddbe.config.options import Config, identity_of_key
+from feddbe.config.parameters import Parameters, ParsedName
+from feddbe.config.user_code import StoredSource, is_file_reference
 from feddbe.data.dataset import Dataset
-from feddbe.data.federated import Held, load_data
+from feddbe.data.federated import FederatedData, load_federated_data
 from feddbe.data.split import Split
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.methods import new_clients
 from feddbe.methods.base import Method
-from feddbe.methods.registry import MethodName, hyper_parameters, parse_name
-from feddbe.metrics.builtin import majority_floor
-from feddbe.models.registry import FromFile, ModelSource, builder
+from feddbe.methods.registry import MethodName, hyperparameters, parse_name
+from feddbe.metrics.builtin import majority_accuracy
+from feddbe.models.registry import ModelFromFile, ModelSource, resolve_builder
 from feddbe.state import sha256
-from feddbe.training.task import Decay, Optimiser, Task, Training
+from feddbe.training.task import LearningRateDecay, Optimizer, Task, Training
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Experiment:
     config: dict[str, Any]
     """All options and hyper-parameters, as stored with the run."""
     config_hash: str
-    floor: float
-    remarks: list[str]
+    majority_accuracy: float
+    notes: list[str]
     """What a reader of its results must know."""
     settings: dict[str, Setting]
     """Every value and where it came from: of options, and of names' own options, as in `mr kappa`."""
-    sources: dict[str, Source] = dataclasses.field(default_factory=dict)
+    sources: dict[str, StoredSource] = dataclasses.field(default_factory=dict)
     """Content of the user's files that `model` and `method` are from."""
     in_memory: str = ""
     """What of it was given as a Python object, so that no other process can make it from its options."""
@@ -78,7 +78,7 @@ def resolve_all(
     given = dict.fromkeys(changed, "given") | dict(origins or {})
     objects = {"data": dataset, "model": None if isinstance(model, str) else model}
     in_memory = " and ".join(what for what, one in objects.items() if one is not None)
-    common = _prepare(options, given, load_data(options, dataset), model, in_memory)
+    common = _prepare(options, given, load_federated_data(options, dataset), model, in_memory)
     return [_resolve_one(method, common) for method in parsed]
 
 
@@ -91,12 +91,12 @@ class _Common:
     task: Task
     """With the learning rate that a method without one of its own has."""
     options: Config
-    model: Named[Parameters] | None
+    model: ParsedName[Parameters] | None
     """None: the user's own."""
     content: dict[str, Any]
     """What is hashed of data, split and model."""
     floor: float
-    source: Source | None
+    source: StoredSource | None
     """Content of the file that the model is from."""
     in_memory: str
 
@@ -106,19 +106,23 @@ class _Common:
 
 
 def _prepare(
-    asked: Config, given: dict[str, str], held: Held, model: ModelSource | None, in_memory: str
+    asked: Config, given: dict[str, str], held: FederatedData, model: ModelSource | None, in_memory: str
 ) -> _Common:
     """Everything but the method."""
     dataset, split, options = held
-    source = model or options.model or models.fitting(tuple(dataset.x.shape[1:]), dataset.tokens)
-    if isinstance(source, str) and names_file(source):
-        source = builder(source)
-    named = models.find(source, Layers(options.variant, "").of_parts()) if isinstance(source, str) else None
-    chosen = Layers(options.variant, dataset.name, named.name if named else "own")
+    source = model or options.model or models.default_model(tuple(dataset.x.shape[1:]), dataset.tokens)
+    if isinstance(source, str) and is_file_reference(source):
+        source = resolve_builder(source)
+    named = (
+        models.find_model(source, DefaultLayers(options.variant, "").part_settings())
+        if isinstance(source, str)
+        else None
+    )
+    chosen = DefaultLayers(options.variant, dataset.name, named.name if named else "own")
     first = int(dataset.x.argmax()) // dataset.x[0].numel() if dataset.tokens else 0  # has the last word
     sample = dataset.inputs(dataset.x[first : first + 1])
     cut = options.cut or chosen["cut"]
-    built = models.build(
+    built = models.build_model(
         str(named) if named else source, sample, dataset.classes, cut, options.seed, words=dataset.tokens
     )
     rounds = int(chosen["rounds"]) if options.rounds is None else options.rounds
@@ -128,7 +132,7 @@ def _prepare(
         lr_decay=_decay(options.lr_decay, rounds),
         rounds=rounds,
         short_batch=options.short_batch or chosen["short_batch"],
-        model=options.model if isinstance(source, FromFile) else str(named or "own"),
+        model=options.model if isinstance(source, ModelFromFile) else str(named or "own"),
         cut=built.cut,
     )
     check_short(options, split)
@@ -137,13 +141,13 @@ def _prepare(
     content["model"] = str(named or "own")
     if named is None:
         content |= {"module": str(built.module), "theta0": sha256(built.parameters)}
-    file = source.user_object if isinstance(source, FromFile) else None
+    file = source.user_object if isinstance(source, ModelFromFile) else None
     if file:
         content["file"] = file.sha256
     task = Task(
-        built, dataset, split, _training(options), options.seed, options.rounds or 0, options.newcomers
+        built, dataset, split, _training(options), options.seed, options.rounds or 0, options.new_clients
     )
-    floor = majority_floor(dataset, split, task.members)
+    floor = majority_accuracy(dataset, split, task.members)
     return _Common(
         asked, given, task, options, named, content, floor, file.source if file else None, in_memory
     )
@@ -153,10 +157,10 @@ def _resolve_one(parsed: MethodName, common: _Common) -> Experiment:
     """The experiment of one method."""
     options, task, given = common.options, common.task, common.given
     name = parsed.text
-    chosen = Layers(options.variant, task.dataset.name, common.kind, parsed.base)
-    parts = chosen.of_parts()
+    chosen = DefaultLayers(options.variant, task.dataset.name, common.kind, parsed.base)
+    parts = chosen.part_settings()
     if parts.get("mr", {}).get("init_epochs") == "epochs":
-        parts["mr"]["init_epochs"] = options.epochs
+        parts["mr"]["init_epochs"] = options.local_epochs
     method = parsed.build(parts, force=options.force)
     check_members(name, method, options, task.split)
     check_optimiser(name, method, options, task)
@@ -170,15 +174,15 @@ def _resolve_one(parsed: MethodName, common: _Common) -> Experiment:
             f"lr {options.lr:g} is a guess for a model of your own, and slow for many: try --lr 0.1, or let "
             "feddbe tune choose it on validation data"
         )
-    unused = method.unused(task)
+    unused = method.ignored_options(task)
     remarks += [f"{key} does nothing: {why}" for key, why in unused.items() if key in given]
-    config = dataclasses.asdict(options) | {"method": name, "method_options": hyper_parameters(method)}
+    config = dataclasses.asdict(options) | {"method": name, "method_options": hyperparameters(method)}
     config |= dict.fromkeys(unused)
-    remarks += method.remarks(task)
-    told = [key for key in dataclasses.asdict(options) if identity(key) in ("yes", "seed")]
+    remarks += method.notes(task)
+    told = [key for key in dataclasses.asdict(options) if identity_of_key(key) in ("yes", "seed")]
     hashed = {key: config[key] for key in told} | methods.identity(method)
     digest = hashlib.sha256(json.dumps(hashed | common.content, sort_keys=True).encode()).hexdigest()
-    sources = {"model": common.source, "method": methods.source_of(method)}
+    sources = {"model": common.source, "method": methods.stored_source(method)}
     return Experiment(
         name=name,
         options=options,
@@ -186,16 +190,16 @@ def _resolve_one(parsed: MethodName, common: _Common) -> Experiment:
         method=method,
         config=config,
         config_hash=digest,
-        floor=common.floor,
-        remarks=remarks,
+        majority_accuracy=common.floor,
+        notes=remarks,
         settings=_settings(parsed, common, config, chosen),
         sources={kind: source for kind, source in sources.items() if source},
-        in_memory=" and ".join(filter(None, [common.in_memory, "method" * methods.in_memory(method)])),
+        in_memory=" and ".join(filter(None, [common.in_memory, "method" * methods.is_in_memory(method)])),
     )
 
 
 def _settings(
-    parsed: MethodName, common: _Common, config: Mapping[str, Any], chosen: Layers
+    parsed: MethodName, common: _Common, config: Mapping[str, Any], chosen: DefaultLayers
 ) -> dict[str, Setting]:
     """Where each value came from; what is given wins, then what the layers of defaults say."""
     data_set, model = (
@@ -207,10 +211,10 @@ def _settings(
         origins |= {"partition": data_set, "clients": data_set}
     origins |= {"method": "given"} | common.given
     parts, brackets = dict(config["method_options"]), parsed.options_in_brackets
-    for named in (data.find(common.asked.data, chosen.of_parts()), common.model):
+    for named in (data.find_dataset(common.asked.data, chosen.part_settings()), common.model):
         if named:
             parts[named.name] = dataclasses.asdict(named.options)
-            brackets |= {f"{named.name} {key}" for key in named.given}
+            brackets |= {f"{named.name} {key}" for key in named.explicit_options}
     found = {key: (value, origins.get(key)) for key, value in config.items() if key != "method_options"}
     for part, options in parts.items():
         layers = chosen.parts.get(part, {})
@@ -221,23 +225,23 @@ def _settings(
 
 
 def _training(options: Config) -> Training:
-    if options.optimiser == "adam" and options.momentum:
-        raise BadInput(f"momentum = {options.momentum:g} is an option of SGD; Adam has its own")
+    if options.optimizer == "adam" and options.momentum:
+        raise InvalidInputError(f"momentum = {options.momentum:g} is an option of SGD; Adam has its own")
     return Training(
         options.lr or 0.0,
-        options.batch,
-        options.epochs,
+        options.batch_size,
+        options.local_epochs,
         options.bn_buffers,
         options.trainer,
         options.device,
-        Optimiser(options.optimiser, options.momentum, options.weight_decay, options.clip_norm),
-        Decay.parse(options.lr_decay, 0) if options.lr_decay else None,
+        Optimizer(options.optimizer, options.momentum, options.weight_decay, options.clip_norm),
+        LearningRateDecay.parse(options.lr_decay, 0) if options.lr_decay else None,
     )
 
 
 def _decay(text: str | None, rounds: int) -> str | None:
     """With its length: a run that is carried on further is not another run than the one that was begun."""
-    return str(Decay.parse(text, rounds)) if text else None
+    return str(LearningRateDecay.parse(text, rounds)) if text else None
 
 
 @dataclass(frozen=True)
@@ -264,7 +268,7 @@ class Recipe:
         """The task and the method, if this machine has what they were made from."""
         built = resolve(self.method, self.options)
         if built.config_hash != self.config_hash:
-            raise BadInput(
+            raise InvalidInputError(
                 f"'{self.options.data}' with model '{self.options.model}' is something else on this machine "
                 f"(configuration {built.config_hash[:12]}, not {self.config_hash[:12]}); copy the files of "
                 "data and model from where the run began"
@@ -274,31 +278,33 @@ class Recipe:
 
 def check_members(name: str, method: Method, config: Config, split: Split) -> None:
     """Whether enough clients take part."""
-    if config.newcomers >= split.clients:
-        raise BadInput(f"newcomers = {config.newcomers}; of {split.clients} clients at least one must train")
-    if config.adapt != "full" and not config.newcomers:
-        raise BadInput(
-            f"adapt = {config.adapt}; it is about newcomers, of which there are none (--newcomers)"
+    if config.new_clients >= split.clients:
+        raise InvalidInputError(
+            f"newcomers = {config.new_clients}; of {split.clients} clients at least one must train"
         )
-    if reason := new_clients.refuse(config.adapt, method):
-        raise BadInput(f"adapt = {config.adapt}; not for {name}: {reason}")
-    if method.needs_all and (config.join < 1 or config.newcomers):
-        raise BadInput(f"{name} needs join = 1 and no newcomers: {method.needs_all}")
+    if config.adaptation != "full" and not config.new_clients:
+        raise InvalidInputError(
+            f"adapt = {config.adaptation}; it is about newcomers, of which there are none (--new-clients)"
+        )
+    if reason := new_clients.check_adaptation(config.adaptation, method):
+        raise InvalidInputError(f"adapt = {config.adaptation}; not for {name}: {reason}")
+    if method.needs_all_clients and (config.participation < 1 or config.new_clients):
+        raise InvalidInputError(f"{name} needs join = 1 and no newcomers: {method.needs_all_clients}")
 
 
 def check_optimiser(name: str, method: Method, config: Config, task: Task) -> None:
     """Whether the method's mathematics allow this way of training."""
-    for key, reason in method.keeps_to.items():
+    for key, reason in method.fixed_options.items():
         if getattr(config, key) != getattr(Config, key):
-            raise BadInput(f"{key} = {getattr(config, key)}; not for {name}: {reason}")
-    if config.lr_decay and "lr" in (unused := method.unused(task)):
-        raise BadInput(f"lr_decay = {config.lr_decay}; not for {name}: {unused['lr']}")
+            raise InvalidInputError(f"{key} = {getattr(config, key)}; not for {name}: {reason}")
+    if config.lr_decay and "lr" in (unused := method.ignored_options(task)):
+        raise InvalidInputError(f"lr_decay = {config.lr_decay}; not for {name}: {unused['lr']}")
 
 
 def check_short(config: Config, split: Split) -> None:
     if config.short_batch == "refuse":
-        for client in np.flatnonzero(split.train.sizes < config.batch)[:1]:
-            raise BadInput(
+        for client in np.flatnonzero(split.train.sizes < config.batch_size)[:1]:
+            raise InvalidInputError(
                 f"client {client} has {len(split.train[client])} training samples, a batch has "
-                f"{config.batch}; short_batch=keep trains it on one short batch"
+                f"{config.batch_size}; short_batch=keep trains it on one short batch"
             )

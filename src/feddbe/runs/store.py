@@ -19,9 +19,9 @@ from zlib import crc32
 
 from filelock import FileLock, Timeout
 
-from feddbe.errors import Damaged, StoreError
-from feddbe.metrics.records import ALL, AT, Row
-from feddbe.results.document import Entry, entry
+from feddbe.errors import CorruptRunError, StoreError
+from feddbe.metrics.records import ALL, AT, Record
+from feddbe.results.document import RoundResult, build_round_result
 from feddbe.simulation.engines.base import ClientStates
 from feddbe.state import Receipt, State, check_stored, decode, encode, nbytes, sha256
 
@@ -38,7 +38,7 @@ def make_folder(folder: Path) -> None:
 
 
 @contextmanager
-def alone(folder: Path, wait: float = 1.0) -> Iterator[None]:
+def exclusive(folder: Path, wait: float = 1.0) -> Iterator[None]:
     """No other process, and nobody else in this one, works on the run in this folder meanwhile.
 
     It waits a moment: a run that was killed is let go when its last worker has ended.
@@ -63,17 +63,17 @@ def alone(folder: Path, wait: float = 1.0) -> Iterator[None]:
         lock.release()
 
 
-def crc_of(values: tuple[Any, ...]) -> int:
+def checksum(values: tuple[Any, ...]) -> int:
     """Of numbers and text as SQLite gives them back."""
     return crc32(repr(values).encode())
 
 
-def sealed(row: Row) -> tuple[Any, ...]:
+def with_checksum(row: Record) -> tuple[Any, ...]:
     """A row as SQLite gives it back, and its checksum."""
     round, client, moment, name, value, weight = row
     number = None if value is None or math.isnan(value) else float(value) + 0.0  # SQLite has no nan and no -0
     values = (int(round), int(client), moment, name, number, float(weight))
-    return (*values, crc_of(values))
+    return (*values, checksum(values))
 
 
 FILE = "run.sqlite"
@@ -106,10 +106,10 @@ def format_of(folder: Path) -> int:
     if not head:
         others = {path.name for path in folder.iterdir() if path.stat().st_size} - {LOCK}
         if others:  # pictures, or a WAL: it was more once
-            raise damaged(folder, "file is empty")
+            raise corrupt_run_error(folder, "file is empty")
         raise StoreError(f"'{folder}' holds a run that never began; remove the folder")
     if not head.startswith(b"SQLite format 3\0"):
-        raise damaged(folder, "file is not a database")
+        raise corrupt_run_error(folder, "file is not a database")
     return int.from_bytes(head[60:64], "big")
 
 
@@ -158,51 +158,51 @@ def check_there(folder: Path, opened: os.stat_result | None) -> None:
         raise StoreError(f"'{path}' was removed or replaced while the run went on; nothing more is written")
 
 
-def damaged(folder: Path, what: str) -> Damaged:
+def corrupt_run_error(folder: Path, what: str) -> CorruptRunError:
     """The error that names the file and the part of it, which may quote damaged text."""
     shown = " ".join(what.split())[:200]
-    return Damaged(f"'{folder / FILE}' is damaged ({shown}); restore it from a copy or start again")
+    return CorruptRunError(f"'{folder / FILE}' is damaged ({shown}); restore it from a copy or start again")
 
 
 def check_meta(key: str, value: str, crc: int, folder: Path) -> None:
     """Refuse a value of `meta` that has another checksum or is not JSON, which a stranger can write."""
     try:
-        is_whole = crc_of((key, value)) == crc
+        is_whole = checksum((key, value)) == crc
         json.loads(value)
     except (ValueError, TypeError, RecursionError):
         is_whole = False
     if not is_whole:
-        raise damaged(folder, f"what is written about it: {key}")
+        raise corrupt_run_error(folder, f"what is written about it: {key}")
 
 
 @contextmanager
-def clear(folder: Path) -> Iterator[None]:
+def translate_errors(folder: Path) -> Iterator[None]:
     """Turn what SQLite says into one line."""
     try:
         yield
     except UnicodeDecodeError as error:  # from Python's sqlite3, which quotes a damaged schema
-        raise damaged(folder, "its tables") from error
+        raise corrupt_run_error(folder, "its tables") from error
     except sqlite3.Error as error:
         # Python's own complaint, about text that is no text, has no code
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         if code & 0xFF not in _OUTSIDE or code == sqlite3.SQLITE_IOERR_SHORT_READ:
-            raise damaged(folder, str(error)) from error
+            raise corrupt_run_error(folder, str(error)) from error
         is_locked = code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
         reason = "another process is writing this run" if is_locked else str(error)
         intact = "" if code & 0xFF == sqlite3.SQLITE_IOERR else "; what was there is intact"
         raise StoreError(f"cannot use the run in '{folder}': {reason}{intact}") from error
 
 
-KEPT = {"private": "PRIVATE", "upload": "UPLOAD"}
+RETAINED = {"private": "PRIVATE", "upload": "UPLOAD"}
 """The kind of a state that is kept for the best entry."""
-_WRITTEN = {"best": "last", **{kept: kind for kind, kept in KEPT.items()}}
+_WRITTEN = {"best": "last", **{kept: kind for kind, kept in RETAINED.items()}}
 """And back: as what it was written, the server's best state too."""
-_ASIDE = {kind: kind.title() for kind in KEPT}
+_ASIDE = {kind: kind.title() for kind in RETAINED}
 
 
 def seals(kind: str, client: int, round: int, state: bytes) -> Iterator[int]:
     """Checksums that a state may have: as what it was written; once, the server's best as itself."""
-    return (crc32(state, crc_of((name, client, round))) for name in (_WRITTEN.get(kind, kind), kind))
+    return (crc32(state, checksum((name, client, round))) for name in (_WRITTEN.get(kind, kind), kind))
 
 
 def set_aside(db: sqlite3.Connection, kind: str, client: int) -> None:
@@ -213,10 +213,10 @@ def set_aside(db: sqlite3.Connection, kind: str, client: int) -> None:
 
 def forget(db: sqlite3.Connection) -> None:
     """Another entry is the best from now on."""
-    db.executemany("DELETE FROM states WHERE kind = ?", [(kept,) for kept in KEPT.values()])
+    db.executemany("DELETE FROM states WHERE kind = ?", [(kept,) for kept in RETAINED.values()])
 
 
-def settle(db: sqlite3.Connection) -> None:
+def retain_best(db: sqlite3.Connection) -> None:
     """Of the states that were replaced keep those of the best entry: made before it or in it. Where one is
     younger, the best entry's is kept already, or there was none yet. A run begun with --no-keep-best keeps
     none."""
@@ -226,11 +226,11 @@ def settle(db: sqlite3.Connection) -> None:
     for kind, aside in _ASIDE.items():
         if entry:
             move = "UPDATE states SET kind = ? WHERE kind = ? AND round <= ?"
-            db.execute(move, (KEPT[kind], aside, entry[0]))
+            db.execute(move, (RETAINED[kind], aside, entry[0]))
         db.execute("DELETE FROM states WHERE kind = ?", (aside,))
 
 
-_open_stores: ContextVar[dict[Path, Store] | None] = ContextVar("open_stores", default=None)
+_open_stores: ContextVar[dict[Path, RunStore] | None] = ContextVar("open_stores", default=None)
 
 
 @contextmanager
@@ -243,7 +243,7 @@ def sharing_stores() -> Iterator[None]:
     if _open_stores.get() is not None:
         yield  # an outer block shares them already
         return
-    stores = dict[Path, Store]()
+    stores = dict[Path, RunStore]()
     token = _open_stores.set(stores)
     try:
         yield
@@ -253,7 +253,7 @@ def sharing_stores() -> Iterator[None]:
             store._db.close()
 
 
-class Store(ClientStates):
+class RunStore(ClientStates):
     """An open run. `read` and `stage` are the engines' view of the clients' states."""
 
     def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
@@ -265,20 +265,20 @@ class Store(ClientStates):
         """Whether it is shared in a block, and by how many that have not closed it yet."""
 
     @classmethod
-    def create(cls, folder: Path, meta: Mapping[str, Any], server: State) -> Store:
+    def create(cls, folder: Path, meta: Mapping[str, Any], server: State) -> RunStore:
         """A new run in a folder that has none; all of it or nothing is written."""
         make_folder(folder)
 
-        def fill(store: Store) -> None:
+        def fill(store: RunStore) -> None:
             for key, value in {"keeps_best": True, **meta}.items():
                 store.set_meta(key, value)
-            store.write_server("last", server)
+            store.write_server_state("last", server)
 
         cls.build(folder, fill, large=nbytes(server) > 2**20)
         return cls.open(folder)
 
     @classmethod
-    def open(cls, folder: Path) -> Store:
+    def open(cls, folder: Path) -> RunStore:
         """Return the run in this folder, with everything that it says about itself verified."""
         shared = _open_stores.get()
         path = folder.resolve()
@@ -287,7 +287,7 @@ class Store(ClientStates):
             return shared[path]
         if not cls.is_run(folder):
             raise StoreError(f"'{folder}' holds no run (no {FILE} in it)")
-        with clear(folder):
+        with translate_errors(folder):
             found = format_of(folder)
             if found != FORMAT:
                 raise StoreError(
@@ -319,7 +319,7 @@ class Store(ClientStates):
         if not self._users and self._db.in_transaction:
             self._db.execute("ROLLBACK")  # ends `hold`, nothing was written
 
-    def hold(self) -> None:
+    def snapshot(self) -> None:
         """All that is read from now on is of one moment, whoever writes meanwhile."""
         if not self._db.in_transaction:
             self._db.execute("BEGIN")
@@ -328,12 +328,12 @@ class Store(ClientStates):
     def transaction(self, round: int) -> Iterator[None]:
         """What is written inside belongs to this round, and is there entirely or not at all."""
         self._round = round
-        with clear(self.folder):
+        with translate_errors(self.folder):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 check_there(self.folder, self._file)
                 yield
-                settle(self._db)
+                retain_best(self._db)
                 check_there(self.folder, self._file)
                 self._db.execute("COMMIT")
             except BaseException:
@@ -350,7 +350,7 @@ class Store(ClientStates):
         """SQLite's own check, which finds what hides a row."""
         for (answer,) in self._read("PRAGMA integrity_check(1)"):
             if answer != "ok":
-                raise damaged(self.folder, answer)
+                raise corrupt_run_error(self.folder, answer)
 
     def check_rows(self) -> None:
         deque(self._rows(), 0)
@@ -365,7 +365,7 @@ class Store(ClientStates):
 
     def set_meta(self, key: str, value: Any) -> None:
         text = json.dumps(value)
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, text, crc_of((key, text))))
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, text, checksum((key, text))))
 
     def _verify_meta(self) -> None:
         """All of it when the run is opened: of a damaged key nobody would ask for the value."""
@@ -378,11 +378,13 @@ class Store(ClientStates):
 
     # --- what was measured
 
-    def write_rows(self, rows: Iterable[Row]) -> None:
+    def write_records(self, rows: Iterable[Record]) -> None:
         """Rows of any round; one that is there already is replaced."""
-        self._db.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)", map(sealed, rows))
+        self._db.executemany(
+            "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)", map(with_checksum, rows)
+        )
 
-    def drop_rows(self, round: int, moments: Sequence[str], later: str = "") -> None:
+    def drop_records(self, round: int, moments: Sequence[str], later: str = "") -> None:
         """Forget what clients measured of this round at these moments; or what was measured of it `later`
         under this name, which stays otherwise: the round is the same."""
         names = "(name = ?3 OR instr(name, ?3 || '/') = 1)" if later else f"instr(name, '{AT}') = 0"
@@ -390,29 +392,29 @@ class Store(ClientStates):
         every = [(round, moment, *[later] * bool(later)) for moment in moments]
         self._db.executemany(f"DELETE FROM rows WHERE {where}", every)
 
-    def rows(self, round: int, only: str = "", *values: Any) -> list[Row]:
+    def records(self, round: int, only: str = "", *values: Any) -> list[Record]:
         """All rows of one round, by client, or those that a condition picks (`AND client = ?`)."""
         return list(self._rows(f"WHERE round = ? {only}", round, *values))
 
-    def overall(self) -> list[Row]:
+    def aggregate_records(self) -> list[Record]:
         """The rows of all clients together, by round: few, however many clients there are."""
         # one seek per round; an index could lose rows when it is damaged
         every = "WITH RECURSIVE t(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM t WHERE n < ?) SELECT n FROM t"
         return list(self._rows(f"WHERE client = {ALL} AND round IN ({every})", self.last_round()))
 
-    def entries(self) -> list[Entry]:
+    def round_results(self) -> list[RoundResult]:
         """All rounds in order; none is missing up to that of the server's state."""
-        when, last = self.meta("when") or "before", self.round_of("last")
+        when, last = self.meta("moment") or "before", self.round_of("last")
         try:
-            rounds = groupby(self.overall(), key=lambda row: row.round)
-            found = [entry(round, when, list(rows)) for round, rows in rounds]
+            rounds = groupby(self.aggregate_records(), key=lambda row: row.round)
+            found = [build_round_result(round, when, list(rows)) for round, rows in rounds]
         except KeyError:
             found = []
         if [e["round"] for e in found] != list(range(len(found))) or last != len(found) - 1:
-            raise damaged(self.folder, f"not all rounds up to {last} have their rows")
+            raise corrupt_run_error(self.folder, f"not all rounds up to {last} have their rows")
         return found
 
-    def contacted(self) -> set[int]:
+    def participants(self) -> set[int]:
         """Clients that have taken part in a round, and so know the constants."""
         where = "WHERE round > 0 AND moment = 'training' AND name = 'bytes_down'"
         return {row.client for row in self._rows(where)} - {ALL}
@@ -424,13 +426,13 @@ class Store(ClientStates):
         query = "SELECT round FROM states WHERE kind = ? AND client = ?"
         return next((int(round) for (round,) in self._read(query, kind, client)), None)
 
-    def server(self, which: str = "last") -> State:
+    def server_state(self, which: str = "last") -> State:
         """The server's state of the `last` or the `best` round."""
         if (found := self.state(which)) is None:
             raise StoreError(f"'{self.folder}' has no {which} round yet")
         return decode(found)
 
-    def last_is_best(self, *, moves: bool) -> None:
+    def promote_to_best(self, *, moves: bool) -> None:
         """The `last` server state becomes the `best`, as a copy; it `moves` if another takes its place."""
         forget(self._db)
         if moves:
@@ -439,17 +441,17 @@ class Store(ClientStates):
         else:
             self.write_state("best", ALL, self.state("last") or b"", self.round_of("last"))
 
-    def write_server(self, which: str, state: State, round: int | None = None) -> None:
+    def write_server_state(self, which: str, state: State, round: int | None = None) -> None:
         self.write_state(which, ALL, encode(state), round)
 
     def read(self, client: int) -> bytes | None:
         return self.state("private", client)
 
-    def stage(self, client: int, state: bytes) -> None:
+    def write_pending(self, client: int, state: bytes) -> None:
         set_aside(self._db, "private", client)
         self.write_state("private", client, state)
 
-    def stamp(self, client: int) -> tuple[int, int] | None:
+    def version(self, client: int) -> tuple[int, int] | None:
         query = "SELECT round, crc FROM states WHERE kind = 'private' AND client = ?"
         return next(self._read(query, client), None)
 
@@ -472,7 +474,9 @@ class Store(ClientStates):
     def hashes(self) -> tuple[str, dict[str, str]]:
         """SHA-256 of the server's state and of each client's."""
         blobs = ((str(client), Receipt.decode(blob), blob) for client, blob in self._staged())
-        return sha256(self.server()), {c: r.sha256 if r else sha256(decode(blob)) for c, r, blob in blobs}
+        return sha256(self.server_state()), {
+            c: r.sha256 if r else sha256(decode(blob)) for c, r, blob in blobs
+        }
 
     def _staged(self) -> Iterator[tuple[int, bytes]]:
         for (client,) in list(self._read("SELECT client FROM states WHERE kind = 'private' ORDER BY client")):
@@ -486,7 +490,7 @@ class Store(ClientStates):
             whose = kind if client == ALL else f"{kind} of client {client}"
             if isinstance(state, bytes) and crc in seals(kind, client, round, state):
                 return state
-            raise damaged(self.folder, f"the state '{whose}', round {round}")
+            raise corrupt_run_error(self.folder, f"the state '{whose}', round {round}")
         return None
 
     def write_state(self, kind: str, client: int, state: bytes, round: int | None = None) -> None:
@@ -495,22 +499,22 @@ class Store(ClientStates):
         self._db.execute("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?)", values)
 
     def _read(self, query: str, *values: Any) -> Iterator[Any]:
-        with clear(self.folder):
+        with translate_errors(self.folder):
             yield from self._db.execute(query, values)
 
-    def _rows(self, where: str = "", *values: Any) -> Iterator[Row]:
+    def _rows(self, where: str = "", *values: Any) -> Iterator[Record]:
         order = "ORDER BY round, client, moment, name"
         for *fields, crc in self._read(f"SELECT * FROM rows {where} {order}", *values):
-            row = Row(*fields)
-            if crc_of(tuple(fields)) != crc:
+            row = Record(*fields)
+            if checksum(tuple(fields)) != crc:
                 whose = "all clients" if row.client == ALL else f"client {row.client}"
-                raise damaged(self.folder, f"round {row.round}, {whose}: {row.moment} {row.name}")
+                raise corrupt_run_error(self.folder, f"round {row.round}, {whose}: {row.moment} {row.name}")
             yield row
 
     @classmethod
-    def build(cls, folder: Path, fill: Callable[[Store], None], *, large: bool) -> None:
+    def build(cls, folder: Path, fill: Callable[[RunStore], None], *, large: bool) -> None:
         """The run's file with what `fill` writes."""
-        with replacing(folder) as new, clear(folder):
+        with replacing(folder) as new, translate_errors(folder):
             # large states are written in half the time if pages are large
             store = cls(folder, connect(new, page=32768 if large else 4096))
             try:
@@ -518,7 +522,7 @@ class Store(ClientStates):
             finally:
                 store.close()
 
-    def begin(self, fill: Callable[[Store], None]) -> None:
+    def begin(self, fill: Callable[[RunStore], None]) -> None:
         """The tables, and what `fill` writes."""
         with self.transaction(-1):
             for statement in SCHEMA.split(";"):
@@ -529,7 +533,7 @@ class Store(ClientStates):
 class PartStatus(Enum):
     """Result of reading one part of a run's file."""
 
-    WHOLE = "whole"
+    INTACT = "whole"
     SKIPPED = "skipped"
     DAMAGED = "damaged"
 
@@ -542,7 +546,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Checked:
+class VerificationResult:
     """Result of checking one run.
 
     Attributes:
@@ -557,7 +561,7 @@ class Checked:
     parts: dict[str, Part]
 
     @property
-    def whole(self) -> bool:
+    def is_intact(self) -> bool:
         """Whether no part is damaged."""
         return all(part.status is not PartStatus.DAMAGED for part in self.parts.values())
 
@@ -568,37 +572,37 @@ class Checked:
     def as_json(self) -> dict[str, Any]:
         """Return the values that JSON can hold, each part as its text."""
         parts = {name: part.text for name, part in self.parts.items()}
-        return {"folder": self.folder, "whole": self.whole, "round": self.round, "parts": parts}
+        return {"folder": self.folder, "whole": self.is_intact, "round": self.round, "parts": parts}
 
 
-def check(folder: Path) -> Checked:
+def verify_run(folder: Path) -> VerificationResult:
     """Read all of a run's file and return the status of its parts; nothing is repaired."""
     try:
-        store = Store.open(folder)
+        store = RunStore.open(folder)
     except StoreError as error:
-        return Checked(str(folder), None, {"file": Part(PartStatus.DAMAGED, str(error))})
+        return VerificationResult(str(folder), None, {"file": Part(PartStatus.DAMAGED, str(error))})
     try:
         checks: dict[str, Callable[[], object]] = {
             "SQLite": store.check_pages,
             "rows": store.check_rows,
             "states": store.check_states,
-            "rounds": store.entries,
+            "rounds": store.round_results,
         }
-        parts = {"meta": Part(PartStatus.WHOLE)}  # otherwise the file could not have been opened
+        parts = {"meta": Part(PartStatus.INTACT)}  # otherwise the file could not have been opened
         for name, read in checks.items():
             try:
                 read()
-                parts[name] = Part(PartStatus.WHOLE)
+                parts[name] = Part(PartStatus.INTACT)
             except StoreError as error:
                 parts[name] = Part(PartStatus.DAMAGED, str(error))
         parts["model"] = _check_layout(store)
-        found = Checked(str(folder), None, parts)
-        return replace(found, round=store.last_round()) if found.whole else found
+        found = VerificationResult(str(folder), None, parts)
+        return replace(found, round=store.last_round()) if found.is_intact else found
     finally:
         store.close()
 
 
-def _check_layout(store: Store) -> Part:
+def _check_layout(store: RunStore) -> Part:
     """Compare the server's states with the layout that the run's file states. Nothing that a run names is
     built, read or executed."""
     try:
@@ -607,7 +611,7 @@ def _check_layout(store: Store) -> Part:
             return Part(PartStatus.SKIPPED, "not compared: the run does not say what its model is like")
         for which in ("last", "best"):
             if store.round_of(which) is not None:
-                check_stored(store.server(which), layout, store.folder)
+                check_stored(store.server_state(which), layout, store.folder)
     except StoreError as error:
         return Part(PartStatus.DAMAGED, str(error))
-    return Part(PartStatus.WHOLE)
+    return Part(PartStatus.INTACT)

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from feddbe.data.split import Ragged, Split
+from feddbe.data.split import RaggedArray, Split
 from feddbe.methods.base import Method
 from feddbe.runs.experiment import Experiment
-from feddbe.runs.store import Store
+from feddbe.runs.store import RunStore
 from feddbe.simulation import engines, loop
-from feddbe.simulation.client import Job, Reply, perform
-from feddbe.simulation.engines.base import ClientStates, Messages, used_mb
+from feddbe.simulation.client import ClientResult, ClientTask, run_client
+from feddbe.simulation.engines.base import Broadcasts, ClientStates, peak_memory_mb
 from feddbe.state import decode, encode, nbytes
 from feddbe.training.task import Task
 
@@ -30,7 +30,7 @@ ROUND = 2
 """The one that is measured; the first warms up."""
 
 
-class Probe(NamedTuple):
+class Timing(NamedTuple):
     """What was found of both clients together."""
 
     seconds: dict[int, dict[str, float]]
@@ -40,52 +40,60 @@ class Probe(NamedTuple):
     """Seconds of the last round besides: combine, write rows and the server's state."""
     up: int
     """Bytes of the largest upload."""
-    kept: int
+    kept_bytes: int
     """Bytes of the largest state that a client keeps."""
     split: Split
     """The part of their data."""
     trainers: list[str]
     remarks: list[str]
 
-    def of(self, round: int) -> float:
+    def from_results(self, round: int) -> float:
         """Seconds of both clients in this round."""
         return sum(self.seconds[round].values())
 
 
-def probe(experiment: Experiment, batches: int, tested: int) -> Probe:
+def time_clients(experiment: Experiment, batches: int, tested: int) -> Timing:
     """With at most so many batches and test samples of each client."""
     task, options = experiment.task, experiment.options
     sizes = task.split.train.sizes[: task.members]
     middle = np.argsort(sizes, kind="stable")[(task.members - 1) // 2 :][:CLIENTS].tolist()
     split = dataclasses.replace(
-        Split.of(
-            [task.split.train[k][: batches * options.batch] for k in middle],
+        Split.from_arrays(
+            [task.split.train[k][: batches * options.batch_size] for k in middle],
             [task.split.test[k][:tested] for k in middle],
         ),
-        validation=Ragged.of(task.split.validation[k][:tested] for k in middle if task.split.validation),
+        validation=RaggedArray.from_lists(
+            task.split.validation[k][:tested] for k in middle if task.split.validation
+        ),
     )
     training = dataclasses.replace(task.training, lr=1e-9)  # takes as long, and does not diverge
     quiet = dataclasses.replace(
-        options, join=1.0, eval="all", eval_after=False, patience=None, newcomers=0, min_replies=None
+        options,
+        participation=1.0,
+        eval="all",
+        eval_after=False,
+        patience=None,
+        new_clients=0,
+        min_replies=None,
     )
     small = dataclasses.replace(
         experiment,
-        task=dataclasses.replace(task, split=split, training=training, rounds=ROUND, newcomers=0),
+        task=dataclasses.replace(task, split=split, training=training, rounds=ROUND, new_clients=0),
         options=quiet,
     )
-    engine = _Timed(small.task, small.method)
+    engine = _TimedEngine(small.task, small.method)
     with TemporaryDirectory(prefix="feddbe-") as folder:
-        store = Store.create(Path(folder), {}, loop.initial_server_state(small))
+        store = RunStore.create(Path(folder), {}, loop.initial_server_state(small))
         try:
             loop.run_experiment(small, store, engine)
-            server = store.entries()[ROUND]["seconds"] - sum(engine.seconds[ROUND].values())
+            server = store.round_results()[ROUND]["seconds"] - sum(engine.seconds[ROUND].values())
             said = store.meta("trainers") or [], store.meta("remarks") or []
         finally:
             store.close()
-    return Probe(engine.seconds, server, engine.up, engine.kept, split, *said)
+    return Timing(engine.seconds, server, engine.up, engine.kept, split, *said)
 
 
-class _Timed:
+class _TimedEngine:
     """The serial engine, which does the two halves of a job apart and notes what each takes."""
 
     def __init__(self, task: Task, method: Method) -> None:
@@ -94,34 +102,36 @@ class _Timed:
         self.up = self.kept = 0
 
     @contextmanager
-    def _clock(self, job: Job, phase: str) -> Iterator[None]:
+    def _clock(self, client_task: ClientTask, phase: str) -> Iterator[None]:
         began = time.perf_counter()
         yield
-        self.seconds[job.round][phase] += time.perf_counter() - began
+        self.seconds[client_task.round][phase] += time.perf_counter() - began
 
-    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply]:
-        for job in jobs:
+    def run(
+        self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
+    ) -> Iterator[ClientResult]:
+        for job in tasks:
             with self._clock(job, "store"):
                 kept = states.read(job.client)
             with self._clock(job, "states"):
-                message, private = messages.to(job.client), None if kept is None else decode(kept)
-            reply = Reply(job.client)
+                message, private = messages.message_for(job.client), None if kept is None else decode(kept)
+            reply = ClientResult(job.client)
             if job.evaluate:
                 look = dataclasses.replace(job, work="none")
                 with self._clock(job, "evaluation"):
-                    reply = perform(self.task, self.method, look, message, private)
+                    reply = run_client(self.task, self.method, look, message, private)
             if job.work != "none":
                 work = dataclasses.replace(job, evaluate=False)
                 with self._clock(job, "training"):
-                    done = perform(self.task, self.method, work, message, private)
-                reply = done._replace(measured=reply.measured)
+                    done = run_client(self.task, self.method, work, message, private)
+                reply = done._replace(metrics=reply.metrics)
             with self._clock(job, "states"):
                 new = encode(reply.private) if reply.private else None
-                encode(reply.up)  # as it would travel
-            self.up = max(self.up, nbytes(reply.up))
+                encode(reply.upload)  # as it would travel
+            self.up = max(self.up, nbytes(reply.upload))
             if new is not None:
                 with self._clock(job, "store"):
-                    states.stage(job.client, new)
+                    states.write_pending(job.client, new)
                 self.kept = max(self.kept, len(new))
             yield reply._replace(private=None)
 
@@ -172,53 +182,58 @@ class Preview(TypedDict):
     client: ClientCost
 
 
-def preview(experiment: Experiment) -> Preview:
+def preview_run(experiment: Experiment) -> Preview:
     """What this experiment is, and what it would cost."""
-    found = probe(experiment, BATCHES, TESTED)
+    found = time_clients(experiment, BATCHES, TESTED)
     return {
         "method": experiment.name,
         "config_hash": experiment.config_hash,
         "settings": {k: {"value": s.value, "from": s.origin} for k, s in experiment.settings.items()},
-        "remarks": list(dict.fromkeys([*experiment.remarks, *found.remarks])),
+        "remarks": list(dict.fromkeys([*experiment.notes, *found.remarks])),
         "trainers": found.trainers,
-        "estimate": estimate(experiment, found),
+        "estimate": estimate_cost(experiment, found),
         "client": _client_cost(experiment, found),
     }
 
 
-def _client_cost(experiment: Experiment, found: Probe) -> ClientCost:
+def _client_cost(experiment: Experiment, found: Timing) -> ClientCost:
     """Return the cost of the first probed client's round, extrapolated to all of its data."""
     task, options = experiment.task, experiment.options
     client = sorted(range(task.members), key=lambda k: task.samples[k])[(task.members - 1) // 2]
     size, used = task.samples[client], len(found.split.train[0])
-    batches = size // min(options.batch, size)
+    batches = size // min(options.batch_size, size)
     predictions = (1 + options.eval_after) * len(task.split.test[client])
     seconds = {phase: found.seconds[ROUND].get(phase, 0.0) / CLIENTS for phase in PHASES}
-    seconds["training"] *= batches / max(1, used // min(options.batch, used))
+    seconds["training"] *= batches / max(1, used // min(options.batch_size, used))
     seconds["evaluation"] *= predictions / max(1, len(found.split.test[0]))
     return {
-        "steps": options.epochs * batches,
+        "steps": options.local_epochs * batches,
         "predictions": predictions,
         "milliseconds": {phase: 1000 * taken for phase, taken in seconds.items()},
         "bytes_up": found.up,
-        "bytes_kept": found.kept,
+        "bytes_kept": found.kept_bytes,
     }
 
 
-def estimate(experiment: Experiment, found: Probe) -> Estimate:
+def estimate_cost(experiment: Experiment, found: Timing) -> Estimate:
     """What the run would cost, from what two of its clients did."""
     task, options, method = experiment.task, experiment.options, experiment.method
-    probed = _TRAINING * options.epochs * len(found.split.train.flat) + len(found.split.test.flat)
-    cohort = max(1, round(options.join * task.members))
-    workers = min(engines.find(options.engine).processes(), task.split.clients)
-    tested = len(loop.who_evaluates(options.eval, 0, 1, task.members, range(cohort))) / task.members
+    probed = _TRAINING * options.local_epochs * len(found.split.train.flat) + len(found.split.test.flat)
+    cohort = max(1, round(options.participation * task.members))
+    workers = min(engines.find_engine(options.engine).processes(), task.split.clients)
+    tested = len(loop.sample_evaluators(options.eval, 0, 1, task.members, range(cohort))) / task.members
     train, test = (int(part.sizes[: task.members].sum()) for part in (task.split.train, task.split.test))
-    train, after = _TRAINING * options.epochs * train, test * options.eval_after
-    unit = found.of(2) / probed / max(1, min(workers, cohort))
-    each = unit * (options.join * (train + after) + tested * test) + found.server
+    train, after = _TRAINING * options.local_epochs * train, test * options.eval_after
+    unit = found.from_results(2) / probed / max(1, min(workers, cohort))
+    each = unit * (options.participation * (train + after) + tested * test) + found.server
     # before the first round and after the last all clients are asked, if they are asked
-    first = len(loop.who_prepares(method, task.seed, task.members)) / task.members
-    ends = (found.of(0) * first + found.of(3)) / found.of(2) * unit * (train + after + test)
+    first = len(loop.setup_participants(method, task.seed, task.members)) / task.members
+    ends = (
+        (found.from_results(0) * first + found.from_results(3))
+        / found.from_results(2)
+        * unit
+        * (train + after + test)
+    )
     new = sum(task.samples[task.members :])
     count = options.rounds or 0
     model = nbytes(task.model.parameters) + nbytes(task.model.buffers)
@@ -227,6 +242,6 @@ def estimate(experiment: Experiment, found: Probe) -> Estimate:
     return {
         "seconds": count * each + ends + unit * _TRAINING * sum(range(options.adapt_epochs + 1)) * new,
         "seconds_per_round": each,
-        "memory_mb": max(used_mb(), _PROGRAM_MB + data / 1e6) + held / 1e6,
+        "memory_mb": max(peak_memory_mb(), _PROGRAM_MB + data / 1e6) + held / 1e6,
         "workers": workers,
     }

@@ -19,31 +19,31 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from feddbe import seeds
-from feddbe.callbacks.base import Watch
-from feddbe.errors import BadInput, FeddbeError
+from feddbe.callbacks.base import Callback
+from feddbe.errors import FeddbeError, InvalidInputError
 from feddbe.methods.base import Method, Upload
-from feddbe.simulation.client import BUFFER, Job, Missing, Reply
-from feddbe.simulation.engines.base import Engine, Messages
+from feddbe.simulation.client import BUFFER, ClientResult, ClientTask, MissingClient
+from feddbe.simulation.engines.base import Broadcasts, Engine
 from feddbe.simulation.recorder import Recorder, pooled_indices
 from feddbe.state import (
     State,
     add_prefix,
-    check_combined,
+    check_aggregated,
     check_stored,
+    drop_keys,
     layout_of,
-    matches,
+    matches_pattern,
     weighted_mean,
-    without,
 )
 from feddbe.training.task import Context
 
 if TYPE_CHECKING:
     from feddbe.runs.experiment import Experiment
-    from feddbe.runs.store import Store
+    from feddbe.runs.store import RunStore
 
 
 def run_experiment(
-    experiment: Experiment, store: Store, engine: Engine, callbacks: Watch | None = None
+    experiment: Experiment, store: RunStore, engine: Engine, callbacks: Callback | None = None
 ) -> None:
     """Train until the experiment's number of rounds is complete or its patience is exhausted.
 
@@ -57,9 +57,9 @@ def run_experiment(
         Diverged: A loss or parameter is no longer finite. Complete rounds are kept.
         FeddbeError: Fewer clients replied than `--min-replies` requires, or a method breaks its contract.
     """
-    loop = RoundLoop(experiment, store, engine, callbacks or Watch())
+    loop = RoundLoop(experiment, store, engine, callbacks or Callback())
     with deterministic_section():
-        loop.callbacks.begin(
+        loop.callbacks.on_run_begin(
             experiment.name, store.folder, max(0, loop.completed_rounds), experiment.task.rounds
         )
         if loop.completed_rounds < 0:
@@ -72,16 +72,16 @@ def run_experiment(
 class RoundLoop:
     """A run in progress: the server state in memory, everything else in the store."""
 
-    def __init__(self, experiment: Experiment, store: Store, engine: Engine, callbacks: Watch) -> None:
+    def __init__(self, experiment: Experiment, store: RunStore, engine: Engine, callbacks: Callback) -> None:
         self.options, self.store, self.engine, self.callbacks = experiment.options, store, engine, callbacks
         self.task, self.method = experiment.task, experiment.method
         self.members = self.task.members
         store.verify()
-        self.server_state = store.server()
+        self.server_state = store.server_state()
         self.layout = layout_of(initial_server_state(experiment))
         """What the server state has in every round."""
         check_stored(self.server_state, self.layout, store.folder)
-        self.recorder = Recorder(store, self.method, self.options.measure, callbacks)
+        self.recorder = Recorder(store, self.method, self.options.metrics, callbacks)
 
     @property
     def completed_rounds(self) -> int:
@@ -94,7 +94,7 @@ class RoundLoop:
         context = self._context(0)
         with self.store.transaction(0):
             cohort = self._sample_cohort(0)
-            tasks = [Job(client, 0, "prepare", measures=self.recorder.metrics) for client in cohort]
+            tasks = [ClientTask(client, 0, "prepare", metrics=self.recorder.metrics) for client in cohort]
             broadcast = build_broadcast(self.method, context, self.server_state, prepare=True)
             results, missing = self._run_clients(tasks, broadcast)
             server_state = self._aggregate(context, results)
@@ -144,7 +144,7 @@ class RoundLoop:
                 self.recorder.record_evaluation(last, results, is_replaced=False)
                 self._evaluate_new_clients(last + 1, broadcast)
             self.recorder.notify_evaluation(last)
-        self.callbacks.round(last, self.recorder.latest_accuracy)
+        self.callbacks.on_round_end(last, self.recorder.latest_accuracy)
 
     def patience_exhausted(self) -> bool:
         """Return whether the best accuracy is more than `patience` evaluations old, itself counted.
@@ -161,13 +161,15 @@ class RoundLoop:
 
     def _sample_cohort(self, round_: int) -> list[int]:
         if round_ == 0:
-            return who_prepares(self.method, self.task.seed, self.members)
-        return seeds.cohort(self.task.seed, round_, self.members, self.options.join)
+            return setup_participants(self.method, self.task.seed, self.members)
+        return seeds.sample_cohort(self.task.seed, round_, self.members, self.options.participation)
 
     def _sample_evaluators(self, round_: int, cohort: list[int]) -> Sequence[int]:
-        return who_evaluates(self.options.eval, self.task.seed, round_, self.members, cohort)
+        return sample_evaluators(self.options.eval, self.task.seed, round_, self.members, cohort)
 
-    def _client_tasks(self, round_: int, cohort: Collection[int], evaluators: Collection[int]) -> list[Job]:
+    def _client_tasks(
+        self, round_: int, cohort: Collection[int], evaluators: Collection[int]
+    ) -> list[ClientTask]:
         """Return one task for each client that trains or evaluates; no cohort is the final evaluation."""
         is_final = not cohort
         adapt_epochs = None
@@ -181,37 +183,39 @@ class RoundLoop:
             trains, evaluates = client in training, client in evaluating
             work: Literal["train", "none"] = "train" if trains else "none"
             tasks.append(
-                Job(
+                ClientTask(
                     client,
                     round_,
                     work,
                     evaluate=evaluates,
-                    adapt=adapt_epochs,
-                    after=self.options.eval_after and trains and evaluates,
-                    measures=self.recorder.metrics,
-                    places=self.recorder.layers,
-                    rows=pooled_indices(self.task, client) if self.recorder.layers else None,
+                    adapt_epochs=adapt_epochs,
+                    evaluate_after=self.options.eval_after and trains and evaluates,
+                    metrics=self.recorder.metrics,
+                    layers=self.recorder.layers,
+                    sample_indices=pooled_indices(self.task, client) if self.recorder.layers else None,
                 )
             )
         return tasks
 
-    def _run_clients(self, tasks: Sequence[Job], broadcast: Messages) -> tuple[list[Reply], list[Missing]]:
+    def _run_clients(
+        self, tasks: Sequence[ClientTask], broadcast: Broadcasts
+    ) -> tuple[list[ClientResult], list[MissingClient]]:
         """Execute the tasks; return the results in client order, and the clients that did not reply.
 
         Sums run over the results, so their order must not depend on which client finishes first.
         """
-        results, missing = list[Reply](), list[Missing]()
+        results, missing = list[ClientResult](), list[MissingClient]()
         for answer in self.engine.run(tasks, broadcast, self.store):
-            if isinstance(answer, Missing):
+            if isinstance(answer, MissingClient):
                 missing.append(answer)
             else:
                 results.append(answer)
-            self.callbacks.client(len(results) + len(missing), len(tasks))
+            self.callbacks.on_client_end(len(results) + len(missing), len(tasks))
         if missing:
             require_enough_replies(tasks, missing, self.options.min_replies, self.method)
         return sorted(results, key=lambda result: result.client), missing
 
-    def _aggregate(self, context: Context, results: list[Reply]) -> State:
+    def _aggregate(self, context: Context, results: list[ClientResult]) -> State:
         """Return the next server state; BatchNorm statistics, if clients send them, are averaged too."""
         if not results:
             return self.server_state
@@ -219,45 +223,50 @@ class RoundLoop:
         samples = self.task.samples
         uploads, buffers = list[Upload](), list[State]()
         for result in results:
-            upload, statistics = split_buffers(result.up)
+            upload, statistics = split_buffers(result.upload)
             uploads.append(Upload(result.client, samples[result.client], upload))
             buffers.append(statistics)
-        aggregate = self.method.combine if context.round else self.method.prepared
+        aggregate = self.method.aggregate if context.round else self.method.server_setup
         averaged = weighted_mean(buffers, [upload.samples for upload in uploads])
         server_state = aggregate(context, own_state, uploads) | averaged
-        check_combined(server_state, self.layout, self.method.base, context.round)
+        check_aggregated(server_state, self.layout, self.method.base_name, context.round)
         return server_state
 
     def _record_training(
-        self, round_: int, results: list[Reply], missing: list[Missing], server_state: State, started: float
+        self,
+        round_: int,
+        results: list[ClientResult],
+        missing: list[MissingClient],
+        server_state: State,
+        started: float,
     ) -> None:
         """Write what clients trained and kept, and the new server state."""
         self.recorder.record_clients(round_, results, constants(self.method, self.server_state))
         if self.method.keeps_uploads:
             for result in results:
-                self.store.keep_upload(result.client, split_buffers(result.up)[0])
-        self.store.write_server("last", server_state)
+                self.store.keep_upload(result.client, split_buffers(result.upload)[0])
+        self.store.write_server_state("last", server_state)
         self.recorder.record_round(round_, results, missing, seconds=time.perf_counter() - started)
 
-    def _finish_round(self, round_: int, results: list[Reply], server_state: State) -> None:
+    def _finish_round(self, round_: int, results: list[ClientResult], server_state: State) -> None:
         """Take over what was committed, and notify the callbacks."""
         self.server_state = server_state
         if round_:
             self.recorder.contacted.update(result.client for result in results)
-        self.callbacks.round(round_, self.recorder.latest_accuracy)
+        self.callbacks.on_round_end(round_, self.recorder.latest_accuracy)
 
-    def _evaluate_new_clients(self, round_: int, broadcast: Messages) -> None:
+    def _evaluate_new_clients(self, round_: int, broadcast: Broadcasts) -> None:
         """Let the clients that join now adapt to what the last round left, evaluated after every epoch."""
-        epochs, adaptation = self.options.adapt_epochs, self.options.adapt
+        epochs, adaptation = self.options.adapt_epochs, self.options.adaptation
         tasks = [
-            Job(
+            ClientTask(
                 client,
                 round_,
                 evaluate=True,
-                adapt=epochs,
-                newcomer=True,
-                way=adaptation,
-                measures=self.recorder.metrics,
+                adapt_epochs=epochs,
+                is_new_client=True,
+                adaptation=adaptation,
+                metrics=self.recorder.metrics,
             )
             for client in range(self.members, self.task.split.clients)
         ]
@@ -267,7 +276,7 @@ class RoundLoop:
 
 
 def require_enough_replies(
-    tasks: Sequence[Job], missing: Sequence[Missing], min_replies: int | None, method: Method
+    tasks: Sequence[ClientTask], missing: Sequence[MissingClient], min_replies: int | None, method: Method
 ) -> None:
     """Raise an error if the round cannot do without the missing clients.
 
@@ -279,8 +288,8 @@ def require_enough_replies(
     absent = asked & {client.client for client in missing}
     replied = len(asked) - len(absent)
     reason = f"client {first.client} did not answer in round {round_} ({first.reason})"
-    if method.needs_all and absent & working:
-        raise FeddbeError(f"{reason}; {method.base} cannot go on without: {method.needs_all}")
+    if method.needs_all_clients and absent & working:
+        raise FeddbeError(f"{reason}; {method.base_name} cannot go on without: {method.needs_all_clients}")
     if min_replies is None or replied < min(min_replies, len(asked)):
         raise FeddbeError(
             f"{reason}: {replied} of {len(asked)} answered, needed are "
@@ -299,25 +308,25 @@ def initial_server_state(experiment: Experiment) -> State:
 
 def build_broadcast(
     method: Method, context: Context, server_state: State, *, prepare: bool = False
-) -> Messages:
+) -> Broadcasts:
     """Return what clients receive in this round, or, to `prepare`, in the initialization."""
     own_state, buffers = split_buffers(server_state)
     if prepare:
-        return Messages(context.task.model.parameters | buffers)
+        return Broadcasts(context.task.model.parameters | buffers)
     fixed = constants(method, own_state) | buffers
     if method.same_for_all:
-        return Messages(method.down(context, own_state, -1) | fixed)
-    return Messages(fixed, lambda client: method.down(context, own_state, client))
+        return Broadcasts(method.broadcast(context, own_state, -1) | fixed)
+    return Broadcasts(fixed, lambda client: method.broadcast(context, own_state, client))
 
 
 def split_buffers(state: State) -> tuple[State, State]:
     """Return what a method sees, and the averaged BatchNorm statistics, which it does not."""
-    return without(state, [BUFFER]), {name: t for name, t in state.items() if name.startswith(BUFFER)}
+    return drop_keys(state, [BUFFER]), {name: t for name, t in state.items() if name.startswith(BUFFER)}
 
 
 def constants(method: Method, server_state: State) -> State:
     """Return the part of the server state that each client receives once."""
-    return {name: t for name, t in server_state.items() if matches(name, method.constant)}
+    return {name: t for name, t in server_state.items() if matches_pattern(name, method.constant)}
 
 
 @contextmanager
@@ -336,14 +345,14 @@ def deterministic_section() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def who_prepares(method: Method, seed: int, clients: int) -> list[int]:
+def setup_participants(method: Method, seed: int, clients: int) -> list[int]:
     """Who takes part before round 1: nobody, all, or as many as the method needs."""
-    if not method.prepares:
+    if not method.has_setup:
         return []
-    return seeds.draw(seeds.stream(seed, "prepare"), clients, method.preparing or clients)
+    return seeds.sample_clients(seeds.make_rng(seed, "prepare"), clients, method.setup_clients or clients)
 
 
-def who_evaluates(spec: str, seed: int, round: int, clients: int, cohort: Sequence[int]) -> Sequence[int]:
+def sample_evaluators(spec: str, seed: int, round: int, clients: int, cohort: Sequence[int]) -> Sequence[int]:
     """Who evaluates in the call of this round: `all`, its `cohort`, or `sample:M` drawn anew each time."""
     if spec == "all":
         return range(clients)
@@ -351,5 +360,5 @@ def who_evaluates(spec: str, seed: int, round: int, clients: int, cohort: Sequen
         return cohort
     match = re.fullmatch(r"sample:([1-9][0-9]*)", spec)
     if match is None:
-        raise BadInput(f"eval = '{spec}'; allowed: all, cohort, sample:M with M >= 1")
-    return seeds.draw(seeds.stream(seed, "evaluate", round), clients, int(match[1]))
+        raise InvalidInputError(f"eval = '{spec}'; allowed: all, cohort, sample:M with M >= 1")
+    return seeds.sample_clients(seeds.make_rng(seed, "evaluate", round), clients, int(match[1]))

@@ -17,24 +17,24 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from feddbe.errors import BadInput, unknown
-from feddbe.results.document import Accuracy, Measurement, RunDocument
-from feddbe.results.fairness import overhead
-from feddbe.runs.store import Store
-from feddbe.studies.runner import Cell
+from feddbe.errors import InvalidInputError, unknown_name
+from feddbe.results.document import Accuracy, AnalysisDocument, RunDocument
+from feddbe.results.fairness import compute_overhead
+from feddbe.runs.store import RunStore
+from feddbe.studies.runner import RunSpec
 
 NAMES = (
     "splitting-cnn", "splitting-resnet", "ablation", "noise", "traditional", "pathological", "practical",
-    "clients-100", "heterogeneity", "personalized-mr", "overhead", "iterations", "newcomers", "epochs", "har",
+    "clients-100", "heterogeneity", "personalized-mr", "overhead", "iterations", "new-clients", "epochs", "har",
     "convergence", "tsne", "distributions",
 )  # fmt: skip
 """In the order in which the paper has them."""
-_PLACE = files("feddbe.studies") / "experiments"
+_CELL = files("feddbe.studies") / "experiments"
 _OURS = {"title", "read", "against", "relative", "small", "method", "name"}
 """Keys of rows and columns that are no options of a run."""
 
 
-class Printed(NamedTuple):
+class PaperValue(NamedTuple):
     """What the paper prints; None is a dash."""
 
     value: float | None
@@ -42,7 +42,7 @@ class Printed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class PaperRow:
     """A line of a table: a method, and options of its own."""
 
     name: str
@@ -51,7 +51,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Column:
+class PaperColumn:
     """A setting, and what is read of its runs."""
 
     key: str
@@ -71,16 +71,16 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Slot:
+class TableCell:
     """A place in a table."""
 
-    row: Row
-    column: Column
-    printed: Printed | None
+    row: PaperRow
+    column: PaperColumn
+    paper_value: PaperValue | None
     """None: the paper does not have this place."""
-    cells: tuple[Cell, ...]
+    run_specs: tuple[RunSpec, ...]
     """One for each trial; none where the paper has a dash."""
-    base: tuple[Cell, ...] = ()
+    base: tuple[RunSpec, ...] = ()
     """Those that they are compared with, in the same order."""
 
     @property
@@ -89,7 +89,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Study:
+class PaperStudy:
     """One table or figure."""
 
     name: str
@@ -98,71 +98,71 @@ class Study:
     """Its name in the paper's numbers; nothing for a figure."""
     figure: str
     """`curves`, `tsne` or `distributions`; nothing for a table."""
-    rows: tuple[Row, ...]
-    columns: tuple[Column, ...]
+    rows: tuple[PaperRow, ...]
+    columns: tuple[PaperColumn, ...]
     left_out: Mapping[str, str]
     """Lines of the paper's table that are not run, and why."""
     note: str
     rounds: int
     """As published."""
-    slots: tuple[Slot, ...]
+    table_cells: tuple[TableCell, ...]
     is_small: bool = False
     """Whether it is the small scale: digits, a small model, and the quick MDL."""
 
-    def only(self, words: Sequence[str]) -> Study:
+    def only(self, words: Sequence[str]) -> PaperStudy:
         """With those slots that one of the words names: a line, a column, or LINE/COLUMN; * stands for
         anything."""
-        kept = [slot for slot in self.slots if not words or any(_meant(slot, word) for word in words)]
+        kept = [slot for slot in self.table_cells if not words or any(_meant(slot, word) for word in words)]
         for word in words:
-            if not any(_meant(slot, word) for slot in self.slots):
-                names = {name for slot in self.slots for name in (slot.row.name, slot.column.title)}
-                raise unknown(f"cell of {self.name}", word, names)
+            if not any(_meant(slot, word) for slot in self.table_cells):
+                names = {name for slot in self.table_cells for name in (slot.row.name, slot.column.title)}
+                raise unknown_name(f"cell of {self.name}", word, names)
         rows = tuple(row for row in self.rows if any(slot.row is row for slot in kept))
         columns = tuple(column for column in self.columns if any(slot.column is column for slot in kept))
-        return Study(**{**vars(self), "rows": rows, "columns": columns, "slots": tuple(kept)})
+        return PaperStudy(**{**vars(self), "rows": rows, "columns": columns, "slots": tuple(kept)})
 
 
-def _meant(slot: Slot, word: str) -> bool:
+def _meant(cell: TableCell, word: str) -> bool:
     pattern = word.lower().replace("[", "[[]")
-    names = (slot.name, slot.row.name, slot.column.title)
+    names = (cell.name, cell.row.name, cell.column.title)
     return any(fnmatchcase(name.lower(), pattern) for name in names)
 
 
 @cache
-def settings() -> dict[str, Any]:
+def load_settings() -> dict[str, Any]:
     """What all experiments share."""
-    return tomllib.loads((_PLACE / "settings.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((_CELL / "settings.toml").read_text(encoding="utf-8"))
 
 
 @cache
-def printed() -> dict[str, dict[str, dict[str, Printed]]]:
+def paper_values() -> dict[str, dict[str, dict[str, PaperValue]]]:
     """The paper's numbers: table, row, column."""
-    tables = json.loads((_PLACE / "paper.json").read_text(encoding="utf-8"))
+    tables = json.loads((_CELL / "paper.json").read_text(encoding="utf-8"))
     return {
         table: {
-            row: {c: Printed(*(v if isinstance(v, list) else [v])) for c, v in values.items()}
+            row: {c: PaperValue(*(v if isinstance(v, list) else [v])) for c, v in values.items()}
             for row, values in rows.items()
         }
         for table, rows in tables.items()
     }
 
 
-def read(
+def load_study(
     name: str, *, trials: int = 3, rounds: int | None = None, data: str | None = None, small: bool = False
-) -> Study:
+) -> PaperStudy:
     """The experiment of this name. `rounds`: at most so many; `data`: instead of the published; `small`: on
     digits, with a small model."""
     if name not in NAMES:
-        raise unknown("experiment", name, NAMES)
+        raise unknown_name("experiment", name, NAMES)
     if trials < 1:
-        raise BadInput(f"trials = {trials}; allowed: a whole number >= 1")
-    found = tomllib.loads((_PLACE / f"{name}.toml").read_text(encoding="utf-8"))
-    common = settings()
+        raise InvalidInputError(f"trials = {trials}; allowed: a whole number >= 1")
+    found = tomllib.loads((_CELL / f"{name}.toml").read_text(encoding="utf-8"))
+    common = load_settings()
     instead = {**common["small"], **found.get("small", {})} if small else {"data": data} if data else {}
     published = {**common["published"], **found.get("options", {})}
     rows = tuple(_rows(found["rows"], small))
     columns = tuple(_columns(found["columns"], published, instead, small))
-    numbers = printed().get(found.get("table", ""), {})
+    numbers = paper_values().get(found.get("table", ""), {})
     slots = []
     for row in rows:
         for column in columns:
@@ -170,16 +170,16 @@ def read(
             if known or not numbers or row.name in found.get("extra", ()):
                 dash = known is not None and known.value is None
                 cells, base = ((), ()) if dash else _cells(row, column, range(trials), rounds)
-                slots.append(Slot(row, column, known, cells, base))
+                slots.append(TableCell(row, column, known, cells, base))
     used = [column for column in columns if any(slot.column is column for slot in slots)]
-    return Study(
+    return PaperStudy(
         name, found["title"], found.get("table", ""), found.get("figure", ""), rows, tuple(used),
         found.get("left_out", {}), found.get("note_small", "") if small else "",
         instead.get("rounds", published["rounds"]), tuple(slots), small,
     )  # fmt: skip
 
 
-def _rows(given: Sequence[Any], small: bool) -> Iterator[Row]:
+def _rows(given: Sequence[Any], small: bool) -> Iterator[PaperRow]:
     """A name stands for the method that it is; more is said in a table."""
     for one in given:
         about: dict[str, Any] = {"name": one} if isinstance(one, str) else dict(one)
@@ -187,12 +187,12 @@ def _rows(given: Sequence[Any], small: bool) -> Iterator[Row]:
             continue
         about |= other if small and other else {}
         method = about.get("method", about["name"].lower().replace("-", ""))
-        yield Row(about["name"], method, {k: v for k, v in about.items() if k not in _OURS})
+        yield PaperRow(about["name"], method, {k: v for k, v in about.items() if k not in _OURS})
 
 
 def _columns(
     given: Mapping[str, Any], published: Mapping[str, Any], instead: Mapping[str, Any], small: bool
-) -> Iterator[Column]:
+) -> Iterator[PaperColumn]:
     """Of columns that are the same with the options that stand in for the published ones, the first."""
     seen = []
     for key, one in given.items():
@@ -207,12 +207,12 @@ def _columns(
         ours = {k: about[k] for k in ("read", "against", "relative", "method") if k in about}
         if (ours, options) not in seen:
             seen.append((ours, options))
-            yield Column(key, about.get("title", key), options=options, replaced=replaced, **ours)
+            yield PaperColumn(key, about.get("title", key), options=options, replaced=replaced, **ours)
 
 
 def _cells(
-    row: Row, column: Column, trials: Sequence[int], rounds: int | None
-) -> tuple[tuple[Cell, ...], tuple[Cell, ...]]:
+    row: PaperRow, column: PaperColumn, trials: Sequence[int], rounds: int | None
+) -> tuple[tuple[RunSpec, ...], tuple[RunSpec, ...]]:
     """The runs of a slot, and those that they are compared with."""
     method = column.method or row.method
     plain = {"": "", "plain": method.partition("+")[0]}.get(column.against, column.against)
@@ -221,9 +221,9 @@ def _cells(
     return tuple(cells), tuple(base)
 
 
-def _cell(method: str, options: Mapping[str, Any], seed: int, rounds: int | None) -> Cell:
+def _cell(method: str, options: Mapping[str, Any], seed: int, rounds: int | None) -> RunSpec:
     """With the learning rate of its model and the hyper-parameters of its method on this data."""
-    common, base = settings(), method.partition("+")[0]
+    common, base = load_settings(), method.partition("+")[0]
     rate = common["lr"].get(options.get("model"), {})
     rate = {**rate, **rate.get("on", {}).get(options["data"], {})}
     own = rate.get("methods", {}).get(base, rate.get("value"))
@@ -233,13 +233,13 @@ def _cell(method: str, options: Mapping[str, Any], seed: int, rounds: int | None
     chosen = {**options, "seed": seed, **({} if own is None else {"lr": own})}
     if rounds is not None:
         chosen["rounds"] = min(rounds, options["rounds"])
-    return Cell(method, chosen)
+    return RunSpec(method, chosen)
 
 
 Reading = Callable[[RunDocument], float | None]
 
 
-def value(read: str, document: RunDocument) -> float | None:
+def compute_value(read: str, document: RunDocument) -> float | None:
     """What is read of this run; None if it does not have it (yet)."""
     if read.startswith("mdl@"):
         found = mdl_of(read, document)
@@ -247,14 +247,14 @@ def value(read: str, document: RunDocument) -> float | None:
     return READINGS[read](document)
 
 
-def places(reads: Iterable[str]) -> list[str]:
+def decimal_places(reads: Iterable[str]) -> list[str]:
     """Where MDL is to be measured for these readings."""
     return list(dict.fromkeys(read.removeprefix("mdl@") for read in reads if read.startswith("mdl@")))
 
 
 def is_accuracy(read: str) -> bool:
     """Whether more of it is better."""
-    return read in ("accuracy", "best", "newcomers")
+    return read in ("accuracy", "best", "new-clients")
 
 
 def is_chosen_on_test(read: str, document: RunDocument) -> bool:
@@ -277,16 +277,16 @@ def _accuracy(document: RunDocument) -> float | None:
 def _tuned(document: RunDocument) -> Accuracy | None:
     """Return the accuracy after the fine-tuning that follows the last round, if the method has it."""
     last = document["last"]
-    return last["adapted"] if last and last["when"] != "adapted" else None
+    return last["adapted"] if last and last["moment"] != "adapted" else None
 
 
 def _best(document: RunDocument) -> float | None:
     return _percent(document["best"] and document["best"]["accuracy"])
 
 
-def _newcomers(document: RunDocument) -> float | None:
+def _new_clients_accuracy(document: RunDocument) -> float | None:
     """After they have adapted, in percent."""
-    return _percent(document["newcomers"] and document["newcomers"]["adapted"])
+    return _percent(document["new_clients"] and document["new_clients"]["adapted"])
 
 
 def _iterations(document: RunDocument) -> float | None:
@@ -299,7 +299,7 @@ def _minutes(document: RunDocument) -> float | None:
 
 
 def _minutes_to_best(document: RunDocument) -> float | None:
-    seconds = overhead(document, None)["seconds_to_best"]
+    seconds = compute_overhead(document, None)["seconds_to_best"]
     return None if seconds is None else seconds / 60
 
 
@@ -307,22 +307,22 @@ def _prbm(document: RunDocument) -> float | None:
     """Numbers in p_i; a run has clients' states after its first round."""
     if "prbm" not in document["config"]["method_options"]:
         return 0
-    store = Store.open(Path(document["folder"]))
+    store = RunStore.open(Path(document["folder"]))
     try:
         return next((state["prbm"].numel() for _, state in store.clients()), None)
     finally:
         store.close()
 
 
-def mdl_of(read: str, document: RunDocument) -> Measurement | None:
+def mdl_of(read: str, document: RunDocument) -> AnalysisDocument | None:
     """The measurement that an `mdl@PLACE` is: of the best round, before local training; the full measure
     rather than the quick one."""
     best = document["best"]
     wanted = ("mdl", read.partition("@")[2], "before", False, best and best["round"])
     found = [
         one
-        for one in document["measured"]
-        if (one["what"], one["place"], one["moment"], one["per_client"], one["round"]) == wanted
+        for one in document["analyses"]
+        if (one["analysis"], one["layer"], one["moment"], one["per_client"], one["round"]) == wanted
     ]
     return min(found, key=lambda one: one["quick"], default=None)
 
@@ -334,7 +334,7 @@ def _percent(accuracy: Accuracy | None) -> float | None:
 READINGS: Mapping[str, Reading] = {
     "accuracy": _accuracy,
     "best": _best,
-    "newcomers": _newcomers,
+    "new-clients": _new_clients_accuracy,
     "iterations": _iterations,
     "minutes": _minutes,
     "minutes_to_best": _minutes_to_best,

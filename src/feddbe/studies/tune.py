@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddbe import methods, paths, seeds
-from feddbe.callbacks.base import StudyCallback, Watch
-from feddbe.config.options import Asked, Config
-from feddbe.config.parameters import number_or_text, written
+from feddbe.callbacks.base import Callback, StudyCallback
+from feddbe.config.options import Config, RunRequest
+from feddbe.config.parameters import format_value, parse_number_or_text
 from feddbe.data.split import Split
-from feddbe.errors import BadInput, Diverged, unknown
-from feddbe.paths import expand
+from feddbe.errors import DivergenceError, InvalidInputError, unknown_name
+from feddbe.paths import expand_path
 from feddbe.runs import folders, store
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.studies import runner
 from feddbe.studies.paper import published_accuracy
-from feddbe.studies.runner import Cell
+from feddbe.studies.runner import RunSpec
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -51,7 +51,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuneResult:
     """What came of a search."""
 
     method: str
@@ -73,36 +73,42 @@ class Tuned:
     def first(self) -> Trial:
         return next(trial for trial in self.trials if trial.values == self.published)
 
-    def named(self, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    def best_name(self, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """The method with these values in its brackets, and those that are options of a run."""
-        return named(self.method, values)
+        return name_with_values(self.method, values)
 
 
-def tune(asked: Asked, *, trials: int = 20, space: Sequence[str] = (), watch: Watch | None = None) -> Tuned:
+def tune(
+    asked: RunRequest, *, trials: int = 20, space: Sequence[str] = (), callback: Callback | None = None
+) -> TuneResult:
     """Search for the best values of one method; a search that was stopped goes on."""
     optuna = _optuna()
     (method,), options, _ = asked
     if trials < 1:
-        raise BadInput(f"trials = {trials}; allowed: a whole number >= 1")
+        raise InvalidInputError(f"trials = {trials}; allowed: a whole number >= 1")
     if "(" in method:
-        raise BadInput(f"'{method}': what is searched has no values yet; fix others by --space NAME=VALUE")
+        raise InvalidInputError(
+            f"'{method}': what is searched has no values yet; fix others by --space NAME=VALUE"
+        )
     share = options.validation if "validation" in asked.origins else VALIDATION
     if not share:
-        raise BadInput("validation = 0; a search needs validation data: it must not look at test data")
+        raise InvalidInputError(
+            "validation = 0; a search needs validation data: it must not look at test data"
+        )
     name = f"tune-{Path(options.data.partition('(')[0]).stem}-{folders.slug(method)}"
-    folder = expand(options.out) if options.out else paths.RUNS / name
+    folder = expand_path(options.out) if options.out else paths.RUNS_DIR / name
     experiment = resolve(method, dataclasses.replace(options, validation=share))
-    chosen = space_of(experiment, space)
-    first = {key: published(experiment, key) for key in chosen}
+    chosen = search_space(experiment, space)
+    first = {key: published_values(experiment, key) for key in chosen}
     store.make_folder(folder)
-    with store.alone(folder):
+    with store.exclusive(folder):
         found = _study(optuna, folder, _identify(experiment, chosen), first)
         base = _options(options, experiment.task.split, folder)
-        search = _Search(optuna, found, experiment, base, chosen, folder, watch or Watch())
+        search = _Search(optuna, found, experiment, base, chosen, folder, callback or Callback())
         while len(search.finished()) < min(trials, math.prod(map(len, chosen.values()))):
             search.one()
         told = [search.trial(trial) for trial in search.finished()]
-    return Tuned(method, chosen, told, first, folder, base, search.is_fine_tuned)
+    return TuneResult(method, chosen, told, first, folder, base, search.is_fine_tuned)
 
 
 class _Search:
@@ -110,10 +116,10 @@ class _Search:
 
     def __init__(
         self, optuna: Any, study: Study, experiment: Experiment, base: Mapping[str, Any], space: Space,
-        folder: Path, watch: Watch,
+        folder: Path, callback: Callback,
     ) -> None:  # fmt: skip
         self.optuna, self.study, self.method, self.base = optuna, study, experiment.name, base
-        self.space, self.folder, self.watch = space, folder, watch
+        self.space, self.folder, self.watch = space, folder, callback
         self.is_fine_tuned = experiment.method.adapts == "last"
 
     def finished(self) -> list[Any]:
@@ -123,30 +129,30 @@ class _Search:
     def one(self) -> None:
         """One trial. What is chosen depends on the seed and the trials so far, not on who did them when."""
         trial, choice = self._choose()
-        method, options = named(self.method, choice)
-        cell = Cell(method, {**self.base, **options})
-        (planned,) = runner.plan([cell], self.folder)
+        method, options = name_with_values(self.method, choice)
+        cell = RunSpec(method, {**self.base, **options})
+        (planned,) = runner.plan_runs([cell], self.folder)
         if planned.experiment is None:
-            raise BadInput(planned.refused)
+            raise InvalidInputError(planned.skip_reason)
         try:
-            failed = {} if planned.refused else runner.run([planned], _Board(self, trial))
+            failed = {} if planned.skip_reason else runner.run_missing([planned], _Board(self, trial))
         except self.optuna.TrialPruned:
             self.study.tell(trial, state=self.optuna.trial.TrialState.PRUNED)
             return
         for error in failed.values():
-            if not isinstance(error, Diverged):
+            if not isinstance(error, DivergenceError):
                 raise error
-        (planned,) = runner.refresh([planned])
-        if planned.refused:  # it diverged, and is worth nothing
+        (planned,) = runner.refresh_plans([planned])
+        if planned.skip_reason:  # it diverged, and is worth nothing
             trial.set_user_attr("note", "diverged")
-        accuracy = planned.found and not planned.refused and published_accuracy(planned.found)
+        accuracy = planned.document and not planned.skip_reason and published_accuracy(planned.document)
         self.study.tell(trial, accuracy["weighted"] if accuracy else 0.0)
 
     def _choose(self) -> tuple[Asking, dict[str, Any]]:
         """What Optuna proposes; where that was tried already, something at random that was not."""
         tried = [trial.params for trial in self.finished()]
         seed = int(self.base.get("seed") or 0)
-        draws = seeds.stream(seed, "tune", len(tried))
+        draws = seeds.make_rng(seed, "tune", len(tried))
         self.study.sampler = self.optuna.samplers.TPESampler(seed=draws.randint(2**31))
         trial, values = self._ask()
         if values not in tried:
@@ -173,26 +179,26 @@ class _Board(StudyCallback):
     def __init__(self, search: _Search, trial: Asking) -> None:
         self.search, self.trial = search, trial
 
-    def watch(self, folder: Path) -> Watch:
+    def run_callback(self, folder: Path) -> Callback:
         return _Pruning(self.search, self.trial)
 
 
-class _Pruning(Watch):
+class _Pruning(Callback):
     """Ends a run that is below the median of the others at the same round."""
 
     def __init__(self, search: _Search, trial: Asking) -> None:
         self.search, self.told = search, -1
         self.running = trial
 
-    def begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+    def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         number = len(self.search.finished()) + 1
-        self.search.watch.begin(f"{number}: {name}", folder, done, rounds)
+        self.search.watch.on_run_begin(f"{number}: {name}", folder, done, rounds)
 
-    def client(self, done: int, of: int) -> None:
-        self.search.watch.client(done, of)
+    def on_client_end(self, done: int, of: int) -> None:
+        self.search.watch.on_client_end(done, of)
 
-    def round(self, done: int, accuracy: float | None) -> None:
-        self.search.watch.round(done, accuracy)
+    def on_round_end(self, done: int, accuracy: float | None) -> None:
+        self.search.watch.on_round_end(done, accuracy)
         if self.search.is_fine_tuned:  # what it is worth is known after the last round only
             return
         if accuracy is not None and done > self.told:
@@ -201,8 +207,8 @@ class _Pruning(Watch):
             if self.running.should_prune():
                 raise self.search.optuna.TrialPruned
 
-    def remark(self, text: str) -> None:
-        self.search.watch.remark(text)
+    def on_message(self, text: str) -> None:
+        self.search.watch.on_message(text)
 
 
 def _identify(experiment: Experiment, space: Space) -> str:
@@ -216,7 +222,7 @@ def _study(optuna: Any, folder: Path, name: str, first: Mapping[str, Any]) -> St
     """The search in this folder, begun or continued; the published values come first."""
     storage = optuna.storages.RDBStorage(f"sqlite:///{folder / _FILE}")
     if any(one != name for one in optuna.get_all_study_names(storage)):
-        raise BadInput(
+        raise InvalidInputError(
             f"'{folder}' holds another search (other method, options, data, split or space); choose another "
             "--out"
         )
@@ -243,14 +249,14 @@ def _options(options: Config, split: Split, folder: Path) -> dict[str, Any]:
         and key not in ("method", "out", "resume", "json", "validation", "partition", "clients", "split")
     }
     Split(split.train, split.validation).save(folder / _SPLIT)
-    return {"eval_after": False, "measure": "accuracy", **kept, "split": str(folder / _SPLIT)}
+    return {"eval_after": False, "metrics": "accuracy", **kept, "split": str(folder / _SPLIT)}
 
 
 def _optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise BadInput("tune needs Optuna; install it with: pip install 'feddbe[tune]'") from None
+        raise InvalidInputError("tune needs Optuna; install it with: pip install 'feddbe[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 
@@ -261,7 +267,7 @@ LR = (0.005, 0.01, 0.05, 0.1)
 """Learning rates worth trying; the paper gives none."""
 
 
-def space_of(experiment: Experiment, given: Sequence[str] = ()) -> Space:
+def search_space(experiment: Experiment, given: Sequence[str] = ()) -> Space:
     """What is searched: `given` as in `kappa=1,5,50`; without, all that the method's parts name values worth
     trying for, and the learning rate where the method has a use for it; the published values are among
     them."""
@@ -274,10 +280,10 @@ def space_of(experiment: Experiment, given: Sequence[str] = ()) -> Space:
         parameters = {}
     for name, parameter in parameters.items():
         if parameter["search"]:
-            found[name] = [number_or_text(word) for word in parameter["search"].split()]
+            found[name] = [parse_number_or_text(word) for word in parameter["search"].split()]
     if experiment.config["lr"] is not None and not given:
         found["lr"] = list(LR)
-    return {key: _with(values, published(experiment, key)) for key, values in found.items()}
+    return {key: _with(values, published_values(experiment, key)) for key, values in found.items()}
 
 
 def _with(values: Sequence[Any], published: Any) -> list[Any]:
@@ -290,37 +296,39 @@ def _with(values: Sequence[Any], published: Any) -> list[Any]:
 def _parts(experiment: Experiment) -> list[methods.Description]:
     name = experiment.name.lower()
     used = [part.partition("(")[0].strip() for part in name.split("+")]
-    return [part for part in methods.describe() if part["name"] in used]
+    return [part for part in methods.describe_methods() if part["name"] in used]
 
 
 def _given(item: str, known: Sequence[str]) -> tuple[str, list[Any]]:
     key, equals, text = (word.strip() for word in item.partition("="))
-    values = [number_or_text(word.strip()) for word in text.split(",") if word.strip()]
+    values = [parse_number_or_text(word.strip()) for word in text.split(",") if word.strip()]
     if not equals or not values:
-        raise BadInput(f"--space {item}: write it as --space kappa=1,5,50")
+        raise InvalidInputError(f"--space {item}: write it as --space kappa=1,5,50")
     if key not in known:
-        raise unknown("hyper-parameter", key, known)
+        raise unknown_name("hyper-parameter", key, known)
     return key, values
 
 
-def named(method: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def name_with_values(method: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The method with these values in its brackets, and those that are options of a run."""
     own = {key: value for key, value in values.items() if key != "lr"}
     name, _, addons = method.partition("+")
     parts = [name, *addons.split("+")] if addons else [name]
-    known = {part["name"]: {p["name"] for p in part["parameters"]} for part in methods.describe()}
+    known = {part["name"]: {p["name"] for p in part["parameters"]} for part in methods.describe_methods()}
     for index, part in reversed(list(enumerate(parts))):  # of two that have it, the add-on
         mine = {key: own.pop(key) for key in list(own) if key in known[part.lower()]}
         if mine:
-            parts[index] = f"{part}({','.join(f'{key}={written(value)}' for key, value in mine.items())})"
+            parts[index] = (
+                f"{part}({','.join(f'{key}={format_value(value)}' for key, value in mine.items())})"
+            )
     return "+".join(parts), {"lr": values["lr"]} if "lr" in values else {}
 
 
-def published(experiment: Experiment, key: str) -> Any:
+def published_values(experiment: Experiment, key: str) -> Any:
     """The value that a run has without a search."""
     if key == "lr":
         return experiment.config["lr"]
     for options in reversed(experiment.config["method_options"].values()):
         if key in options:
             return options[key]
-    raise unknown("hyper-parameter", key, ())
+    raise unknown_name("hyper-parameter", key, ())

@@ -20,10 +20,19 @@ from torch import Tensor
 
 from feddbe.models.split_model import SplitModel
 from feddbe.state import State
-from feddbe.training.plan import FitPlan, Fitted, Losses, Samples, check_values, fold, no_losses
-from feddbe.training.terms import CROSS_ENTROPY, At, Batch, Gradient, MeanPull, Moved, Steps, by_autograd
+from feddbe.training.plan import FitPlan, FitResult, Losses, Samples, check_values, iterate_batches, no_losses
+from feddbe.training.terms import (
+    CROSS_ENTROPY,
+    Batch,
+    Gradient,
+    MeanRegularizer,
+    ProximalSteps,
+    StepsResult,
+    TermContext,
+    gradient_by_autograd,
+)
 
-RANK = 100
+PRIORITY = 100
 
 
 class _FitState(NamedTuple):
@@ -44,55 +53,57 @@ def packages() -> list[str]:
     return []
 
 
-def warm_up(model: SplitModel, tell: Callable[[str], None]) -> None:
+def warm_up_kernels(model: SplitModel, tell: Callable[[str], None]) -> None:
     """Do nothing: there is nothing to compile."""
 
 
-def refuses(plan: FitPlan) -> str:
+def unsupported_reason(plan: FitPlan) -> str:
     """Return why the plan is not supported: never."""
     return ""
 
 
-def refuses_passes(model: SplitModel, params: Mapping[str, Tensor]) -> str:
+def unsupported_pass_reason(model: SplitModel, params: Mapping[str, Tensor]) -> str:
     return ""
 
 
 def gradient(
     model: SplitModel, params: Mapping[str, Tensor], statistics: Mapping[str, Tensor], x: Tensor, y: Tensor
 ) -> Gradient:
-    return by_autograd(model, params, statistics, x, y)
+    return gradient_by_autograd(model, params, statistics, x, y)
 
 
-def descend(model: SplitModel, params: State, statistics: State, x: Tensor, y: Tensor, steps: Steps) -> Moved:
+def proximal_steps(
+    model: SplitModel, params: State, statistics: State, x: Tensor, y: Tensor, steps: ProximalSteps
+) -> StepsResult:
     (times, rate, pull, anchor), total = steps, torch.zeros(())
     for _ in range(times):
-        g = by_autograd(model, params, statistics, x, y)
-        params = {n: p - rate * (g.of[n] + pull * (p - anchor[n])) for n, p in params.items()}
+        g = gradient_by_autograd(model, params, statistics, x, y)
+        params = {n: p - rate * (g.gradients[n] + pull * (p - anchor[n])) for n, p in params.items()}
         statistics, total = g.statistics, total + g.loss
-    return Moved(params, total / times, statistics)
+    return StepsResult(params, total / times, statistics)
 
 
 def predictor(model: SplitModel, params: Mapping[str, Tensor], prbm: Tensor | None) -> None:
     """Return None: the model's own passes are torch's."""
 
 
-def train(plan: FitPlan) -> Fitted:
+def train(plan: FitPlan) -> FitResult:
     """Execute the plan."""
-    params = {name: plan.model.layout(p.detach()) for name, p in plan.params.items()}
+    params = {name: plan.model.to_memory_format(p.detach()) for name, p in plan.params.items()}
     extras = {name: p.detach().clone() for name, p in plan.extras.items()}
     moving = {name: (params | extras)[name].requires_grad_() for name in plan.rates}
     leaves = list(moving.values())
     values, carries = [leaf.detach() for leaf in leaves], [term.carry for term in (plan.loss, *plan.terms)]
-    optimiser = None if plan.optimiser.plain else plan.optimiser.over(plan.rates, moving, extras)
+    optimiser = None if plan.optimizer.is_plain_sgd else plan.optimizer.build(plan.rates, moving, extras)
     start = _FitState(params, extras, leaves, values, carries, no_losses(), optimiser)
     with plan.model.bind(params, plan.statistics, training=True):
-        end = fold(
+        end = iterate_batches(
             _explicit_step if _has_explicit_gradient(plan) else _step, start, plan, plan.model, plan.batches
         )
     params = {name: p.detach().contiguous() for name, p in params.items()}
     extras = {name: p.detach() for name, p in extras.items()}
     check_values(params | extras, plan.batches)
-    return Fitted(params, extras, end.carries, end.losses)
+    return FitResult(params, extras, end.carries, end.losses)
 
 
 def _step(state: _FitState, plan: FitPlan, samples: Samples, key: int) -> _FitState:
@@ -100,7 +111,7 @@ def _step(state: _FitState, plan: FitPlan, samples: Samples, key: int) -> _FitSt
     out = plan.model.forward(state.params, samples.x, state.extras.get("prbm"))
     batch = Batch(*samples, *out)
     parts = [
-        term.apply(At(plan.model, state.params, term.const, batch, key), carry)
+        term.apply(TermContext(plan.model, state.params, term.const, batch, key), carry)
         for term, carry in zip((plan.loss, *plan.terms), state.carries, strict=True)
     ]
     losses = [value for value, _ in parts if value is not None]
@@ -137,7 +148,9 @@ def _sgd_step(state: _FitState, plan: FitPlan, grads: Sequence[Tensor | None]) -
 def _has_explicit_gradient(plan: FitPlan) -> bool:
     """Return whether the end of the step has an explicit gradient for this plan."""
     terms = [type(term.apply) for term in plan.terms]
-    wanted = plan.loss is CROSS_ENTROPY and (terms == [MeanPull] or (not terms and "prbm" in plan.extras))
+    wanted = plan.loss is CROSS_ENTROPY and (
+        terms == [MeanRegularizer] or (not terms and "prbm" in plan.extras)
+    )
     return wanted and plan.extras.keys() <= {"prbm"} and bool(plan.model.linear_head)
 
 
@@ -162,11 +175,11 @@ def _explicit_step(state: _FitState, plan: FitPlan, samples: Samples, key: int) 
         by_name |= {name: logits_grad.sum(0) for name in bias}
         carries = state.carries
         for term in plan.terms:
-            assert isinstance(term.apply, MeanPull)
+            assert isinstance(term.apply, MeanRegularizer)
             term_carry = term.apply.next(state.carries[1], z_g)
             carries = [state.carries[0], term_carry]
             if "mean" in term.const:
-                features_grad += term.apply.pull(term_carry, term.const["mean"], size)
+                features_grad += term.apply.mr_gradient(term_carry, term.const["mean"], size)
     leaves = {name: leaf for name, leaf in zip(plan.rates, state.leaves, strict=True) if name not in by_name}
     if leaves and features.requires_grad:
         grads = torch.autograd.grad(features, list(leaves.values()), features_grad, allow_unused=True)
@@ -182,10 +195,10 @@ def _optimizer_step(state: _FitState, plan: FitPlan, grads: Sequence[Tensor | No
         if name in plan.correction:
             leaf.grad = leaf.grad + plan.correction[name]
     if (
-        plan.optimiser.clip_norm is not None
+        plan.optimizer.clip_norm is not None
     ):  # The norm is a sum over names, and decoding a state changes their order.
         ordered = [
             leaf for _, leaf in sorted(zip(plan.rates, state.leaves, strict=True), key=lambda pair: pair[0])
         ]
-        torch.nn.utils.clip_grad_norm_(ordered, plan.optimiser.clip_norm)
+        torch.nn.utils.clip_grad_norm_(ordered, plan.optimizer.clip_norm)
     state.optimiser.step()

@@ -14,12 +14,12 @@ from typing import NamedTuple, Protocol, cast
 
 from torch import Tensor
 
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.models.split_model import Forward, SplitModel
 from feddbe.state import State
-from feddbe.training.plan import FitPlan, Fitted, Samples
+from feddbe.training.plan import FitPlan, FitResult, Samples
 from feddbe.training.task import Task
-from feddbe.training.terms import Gradient, Moved, Steps
+from feddbe.training.terms import Gradient, ProximalSteps, StepsResult
 
 MODULES = {"compiled": "feddbe.training.compiled.backend", "autograd": "feddbe.training.autograd"}
 """Every backend: its name and its module."""
@@ -38,21 +38,21 @@ class Predictor(Protocol):
 class Backend(Protocol):
     """Interface of a backend's module."""
 
-    RANK: int
+    PRIORITY: int
 
     def packages(self) -> list[str]:
         """Return the installed packages that its numbers depend on, besides torch."""
 
-    def warm_up(self, model: SplitModel, tell: Callable[[str], None]) -> None:
+    def warm_up_kernels(self, model: SplitModel, tell: Callable[[str], None]) -> None:
         """Compile what this model needs, if anything; `tell` receives what the user should know."""
 
-    def refuses(self, plan: FitPlan) -> str:
+    def unsupported_reason(self, plan: FitPlan) -> str:
         """Return why it does not train this plan; empty if it does."""
 
-    def train(self, plan: FitPlan) -> Fitted:
+    def train(self, plan: FitPlan) -> FitResult:
         """Train a plan."""
 
-    def refuses_passes(self, model: SplitModel, params: Mapping[str, Tensor]) -> str:
+    def unsupported_pass_reason(self, model: SplitModel, params: Mapping[str, Tensor]) -> str:
         """Return why it does not compute passes at these parameters; empty if it does."""
 
     def gradient(
@@ -65,9 +65,9 @@ class Backend(Protocol):
     ) -> Gradient:
         """Return the gradient of the cross-entropy in training mode."""
 
-    def descend(
-        self, model: SplitModel, params: State, statistics: State, x: Tensor, y: Tensor, steps: Steps
-    ) -> Moved:
+    def proximal_steps(
+        self, model: SplitModel, params: State, statistics: State, x: Tensor, y: Tensor, steps: ProximalSteps
+    ) -> StepsResult:
         """Return the result of these proximal steps on one batch, in training mode."""
 
     def predictor(
@@ -77,13 +77,13 @@ class Backend(Protocol):
 
 
 @cache
-def every() -> dict[str, Backend]:
+def all_backends() -> dict[str, Backend]:
     """Return all backends by name, in the order of their ranks."""
     modules = {name: cast(Backend, import_module(module)) for name, module in MODULES.items()}
-    return dict(sorted(modules.items(), key=lambda item: item[1].RANK))
+    return dict(sorted(modules.items(), key=lambda item: item[1].PRIORITY))
 
 
-class Chosen(NamedTuple):
+class TrainerSelection(NamedTuple):
     """A selected backend, and why faster ones were rejected."""
 
     name: str
@@ -91,41 +91,43 @@ class Chosen(NamedTuple):
     why: str
 
 
-def _select(asked: str, refuses: Callable[[Backend], str]) -> Chosen:
+def _select(asked: str, refuses: Callable[[Backend], str]) -> TrainerSelection:
     """Return the first backend that does not refuse; only one that is `asked` for by name, if any.
 
     Raises:
         BadInput: The backend that is asked for refuses.
     """
     refused: dict[str, str] = {}
-    for name, backend in every().items():
+    for name, backend in all_backends().items():
         if asked in ("auto", name):
             reason = refuses(backend)
             if not reason:
                 why = "; ".join(f"not {other}: {reason}" for other, reason in refused.items())
-                return Chosen(name, backend, why)
+                return TrainerSelection(name, backend, why)
             refused[name] = reason
-    raise BadInput(f"trainer = {asked} does not take this: {refused[asked]}; take auto")
+    raise InvalidInputError(f"trainer = {asked} does not take this: {refused[asked]}; take auto")
 
 
-def trainer_of(plan: FitPlan, asked: str = "auto") -> Chosen:
+def select_trainer(plan: FitPlan, asked: str = "auto") -> TrainerSelection:
     """Return the backend that trains this plan."""
-    return _select(asked, lambda backend: backend.refuses(plan))
+    return _select(asked, lambda backend: backend.unsupported_reason(plan))
 
 
 def trainer(task: Task) -> dict[str, str]:
     """Return the backend that computes gradients for this task, and why faster ones were rejected."""
     model = task.model
-    chosen = _select(task.training.trainer, lambda backend: backend.refuses_passes(model, model.parameters))
+    chosen = _select(
+        task.training.trainer, lambda backend: backend.unsupported_pass_reason(model, model.parameters)
+    )
     return {chosen.name: chosen.why}
 
 
 def _for_passes(task: Task, params: Mapping[str, Tensor]) -> Backend:
     """Return the first backend that takes these parameters, which need not be all of the model's."""
     asked = task.training.trainer
-    *faster, last = every().items()
+    *faster, last = all_backends().items()
     for name, backend in faster:
-        if asked in ("auto", name) and not backend.refuses_passes(task.model, params):
+        if asked in ("auto", name) and not backend.unsupported_pass_reason(task.model, params):
             return backend
     return last[1]
 
@@ -137,9 +139,11 @@ def gradient(
     return _for_passes(task, params).gradient(task.model, params, statistics, *samples)
 
 
-def descend(task: Task, params: State, statistics: State, samples: Samples, steps: Steps) -> Moved:
+def proximal_steps(
+    task: Task, params: State, statistics: State, samples: Samples, steps: ProximalSteps
+) -> StepsResult:
     """Return the result of these proximal steps from `params` on one batch, in training mode."""
-    return _for_passes(task, params).descend(task.model, params, statistics, *samples, steps)
+    return _for_passes(task, params).proximal_steps(task.model, params, statistics, *samples, steps)
 
 
 def predictor(task: Task, params: Mapping[str, Tensor], prbm: Tensor | None) -> Predictor | None:
@@ -147,13 +151,13 @@ def predictor(task: Task, params: Mapping[str, Tensor], prbm: Tensor | None) -> 
     return _for_passes(task, params).predictor(task.model, params, prbm)
 
 
-def warm_up(task: Task, tell: Callable[[str], None]) -> None:
+def warm_up_kernels(task: Task, tell: Callable[[str], None]) -> None:
     """Compile what this task needs, if anything: once, and before there are processes that all would."""
-    for name, backend in every().items():
+    for name, backend in all_backends().items():
         if task.training.trainer in ("auto", name):
-            backend.warm_up(task.model, tell)
+            backend.warm_up_kernels(task.model, tell)
 
 
 def packages() -> list[str]:
     """Return the installed packages that numbers depend on, besides torch."""
-    return [name for backend in every().values() for name in backend.packages()]
+    return [name for backend in all_backends().values() for name in backend.packages()]

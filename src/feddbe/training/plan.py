@@ -19,10 +19,10 @@ from torch import Tensor
 
 from feddbe import seeds
 from feddbe.data.dataset import Dataset
-from feddbe.errors import Diverged
+from feddbe.errors import DivergenceError
 from feddbe.models.split_model import SplitModel
 from feddbe.state import State
-from feddbe.training.task import PLAIN, Optimiser
+from feddbe.training.task import PLAIN, Optimizer
 from feddbe.training.terms import Term
 
 Carry = TypeVar("Carry")
@@ -64,7 +64,7 @@ class Batches:
     """
 
     dataset: Dataset
-    rows: npt.NDArray[np.int64]
+    indices: npt.NDArray[np.int64]
     size: int
     epochs: int
     seed: int
@@ -76,12 +76,12 @@ class Batches:
         """Seed of the random operations of training other than the order of batches."""
         return seeds.torch_seed(self.seed, "torch", self.round, self.client)
 
-    def gathered(self) -> Iterator[tuple[Tensor, Tensor, int]]:
+    def iterate(self) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Yield each epoch's inputs and labels in their order, and the batch size."""
-        n = len(self.rows)
+        n = len(self.indices)
         size = min(self.size, n)
         for order in seeds.permutations(self.epochs, n, self.seed, "batches", self.round, self.client):
-            indices = torch.from_numpy(self.rows[order[: n // size * size]]).to(self.dataset.y.device)
+            indices = torch.from_numpy(self.indices[order[: n // size * size]]).to(self.dataset.y.device)
             yield self.dataset.x.index_select(0, indices), self.dataset.y.index_select(0, indices), size
 
 
@@ -106,10 +106,10 @@ class FitPlan:
     statistics: State
     """BatchNorm statistics, which training updates in place."""
     batches: Batches
-    optimiser: Optimiser = PLAIN
+    optimizer: Optimizer = PLAIN
 
 
-class Fitted(NamedTuple):
+class FitResult(NamedTuple):
     """Result of a fit: new values, the last carry of the loss and of each term, and the losses."""
 
     params: State
@@ -118,7 +118,7 @@ class Fitted(NamedTuple):
     losses: Losses
 
 
-def fold(
+def iterate_batches(
     step: Callable[[Carry, Const, Samples, int], Carry],
     carry: Carry,
     const: Const,
@@ -132,23 +132,23 @@ def fold(
     """
     key = batches.key % 2**62
     with seeds.torch_seeded(batches.key):
-        for x, y, size in batches.gathered():
+        for x, y, size in batches.iterate():
             for raw_inputs, labels in zip(torch.split(x, size), torch.split(y, size), strict=True):
-                inputs = model.layout(batches.dataset.inputs(raw_inputs), copy=False)
+                inputs = model.to_memory_format(batches.dataset.inputs(raw_inputs), copy=False)
                 carry = step(carry, const, Samples(inputs, labels), key)
                 key += 1
-            check(getattr(carry, "losses", None), batches)
+            check_batches(getattr(carry, "losses", None), batches)
     return carry
 
 
-def check(losses: Losses | None, batches: Batches) -> None:
+def check_batches(losses: Losses | None, batches: Batches) -> None:
     """Raise `Diverged` if the loss is not finite."""
     if losses is not None and not math.isfinite(total := float(losses.total)):
-        raise Diverged(batches.client, batches.round, "loss", total)
+        raise DivergenceError(batches.client, batches.round, "loss", total)
 
 
 def check_values(values: Mapping[str, Tensor], batches: Batches) -> None:
     """Raise `Diverged` if a trained value is not finite; every backend calls this."""
     for name, p in values.items():
         if p.numel() and not torch.stack(torch.aminmax(p)).isfinite().all():  # a single pass without a copy
-            raise Diverged(batches.client, batches.round, f"update of {name}", p.abs().max().item())
+            raise DivergenceError(batches.client, batches.round, f"update of {name}", p.abs().max().item())

@@ -17,13 +17,13 @@ from torch import Tensor
 from feddbe import seeds
 from feddbe.data.dataset import Dataset
 from feddbe.data.split import Split
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.models.split_model import SplitModel
 from feddbe.state import State
 
 
 @dataclass(frozen=True)
-class Optimiser:
+class Optimizer:
     """Settings of torch's SGD or Adam.
 
     The optimizer's state is reset with every fit: a client keeps none between rounds, so that a round does
@@ -38,11 +38,11 @@ class Optimiser:
     """Maximum norm of the gradient of all trained parameters."""
 
     @property
-    def plain(self) -> bool:
+    def is_plain_sgd(self) -> bool:
         """Whether this is SGD without momentum, decay and clipping, which backends implement directly."""
         return self == PLAIN
 
-    def over(
+    def build(
         self, rates: Mapping[str, float], leaves: Mapping[str, Tensor], undecayed: Collection[str]
     ) -> torch.optim.Optimizer:
         """Return torch's optimizer of these tensors, each with its learning rate."""
@@ -59,11 +59,11 @@ class Optimiser:
         return torch.optim.SGD(groups, lr=0.0, momentum=self.momentum)
 
 
-PLAIN = Optimiser()
+PLAIN = Optimizer()
 
 
 @dataclass(frozen=True)
-class Decay:
+class LearningRateDecay:
     """Schedule of the learning rate over rounds.
 
     `step:EVERY:FACTOR` multiplies it by FACTOR after every EVERY rounds; `cosine:ROUNDS` decreases it along
@@ -75,7 +75,7 @@ class Decay:
     factor: float = 1.0
 
     @classmethod
-    def parse(cls, text: str, rounds: int) -> Decay:
+    def parse(cls, text: str, rounds: int) -> LearningRateDecay:
         """Parse a schedule; `cosine` alone spans all `rounds` of the run."""
         if match := re.fullmatch(r"step:([1-9][0-9]{0,8}):([0-9.eE+-]+)", text):
             try:
@@ -86,7 +86,7 @@ class Decay:
                 return cls("step", int(match[1]), factor)
         elif match := re.fullmatch(r"cosine(?::([1-9][0-9]{0,8}))?", text):
             return cls("cosine", int(match[1] or max(rounds, 1)))
-        raise BadInput(
+        raise InvalidInputError(
             f"lr_decay = '{text}'; allowed: step:EVERY:FACTOR with a factor in 0 to 1, as in step:10:0.5, "
             "cosine or cosine:ROUNDS"
         )
@@ -94,7 +94,7 @@ class Decay:
     def __str__(self) -> str:
         return f"step:{self.rounds}:{self.factor:g}" if self.kind == "step" else f"cosine:{self.rounds}"
 
-    def at(self, round: int) -> float:
+    def factor_at(self, round: int) -> float:
         """Return the factor of the learning rate in this round."""
         past = max(round - 1, 0)
         if self.kind == "step":
@@ -107,20 +107,20 @@ class Training:
     """Settings of local training; by default plain SGD with batches reshuffled every epoch."""
 
     lr: float
-    batch: int = 10
-    epochs: int = 1
+    batch_size: int = 10
+    local_epochs: int = 1
     bn_buffers: str = "local"
     """BatchNorm statistics: `local` (private to each client) or `average` (exchanged like parameters)."""
     trainer: str = "auto"
     """Training backend: auto, compiled or autograd."""
     device: str = "cpu"
     """Device on which clients train."""
-    optimiser: Optimiser = PLAIN
-    decay: Decay | None = None
+    optimizer: Optimizer = PLAIN
+    decay: LearningRateDecay | None = None
 
     def rate(self, round: int) -> float:
         """Return the learning rate of a round."""
-        return self.lr if self.decay is None else self.lr * self.decay.at(round)
+        return self.lr if self.decay is None else self.lr * self.decay.factor_at(round)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Task:
     training: Training
     seed: int = 0
     rounds: int = 1
-    newcomers: int = 0
+    new_clients: int = 0
     """Number of clients, the last ones, that join after training."""
 
     @cached_property
@@ -144,23 +144,23 @@ class Task:
     @property
     def members(self) -> int:
         """N: number of clients that take part in training."""
-        return self.split.clients - self.newcomers
+        return self.split.clients - self.new_clients
 
     @property
     def device(self) -> torch.device:
         """Device of the task's tensors."""
         return self.dataset.y.device
 
-    def on(self, device: torch.device) -> Task:
+    def to(self, device: torch.device) -> Task:
         """Return the task with data and model on this device."""
         if device == self.device:
             return self
         x, y = self.dataset.x.to(device), self.dataset.y.to(device)
-        return replace(self, dataset=replace(self.dataset, x=x, y=y), model=self.model.on(device))
+        return replace(self, dataset=replace(self.dataset, x=x, y=y), model=self.model.to(device))
 
-    def adapting(self, epochs: int) -> Task:
+    def for_adaptation(self, epochs: int) -> Task:
         """Return the task with this number of adaptation epochs and a constant learning rate."""
-        return replace(self, training=replace(self.training, epochs=epochs, decay=None))
+        return replace(self, training=replace(self.training, local_epochs=epochs, decay=None))
 
 
 @dataclass(frozen=True)
@@ -177,12 +177,12 @@ class Context:
         """Learning rate of this round."""
         return self.task.training.rate(self.round)
 
-    def stream(self, purpose: str) -> np.random.RandomState:
+    def rng(self, purpose: str) -> np.random.RandomState:
         """Return the server's random generator for this purpose in this round."""
-        return seeds.stream(self.task.seed, purpose, self.round)
+        return seeds.make_rng(self.task.seed, purpose, self.round)
 
 
-def find(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
     """Return the device with this name; `auto` is the first GPU that torch can use, or the CPU."""
     gpus = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
     available = [*gpus, "cpu"]
@@ -191,12 +191,12 @@ def find(name: str) -> torch.device:
     aliases = {"auto": available[0], "cuda": "cuda:0"}
     device = aliases.get(name, name)
     if device not in available:
-        raise BadInput(f"device = '{name}'; torch can use here: {', '.join(available)}")
+        raise InvalidInputError(f"device = '{name}'; torch can use here: {', '.join(available)}")
     return torch.device(device)
 
 
 @contextmanager
-def at_work(device: torch.device) -> Iterator[None]:
+def device_settings(device: torch.device) -> Iterator[None]:
     """Create tensors on this device inside the block, with deterministic algorithms."""
     if device.type == "cpu":
         yield

@@ -35,21 +35,21 @@ class Batch(NamedTuple):
 class Gradient(NamedTuple):
     """Gradient of the cross-entropy, its value, and the BatchNorm statistics after the pass."""
 
-    of: State
+    gradients: State
     loss: Tensor
     statistics: State
 
 
-class Steps(NamedTuple):
+class ProximalSteps(NamedTuple):
     """Repeated steps p <- p - rate (grad + pull (p - anchor)) on the cross-entropy of one batch."""
 
-    times: int
+    steps: int
     rate: float
     pull: float
     anchor: State
 
 
-class Moved(NamedTuple):
+class StepsResult(NamedTuple):
     """Parameters after the steps, mean of the losses before each step, and BatchNorm statistics."""
 
     params: State
@@ -57,7 +57,7 @@ class Moved(NamedTuple):
     statistics: State
 
 
-def by_autograd(
+def gradient_by_autograd(
     model: SplitModel, params: Mapping[str, Tensor], statistics: Mapping[str, Tensor], x: Tensor, y: Tensor
 ) -> Gradient:
     """Return the gradient at `params` in training mode; frozen parameters have gradient 0."""
@@ -71,7 +71,7 @@ def by_autograd(
     return Gradient(gradients, loss.detach(), updated)
 
 
-class At(NamedTuple):
+class TermContext(NamedTuple):
     """Arguments of a term: the model and its current parameters, the term's constants, and the batch."""
 
     model: SplitModel
@@ -80,11 +80,11 @@ class At(NamedTuple):
     batch: Batch
     key: int
     """Seed of random operations in the term."""
-    differentiate: Callable[..., Gradient] = by_autograd
+    differentiate: Callable[..., Gradient] = gradient_by_autograd
     """Computes gradients at other parameters, by the backend that trains."""
 
 
-TermFunction = Callable[[At, State], tuple[Tensor | None, State]]
+TermFunction = Callable[[TermContext, State], tuple[Tensor | None, State]]
 """(context, carry) -> (loss or None, carry)."""
 
 
@@ -94,15 +94,15 @@ class Term(NamedTuple):
     apply: TermFunction
     const: State = {}  # noqa: RUF012  (never written to)
     carry: State = {}  # noqa: RUF012
-    at_end: bool = False
+    outputs_only: bool = False
     """Whether the term reads only z_g, z, logits and parameters. Then the passes through the model can be
     compiled, and autograd differentiates the term alone. Not allowed for a term that differentiates values of
     the batch with respect to parameters or inputs."""
 
 
-def cross_entropy(at: At, carry: State) -> tuple[Tensor, State]:
+def cross_entropy(context: TermContext, carry: State) -> tuple[Tensor, State]:
     """Return the cross-entropy of the batch."""
-    return F.cross_entropy(at.batch.logits, at.batch.y), carry
+    return F.cross_entropy(context.batch.logits, context.batch.y), carry
 
 
 CROSS_ENTROPY = Term(cross_entropy)
@@ -114,8 +114,11 @@ class Prox:
 
     weight: float
 
-    def __call__(self, at: At, carry: State) -> tuple[Tensor, State]:
-        distances = {name: F.mse_loss(at.params[name], at.const[name], reduction="sum") for name in at.const}
+    def __call__(self, context: TermContext, carry: State) -> tuple[Tensor, State]:
+        distances = {
+            name: F.mse_loss(context.params[name], context.const[name], reduction="sum")
+            for name in context.const
+        }
         return 0.5 * self.weight * sum_by_name(distances), carry
 
 
@@ -131,7 +134,7 @@ def _initial_carry(shape: tuple[int, ...], dtype: torch.dtype, device: torch.dev
 
 
 @dataclass(frozen=True)
-class MeanPull:
+class MeanRegularizer:
     """MR: a running mean r of z_g, and a penalty on its distance from the constant `mean`, zbar:
 
         r <- (1 - mu) stop(r) + mu mean_batch z_g          loss: factor mean_k (r_k / d - zbar_k)^2
@@ -148,12 +151,12 @@ class MeanPull:
         """Return the carry before the first batch."""
         return _initial_carry(shape, torch.get_default_dtype(), torch.get_default_device())
 
-    def __call__(self, at: At, carry: State) -> tuple[Tensor | None, State]:
-        new = self.next(carry, at.batch.z_g)
-        if "mean" not in at.const:
+    def __call__(self, context: TermContext, carry: State) -> tuple[Tensor | None, State]:
+        new = self.next(carry, context.batch.z_g)
+        if "mean" not in context.const:
             return None, {name: t.detach() for name, t in new.items()}
         mean = self.mean_of(new) if self.corrected else new["r"]
-        distance = F.mse_loss(mean, at.const["mean"])
+        distance = F.mse_loss(mean, context.const["mean"])
         return self.factor * distance, {name: t.detach() for name, t in new.items()}
 
     def next(self, carry: State, z_g: Tensor) -> State:
@@ -178,7 +181,7 @@ class MeanPull:
         """Return the factor of dL/dz_g of a sample, which is slope / d (r / d - zbar)."""
         return 2 * self.factor * self.mu / (features * batch)
 
-    def pull(self, carry: State, mean: Tensor, batch: int) -> Tensor:
+    def mr_gradient(self, carry: State, mean: Tensor, batch: int) -> Tensor:
         """Return the gradient with respect to one sample's z_g, after the carry's batch."""
         r, weight = carry["r"], float(carry["weight"]) if self.corrected and self.mu else 1.0
         return (r / weight - mean) * (self.slope(mean.numel(), batch) / weight)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from feddbe import seeds
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.models.split_model import Forward
 from feddbe.state import State
 from feddbe.training import backends
-from feddbe.training.backends import Predictor, trainer_of
-from feddbe.training.plan import Batches, FitPlan, Losses, Samples, fold
+from feddbe.training.backends import Predictor, select_trainer
+from feddbe.training.plan import Batches, FitPlan, Losses, Samples, iterate_batches
 from feddbe.training.task import Task
 from feddbe.training.terms import CROSS_ENTROPY, Term
 
@@ -25,7 +25,7 @@ PREDICT_BATCH = 128
 """Samples per forward pass; fastest on CPUs: larger batches exceed the cache, smaller ones add overhead."""
 
 
-class Extra(NamedTuple):
+class ExtraParameter(NamedTuple):
     """A private tensor trained together with the model's parameters, such as PRBM's vector."""
 
     value: Tensor
@@ -33,14 +33,14 @@ class Extra(NamedTuple):
     """None: the learning rate of the fit."""
 
 
-class Fit(NamedTuple):
+class TrainedModel(NamedTuple):
     """Result of a fit: the parameters, and the last carry of each term passed to it."""
 
     params: State
     carries: list[State]
 
 
-class Local:
+class ClientTrainer:
     """One client in one round: trains, predicts and samples on its data.
 
     Add-ons register their parts here: `extras` and the terms attached to a track. A track is a model that is
@@ -51,7 +51,7 @@ class Local:
         self, task: Task, round: int, client: int, buffers: Mapping[str, State] | None = None
     ) -> None:
         self.task, self.round, self.client = task, round, client
-        self.extras: dict[str, Extra] = {}
+        self.extras: dict[str, ExtraParameter] = {}
         self.losses: dict[str, tuple[float, int]] = {}
         """By track: sum of the loss over the samples trained on, and their number."""
         self.trainers: dict[str, str] = {}
@@ -65,9 +65,9 @@ class Local:
         # Copies, because training updates them in place.
         self._buffers = {t: {n: b.clone() for n, b in state.items()} for t, state in (buffers or {}).items()}
 
-    def stream(self, purpose: str) -> np.random.RandomState:
+    def rng(self, purpose: str) -> np.random.RandomState:
         """Return this client's random generator for this purpose in this round."""
-        return seeds.stream(self.task.seed, purpose, self.round, self.client)
+        return seeds.make_rng(self.task.seed, purpose, self.round, self.client)
 
     @property
     def lr(self) -> float:
@@ -94,8 +94,8 @@ class Local:
 
     def steps(self, epochs: int | None = None) -> int:
         """Return the number of batches of a fit."""
-        size = min(self.task.training.batch, self.samples)
-        return (epochs or self.task.training.epochs) * (self.samples // size)
+        size = min(self.task.training.batch_size, self.samples)
+        return (epochs or self.task.training.local_epochs) * (self.samples // size)
 
     def label_counts(self) -> Tensor:
         """Return n_c: training samples of each class."""
@@ -118,7 +118,7 @@ class Local:
         """Return the BatchNorm statistics of all tracks that were used."""
         return {track: state for track, state in self._buffers.items() if state}
 
-    def scan(
+    def run_steps(
         self,
         step: Callable[[Carry, Const, Samples, int], Carry],
         carry: Carry,
@@ -138,7 +138,7 @@ class Local:
             epochs: Number of epochs; None: those of the run.
             batches: Number of batches that are passed to a step together.
         """
-        end = fold(step, carry, const, self.task.model, self._batches(epochs, batches))
+        end = iterate_batches(step, carry, const, self.task.model, self._batches(epochs, batches))
         if losses := getattr(end, "losses", None):
             self._record_losses("shared", losses)
         self.trainers |= backends.trainer(self.task)
@@ -157,7 +157,7 @@ class Local:
         lr: float | None = None,
         keep_statistics: bool = True,
         plain: bool = False,
-    ) -> Fit:
+    ) -> TrainedModel:
         """Train from `params` on `loss` plus `terms` plus the terms that add-ons attached to the track.
 
         Each trained name is updated by p <- p - lr (grad + correction), or by the run's optimizer. Parameters
@@ -179,8 +179,8 @@ class Local:
         model, rate = self.task.model, self.lr if lr is None else lr
         names = [name for name in (params if trainable is None else trainable) if name not in model.frozen]
         statistics = self.buffers(track)
-        if statistics and min(self.samples, self.task.training.batch) == 1:
-            raise BadInput(
+        if statistics and min(self.samples, self.task.training.batch_size) == 1:
+            raise InvalidInputError(
                 f"client {self.client} trains on one sample at a time, too few for BatchNorm; "
                 "merge clients, or choose a larger batch size"
             )
@@ -194,14 +194,16 @@ class Local:
             dict(correction or {}),
             statistics if keep_statistics else {name: b.clone() for name, b in statistics.items()},
             self._batches(epochs),
-            self.task.training.optimiser,
+            self.task.training.optimizer,
         )
-        selection = trainer_of(plan, self.task.training.trainer)
+        selection = select_trainer(plan, self.task.training.trainer)
         self.trainers[selection.name] = selection.why
         result = selection.trainer.train(plan)
         self._record_losses(track, result.losses)
-        self.extras = {name: Extra(result.extras[name], extra.lr) for name, extra in self.extras.items()}
-        return Fit(result.params, result.carries[1 : 1 + len(terms)])
+        self.extras = {
+            name: ExtraParameter(result.extras[name], extra.lr) for name, extra in self.extras.items()
+        }
+        return TrainedModel(result.params, result.carries[1 : 1 + len(terms)])
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor) -> Forward:
         """Return the model's forward pass at `params`, with PRBM's vector if there is one."""
@@ -209,9 +211,9 @@ class Local:
             return self._predictor(x)
         return self.task.model.forward(params, x, self.prbm)
 
-    def at(self, params: Mapping[str, Tensor], x: Tensor, places: Iterable[str]) -> State:
+    def activations(self, params: Mapping[str, Tensor], x: Tensor, places: Iterable[str]) -> State:
         """Return the activations of these layers in the forward pass at `params`."""
-        return self.task.model.at(params, x, places, self.prbm)
+        return self.task.model.activations(params, x, places, self.prbm)
 
     @property
     def prbm(self) -> Tensor | None:
@@ -238,17 +240,17 @@ class Local:
         model, dataset = self.task.model, self.task.dataset
         rows = self.index(on)
         if function is None and (predictor := backends.predictor(self.task, params, self.prbm)):
-            batches = (dataset.numbers(dataset.x.index_select(0, chunk)) for chunk in _chunks(rows))
+            batches = (dataset.kernel_inputs(dataset.x.index_select(0, chunk)) for chunk in _chunks(rows))
             return _concatenate([predictor.logits(x) for x in batches]), dataset.y.index_select(0, rows)
         # Copies: the alignment of a decoded state is arbitrary, and the last bits of a product depend on it.
-        work = {name: model.layout(p.detach()) for name, p in params.items()}
+        work = {name: model.to_memory_format(p.detach()) for name, p in params.items()}
         buffers = self.buffers(track)  # outside of inference_mode, because a later fit updates them
         self._predictor = backends.predictor(self.task, work, self.prbm)
         compute = function or (lambda p, x: self.forward(p, x).logits)
         try:
             with torch.inference_mode(), model.bind(work, buffers):
                 batches = (dataset.inputs(dataset.x[chunk]) for chunk in _chunks(rows))
-                parts = [compute(work, model.layout(x, copy=False)) for x in batches]
+                parts = [compute(work, model.to_memory_format(x, copy=False)) for x in batches]
         finally:
             self._predictor = None
         return _concatenate(parts), dataset.y[rows]
@@ -258,8 +260,8 @@ class Local:
         return Batches(
             self.task.dataset,
             self.rows["train"],
-            batches * training.batch,
-            epochs or training.epochs,
+            batches * training.batch_size,
+            epochs or training.local_epochs,
             self.task.seed,
             self.round,
             self.client,

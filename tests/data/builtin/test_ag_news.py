@@ -18,8 +18,8 @@ import torch
 from feddbe.cli.main import main
 from feddbe.data.builtin import ag_news
 from feddbe.data.files import Publisher
-from feddbe.data.registry import SOURCES, load
-from feddbe.errors import BadInput
+from feddbe.data.registry import BUILTIN_DATASETS, load_dataset
+from feddbe.errors import InvalidInputError
 
 needs_ag_news = pytest.mark.skipif(
     not ag_news.find(None), reason="AG News, or a subset of it, is not on this machine"
@@ -95,7 +95,7 @@ def test_the_second_time_comes_from_the_cache(tmp_path: Path, nowhere: Path) -> 
 def test_a_subset_says_so(tmp_path: Path, nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write(tmp_path / "data", ".xz")
     assert ag_news.load(folder).note == SUBSET
-    assert ag_news.found(folder) == f"{folder} ({SUBSET})"
+    assert ag_news.describe_location(folder) == f"{folder} ({SUBSET})"
     assert main(["data", "list", "--data-dir", str(folder)]) == 0
     assert SUBSET in capsys.readouterr().out
     shown = ["data", "show", "ag_news", "--data-dir", str(folder), "--partition", "iid", "--clients", "1"]
@@ -107,15 +107,15 @@ def test_the_whole_says_nothing(tmp_path: Path, nowhere: Path, monkeypatch: pyte
     monkeypatch.setattr(ag_news, "ROWS", (2, 1))
     folder = write(tmp_path / "data")
     assert ag_news.load(folder).note == ""
-    assert ag_news.found(folder) == str(folder)
+    assert ag_news.describe_location(folder) == str(folder)
 
 
 def test_not_found_says_where_and_what_to_do(tmp_path: Path, nowhere: Path) -> None:
-    assert SOURCES["ag_news"].found(tmp_path) is None
+    assert BUILTIN_DATASETS["ag_news"].locate(tmp_path) is None
     write(tmp_path)
     (tmp_path / "test.csv").unlink()
-    with pytest.raises(BadInput) as caught:
-        load("ag_news", tmp_path)
+    with pytest.raises(InvalidInputError) as caught:
+        load_dataset("ag_news", tmp_path)
     message = str(caught.value)
     assert "\n" not in message
     for part in (
@@ -142,7 +142,7 @@ def test_not_found_says_where_and_what_to_do(tmp_path: Path, nowhere: Path) -> N
     ],
 )
 def test_refuses(tmp_path: Path, nowhere: Path, test: bytes, message: str) -> None:
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         ag_news.load(write(tmp_path / "data", test=test))
     assert not list(tmp_path.rglob("*.cache")), "nothing half-written"
 
@@ -151,8 +151,8 @@ def test_refuses(tmp_path: Path, nowhere: Path, test: bytes, message: str) -> No
 def test_a_damaged_archive_is_named(tmp_path: Path, nowhere: Path, ending: str) -> None:
     path = write(tmp_path / "data", ending) / f"train.csv{ending}"
     path.write_bytes(path.read_bytes()[:-12])
-    assert ag_news.found(tmp_path / "data") == f"{tmp_path / 'data'} (damaged)"
-    with pytest.raises(BadInput, match=f"cannot read {path}"):
+    assert ag_news.describe_location(tmp_path / "data") == f"{tmp_path / 'data'} (damaged)"
+    with pytest.raises(InvalidInputError, match=f"cannot read {path}"):
         ag_news.load(tmp_path / "data")
 
 
@@ -164,10 +164,10 @@ def test_get(
     sums = {name: f"md5:{hashlib.md5((publisher / name).read_bytes()).hexdigest()}" for name in published}
     with serving(publisher) as url:
         monkeypatch.setattr(ag_news, "publisher", Publisher(url, published))
-        with pytest.raises(BadInput, match=r"train.csv from .* has the checksum md5:"):
-            SOURCES["ag_news"].download(None)
+        with pytest.raises(InvalidInputError, match=r"train.csv from .* has the checksum md5:"):
+            BUILTIN_DATASETS["ag_news"].download(None)
         monkeypatch.setattr(ag_news, "publisher", Publisher(url, sums))
-        SOURCES["ag_news"].download(None)
+        BUILTIN_DATASETS["ag_news"].download(None)
         folder = nowhere / ".cache" / "feddbe" / "ag_news"
         assert len(ag_news.load(None)) == 3
         assert main(["data", "get", "ag_news"]) == 0
@@ -176,7 +176,7 @@ def test_get(
         (folder / "test.csv").write_bytes(content[:-2] + b"!\n")
         assert main(["data", "get", "ag_news"]) == 2
         assert "test.csv is damaged" in capsys.readouterr().err
-        assert main(["data", "get", "ag_news", "--again"]) == 0
+        assert main(["data", "get", "ag_news", "--force"]) == 0
     assert (folder / "test.csv").read_bytes() == content
 
 
@@ -206,7 +206,7 @@ def real() -> list[list[list[str]]]:
     """The rows of the real files, read with nothing of ours but the opening."""
     parts = []
     for path in ag_news.find(None):
-        with ag_news._open(path) as file:
+        with ag_news._open_file(path) as file:
             parts.append(list(csv.reader(file)))
     return parts
 

@@ -20,10 +20,10 @@ import torch
 from feddbe.config.options import Config
 from feddbe.data.builtin import har
 from feddbe.data.dataset import Dataset
-from feddbe.data.federated import load_data
+from feddbe.data.federated import load_federated_data
 from feddbe.data.files import Publisher
-from feddbe.data.registry import SOURCES
-from feddbe.errors import BadInput
+from feddbe.data.registry import BUILTIN_DATASETS
+from feddbe.errors import InvalidInputError
 from feddbe.runs.experiment import resolve
 
 needs_har = pytest.mark.skipif(
@@ -106,7 +106,7 @@ def test_the_real_data() -> None:
     assert set(data.client[:7352]).isdisjoint(data.client[7352:]), "21 persons train, 9 others test"
     total, body = data.x[:, 6:], data.x[:, :3]
     assert 0.9 < float((total - body).square().sum(1).sqrt().mean()) < 1.1, "total less body is gravity, 1 g"
-    _, split, options = load_data(Config(data="har"), data)
+    _, split, options = load_federated_data(Config(data="har"), data)
     assert (options.partition, split.clients, options.data) == ("natural", 30, "har(layout=channels)")
 
 
@@ -137,7 +137,7 @@ def test_it_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     size, time = archive.stat().st_size, archive.stat().st_mtime_ns
     archive.write_bytes(b"x" * size)
     os.utime(archive, ns=(time, time))
-    with pytest.raises(BadInput, match=r"^cannot read .*UCI HAR Dataset\.zip: .*; fetch it again$"):
+    with pytest.raises(InvalidInputError, match=r"^cannot read .*UCI HAR Dataset\.zip: .*; fetch it again$"):
         har.load(place)
 
 
@@ -148,7 +148,7 @@ def test_the_folder_itself_will_do(tmp_path: Path) -> None:
 
 
 def test_not_found_says_where_and_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         har.load(tmp_path / "data")
     said = str(caught.value)
     assert "\n" not in said
@@ -181,7 +181,7 @@ def test_refuses(tmp_path: Path, name: str, text: str | None, message: str) -> N
         del found[name]
     else:
         found[name] = text
-    with pytest.raises(BadInput, match=message) as caught:
+    with pytest.raises(InvalidInputError, match=message) as caught:
         har.load(folder(tmp_path, found))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "har" / "inertial.cache").exists()
@@ -189,7 +189,7 @@ def test_refuses(tmp_path: Path, name: str, text: str | None, message: str) -> N
 
 def test_a_file_that_is_far_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(har, "_LIMIT", 1000)
-    with pytest.raises(BadInput, match=r"unpacks to more than the 1000 bytes that were expected"):
+    with pytest.raises(InvalidInputError, match=r"unpacks to more than the 1000 bytes that were expected"):
         har.load(zipped(tmp_path, files()))
 
 
@@ -203,7 +203,7 @@ def windows(n: int = 60) -> Dataset:
 
 def test_scrambled_is_the_published_formula() -> None:
     data = windows(4)
-    found = har.scrambled(data)
+    found = har.scramble(data)
     for c in range(9):
         for t in range(128):
             at = 128 * c + t
@@ -213,7 +213,7 @@ def test_scrambled_is_the_published_formula() -> None:
 
 def test_the_cache_does_not_vouch_for_the_scrambled_windows(tmp_path: Path) -> None:
     data = har.load(folder(tmp_path, files()))
-    found = har.scrambled(data)
+    found = har.scramble(data)
     assert found.sha256() != data.sha256()
     plain = Dataset("har", found.x.clone(), found.y, 6, client=found.client)
     assert found.sha256() == plain.sha256()
@@ -233,7 +233,7 @@ def test_the_variant_chooses_layout_and_cut_and_what_is_given_wins() -> None:
 
 
 def test_other_data_has_no_layout() -> None:
-    with pytest.raises(BadInput, match=r"^unknown option of digits 'layout'; allowed: \(none\)$"):
+    with pytest.raises(InvalidInputError, match=r"^unknown option of digits 'layout'; allowed: \(none\)$"):
         resolve("fedavg", Config(data="digits(layout=channels)"))
     assert (
         resolve("fedavg", Config(variant="official", clients=3, partition="iid")).config["data"] == "digits"
@@ -264,7 +264,7 @@ def publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @pytest.mark.usefixtures("publisher")
 def test_get_says_that_it_is_not_verified(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    SOURCES["har"].download(tmp_path / "data")
+    BUILTIN_DATASETS["har"].download(tmp_path / "data")
     place = har.find(tmp_path / "data")
     assert place == tmp_path / "data" / "har" / "UCI HAR Dataset.zip"
     assert "is not verified" in caplog.text

@@ -17,7 +17,7 @@ import torch
 
 from feddbe.config.options import Config
 from feddbe.data.builtin.images import DATASETS, CifarDataset
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.runs.experiment import resolve
 
 
@@ -162,7 +162,7 @@ def half(place: Path) -> None:
 )
 def test_refuses_binary(data_dir: Path, damage: Callable[[Path], None], message: str) -> None:
     damage(binary(data_dir))
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         get_facts("cifar100").load(data_dir)
     assert not list(data_dir.rglob("*.npy")), "no half a cache"
 
@@ -170,7 +170,7 @@ def test_refuses_binary(data_dir: Path, damage: Callable[[Path], None], message:
 def test_a_truncated_archive_is_named(data_dir: Path) -> None:
     place = packed(binary)(data_dir)
     os.truncate(place, place.stat().st_size // 2)
-    with pytest.raises(BadInput, match=f"cannot read {place}"):
+    with pytest.raises(InvalidInputError, match=f"cannot read {place}"):
         get_facts("cifar100").load(data_dir)
 
 
@@ -184,7 +184,7 @@ def test_a_pickle_that_calls_something_is_not_executed(
 ) -> None:
     python(data_dir, filenames=[Evil()])
     monkeypatch.chdir(data_dir)
-    with pytest.raises(BadInput, match="is never called"):
+    with pytest.raises(InvalidInputError, match="is never called"):
         get_facts("cifar100").load(data_dir)
     assert not Path("executed").exists()
 
@@ -200,12 +200,12 @@ def test_a_pickle_that_calls_something_is_not_executed(
 )
 def test_refuses_python(data_dir: Path, change: dict[str, npt.NDArray[Any]], message: str) -> None:
     python(data_dir, **change)
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         get_facts("cifar100").load(data_dir)
 
 
 def test_nowhere_says_which_file_to_put_where(data_dir: Path) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         get_facts("cifar100").load(data_dir)
     assert "feddbe data get cifar100" in str(caught.value)
     assert str(caught.value).endswith(
@@ -273,11 +273,13 @@ def test_cifar10_five_batches_then_the_test_set(data_dir: Path, kind: str, packe
 def test_cifar10_refuses(data_dir: Path) -> None:
     place = write_cifar10(data_dir, "binary")
     os.truncate(place / "data_batch_3.bin", 100)
-    with pytest.raises(BadInput, match=r"data_batch_3\.bin has only 100 bytes, expected 6146"):
+    with pytest.raises(InvalidInputError, match=r"data_batch_3\.bin has only 100 bytes, expected 6146"):
         get_facts("cifar10").load(data_dir)
     (place / "data_batch_3.bin").unlink()
-    with pytest.raises(BadInput, match="has no file for the data_batch_3 set"):
+    with pytest.raises(InvalidInputError, match="has no file for the data_batch_3 set"):
         get_facts("cifar10").load(data_dir)
     (place / "test_batch.bin").unlink()
-    with pytest.raises(BadInput, match=r"run 'feddbe data get cifar10', or put cifar-10-binary.tar.gz or"):
+    with pytest.raises(
+        InvalidInputError, match=r"run 'feddbe data get cifar10', or put cifar-10-binary.tar.gz or"
+    ):
         get_facts("cifar10").load(data_dir)

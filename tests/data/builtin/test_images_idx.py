@@ -20,8 +20,8 @@ import torch
 
 from feddbe.data.builtin.images import DATASETS, IdxDataset, read_idx
 from feddbe.data.files import Publisher
-from feddbe.data.registry import SOURCES, load
-from feddbe.errors import BadInput
+from feddbe.data.registry import BUILTIN_DATASETS, load_dataset
+from feddbe.errors import InvalidInputError
 
 
 def get_facts(name: str) -> IdxDataset:
@@ -123,7 +123,7 @@ def test_three_files_are_not_a_set(tmp_path: Path, nowhere: Path) -> None:
 
 
 def test_not_found_says_where_and_what_to_do(tmp_path: Path, nowhere: Path) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         get_facts("fmnist").load(tmp_path / "data")
     message = str(caught.value)
     assert "\n" not in message
@@ -151,14 +151,14 @@ def test_not_found_says_where_and_what_to_do(tmp_path: Path, nowhere: Path) -> N
 def test_refuses(tmp_path: Path, name: str, values: npt.NDArray[np.uint8], message: str) -> None:
     write(tmp_path)
     (tmp_path / f"{name}.gz").write_bytes(gzip.compress(idx(values)))
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         get_facts("fmnist").load(tmp_path)
 
 
 def test_truncated_gzip_is_named(tmp_path: Path) -> None:
     path = write(tmp_path) / "t10k-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(BadInput, match=f"cannot read {path}"):
+    with pytest.raises(InvalidInputError, match=f"cannot read {path}"):
         get_facts("fmnist").load(tmp_path)
 
 
@@ -188,7 +188,7 @@ def publisher(tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_get(nowhere: Path, publisher: Path) -> None:
     seen: list[tuple[int, int | None]] = []
-    SOURCES["fmnist"].download(None, lambda done, total: seen.append((done, total)))
+    BUILTIN_DATASETS["fmnist"].download(None, lambda done, total: seen.append((done, total)))
     folder = nowhere / ".cache" / "feddbe" / "fmnist"
     assert get_facts("fmnist").find(None) == folder
     assert len(get_facts("fmnist").load(None)) == 6
@@ -197,24 +197,24 @@ def test_get(nowhere: Path, publisher: Path) -> None:
 
     seen.clear()
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
-    SOURCES["fmnist"].download(None, lambda done, total: seen.append((done, total)))
+    BUILTIN_DATASETS["fmnist"].download(None, lambda done, total: seen.append((done, total)))
     assert len(seen) == 1, "what is there is kept"
 
 
 def test_get_into_a_given_place(tmp_path: Path, nowhere: Path, publisher: Path) -> None:
-    SOURCES["fmnist"].download(tmp_path / "data")
+    BUILTIN_DATASETS["fmnist"].download(tmp_path / "data")
     assert get_facts("fmnist").find(tmp_path / "data") == tmp_path / "data" / "fmnist"
 
 
 def test_get_refuses_another_file(tmp_path: Path, nowhere: Path, publisher: Path) -> None:
     (publisher / "t10k-images-idx3-ubyte.gz").write_bytes(b"something else")
-    with pytest.raises(BadInput, match=r"t10k-images-idx3-ubyte.gz from .* has the checksum md5:"):
-        SOURCES["fmnist"].download(tmp_path / "data")
+    with pytest.raises(InvalidInputError, match=r"t10k-images-idx3-ubyte.gz from .* has the checksum md5:"):
+        BUILTIN_DATASETS["fmnist"].download(tmp_path / "data")
     assert get_facts("fmnist").find(tmp_path / "data") is None
 
 
 def test_mnist_train_then_test(nowhere: Path) -> None:
-    data = load("mnist", write(nowhere.parent / "data" / "mnist", train=3, test=9).parent)
+    data = load_dataset("mnist", write(nowhere.parent / "data" / "mnist", train=3, test=9).parent)
     assert (data.name, data.classes, data.x.shape) == ("mnist", 10, (12, 1, 28, 28))
     assert (data.x[:, 0, 5, 7].tolist(), data.y.tolist()) == (list(range(12)), [*range(10), 0, 1])
     assert data.label_names == tuple("0123456789")
@@ -235,7 +235,7 @@ def test_the_published_numbers_of_digits_are_known(nowhere: Path) -> None:
 
 
 def test_mnist_nowhere_says_what_to_do(nowhere: Path) -> None:
-    with pytest.raises(BadInput, match=r"MNIST is in none of .*run 'feddbe data get mnist'"):
+    with pytest.raises(InvalidInputError, match=r"MNIST is in none of .*run 'feddbe data get mnist'"):
         get_facts("mnist").load(nowhere.parent / "data")
     assert len(get_facts("mnist").publisher.checksums) == 4
 
@@ -273,12 +273,12 @@ def test_read_idx(tmp_path: Path, content: bytes) -> None:
 def test_read_idx_refuses(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
-    with pytest.raises(BadInput, match=message) as caught:
+    with pytest.raises(InvalidInputError, match=message) as caught:
         read_idx(path, 100)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_read_idx_names_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"cannot read .*absent.*No such file"):
+    with pytest.raises(InvalidInputError, match=r"cannot read .*absent.*No such file"):
         read_idx(tmp_path / "absent", 100)

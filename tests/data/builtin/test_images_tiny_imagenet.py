@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 from feddbe.data.builtin.images import DATASETS, TinyImageNet
-from feddbe.data.registry import load
-from feddbe.errors import BadInput
+from feddbe.data.registry import load_dataset
+from feddbe.errors import InvalidInputError
 
 needs_tiny_imagenet = pytest.mark.skipif(
     DATASETS["tiny_imagenet"].find(None) is None,
@@ -77,7 +77,7 @@ def test_sorted_by_class_then_name(data_dir: Path, tmp_path: Path, packed: bool)
         place = write(data_dir)
     assert DATASETS["tiny_imagenet"].find(data_dir) == place
     for _ in ("decoded", "from the cache"):
-        data = load("tiny_imagenet", data_dir)
+        data = load_dataset("tiny_imagenet", data_dir)
         assert (data.name, data.classes, data.x.dtype) == ("tiny_imagenet", 3, torch.uint8)
         assert data.x.shape == (33, 3, 64, 64)
         assert data.y.tolist() == [0] * 11 + [1] * 11 + [2] * 11
@@ -94,22 +94,24 @@ def test_folder_and_zip_are_the_same_data_and_progress_is_said(
 ) -> None:
     place = write(data_dir)
     pack(place, tmp_path / "zip" / "tiny-imagenet-200.zip")
-    hashes = {load("tiny_imagenet", folder).sha256() for folder in (data_dir, tmp_path / "zip", place)}
+    hashes = {
+        load_dataset("tiny_imagenet", folder).sha256() for folder in (data_dir, tmp_path / "zip", place)
+    }
     assert len(hashes) == 1
     said = capsys.readouterr()
     assert said.out == ""
     assert "100 %" in said.err
-    load("tiny_imagenet", data_dir)
+    load_dataset("tiny_imagenet", data_dir)
     assert capsys.readouterr().err == "", "the cache needs no decoding"
 
 
 def test_a_changed_folder_is_decoded_again(data_dir: Path) -> None:
     images = write(data_dir) / "train" / "n01" / "images"
-    before = load("tiny_imagenet", data_dir)
+    before = load_dataset("tiny_imagenet", data_dir)
     (images / "new").write_bytes(jpeg(200))
     (images / "new").replace(images / "n01_0.JPEG")
     os.utime(images, (1, 1))
-    after = load("tiny_imagenet", data_dir)
+    after = load_dataset("tiny_imagenet", data_dir)
     assert after.sha256() != before.sha256()
     assert not torch.equal(after.x[0], before.x[0])
     assert torch.equal(after.x[1:], before.x[1:])
@@ -126,35 +128,37 @@ def test_a_changed_folder_is_decoded_again(data_dir: Path) -> None:
 def test_an_image_that_is_none_is_named(data_dir: Path, content: bytes, message: str) -> None:
     place = write(data_dir)
     (place / "train" / "n02" / "images" / "n02_4.JPEG").write_bytes(content)
-    with pytest.raises(BadInput, match=message):
-        load("tiny_imagenet", data_dir)
+    with pytest.raises(InvalidInputError, match=message):
+        load_dataset("tiny_imagenet", data_dir)
     assert not list(data_dir.rglob("*.npy")), "no half a cache"
 
 
 def test_missing_images_are_counted(data_dir: Path) -> None:
     place = write(data_dir)
     (place / "train" / "n10" / "images" / "n10_3.JPEG").unlink()
-    with pytest.raises(BadInput, match="3 classes, 10 images in n10; expected 3 classes of 11 images"):
-        load("tiny_imagenet", data_dir)
+    with pytest.raises(
+        InvalidInputError, match="3 classes, 10 images in n10; expected 3 classes of 11 images"
+    ):
+        load_dataset("tiny_imagenet", data_dir)
 
 
 def test_a_truncated_zip_is_named(data_dir: Path, tmp_path: Path) -> None:
     place = pack(write(tmp_path / "unpacked"), data_dir / "tiny-imagenet-200.zip")
     os.truncate(place, place.stat().st_size // 2)
-    with pytest.raises(BadInput, match=f"cannot read {place}"):
-        load("tiny_imagenet", data_dir)
+    with pytest.raises(InvalidInputError, match=f"cannot read {place}"):
+        load_dataset("tiny_imagenet", data_dir)
 
 
 def test_nowhere_says_which_file_to_put_where(data_dir: Path) -> None:
-    with pytest.raises(BadInput) as caught:
-        load("tiny_imagenet", data_dir)
+    with pytest.raises(InvalidInputError) as caught:
+        load_dataset("tiny_imagenet", data_dir)
     assert "feddbe data get tiny_imagenet" in str(caught.value)
     assert str(caught.value).endswith(f"into {data_dir / 'tiny_imagenet'}")
 
 
 @needs_tiny_imagenet
 def test_the_real_files() -> None:
-    data = load("tiny_imagenet", None)
+    data = load_dataset("tiny_imagenet", None)
     assert data.x.shape == (100_000, 3, 64, 64)
     assert torch.bincount(data.y).tolist() == [500] * 200
     place = DATASETS["tiny_imagenet"].find(None)

@@ -12,9 +12,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from feddbe.data.registry import load
+from feddbe.data.registry import load_dataset
 from feddbe.data.user.arrays import load_npz, read_npz
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 
 IMAGES = np.arange(6 * 4 * 5, dtype=np.uint8).reshape(6, 4, 5)
 LABELS = np.array([0, 1, 2, 0, 1, 2])
@@ -59,7 +59,7 @@ def test_word_numbers_with_the_size_of_their_vocabulary(tmp_path: Path, where: s
     if where == "file":
         data = load_npz(save(tmp_path, x=x, y=LABELS, words=50))
     else:
-        data = load(f"{save(tmp_path, x=x, y=LABELS)}?words=50")
+        data = load_dataset(f"{save(tmp_path, x=x, y=LABELS)}?words=50")
     assert (data.tokens, data.x.dtype, data.x.tolist()) == (50, torch.int32, x.tolist())
     assert data.inputs(data.x).dtype == torch.int64
 
@@ -68,19 +68,19 @@ def test_integers_are_words_only_if_somebody_says_so(tmp_path: Path) -> None:
     """Codes or counts look the same: nobody guesses."""
     path = save(tmp_path, x=np.arange(12).reshape(6, 2), y=LABELS)
     with pytest.raises(
-        BadInput, match=r"x in .* is int64; accepted are .* word numbers if you say so: .words="
+        InvalidInputError, match=r"x in .* is int64; accepted are .* word numbers if you say so: .words="
     ):
-        load(path)
-    with pytest.raises(BadInput, match=r"has the word number 10, with words = 10; allowed: 0..9"):
-        load(f"{path}?words=10")
-    with pytest.raises(BadInput, match=r"words=ten: it must be the size of the vocabulary"):
-        load(f"{path}?words=ten")
+        load_dataset(path)
+    with pytest.raises(InvalidInputError, match=r"has the word number 10, with words = 10; allowed: 0..9"):
+        load_dataset(f"{path}?words=10")
+    with pytest.raises(InvalidInputError, match=r"words=ten: it must be the size of the vocabulary"):
+        load_dataset(f"{path}?words=ten")
     path = save(tmp_path, x=IMAGES, y=LABELS)
-    with pytest.raises(BadInput, match=r"words=10: x in .* is uint8, no word numbers"):
-        load(f"{path}?words=10")
+    with pytest.raises(InvalidInputError, match=r"words=10: x in .* is uint8, no word numbers"):
+        load_dataset(f"{path}?words=10")
     path = save(tmp_path, x=np.zeros((6, 2, 2), int), y=LABELS)
-    with pytest.raises(BadInput, match=r"word numbers must be \(n, length\)"):
-        load(f"{path}?words=10")
+    with pytest.raises(InvalidInputError, match=r"word numbers must be \(n, length\)"):
+        load_dataset(f"{path}?words=10")
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i2", ">i4", "u8", "f4", "f8"])
@@ -192,7 +192,7 @@ NAN_IN_ROW_4 = np.where(np.arange(6) == 4, np.nan, 1.0)[:, None]
 def test_refuses(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     arrays = {name: a for name, a in ({"x": IMAGES, "y": LABELS} | change).items() if a is not None}
     path = save(tmp_path, **arrays)
-    with pytest.raises(BadInput, match=message) as caught:
+    with pytest.raises(InvalidInputError, match=message) as caught:
         load_npz(path)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
@@ -207,19 +207,19 @@ def test_pickled_arrays_are_not_recognized_by_a_text_of_numpy(
 
     monkeypatch.setattr(np.lib.format, "read_array", fail)
     monkeypatch.setattr("numpy.lib._format_impl.read_array", fail, raising=False)
-    with pytest.raises(BadInput, match="pickled Python objects, which are never read"):
+    with pytest.raises(InvalidInputError, match="pickled Python objects, which are never read"):
         load_npz(save(tmp_path, x=np.array([{}] * 6), y=LABELS))
-    with pytest.raises(BadInput, match=r"write it again with numpy\.savez"):
+    with pytest.raises(InvalidInputError, match=r"write it again with numpy\.savez"):
         load_npz(save(tmp_path, x=IMAGES, y=LABELS))
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"there is no file .*mine.npz"):
+    with pytest.raises(InvalidInputError, match=r"there is no file .*mine.npz"):
         load_npz(tmp_path / "mine.npz")
 
 
 def test_folder(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"cannot read .*Is a directory"):
+    with pytest.raises(InvalidInputError, match=r"cannot read .*Is a directory"):
         load_npz(tmp_path)
 
 
@@ -236,9 +236,9 @@ class Trap:
 def test_pickles_are_never_opened(tmp_path: Path) -> None:
     trap = Trap(tmp_path / "sprung")
     (tmp_path / "pickle.npz").write_bytes(pickle.dumps(trap))
-    with pytest.raises(BadInput, match=r"is not an .npz file"):
+    with pytest.raises(InvalidInputError, match=r"is not an .npz file"):
         load_npz(tmp_path / "pickle.npz")
-    with pytest.raises(BadInput, match="pickled"):
+    with pytest.raises(InvalidInputError, match="pickled"):
         load_npz(save(tmp_path, x=np.array([trap], object), y=LABELS))
     assert not (tmp_path / "sprung").exists()
 
@@ -246,7 +246,7 @@ def test_pickles_are_never_opened(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x93NUMPY\x01\0"])
 def test_not_an_npz(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "mine.npz").write_bytes(content)
-    with pytest.raises(BadInput, match=r"mine.npz is not an .npz file; write one with numpy.savez"):
+    with pytest.raises(InvalidInputError, match=r"mine.npz is not an .npz file; write one with numpy.savez"):
         load_npz(tmp_path / "mine.npz")
 
 
@@ -254,7 +254,9 @@ def test_not_an_npz(tmp_path: Path, content: bytes) -> None:
 def test_truncated(tmp_path: Path, keep: int) -> None:
     path = save(tmp_path, x=IMAGES, y=LABELS)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(BadInput, match=r"cannot read .*mine.npz: .*; write it again with numpy.savez"):
+    with pytest.raises(
+        InvalidInputError, match=r"cannot read .*mine.npz: .*; write it again with numpy.savez"
+    ):
         load_npz(path)
 
 
@@ -271,7 +273,7 @@ def test_damage_is_noticed_or_harmless(tmp_path: Path, data: st.DataObject, comp
     found: dict[str, Any] = {}
     try:
         found, _ = read_npz(path)
-    except BadInput as error:
+    except InvalidInputError as error:
         message = str(error)
     assert "\n" not in message
     for name, right in (("x", IMAGES), ("y", LABELS)):

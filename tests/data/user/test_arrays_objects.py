@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 import feddbe
-from feddbe.data.registry import in_memory
+from feddbe.data.registry import is_in_memory
 from feddbe.data.user.arrays import from_object
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 
 X = np.random.RandomState(0).randn(30, 4).astype(np.float32)
 Y = np.array(["no", "yes", "yes"] * 10)
@@ -48,11 +48,13 @@ def test_a_frame() -> None:
     frame = pandas.DataFrame({"age": np.arange(30), "job": ["a", "b", None] * 10, "buys": Y, "town": WHO})
     data = from_object((frame, "label=buys&client=town&missing=mean"))
     assert (data.x.shape, data.label_names, data.client_names) == ((30, 3), ("no", "yes"), ("Bonn", "Ulm"))
-    with pytest.raises(BadInput, match="column 'job' of the frame has no value in row 2 and in 9 more"):
+    with pytest.raises(
+        InvalidInputError, match="column 'job' of the frame has no value in row 2 and in 9 more"
+    ):
         from_object((frame, "label=buys&client=town"))
     plain = frame.drop(columns="job").rename(columns={"buys": "label", "town": "client"})
     assert from_object(plain).x.shape == (30, 1)
-    with pytest.raises(BadInput, match="the frame has no column 'label'; it has: age"):
+    with pytest.raises(InvalidInputError, match="the frame has no column 'label'; it has: age"):
         from_object(frame)
 
 
@@ -77,14 +79,14 @@ def test_large_integer_labels_of_a_frame_survive_missing_ones() -> None:
     ],
 )
 def test_refuses(data: Any, message: str) -> None:
-    with pytest.raises(BadInput, match=message) as caught:
+    with pytest.raises(InvalidInputError, match=message) as caught:
         from_object(data)
     assert "\n" not in str(caught.value)
 
 
 def test_names_are_no_objects() -> None:
-    assert in_memory("digits") is None
-    assert in_memory(Path("a.csv")) is None
+    assert is_in_memory("digits") is None
+    assert is_in_memory(Path("a.csv")) is None
 
 
 def test_a_run_keeps_the_names(tmp_path: Path) -> None:

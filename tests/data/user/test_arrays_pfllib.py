@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from feddbe.config.options import Config
-from feddbe.data.federated import load_data
-from feddbe.data.registry import load
-from feddbe.errors import BadInput
+from feddbe.data.federated import load_federated_data
+from feddbe.data.registry import load_dataset
+from feddbe.errors import InvalidInputError
 
 SIZES = {"train/0": 5, "train/1": 3, "test/0": 2, "test/1": 1}
 
@@ -37,7 +37,7 @@ def write(folder: Path, **config: Any) -> Path:
 
 
 def test_data_and_split(tmp_path: Path) -> None:
-    data = load(write(tmp_path / "mnist"))
+    data = load_dataset(write(tmp_path / "mnist"))
     assert (data.name, data.classes, data.x.dtype) == ("mnist/", 4, torch.float32)
     assert data.x[:, 0, 0, 0].tolist() == [*range(11)]
     assert data.y.tolist() == [0, 1, 2, 0, 1, 0, 1, 2, 0, 1, 0]
@@ -49,18 +49,18 @@ def test_data_and_split(tmp_path: Path) -> None:
 def test_classes_of_newer_versions(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "config.json").write_text('{"num_clients": 2, "partition": "dir"}')
-    assert load(tmp_path).classes == 3
+    assert load_dataset(tmp_path).classes == 3
 
 
 def test_the_split_is_used_unless_another_is_asked_for(tmp_path: Path) -> None:
     data = str(write(tmp_path))
-    _, split, config = load_data(Config(data=data))
+    _, split, config = load_federated_data(Config(data=data))
     assert [*map(len, split.train)] == [5, 3]
     assert (config.clients, config.partition) == (2, None)
-    _, split, config = load_data(Config(data=data, partition="iid", clients=3))
+    _, split, config = load_federated_data(Config(data=data, partition="iid", clients=3))
     assert [len(a) + len(b) for a, b in zip(split.train, split.test, strict=True)] == [4, 4, 3]
-    with pytest.raises(BadInput, match=r"clients = 3; .* has 2"):
-        load_data(Config(data=data, clients=3))
+    with pytest.raises(InvalidInputError, match=r"clients = 3; .* has 2"):
+        load_federated_data(Config(data=data, clients=3))
 
 
 def test_texts(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_texts(tmp_path: Path) -> None:
     for name, n in SIZES.items():
         x = np.array([([row, 7, 0], 3) for row in range(n)], dtype=object)
         put(tmp_path / f"{name}.npz", {"x": x, "y": np.arange(n) % 3})
-    data = load(tmp_path)
+    data = load_dataset(tmp_path)
     assert (data.x.dtype, data.x.shape, data.tokens) == (torch.int32, (11, 3), 8)
     assert data.x[4].tolist() == [4, 7, 0]
 
@@ -84,8 +84,8 @@ class Trap:
 def test_nothing_is_executed(tmp_path: Path) -> None:
     write(tmp_path)
     put(tmp_path / "train/1.npz", {"x": Trap(tmp_path / "sprung"), "y": np.arange(3)})
-    with pytest.raises(BadInput, match=r"train/1.npz: .* it asks for 'posix.mkdir'"):
-        load(tmp_path)
+    with pytest.raises(InvalidInputError, match=r"train/1.npz: .* it asks for 'posix.mkdir'"):
+        load_dataset(tmp_path)
     assert not (tmp_path / "sprung").exists()
 
 
@@ -130,6 +130,6 @@ X3 = np.zeros((3, 1, 2, 2), np.float32)
 )
 def test_refuses(tmp_path: Path, change: Any, message: str) -> None:
     change(write(tmp_path))
-    with pytest.raises(BadInput, match=message) as caught:
-        load(tmp_path)
+    with pytest.raises(InvalidInputError, match=message) as caught:
+        load_dataset(tmp_path)
     assert "\n" not in str(caught.value)

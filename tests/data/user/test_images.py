@@ -13,9 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from feddbe.data.registry import load
+from feddbe.data.registry import load_dataset
 from feddbe.data.user.images import decode_images
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 
 
 def put(path: Path, value: Any, mode: str = "RGB", size: tuple[int, int] = (5, 4)) -> Path:
@@ -32,7 +32,7 @@ def pets(folder: Path) -> Path:
 
 def test_classes_and_files_in_the_order_of_their_names(tmp_path: Path) -> None:
     (pets(tmp_path / "pets") / "dog" / ".hidden").write_text("not an image")
-    data = load(tmp_path / "pets")
+    data = load_dataset(tmp_path / "pets")
     assert (data.name, data.classes, data.y.tolist()) == ("pets/", 2, [0, 1, 1])
     assert (data.x.shape, data.x.dtype, data.client) == ((3, 3, 4, 5), torch.uint8, None)
     assert data.x[:, :, 0, 0].tolist() == [[7, 8, 9], [4, 5, 6], [1, 2, 3]]
@@ -43,7 +43,7 @@ def test_train_before_test(tmp_path: Path) -> None:
     pets(tmp_path / "train")
     put(tmp_path / "test/dog/1.png", (0, 0, 0))
     put(tmp_path / "test/eel/1.png", (1, 1, 1))
-    data = load(tmp_path)
+    data = load_dataset(tmp_path)
     assert (data.classes, data.y.tolist()) == (3, [0, 1, 1, 1, 2])
     assert data.x[:, 0, 0, 0].tolist() == [7, 4, 1, 0, 1]
 
@@ -96,15 +96,15 @@ def test_images_in_memory_have_their_pixels_in_place() -> None:
 )
 def test_refuses(tmp_path: Path, change: Any, message: str) -> None:
     change(pets(tmp_path))
-    with pytest.raises(BadInput, match=message) as caught:
-        load(tmp_path)
+    with pytest.raises(InvalidInputError, match=message) as caught:
+        load_dataset(tmp_path)
     assert "\n" not in str(caught.value)
 
 
 def test_one_class_is_not_enough(tmp_path: Path) -> None:
     put(tmp_path / "cat/1.png", 0)
-    with pytest.raises(BadInput, match="has 1 folders with images; at least 2 classes are needed"):
-        load(tmp_path)
+    with pytest.raises(InvalidInputError, match="has 1 folders with images; at least 2 classes are needed"):
+        load_dataset(tmp_path)
 
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 4\n%%EndComments\nshowpage\n"
@@ -118,9 +118,11 @@ def test_no_picture_is_handed_to_another_program(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(subprocess.Popen, "__init__", start)
     (pets(tmp_path) / "dog" / "0.png").write_bytes(EPS)
-    with pytest.raises(BadInput, match=r"cannot read the image .*0\.png: cannot identify image file"):
-        load(tmp_path)
-    with pytest.raises(BadInput, match="cannot identify image file"):
+    with pytest.raises(
+        InvalidInputError, match=r"cannot read the image .*0\.png: cannot identify image file"
+    ):
+        load_dataset(tmp_path)
+    with pytest.raises(InvalidInputError, match="cannot identify image file"):
         decode_images([EPS], ["in memory"])
 
 
@@ -129,30 +131,36 @@ def test_a_picture_that_claims_too_much_is_not_decoded() -> None:
     file = io.BytesIO()
     Image.new("1", (5000, 5000)).save(file, "png")
     assert len(file.getvalue()) < 30_000
-    with pytest.raises(BadInput, match=r"a: it has 5000x5000 pixels of mode '.', at most 16777216 of 8 bits"):
+    with pytest.raises(
+        InvalidInputError, match=r"a: it has 5000x5000 pixels of mode '.', at most 16777216 of 8 bits"
+    ):
         decode_images([file.getvalue()], ["a"])
 
 
 def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(pets(tmp_path) / "dog" / "0.png")
-    with pytest.raises(BadInput, match=r"0\.png: it is not a plain file"):
-        load(tmp_path)
+    with pytest.raises(InvalidInputError, match=r"0\.png: it is not a plain file"):
+        load_dataset(tmp_path)
 
 
 def test_images_of_several_sizes_name_the_way_out_and_take_it(tmp_path: Path) -> None:
     put(pets(tmp_path / "pets") / "dog" / "c.png", (9, 9, 9), size=(8, 7))
     with pytest.raises(
-        BadInput, match=r"is 8x7, but .* is 5x4; all images .*: \?resize=4 brings them to one"
+        InvalidInputError, match=r"is 8x7, but .* is 5x4; all images .*: \?resize=4 brings them to one"
     ):
-        load(tmp_path / "pets")
-    data = load(f"{tmp_path / 'pets'}?resize=4")
+        load_dataset(tmp_path / "pets")
+    data = load_dataset(f"{tmp_path / 'pets'}?resize=4")
     assert (data.x.shape, data.label_names) == ((4, 3, 4, 4), ("cat", "dog"))
     assert data.x[:, :, 1, 1].tolist() == [[7, 8, 9], [4, 5, 6], [1, 2, 3], [9, 9, 9]]
-    assert load(f"{tmp_path / 'pets'}?resize=6x3").x.shape == (4, 3, 3, 6), "width times height"
-    assert (data.about.kind, data.about.resized, data.about.shape) == ("images", True, (3, 4, 4))
+    assert load_dataset(f"{tmp_path / 'pets'}?resize=6x3").x.shape == (4, 3, 3, 6), "width times height"
+    assert (data.preprocessing_spec.kind, data.preprocessing_spec.resized, data.preprocessing_spec.shape) == (
+        "images",
+        True,
+        (3, 4, 4),
+    )
 
 
 @pytest.mark.parametrize("size", ["0", "x", "4x", "4x4x4", "9999", "-3"])
 def test_sizes_that_are_none(tmp_path: Path, size: str) -> None:
-    with pytest.raises(BadInput, match=r"\?resize=.*: write a number of pixels"):
-        load(f"{pets(tmp_path / 'pets')}?resize={size}")
+    with pytest.raises(InvalidInputError, match=r"\?resize=.*: write a number of pixels"):
+        load_dataset(f"{pets(tmp_path / 'pets')}?resize={size}")

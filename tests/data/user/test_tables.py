@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from feddbe.config.options import Config
 from feddbe.data import rows
 from feddbe.data.dataset import Preprocessing
-from feddbe.data.federated import load_data
-from feddbe.data.registry import load
-from feddbe.errors import BadInput
+from feddbe.data.federated import load_federated_data
+from feddbe.data.registry import load_dataset
+from feddbe.errors import InvalidInputError
 
 PEOPLE = "age,income,label,client\n30,1e4,yes,b\n40,2e4,no,a\n50,3e4,no,b\n40,2e4,yes,a\n"
 REVIEWS = "title,text,y\nGood,a good film!,1\nBad,a bad film,3\nGood,,1\n"
@@ -39,14 +39,14 @@ def parquet(folder: Path, **columns: Any) -> Path:
 
 
 def test_numbers_are_standardised_by_training_rows_alone(tmp_path: Path) -> None:
-    data = load(csv(tmp_path))
+    data = load_dataset(csv(tmp_path))
     assert (data.name, data.classes, data.tokens) == ("mine.csv", 2, 0)
     assert data.x.tolist() == [[30, 1e4], [40, 2e4], [50, 3e4], [40, 2e4]], "raw until it is known who trains"
-    fitted = data.fitted(np.array([0, 2]))  # ages 30 and 50: mean 40, deviation 10
+    fitted = data.fit_preprocessing(np.array([0, 2]))  # ages 30 and 50: mean 40, deviation 10
     assert (fitted.x.dtype, fitted.x.shape) == (torch.float32, (4, 2))
     assert fitted.x.tolist() == [[pytest.approx(v)] * 2 for v in (-1, 0, 1, 0)]
-    assert data.fitted(np.array([1, 2])).x[0].tolist() == pytest.approx([-3, -3])  # (30 - 45) / 5
-    assert fitted.fitted(np.array([1])) is fitted, "once is enough"
+    assert data.fit_preprocessing(np.array([1, 2])).x[0].tolist() == pytest.approx([-3, -3])  # (30 - 45) / 5
+    assert fitted.fit_preprocessing(np.array([1])) is fitted, "once is enough"
     assert (data.y.tolist(), data.label_names) == ([1, 0, 0, 1], ("no", "yes"))
     assert data.client is not None
     assert (data.client.tolist(), data.client_names) == ([1, 0, 1, 0], ("a", "b"))
@@ -63,8 +63,8 @@ def test_neither_test_rows_nor_validation_rows_nor_newcomers_are_in_the_statisti
     tmp_path: Path, validation: float
 ) -> None:
     path = people(tmp_path)
-    raw = load(path).x.numpy()
-    data, split, _ = load_data(Config(data=str(path), validation=validation, newcomers=1))
+    raw = load_dataset(path).x.numpy()
+    data, split, _ = load_federated_data(Config(data=str(path), validation=validation, new_clients=1))
     train = np.concatenate([split.train[k] for k in range(3)])
     mean, deviation = raw[train].mean(axis=0), raw[train].std(axis=0)
     assert np.allclose(data.x.numpy(), (raw - mean) / deviation, rtol=1e-6)
@@ -81,7 +81,7 @@ def test_what_a_run_keeps_is_json(tmp_path: Path) -> None:
     path = csv(
         tmp_path, PEOPLE.replace("age", "town").replace("30", "x").replace("40", "y").replace("50", "x")
     )
-    about = load_data(Config(data=str(path)))[0].about
+    about = load_federated_data(Config(data=str(path)))[0].preprocessing_spec
     again = Preprocessing.from_json(json.loads(json.dumps(about.to_json())))
     assert again == about
     assert again.columns[0].categories == ("x", "y")
@@ -89,8 +89,8 @@ def test_what_a_run_keeps_is_json(tmp_path: Path) -> None:
 
 def test_names_are_those_of_the_partition(tmp_path: Path) -> None:
     path = str(people(tmp_path))
-    assert load_data(Config(data=path))[0].client_names == ("a", "b", "c", "d")
-    assert load_data(Config(data=path, partition="iid", clients=2))[0].client_names == ()
+    assert load_federated_data(Config(data=path))[0].client_names == ("a", "b", "c", "d")
+    assert load_federated_data(Config(data=path, partition="iid", clients=2))[0].client_names == ()
 
 
 # --- missing values
@@ -103,20 +103,20 @@ def test_a_missing_value_is_named_with_the_ways_out(tmp_path: Path) -> None:
     message = (
         "column 'age' of .* has no value in line 3; fill it in, or .missing=drop .*, .missing=mean takes"
     )
-    with pytest.raises(BadInput, match=message):
-        load(path)
-    with pytest.raises(BadInput, match=r"unknown value of .missing= 'zero'"):
-        load(f"{path}?missing=zero")
+    with pytest.raises(InvalidInputError, match=message):
+        load_dataset(path)
+    with pytest.raises(InvalidInputError, match=r"unknown value of .missing= 'zero'"):
+        load_dataset(f"{path}?missing=zero")
 
 
 def test_missing_drop(tmp_path: Path) -> None:
-    data = load(f"{csv(tmp_path, GAPS)}?missing=drop")
+    data = load_dataset(f"{csv(tmp_path, GAPS)}?missing=drop")
     assert (data.x.tolist(), data.y.tolist()) == ([[30, 1], [40, 1]], [1, 0])
     assert "2 of 4 rows were left out" in data.note
 
 
 def test_missing_mean_is_that_of_the_training_rows(tmp_path: Path) -> None:
-    data = load(f"{csv(tmp_path, GAPS)}?missing=mean").fitted(np.array([0, 1, 2]))
+    data = load_dataset(f"{csv(tmp_path, GAPS)}?missing=mean").fit_preprocessing(np.array([0, 1, 2]))
     # age: (30 + 50) / 2, so 0 when standardised; town: one Bonn and one Ulm among those that are known
     assert data.x[1].tolist() == [0, 1, 0]
     assert data.x[2].tolist() == [1, 0.5, 0.5]
@@ -124,26 +124,30 @@ def test_missing_mean_is_that_of_the_training_rows(tmp_path: Path) -> None:
 
 def test_a_missing_label_or_client_cannot_be_filled(tmp_path: Path) -> None:
     path = csv(tmp_path, PEOPLE.replace("no,a", ",a", 1))
-    with pytest.raises(BadInput, match=r"'label' of .* has no value in line 3; fill it in, or .missing=drop"):
-        load(f"{path}?missing=mean")
-    assert len(load(f"{path}?missing=drop")) == 3
-    with pytest.raises(BadInput, match=r"'client' of .* has no value in line 2"):
-        load(csv(tmp_path, PEOPLE.replace("yes,b", "yes,", 1)))
+    with pytest.raises(
+        InvalidInputError, match=r"'label' of .* has no value in line 3; fill it in, or .missing=drop"
+    ):
+        load_dataset(f"{path}?missing=mean")
+    assert len(load_dataset(f"{path}?missing=drop")) == 3
+    with pytest.raises(InvalidInputError, match=r"'client' of .* has no value in line 2"):
+        load_dataset(csv(tmp_path, PEOPLE.replace("yes,b", "yes,", 1)))
 
 
 @pytest.mark.parametrize("sign", ["", "NA", "nan", "n/a", "NULL", "?"])
 def test_signs_of_a_missing_number(tmp_path: Path, sign: str) -> None:
     path = csv(tmp_path, PEOPLE.replace("40,2", f"{sign},2", 1))
-    with pytest.raises(BadInput, match=r"column 'age' of .* has no value in line 3"):
-        load(path)
+    with pytest.raises(InvalidInputError, match=r"column 'age' of .* has no value in line 3"):
+        load_dataset(path)
 
 
 def test_a_wrong_cell_does_not_make_a_column_text(tmp_path: Path) -> None:
     """`4O` made the advice `?x=age`, and that an experiment on words."""
     path = csv(tmp_path, PEOPLE.replace("40,2", "4O,2", 1))
-    with pytest.raises(BadInput, match=r"column 'age' of .* has numbers, but '4O' in line 3; correct it"):
-        load(path)
-    data = load(f"{path}?categories=age")
+    with pytest.raises(
+        InvalidInputError, match=r"column 'age' of .* has numbers, but '4O' in line 3; correct it"
+    ):
+        load_dataset(path)
+    data = load_dataset(f"{path}?categories=age")
     assert data.preprocessing is not None
     assert data.preprocessing.columns[0].categories == ("30", "40", "4O", "50")
 
@@ -152,21 +156,23 @@ def test_a_wrong_cell_does_not_make_a_column_text(tmp_path: Path) -> None:
 
 
 def test_text_beside_numbers_is_a_category(tmp_path: Path) -> None:
-    data = load(f"{csv(tmp_path)}?x=age,client").fitted(np.arange(4))
+    data = load_dataset(f"{csv(tmp_path)}?x=age,client").fit_preprocessing(np.arange(4))
     assert data.x[:, 1:].tolist() == [[0, 1], [1, 0], [0, 1], [1, 0]]
     assert "one input for each category of client (2)" in data.note
 
 
 def test_numbers_can_be_categories(tmp_path: Path) -> None:
-    data = load(f"{csv(tmp_path)}?x=age&categories=age").fitted(np.arange(4))
+    data = load_dataset(f"{csv(tmp_path)}?x=age&categories=age").fit_preprocessing(np.arange(4))
     assert data.x.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 1, 0]]
 
 
 def test_free_text_beside_numbers_is_named_with_both_ways(tmp_path: Path) -> None:
     path = csv(tmp_path, "age,text,y\n1,a b,0\n2,b c,1\n3,c d,0\n4,d e,1\n")
-    with pytest.raises(BadInput, match=r"but text in 'text' \(4 different in 4 rows.*\?x=text, .* \?x=age"):
-        load(path)
-    assert load(f"{path}?x=text").tokens == 6
+    with pytest.raises(
+        InvalidInputError, match=r"but text in 'text' \(4 different in 4 rows.*\?x=text, .* \?x=age"
+    ):
+        load_dataset(path)
+    assert load_dataset(f"{path}?x=text").tokens == 6
 
 
 # --- delimiters
@@ -174,44 +180,44 @@ def test_free_text_beside_numbers_is_named_with_both_ways(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("mark", [";", "\t", "|"])
 def test_the_delimiter_is_found(tmp_path: Path, mark: str) -> None:
-    data = load(csv(tmp_path, PEOPLE.replace(",", mark)))
+    data = load_dataset(csv(tmp_path, PEOPLE.replace(",", mark)))
     assert data.x.shape == (4, 2)
     assert data.client_names == ("a", "b")
 
 
 def test_a_comma_in_quotes_is_no_delimiter(tmp_path: Path) -> None:
-    data = load(csv(tmp_path, 'text;y\n"a, b, c";0\n"d, e, f";1\n"g, h, i";1\n'))
+    data = load_dataset(csv(tmp_path, 'text;y\n"a, b, c";0\n"d, e, f";1\n"g, h, i";1\n'))
     assert data.tokens == 9 + 2  # nine letters, the comma, the unknown word
 
 
 def test_a_decimal_comma_where_semicolons_part_the_columns(tmp_path: Path) -> None:
-    data = load(csv(tmp_path, "x;y\n1,5;0\n2;1\n-3,25;1\n"))
+    data = load_dataset(csv(tmp_path, "x;y\n1,5;0\n2;1\n-3,25;1\n"))
     assert data.x.tolist() == [[1.5], [2], [-3.25]]
-    assert data.about.comma
+    assert data.preprocessing_spec.comma
 
 
 def test_a_client_column_is_the_partition_unless_another_is_asked_for(tmp_path: Path) -> None:
     data = str(csv(tmp_path))
-    assert load_data(Config(data=data))[2].partition == "natural"
-    assert load_data(Config(data=data, partition="iid", clients=1))[2].partition == "iid"
+    assert load_federated_data(Config(data=data))[2].partition == "natural"
+    assert load_federated_data(Config(data=data, partition="iid", clients=1))[2].partition == "iid"
 
 
 def test_columns_by_name(tmp_path: Path) -> None:
     path = csv(
         tmp_path, PEOPLE.replace("label,client", "a&b,who").replace("age", "a,ge").replace("a,ge", '"a,ge"')
     )
-    data = load(f"{path}?label=a%26b&client=who&x=a%2Cge")
+    data = load_dataset(f"{path}?label=a%26b&client=who&x=a%2Cge")
     assert (data.x.shape, data.classes, data.client is None) == ((4, 1), 2, False)
-    assert load(f"{path}?label=a%26b&x=income").client is None
+    assert load_dataset(f"{path}?label=a%26b&x=income").client is None
 
 
 def test_constant_column_and_byte_order_mark(tmp_path: Path) -> None:
-    data = load(csv(tmp_path, "﻿y\tx\n0\t5\n1\t5\n1\t5\n", "mine.tsv")).fitted(np.arange(3))
+    data = load_dataset(csv(tmp_path, "﻿y\tx\n0\t5\n1\t5\n1\t5\n", "mine.tsv")).fit_preprocessing(np.arange(3))
     assert (data.x.tolist(), data.y.tolist()) == ([[0], [0], [0]], [0, 1, 1])
 
 
 def test_text_columns_are_joined_and_their_words_numbered(tmp_path: Path) -> None:
-    data = load(csv(tmp_path, REVIEWS))
+    data = load_dataset(csv(tmp_path, REVIEWS))
     assert (data.tokens, data.x.dtype) == (6, torch.int32)  # <unk> good a bad film !
     assert data.x.tolist() == [[1, 2, 1, 4, 5], [3, 2, 3, 4, 0], [1, 0, 0, 0, 0]]
     assert (data.y.tolist(), data.classes) == ([0, 1, 0], 2)
@@ -223,7 +229,7 @@ def test_text_columns_are_joined_and_their_words_numbered(tmp_path: Path) -> Non
 )
 def test_labels_in_sorted_order(tmp_path: Path, labels: str, expected: list[int]) -> None:
     rows = "".join(f"{row},{label}\n" for row, label in enumerate(labels.split()))
-    assert load(csv(tmp_path, "x,y\n" + rows)).y.tolist() == expected
+    assert load_dataset(csv(tmp_path, "x,y\n" + rows)).y.tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -243,14 +249,14 @@ def test_labels_that_differ_as_text_are_different_classes(
 ) -> None:
     """In the order of their values where all are numbers, whatever the digits that a float can hold."""
     rows = "".join(f"{row},{label}\n" for row, label in enumerate(labels.split()))
-    data = load(csv(tmp_path, "x,y\n" + rows))
+    data = load_dataset(csv(tmp_path, "x,y\n" + rows))
     assert list(data.label_names) == names
     assert [names[number] for number in data.y] == labels.split()
 
 
 def test_large_integer_labels_of_parquet_survive_missing_ones(tmp_path: Path) -> None:
     labels = [2**53 + 1, 2**53, None, 2**53 + 1, 2**53 + 2]
-    data = load(f"{parquet(tmp_path, a=[1, 2, 3, 4, 5], label=labels)}?missing=drop")
+    data = load_dataset(f"{parquet(tmp_path, a=[1, 2, 3, 4, 5], label=labels)}?missing=drop")
     assert data.label_names == tuple(str(2**53 + k) for k in range(3))
     assert data.y.tolist() == [1, 0, 1, 2]
 
@@ -260,7 +266,7 @@ def test_large_integer_labels_of_parquet_survive_missing_ones(tmp_path: Path) ->
 )
 def test_clients_in_the_order_of_their_ids(tmp_path: Path, clients: str, expected: list[int]) -> None:
     rows = "".join(f"{row},{row % 2},{client}\n" for row, client in enumerate(clients.split()))
-    found = load(csv(tmp_path, "x,y,client\n" + rows)).client
+    found = load_dataset(csv(tmp_path, "x,y,client\n" + rows)).client
     assert found is not None
     assert found.tolist() == expected
 
@@ -303,16 +309,16 @@ def test_clients_in_the_order_of_their_ids(tmp_path: Path, clients: str, expecte
 )
 def test_refuses(tmp_path: Path, text: str, query: str, message: str) -> None:
     path = csv(tmp_path, text)
-    with pytest.raises(BadInput, match=message) as caught:
-        load(f"{path}{query}")
+    with pytest.raises(InvalidInputError, match=message) as caught:
+        load_dataset(f"{path}{query}")
     assert "\n" not in str(caught.value)
     assert query or str(path) in str(caught.value)
 
 
 def test_not_utf_8(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_bytes(b"x,y\n\xff,1\n")
-    with pytest.raises(BadInput, match="as CSV in UTF-8"):
-        load(tmp_path / "mine.csv")
+    with pytest.raises(InvalidInputError, match="as CSV in UTF-8"):
+        load_dataset(tmp_path / "mine.csv")
 
 
 CELLS = st.one_of(
@@ -332,25 +338,27 @@ def test_cells_are_read_as_the_export_reads_them(tmp_path: Path, cells: list[str
     lines = "".join(f"{cell}{delimiter}{k % 2}{delimiter}{k}\n" for k, cell in enumerate(cells))
     path = csv(tmp_path, f"a{delimiter}label{delimiter}b\n{lines}")
     texts = [cell.strip('"') for cell in cells]
-    values = load(f"{path}?x=a,b&categories=a&missing=mean").about.columns[0].categories
+    values = load_dataset(f"{path}?x=a,b&categories=a&missing=mean").preprocessing_spec.columns[0].categories
     assert values == tuple(sorted({*texts} - {""}))
-    expected = [rows.number(text, comma=delimiter == ";") for text in texts]
+    expected = [rows.parse_number(text, comma=delimiter == ";") for text in texts]
     if None in expected or all(math.isnan(value) for value in expected if value is not None):
         return
-    found = load(f"{path}?x=a&missing=mean").x.numpy()[:, 0]
+    found = load_dataset(f"{path}?x=a&missing=mean").x.numpy()[:, 0]
     assert np.array_equal(found, np.array(expected, float), equal_nan=True)
 
 
 def test_truth_values_are_texts(tmp_path: Path) -> None:
     path = csv(tmp_path, "a,b,label\n1,True,x\n2,TRUE,y\n3,,x\n4,True,y\n")
-    data = load(f"{path}?missing=drop")
-    assert data.about.columns[1].categories == ("TRUE", "True")
+    data = load_dataset(f"{path}?missing=drop")
+    assert data.preprocessing_spec.columns[1].categories == ("TRUE", "True")
     assert len(data) == 3
 
 
 def test_columns_of_what_has_none(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"'\?label=' says nothing about 'mine.npz'; allowed there: \?words="):
-        load("mine.npz?label=a")
+    with pytest.raises(
+        InvalidInputError, match=r"'\?label=' says nothing about 'mine.npz'; allowed there: \?words="
+    ):
+        load_dataset("mine.npz?label=a")
 
 
 # --- Parquet
@@ -366,53 +374,53 @@ def test_parquet(tmp_path: Path) -> None:
         client=[5, 3, 5],
         when=pyarrow.array([1, 2, None], pyarrow.date32()),
     )
-    data = load(f"{path}?x=a,b")
+    data = load_dataset(f"{path}?x=a,b")
     assert (data.x.shape, data.y.tolist(), data.classes) == ((3, 2), [0, 1, 0], 2)
     assert data.client is not None
     assert data.client.tolist() == [1, 0, 1]
-    with pytest.raises(BadInput, match=r"column 'when' of .* holds date32"):
-        load(path)
-    with pytest.raises(BadInput, match=r"has no column 'c'; it has: a, b, label, client, when"):
-        load(f"{path}?x=c")
+    with pytest.raises(InvalidInputError, match=r"column 'when' of .* holds date32"):
+        load_dataset(path)
+    with pytest.raises(InvalidInputError, match=r"has no column 'c'; it has: a, b, label, client, when"):
+        load_dataset(f"{path}?x=c")
 
 
 def test_parquet_with_text(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    data = load(parquet(tmp_path, text=["a b", "b", "b c"], label=[0, 1, 1]))
+    data = load_dataset(parquet(tmp_path, text=["a b", "b", "b c"], label=[0, 1, 1]))
     assert (data.tokens, data.x.tolist()) == (4, [[2, 1], [1, 0], [1, 3]])
 
 
 def test_parquet_with_gaps(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     path = parquet(tmp_path, a=[1, None, 3, 4], b=["x", "y", None, "x"], label=[0, 1, 1, 1])
-    with pytest.raises(BadInput, match=r"column 'a' of .* has no value in row 1"):
-        load(path)
-    assert load(f"{path}?missing=drop").x.tolist() == [[1, 1], [4, 1]]
+    with pytest.raises(InvalidInputError, match=r"column 'a' of .* has no value in row 1"):
+        load_dataset(path)
+    assert load_dataset(f"{path}?missing=drop").x.tolist() == [[1, 1], [4, 1]]
     path = parquet(tmp_path, a=[1, 2, 3], label=pyarrow.array([True, False, True]))
-    assert load(path).label_names == ("False", "True")
+    assert load_dataset(path).label_names == ("False", "True")
 
 
 def test_parquet_refuses(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     path = parquet(tmp_path, a=pyarrow.array([1, 2, 3], pyarrow.date32()), label=[0, 1, 1])
     with pytest.raises(
-        BadInput, match=r"column 'a' of .* holds date32.*; accepted are numbers, text and images"
+        InvalidInputError, match=r"column 'a' of .* holds date32.*; accepted are numbers, text and images"
     ):
-        load(path)
+        load_dataset(path)
     path.write_bytes(b"PAR1")
-    with pytest.raises(BadInput, match=r"cannot read .*mine.parquet: "):
-        load(path)
+    with pytest.raises(InvalidInputError, match=r"cannot read .*mine.parquet: "):
+        load_dataset(path)
     path.unlink()
-    with pytest.raises(BadInput, match=r"cannot read .*mine.parquet: "):
-        load(path)
+    with pytest.raises(InvalidInputError, match=r"cannot read .*mine.parquet: "):
+        load_dataset(path)
 
 
 def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(
-        BadInput, match=r"mine.parquet needs pyarrow; install it with: pip install 'feddbe\[table\]'"
+        InvalidInputError, match=r"mine.parquet needs pyarrow; install it with: pip install 'feddbe\[table\]'"
     ):
-        load(tmp_path / "mine.parquet")
+        load_dataset(tmp_path / "mine.parquet")
 
 
 def test_ids_of_any_length_are_in_order_of_their_value(tmp_path: Path) -> None:
@@ -420,7 +428,7 @@ def test_ids_of_any_length_are_in_order_of_their_value(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(
         "x,label,client\n" + "".join(f"{k},{k % 2},{i}\n" for k, i in enumerate(ids))
     )
-    client = load(tmp_path / "a.csv").client
+    client = load_dataset(tmp_path / "a.csv").client
     assert client is not None
     assert client.tolist() == [0, 2, 1, 3, 0]
 
@@ -428,8 +436,8 @@ def test_ids_of_any_length_are_in_order_of_their_value(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["bad\udcff.csv", "bad\0.csv", "~nosuch/x.csv"])
 def test_paths_that_cannot_be_used(name: str, tmp_path: Path) -> None:
     for what, place in ((name, None), ("har", Path(name))):
-        with pytest.raises(BadInput, match="cannot use the path '") as caught:
-            load(what, place)
+        with pytest.raises(InvalidInputError, match="cannot use the path '") as caught:
+            load_dataset(what, place)
         assert str(caught.value).isprintable()
 
 
@@ -439,18 +447,18 @@ def test_many_columns_are_looked_up_and_quoted_in_short(tmp_path: Path) -> None:
     rows = "".join(",".join([str(k % 2), *["1"] * len(names)]) + "\n" for k in range(3))
     path = tmp_path / "wide.csv"
     path.write_text(",".join(["label", *names]) + "\n" + rows)
-    assert load(path).x.shape == (3, 20_000)
-    with pytest.raises(BadInput, match=r"has no column 'none'; it has: label, .* \.\.\. ") as caught:
-        load(f"{path}?label=none")
+    assert load_dataset(path).x.shape == (3, 20_000)
+    with pytest.raises(InvalidInputError, match=r"has no column 'none'; it has: label, .* \.\.\. ") as caught:
+        load_dataset(f"{path}?label=none")
     assert len(str(caught.value)) < 600
     words = "".join(f"{row[:-1]}{k}words\n" for k, row in enumerate(rows.splitlines()))
     path.write_text(",".join(["label", *names]) + "\n" + words)
     with pytest.raises(
-        BadInput, match=r"has numbers in .* but text in 'a_name_that_is_long_19999'"
+        InvalidInputError, match=r"has numbers in .* but text in 'a_name_that_is_long_19999'"
     ) as caught:
-        load(path)
+        load_dataset(path)
     assert len(str(caught.value)) < 800
     path.write_text(",".join(["label", *names, names[0]]) + "\n")
-    with pytest.raises(BadInput, match="two columns of one name") as caught:
-        load(path)
+    with pytest.raises(InvalidInputError, match="two columns of one name") as caught:
+        load_dataset(path)
     assert len(str(caught.value)) < 600

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from feddbe.data.registry import load
-from feddbe.errors import BadInput
+from feddbe.data.registry import load_dataset
+from feddbe.errors import InvalidInputError
 
 pyarrow = pytest.importorskip("pyarrow")
 
@@ -48,7 +48,7 @@ def png(value: int) -> dict[str, Any]:
 
 def test_one_split_of_several_files(tmp_path: Path) -> None:
     put(tmp_path / "set", {"text": ["a b", "b"], "label": [0, 1]}, {"text": ["b c"], "label": [1]})
-    data = load(tmp_path / "set")
+    data = load_dataset(tmp_path / "set")
     assert (data.name, data.tokens, data.classes) == ("set/", 4, 2)
     assert data.x.tolist() == [[2, 1], [1, 0], [1, 3]]
 
@@ -60,34 +60,36 @@ def test_splits_are_merged_train_first_and_without_those_that_have_no_labels(tmp
         test={"x": [2.0], "label": [1]},
         train={"x": [0.0, 1.0], "label": [0, 1]},
     )
-    data = load(tmp_path)
+    data = load_dataset(tmp_path)
     assert data.y.tolist() == [0, 1, 1]
     assert data.x[:, 0].argsort().tolist() == [0, 1, 2]
 
 
 def test_images(tmp_path: Path) -> None:
     put(tmp_path, {"image": [png(1), png(2), png(3)], "label": [0, 1, 1], "coarse": [0, 0, 0]})
-    data = load(f"{tmp_path}?x=image")
+    data = load_dataset(f"{tmp_path}?x=image")
     assert (data.x.shape, data.x[:, 0, 0, 0].tolist()) == ((3, 1, 4, 5), [1, 2, 3])
-    with pytest.raises(BadInput, match=r"has images in 'image' beside 'coarse'; choose one: \?x=image"):
-        load(tmp_path)
+    with pytest.raises(
+        InvalidInputError, match=r"has images in 'image' beside 'coarse'; choose one: \?x=image"
+    ):
+        load_dataset(tmp_path)
     put(tmp_path, {"image": [png(1), {"bytes": b"no", "path": None}, png(3)], "label": [0, 1, 1]})
-    with pytest.raises(BadInput, match=r"cannot read the image in row 1 of .*: cannot identify"):
-        load(tmp_path)
+    with pytest.raises(InvalidInputError, match=r"cannot read the image in row 1 of .*: cannot identify"):
+        load_dataset(tmp_path)
 
 
 def test_refuses(tmp_path: Path) -> None:
     put_all(tmp_path, train={"x": [0.0, 1.0], "label": [0, 1]}, test={"z": [2.0], "label": [1]})
-    with pytest.raises(BadInput, match=r"the splits of .* do not have the same columns"):
-        load(tmp_path)
-    with pytest.raises(BadInput, match=r"split train has no column 'y'; it has: x, label"):
-        load(f"{tmp_path}?label=y")
+    with pytest.raises(InvalidInputError, match=r"the splits of .* do not have the same columns"):
+        load_dataset(tmp_path)
+    with pytest.raises(InvalidInputError, match=r"split train has no column 'y'; it has: x, label"):
+        load_dataset(f"{tmp_path}?label=y")
     put_all(tmp_path, train={"x": [0.0], "label": [-1]})
-    with pytest.raises(BadInput, match="has no rows with labels"):
-        load(tmp_path)
+    with pytest.raises(InvalidInputError, match="has no rows with labels"):
+        load_dataset(tmp_path)
     (tmp_path / "train" / "data-00000-of-00001.arrow").write_bytes(b"damaged")
-    with pytest.raises(BadInput, match="cannot read the data set in ") as caught:
-        load(tmp_path)
+    with pytest.raises(InvalidInputError, match="cannot read the data set in ") as caught:
+        load_dataset(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -138,17 +140,17 @@ def test_text_that_is_not_utf8_is_one_line(tmp_path: Path, form: str) -> None:
     else:
         where = tmp_path / "bad.parquet"
         pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(columns), where)
-    with pytest.raises(BadInput, match=r"cannot read .*UTF8") as caught:
-        load(where)
+    with pytest.raises(InvalidInputError, match=r"cannot read .*UTF8") as caught:
+        load_dataset(where)
     assert "\n" not in str(caught.value)
 
 
 def test_name_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(
-        BadInput, match=r"hf:ag_news needs the datasets library; .*pip install 'feddbe\[hub\]'"
+        InvalidInputError, match=r"hf:ag_news needs the datasets library; .*pip install 'feddbe\[hub\]'"
     ):
-        load("hf:ag_news")
+        load_dataset("hf:ag_news")
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
@@ -161,16 +163,16 @@ def test_with_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["n", "p"]))
     made = datasets.Dataset.from_dict(columns, features)
     datasets.DatasetDict(train=made, test=made).save_to_disk(tmp_path / "saved")
-    assert load(tmp_path / "saved").y.tolist() == [0, 1, 1, 0, 1, 1]
+    assert load_dataset(tmp_path / "saved").y.tolist() == [0, 1, 1, 0, 1, 1]
     pictures = {"image": [Image.new("RGB", (2, 2), (1, 2, 3))] * 3, "label": [0, 1, 1]}
     features = datasets.Features(image=datasets.Image(), label=datasets.Value("int64"))
     datasets.Dataset.from_dict(pictures, features).save_to_disk(tmp_path / "pictures")
-    assert load(tmp_path / "pictures").x[0, :, 0, 0].tolist() == [1, 2, 3]
+    assert load_dataset(tmp_path / "pictures").x[0, :, 0, 0].tolist() == [1, 2, 3]
     (tmp_path / "named").mkdir()
     (tmp_path / "named" / "train.csv").write_text("text,label\na b,0\nb,1\nb c,1\n")
-    assert load(f"hf:{tmp_path}/named").x.tolist() == [[2, 1], [1, 0], [1, 3]]
-    with pytest.raises(BadInput, match=r"cannot load hf:./nowhere: "):
-        load("hf:./nowhere")
+    assert load_dataset(f"hf:{tmp_path}/named").x.tolist() == [[2, 1], [1, 0], [1, 3]]
+    with pytest.raises(InvalidInputError, match=r"cannot load hf:./nowhere: "):
+        load_dataset("hf:./nowhere")
 
 
 def test_class_labels_have_their_names(tmp_path: Path) -> None:
@@ -185,4 +187,4 @@ def test_class_labels_have_their_names(tmp_path: Path) -> None:
     ):
         stream.write_table(table)
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}]}))
-    assert load(folder).label_names == ("bad", "good")
+    assert load_dataset(folder).label_names == ("bad", "good")

@@ -96,7 +96,7 @@ def results(name: str) -> list[str]:
     """Return hashes of a gradient, of trained parameters and of predictions."""
     plan: FitPlan = plan_of(name, prbm=True, terms=[mr()])
     x, y = plan.batches.dataset.x, plan.batches.dataset.y
-    gradient = backend.gradient(plan.model, plan.params, {}, x[:10], y[:10]).of
+    gradient = backend.gradient(plan.model, plan.params, {}, x[:10], y[:10]).gradients
     fitted = backend.train(plan)
     predicted = backend.Predictor(plan.model, plan.params, plan.extras["prbm"])(x[:7])
     hidden = {"logits": predicted.logits, "z": predicted.z, "z_g": predicted.z_g}

@@ -21,17 +21,25 @@ from torch import Tensor, nn
 
 from feddbe.data.dataset import Dataset
 from feddbe.data.split import Split
-from feddbe.errors import BadInput, Diverged
+from feddbe.errors import DivergenceError, InvalidInputError
 from feddbe.models.registry import cnn, cnn_small, har_cnn, mlp
 from feddbe.models.split_model import SplitModel
 from feddbe.training import autograd, backends
-from feddbe.training.backends import trainer_of
+from feddbe.training.backends import select_trainer
 from feddbe.training.compiled import backend, fits
-from feddbe.training.compiled.network import find
-from feddbe.training.plan import Batches, FitPlan, Fitted, Samples
-from feddbe.training.task import Optimiser, Task, Training
-from feddbe.training.terms import CROSS_ENTROPY, At, MeanPull, Steps, Term, by_autograd, prox
-from feddbe.training.trainer import Extra, Local
+from feddbe.training.compiled.network import find_network
+from feddbe.training.plan import Batches, FitPlan, FitResult, Samples
+from feddbe.training.task import Optimizer, Task, Training
+from feddbe.training.terms import (
+    CROSS_ENTROPY,
+    MeanRegularizer,
+    ProximalSteps,
+    Term,
+    TermContext,
+    gradient_by_autograd,
+    prox,
+)
+from feddbe.training.trainer import ClientTrainer, ExtraParameter
 from tests.federation import experiment
 
 Shape = tuple[int, ...]
@@ -111,13 +119,13 @@ def plan_of(name: str, cut: str | None = None, *, rows: int = 26, batch: int = 1
     terms = tuple(term(model, params) for term in parts.pop("terms", ()))
     correction = {n: torch.randn_like(p) for n, p in params.items()} if parts.pop("corrected", False) else {}
     rates = rates | dict.fromkeys(extras, 0.03)
-    optimiser = parts.pop("optimiser", Optimiser())
+    optimiser = parts.pop("optimiser", Optimizer())
     return FitPlan(model, params, extras, rates, CROSS_ENTROPY, terms, correction, {}, batches, optimiser)
 
 
 def mr(mu: float = 0.3, *, corrected: bool = True, watched: bool = False) -> Any:
     def term(model: SplitModel, params: dict[str, Tensor]) -> Term:
-        pull = MeanPull(mu, 2.0, corrected)
+        pull = MeanRegularizer(mu, 2.0, corrected)
         goal = {} if watched else {"mean": torch.randn(model.feature_shape)}
         carry = pull.start(model.feature_shape)
         return Term(pull, goal, carry | {"r": torch.randn(model.feature_shape)})
@@ -129,9 +137,9 @@ def near(weight: float) -> Any:
     return lambda model, params: prox(weight, {n: p + torch.randn_like(p) for n, p in params.items()})
 
 
-def agree(plan: FitPlan, exact: float = 1e-10) -> Fitted:
+def agree(plan: FitPlan, exact: float = 1e-10) -> FitResult:
     """Parameters, by how far they moved; all other numbers of the fit."""
-    assert not backend.refuses(plan)
+    assert not backend.unsupported_reason(plan)
     found, wanted = backend.train(plan), autograd.train(plan)
     for name, start in plan.params.items():
         moved = float((wanted.params[name] - start).abs().max())
@@ -174,9 +182,9 @@ def test_batches_of_any_size(name: str, rows: int, batch: int) -> None:
         {"corrected": True},
         {"terms": [near(0.1)]},
         {"terms": [near(0.1), mr()], "corrected": True, "prbm": True, "epochs": 2},
-        {"optimiser": Optimiser(momentum=0.9), "epochs": 2},
+        {"optimiser": Optimizer(momentum=0.9), "epochs": 2},
         {
-            "optimiser": Optimiser(momentum=0.5, weight_decay=0.01), "terms": [near(0.1), mr()],
+            "optimiser": Optimizer(momentum=0.5, weight_decay=0.01), "terms": [near(0.1), mr()],
             "corrected": True, "prbm": True, "epochs": 2,
         },
     ],
@@ -202,12 +210,12 @@ def test_frozen_layers_and_separate_rates(trained: list[str], cut: str | None) -
     extra: dict[str, Any] = {"terms": [near(0.1), mr()], "corrected": True, "prbm": True} if cut else {}
     agree(plan_of("small", cut, rates=rates, **extra))
     if trained:  # torch's optimisers do not begin with nothing
-        agree(plan_of("small", cut, rates=rates, optimiser=Optimiser(momentum=0.9), **extra))
+        agree(plan_of("small", cut, rates=rates, optimiser=Optimizer(momentum=0.9), **extra))
 
 
 @pytest.mark.usefixtures("doubles")
 @pytest.mark.parametrize(
-    "parts", [{}, {"prbm": True, "terms": [mr()]}, {"optimiser": Optimiser(momentum=0.9), "corrected": True}]
+    "parts", [{}, {"prbm": True, "terms": [mr()]}, {"optimiser": Optimizer(momentum=0.9), "corrected": True}]
 )
 @pytest.mark.parametrize(
     ("name", "cut"),
@@ -228,7 +236,7 @@ def test_a_body_that_stays_passes_once(
     monkeypatch.setattr(backend, "_features", counted)
     agree(plan)
     assert len(passes) == 1
-    assert len(passes[0]) == len(plan.batches.rows)
+    assert len(passes[0]) == len(plan.batches.indices)
     agree(dataclasses.replace(plan, batches=dataclasses.replace(plan.batches, epochs=1)))
     agree(whole)
     monkeypatch.setattr(fits, "FEATURES", 0)  # too little room
@@ -236,19 +244,32 @@ def test_a_body_that_stays_passes_once(
     assert len(passes) == 1
 
 
-def inside(at: At, carry: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def inside(context: TermContext, carry: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """Of all that a term can look at: the batch, parameters before and after the cut, and others."""
-    first, last = at.params[next(iter(at.model.parameters))], at.params[[*at.model.parameters][-1]]
-    z = (at.batch.z_g.flatten(1) * at.const["by"]).tanh().sum(1) + at.batch.z.square().flatten(1).sum(1)
-    loss = z.mean() + (at.batch.logits.square().sum() * last.square().sum()) + first.square().sum()
-    loss = loss + (at.params["more"] * at.batch.logits.detach()).square().sum() + at.params["fixed"].sum()
-    here = {n: at.params[n].detach() for n in at.model.parameters}
-    slope = at.differentiate(at.model, here, {}, at.batch.x, at.batch.y).of[next(iter(here))].sum()
-    return 0.01 * loss, {"n": carry["n"] + len(at.batch.y), "slope": slope}
+    first, last = (
+        context.params[next(iter(context.model.parameters))],
+        context.params[[*context.model.parameters][-1]],
+    )
+    z = (context.batch.z_g.flatten(1) * context.const["by"]).tanh().sum(1) + context.batch.z.square().flatten(
+        1
+    ).sum(1)
+    loss = z.mean() + (context.batch.logits.square().sum() * last.square().sum()) + first.square().sum()
+    loss = (
+        loss
+        + (context.params["more"] * context.batch.logits.detach()).square().sum()
+        + context.params["fixed"].sum()
+    )
+    here = {n: context.params[n].detach() for n in context.model.parameters}
+    slope = (
+        context.differentiate(context.model, here, {}, context.batch.x, context.batch.y)
+        .gradients[next(iter(here))]
+        .sum()
+    )
+    return 0.01 * loss, {"n": carry["n"] + len(context.batch.y), "slope": slope}
 
 
-def own_loss(at: At, carry: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    return F.multi_margin_loss(at.batch.logits, at.batch.y), carry
+def own_loss(context: TermContext, carry: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    return F.multi_margin_loss(context.batch.logits, context.batch.y), carry
 
 
 @pytest.mark.usefixtures("doubles")
@@ -261,13 +282,13 @@ def own_loss(at: At, carry: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor
 def test_terms_at_the_end_of_a_step(name: str, cut: str, parts: dict[str, Any]) -> None:
     plan = plan_of(name, cut, **parts)
     by = torch.randn(math.prod(plan.model.feature_shape))
-    term = Term(inside, {"by": by}, {"n": torch.tensor(0), "slope": torch.tensor(0.0)}, at_end=True)
+    term = Term(inside, {"by": by}, {"n": torch.tensor(0), "slope": torch.tensor(0.0)}, outputs_only=True)
     others = {"more": torch.randn(5), "fixed": torch.randn(2)}
     plan = dataclasses.replace(
         plan,
         params=plan.params | others,
         rates={**plan.rates, "more": 0.04},
-        loss=Term(own_loss, at_end=True),
+        loss=Term(own_loss, outputs_only=True),
         terms=(term, *plan.terms),
     )
     fitted = agree(plan)
@@ -280,11 +301,11 @@ def test_steps_on_one_batch(name: str) -> None:
     plan = plan_of(name, rows=7)
     x, y = plan.batches.dataset.x, plan.batches.dataset.y
     anchor = {n: torch.randn_like(p) for n, p in plan.params.items()}
-    found = backend.descend(plan.model, plan.params, {}, x, y, Steps(3, 0.05, 2.0, anchor))
+    found = backend.proximal_steps(plan.model, plan.params, {}, x, y, ProximalSteps(3, 0.05, 2.0, anchor))
     params, losses = plan.params, []
     for _ in range(3):
-        g = by_autograd(plan.model, params, {}, x, y)
-        params = {n: p - 0.05 * (g.of[n] + 2.0 * (p - anchor[n])) for n, p in params.items()}
+        g = gradient_by_autograd(plan.model, params, {}, x, y)
+        params = {n: p - 0.05 * (g.gradients[n] + 2.0 * (p - anchor[n])) for n, p in params.items()}
         losses.append(float(g.loss))
     assert float(found.loss) == pytest.approx(sum(losses) / 3, rel=1e-6)
     for parameter, p in params.items():
@@ -302,8 +323,8 @@ def test_the_first_of_equal_maxima_gets_the_gradient() -> None:
     x = torch.ones_like(plan.batches.dataset.x)
     x[:, :, 5:, 5:] = torch.randn_like(x[:, :, 5:, 5:])
     samples = Samples(x, plan.batches.dataset.y)
-    found = backend.gradient(plan.model, plan.params, {}, *samples).of
-    wanted = by_autograd(plan.model, plan.params, {}, *samples).of
+    found = backend.gradient(plan.model, plan.params, {}, *samples).gradients
+    wanted = gradient_by_autograd(plan.model, plan.params, {}, *samples).gradients
     for name, grad in wanted.items():
         torch.testing.assert_close(found[name], grad, atol=1e-6, rtol=1e-5)
 
@@ -313,7 +334,7 @@ def test_frozen_parameters_have_no_gradient() -> None:
     module = make()
     next(module.parameters()).requires_grad_(False)
     model = SplitModel(module, torch.zeros(1, *shape), onednn=False)
-    found = backend.gradient(model, model.parameters, {}, torch.randn(4, *shape), torch.arange(4)).of
+    found = backend.gradient(model, model.parameters, {}, torch.randn(4, *shape), torch.arange(4)).gradients
     assert not found["conv1.0.weight"].any()
     assert found["conv1.0.bias"].any()
 
@@ -354,7 +375,7 @@ def test_predictions_follow_the_parameters() -> None:
     assert torch.equal(found({name: p.clone() for name, p in params.items()}), first)
     params["fc.bias"].add_(1)
     assert torch.allclose(found(params), first + 1)
-    network = find(model, backend._layers(model), 4, torch.float32, translated=False, momentum=False)
+    network = find_network(model, backend._layers(model), 4, torch.float32, translated=False, momentum=False)
     for _ in range(2):  # training leaves other parameters there
         network.write(model.parameters)
         assert all(torch.equal(p, model.parameters[n]) for n, p in network.read(model.parameters).items())
@@ -365,8 +386,8 @@ def test_predictions_follow_the_parameters() -> None:
 def test_a_client_predicts_with_them() -> None:
     """With its vector, and with the bits that others see."""
     task = experiment("fedavg+prbm", model="cnn_small").task
-    local = Local(task, 1, 0)
-    local.extras["prbm"] = Extra(torch.randn(task.model.feature_shape))
+    local = ClientTrainer(task, 1, 0)
+    local.extras["prbm"] = ExtraParameter(torch.randn(task.model.feature_shape))
     seen = []
 
     def logits(params: Any, x: Tensor) -> Tensor:
@@ -439,8 +460,8 @@ def test_models_that_it_does_not_take_with_the_reason(model: Callable[[], nn.Mod
     x = torch.randn(2, 1, 2, 2)
     module.train()(x)  # gives lazy layers their shape
     split = SplitModel(module, x[:1], onednn=False)
-    assert re.search(reason, backend.refuses_model(split))
-    with pytest.raises(BadInput, match=f"trainer = compiled does not take this: .*{reason}"):
+    assert re.search(reason, backend.unsupported_model(split))
+    with pytest.raises(InvalidInputError, match=f"trainer = compiled does not take this: .*{reason}"):
         backends.trainer(task(split, x, "compiled"))
     assert list(backends.trainer(task(split, x, "auto"))) == ["autograd"]
 
@@ -448,7 +469,7 @@ def test_models_that_it_does_not_take_with_the_reason(model: Callable[[], nn.Mod
 def task(model: SplitModel, x: Tensor, trainer: str) -> Task:
     dataset = Dataset("some", x, torch.arange(len(x)) % 4, 4)
     rows = (np.arange(len(x)),)
-    return Task(model, dataset, Split.of(rows, rows), Training(0.1, trainer=trainer))
+    return Task(model, dataset, Split.from_arrays(rows, rows), Training(0.1, trainer=trainer))
 
 
 def own_term(at: Any, carry: Any) -> Any:
@@ -465,10 +486,13 @@ def own_term(at: Any, carry: Any) -> Any:
         (lambda plan: {"extras": {"other": torch.zeros(3)}}, "other than the model and PRBM"),
         (lambda plan: {"correction": {"other": torch.zeros(3)}}, "other than the model and PRBM"),
         (lambda plan: {"terms": (prox(1.0, {"other": torch.zeros(3)}),)}, "other than the model and PRBM"),
-        (lambda plan: {"optimiser": Optimiser("adam")}, "not plain SGD"),
-        (lambda plan: {"optimiser": Optimiser(clip_norm=1.0)}, "not plain SGD"),
+        (lambda plan: {"optimiser": Optimizer("adam")}, "not plain SGD"),
+        (lambda plan: {"optimiser": Optimizer(clip_norm=1.0)}, "not plain SGD"),
         (
-            lambda plan: {"optimiser": Optimiser(momentum=0.9), "terms": (Term(own_term, at_end=True),)},
+            lambda plan: {
+                "optimiser": Optimizer(momentum=0.9),
+                "terms": (Term(own_term, outputs_only=True),),
+            },
             "not plain SGD",
         ),
         (lambda plan: {"params": {n: p.half() for n, p in plan.params.items()}}, "not all float32"),
@@ -479,21 +503,21 @@ def test_plans_that_it_does_not_take_with_the_reason(
     change: Callable[[FitPlan], dict[str, Any]], reason: str
 ) -> None:
     plan = plan_of("perceptron")
-    assert trainer_of(plan)[::2] == ("compiled", "")
+    assert select_trainer(plan)[::2] == ("compiled", "")
     other = dataclasses.replace(plan, **change(plan))
-    assert reason in backend.refuses(other)
-    name, _, why = trainer_of(other)
-    assert (name, why) == ("autograd", f"not compiled: {backend.refuses(other)}")
-    with pytest.raises(BadInput, match=f"trainer = compiled .*{reason}"):
-        trainer_of(other, "compiled")
-    assert trainer_of(plan, "autograd")[::2] == ("autograd", "")
+    assert reason in backend.unsupported_reason(other)
+    name, _, why = select_trainer(other)
+    assert (name, why) == ("autograd", f"not compiled: {backend.unsupported_reason(other)}")
+    with pytest.raises(InvalidInputError, match=f"trainer = compiled .*{reason}"):
+        select_trainer(other, "compiled")
+    assert select_trainer(plan, "autograd")[::2] == ("autograd", "")
 
 
 def test_a_loss_that_is_no_number_is_told() -> None:
     """Also through pooling and ReLU, which must not swallow it."""
     plan = plan_of("small")
     bad = {n: torch.full_like(p, math.nan) if n == "conv1.0.weight" else p for n, p in plan.params.items()}
-    with pytest.raises(Diverged, match="loss"):
+    with pytest.raises(DivergenceError, match="loss"):
         backend.train(dataclasses.replace(plan, params=bad))
 
 
@@ -501,14 +525,16 @@ def test_a_broken_tool_chain_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     """Other numbers than autograd's, or any error, and it is left alone; and somebody is told."""
     right = backend.gradient
     wrong = [
-        lambda *some: right(*some)._replace(of={n: 1.01 * g for n, g in right(*some).of.items()}),
+        lambda *some: right(*some)._replace(
+            gradients={n: 1.01 * g for n, g in right(*some).gradients.items()}
+        ),
         lambda *some: 1 / 0,
     ]
     for broken, reason in zip(wrong, ("not autograd's", "division by zero"), strict=True):
         monkeypatch.setattr(backend, "gradient", broken)
         plan, told = plan_of("perceptron"), list[str]()
-        backends.warm_up(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
-        assert reason in backend.refuses(plan)
+        backends.warm_up_kernels(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
+        assert reason in backend.unsupported_reason(plan)
         assert len(told) == 1
         assert "autograd trains" in told[0]
         assert reason in told[0]
@@ -522,11 +548,11 @@ def test_somebody_who_waits_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(backend, "PATIENCE", 0.01)
     monkeypatch.setattr(backend, "refuses_machine", slow)
     plan, told = plan_of("perceptron"), list[str]()
-    backends.warm_up(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
+    backends.warm_up_kernels(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
     assert told == [], "nobody is at a terminal"
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    backends.warm_up(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
-    backends.warm_up(task(plan.model, plan.batches.dataset.x, "autograd"), told.append)
+    backends.warm_up_kernels(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
+    backends.warm_up_kernels(task(plan.model, plan.batches.dataset.x, "autograd"), told.append)
     assert told == ["compiling the trainer, once on this machine: some 20 seconds"]
 
 

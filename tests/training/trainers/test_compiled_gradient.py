@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from feddbe.models.split_model import SplitModel
 from feddbe.state import State
 from feddbe.training.compiled import backend
-from feddbe.training.terms import by_autograd
+from feddbe.training.terms import gradient_by_autograd
 from tests.training.trainers.test_compiled import NETWORKS
 
 SEEDS = int(os.environ.get("FEDDBE_CASES", 8))
@@ -59,7 +59,7 @@ class Case(NamedTuple):
         module = copy.deepcopy(self.model.module).double()
         exact = SplitModel(module, inputs[:1], onednn=False)
         params = {name: p.double() for name, p in self.model.parameters.items()}
-        return dict(by_autograd(exact, params, {}, inputs, self.y).of)
+        return dict(gradient_by_autograd(exact, params, {}, inputs, self.y).gradients)
 
     def error(self, gradient: State, x: Tensor | None = None) -> float:
         """Return the largest relative error over parameters."""
@@ -67,10 +67,10 @@ class Case(NamedTuple):
         return max(float((gradient[name] - g).norm() / g.norm()) for name, g in exact.items())
 
     def compiled(self) -> State:
-        return dict(backend.gradient(self.model, self.model.parameters, {}, self.x, self.y).of)
+        return dict(backend.gradient(self.model, self.model.parameters, {}, self.x, self.y).gradients)
 
     def torch(self) -> State:
-        return dict(by_autograd(self.model, self.model.parameters, {}, self.x, self.y).of)
+        return dict(gradient_by_autograd(self.model, self.model.parameters, {}, self.x, self.y).gradients)
 
 
 def make_case(name: str, seed: int) -> Case:

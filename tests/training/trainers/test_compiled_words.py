@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
-from feddbe.errors import BadInput, Diverged
+from feddbe.errors import DivergenceError, InvalidInputError
 from feddbe.methods.addons import MR
 from feddbe.models.registry import MeanEmbedding, fasttext
 from feddbe.models.split_model import SplitModel
 from feddbe.runs.experiment import resolve
 from feddbe.training.compiled import backend
-from feddbe.training.terms import MeanPull, Term
-from feddbe.training.trainer import Extra, Fit, Local
+from feddbe.training.terms import MeanRegularizer, Term
+from feddbe.training.trainer import ClientTrainer, ExtraParameter, TrainedModel
 
 WORDS, LENGTH, CLASSES = 70, 15, 3
-Prepare = Callable[[Local], None]
+Prepare = Callable[[ClientTrainer], None]
 
 
 def texts(rows: int = 84) -> Dataset:
@@ -33,27 +33,27 @@ def texts(rows: int = 84) -> Dataset:
     return Dataset("texts", x, torch.arange(rows) % CLASSES, CLASSES, tokens=WORDS)
 
 
-def local(model: nn.Module | None = None, cut: str | None = None, **options: object) -> Local:
+def local(model: nn.Module | None = None, cut: str | None = None, **options: object) -> ClientTrainer:
     torch.manual_seed(0)
     module = fasttext(WORDS, CLASSES) if model is None else model
-    config = Config(partition="iid", clients=2, lr=0.7, epochs=2, cut=cut, **options)  # type: ignore[arg-type]
-    return Local(resolve("fedavg", config, dataset=texts(), model=module).task, 1, 0)
+    config = Config(partition="iid", clients=2, lr=0.7, local_epochs=2, cut=cut, **options)  # type: ignore[arg-type]
+    return ClientTrainer(resolve("fedavg", config, dataset=texts(), model=module).task, 1, 0)
 
 
-def start(client: Local) -> dict[str, Tensor]:
+def start(client: ClientTrainer) -> dict[str, Tensor]:
     return client.task.model.parameters
 
 
 def with_prbm(lr: float | None = None) -> Prepare:
-    def prepare(client: Local) -> None:
+    def prepare(client: ClientTrainer) -> None:
         value = torch.linspace(-1, 1, client.task.model.feature_shape[0])
-        client.extras["prbm"] = Extra(value.to(start(client)["fc.weight"].dtype), lr)
+        client.extras["prbm"] = ExtraParameter(value.to(start(client)["fc.weight"].dtype), lr)
 
     return prepare
 
 
 def with_mr(method: MR) -> Prepare:
-    def prepare(client: Local) -> None:
+    def prepare(client: ClientTrainer) -> None:
         mean = torch.linspace(1, -1, client.task.model.feature_shape[0])
         method.attach(client, ["shared"], {"mean": mean}, {})
 
@@ -61,8 +61,10 @@ def with_mr(method: MR) -> Prepare:
 
 
 def both(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Local], fit: Callable[[Local], Fit]
-) -> list[tuple[Fit, Local]]:
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[], ClientTrainer],
+    fit: Callable[[ClientTrainer], TrainedModel],
+) -> list[tuple[TrainedModel, ClientTrainer]]:
     """The fit by machine code, which is used, and by autograd."""
     first = make()
     found = fit(first)
@@ -73,7 +75,7 @@ def both(
     return [(found, first), (wanted, second)]
 
 
-def check(pair: list[tuple[Fit, Local]], exact: float = 2e-6) -> None:
+def check(pair: list[tuple[TrainedModel, ClientTrainer]], exact: float = 2e-6) -> None:
     (found, first), (wanted, second) = pair
     for name, tensor in wanted.params.items():
         torch.testing.assert_close(found.params[name], tensor, atol=exact, rtol=exact)
@@ -101,7 +103,7 @@ def check(pair: list[tuple[Fit, Local]], exact: float = 2e-6) -> None:
     ids=["plain", "prbm", "prbm_lr", "mr", "dbe", "bias_correct", "mu0"],
 )
 def test_the_same_fit(monkeypatch: pytest.MonkeyPatch, cut: str, prepare: list[Prepare]) -> None:
-    def make() -> Local:
+    def make() -> ClientTrainer:
         client = local(cut=cut)
         for part in prepare:
             part(client)
@@ -115,7 +117,7 @@ def test_the_same_fit(monkeypatch: pytest.MonkeyPatch, cut: str, prepare: list[P
 
 def test_a_watched_mean_is_carried(monkeypatch: pytest.MonkeyPatch) -> None:
     """As before round 1."""
-    watch = MeanPull(0.3)
+    watch = MeanRegularizer(0.3)
     carry = watch.start((32,))
     term = Term(watch, {}, carry)
     pair = both(monkeypatch, local, lambda client: client.fit(start(client), terms=[term]))
@@ -151,7 +153,7 @@ def test_other_depths_and_batches(
 def test_in_float64_to_the_last_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     model = fasttext(WORDS, CLASSES).double()
 
-    def make() -> Local:
+    def make() -> ClientTrainer:
         client = local(model)
         with_prbm()(client)
         return client
@@ -162,13 +164,13 @@ def test_in_float64_to_the_last_digits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_loss_that_is_no_number_is_told() -> None:
     client = local()
     broken = {name: torch.full_like(p, torch.nan) for name, p in start(client).items()}
-    with pytest.raises(Diverged, match="loss"):
+    with pytest.raises(DivergenceError, match="loss"):
         client.fit(broken)
 
 
 def test_words_that_the_model_does_not_have_are_told() -> None:
     task = local().task
     fewer = SplitModel(fasttext(WORDS - 20, CLASSES), torch.zeros_like(task.dataset.x[:1]).long())
-    client = Local(replace(task, model=fewer), 1, 0)
-    with pytest.raises(BadInput, match=r"a text has word 6\d, the model has 50 words"):
+    client = ClientTrainer(replace(task, model=fewer), 1, 0)
+    with pytest.raises(InvalidInputError, match=r"a text has word 6\d, the model has 50 words"):
         client.fit(start(client))

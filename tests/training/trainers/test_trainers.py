@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 import feddbe
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.methods import apple, perfedavg, pfedme
 from feddbe.methods.base import Method
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State
 from feddbe.training import backends
 from feddbe.training.task import Context
-from feddbe.training.terms import At, Term
-from feddbe.training.trainer import Local
-from tests.federation import experiment, outcome, same_bits, samples
+from feddbe.training.terms import Term, TermContext
+from feddbe.training.trainer import ClientTrainer
+from tests.federation import are_identical, experiment, make_samples, run_outcome
 
 
 def test_autograd_takes_every_plan_and_is_asked_last() -> None:
-    assert list(backends.every()) == ["compiled", "autograd"]
-    ranks = [trainer.RANK for trainer in backends.every().values()]
+    assert list(backends.all_backends()) == ["compiled", "autograd"]
+    ranks = [trainer.PRIORITY for trainer in backends.all_backends().values()]
     assert ranks == sorted(ranks)
 
 
@@ -42,13 +42,19 @@ def test_a_new_trainer_is_one_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(backends.MODULES, "doubtful", "doubtful")
-    backends.every.cache_clear()
+    backends.all_backends.cache_clear()
     try:
-        options = {"data": samples(), "partition": "natural", "model": "mlp", "rounds": 1, "engine": "serial"}
+        options = {
+            "data": make_samples(),
+            "partition": "natural",
+            "model": "mlp",
+            "rounds": 1,
+            "engine": "serial",
+        }
         one = feddbe.run("fedavg", out=str(tmp_path / "one"), **options)  # type: ignore[arg-type]
-        two = feddbe.run("fedavg", out=str(tmp_path / "two"), epochs=2, **options)  # type: ignore[arg-type]
+        two = feddbe.run("fedavg", out=str(tmp_path / "two"), local_epochs=2, **options)  # type: ignore[arg-type]
     finally:
-        backends.every.cache_clear()
+        backends.all_backends.cache_clear()
         sys.modules.pop("doubtful", None)
     assert (one["trainers"], two["trainers"]) == (["doubtful"], ["compiled"])
 
@@ -62,19 +68,21 @@ class Steep(FedAvg):
 
     name: ClassVar[str] = "steep"
 
-    def train(self, ctx: Context, local: Local, received: State, private: State) -> tuple[State, State]:
-        return local.fit(received, terms=[Term(_steepness)]).params, private
+    def train(
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
+    ) -> tuple[State, State]:
+        return trainer.fit(received, terms=[Term(_steepness)]).params, private
 
 
-def _steepness(at: At, carry: State) -> tuple[Tensor, State]:
-    (slope,) = torch.autograd.grad(at.batch.logits.sum(), at.batch.z_g, create_graph=True)
+def _steepness(context: TermContext, carry: State) -> tuple[Tensor, State]:
+    (slope,) = torch.autograd.grad(context.batch.logits.sum(), context.batch.z_g, create_graph=True)
     return 0.01 * slope.square().sum(), carry
 
 
 def test_a_run_says_who_trained_and_why_nobody_who_is_faster(tmp_path: Path) -> None:
     def ran(method: str | Method, trainer: str) -> tuple[list[str], list[str]]:
         out = tmp_path / str(method if isinstance(method, str) else method.name) / trainer
-        found = feddbe.run(method, data=samples(), trainer=trainer, out=str(out), **OPTIONS)
+        found = feddbe.run(method, data=make_samples(), trainer=trainer, out=str(out), **OPTIONS)
         return found["trainers"], found["remarks"]
 
     assert ran("fedavg+dbe", "auto") == (["compiled"], [])
@@ -83,12 +91,12 @@ def test_a_run_says_who_trained_and_why_nobody_who_is_faster(tmp_path: Path) -> 
     assert ran("moon", "auto") == (["compiled"], [])
     reason = "the method has a loss or a term of its own, which is not said to be `at_end`"
     assert ran(Steep(), "auto") == (["autograd"], [f"autograd trains, not compiled: {reason}"])
-    with pytest.raises(BadInput, match=f"trainer = compiled does not take this: {reason}"):
+    with pytest.raises(InvalidInputError, match=f"trainer = compiled does not take this: {reason}"):
         ran(Steep(), "compiled")
 
 
 def test_a_run_that_goes_on_with_another_trainer_says_so(tmp_path: Path) -> None:
-    options: dict[str, Any] = OPTIONS | {"data": samples(), "out": str(tmp_path)}
+    options: dict[str, Any] = OPTIONS | {"data": make_samples(), "out": str(tmp_path)}
     feddbe.run("fedavg", **options)
     found = feddbe.run("fedavg", **options | {"rounds": 2, "resume": True, "trainer": "autograd"})
     assert found["trainers"] == ["autograd", "compiled"]
@@ -98,9 +106,9 @@ def test_a_run_that_goes_on_with_another_trainer_says_so(tmp_path: Path) -> None
 def test_the_same_bits_wherever_a_client_trains(tmp_path: Path) -> None:
     """Convolutions, DBE, an uneven last batch; each worker has memory of its own, at other places."""
     e = experiment("fedavg+dbe(mu=0.3)", model="cnn_small")
-    one, two = (outcome(e, tmp_path / engine, engine) for engine in ("serial", "pool(workers=2)"))
-    assert same_bits(one.server, two.server)
-    assert all(same_bits(state, two.clients[client]) for client, state in one.clients.items())
+    one, two = (run_outcome(e, tmp_path / engine, engine) for engine in ("serial", "pool(workers=2)"))
+    assert are_identical(one.server, two.server)
+    assert all(are_identical(state, two.clients[client]) for client, state in one.clients.items())
     assert [entry["accuracy"] for entry in one.entries] == [entry["accuracy"] for entry in two.entries]
 
 

@@ -19,10 +19,10 @@ from zlib import error as ZlibError
 import numpy as np
 import torch
 
-from feddbe.data.cache import New, cached
+from feddbe.data.cache import NewArray, load_cached
 from feddbe.data.dataset import LENGTH, Column, Dataset, Preprocessing, tokenize
-from feddbe.data.files import Publisher, folders, missing
-from feddbe.errors import BadInput
+from feddbe.data.files import Publisher, missing_data_error, search_folders
+from feddbe.errors import InvalidInputError
 
 publisher = Publisher(
     "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/",
@@ -44,14 +44,14 @@ def _file(folder: Path, name: str) -> Path | None:
 
 def find(data_dir: Path | None) -> list[Path]:
     """The two files, plain or compressed, in the first place that has both; none if there is none."""
-    for folder in folders("ag_news", data_dir):
+    for folder in search_folders("ag_news", data_dir):
         files = [path for name in publisher.checksums if (path := _file(folder, name))]
         if len(files) == len(publisher.checksums):
             return files
     return []
 
 
-def found(data_dir: Path | None) -> str | None:
+def describe_location(data_dir: Path | None) -> str | None:
     """Where the files are, and whether they are all of it."""
     files = find(data_dir)
     if not files:
@@ -67,11 +67,11 @@ def load(data_dir: Path | None) -> Dataset:
     """Train set then test set, in file order."""
     files = find(data_dir)
     if not files:
-        raise missing(
+        raise missing_data_error(
             "AG News", "ag_news", data_dir, f"{' and '.join(publisher.checksums)} (plain, .xz or .gz)"
         )
 
-    def build(new: New) -> None:
+    def build(new: NewArray) -> None:
         parts = [list(_rows(path)) for path in files]
         x, vocabulary = tokenize(text for part in parts for _, text in part)
         new("x", x.shape, np.int32)[:] = x
@@ -80,7 +80,7 @@ def load(data_dir: Path | None) -> Dataset:
         written = np.frombuffer("\n".join(vocabulary).encode(), np.uint8)
         new("vocabulary", written.shape, np.uint8)[:] = written
 
-    kept = cached("ag_news", data_dir, f"words-{LENGTH}-named", files, build)
+    kept = load_cached("ag_news", data_dir, f"words-{LENGTH}-named", files, build)
     train, test, words = kept.arrays["sizes"].tolist()
     vocabulary = tuple(kept.arrays["vocabulary"].tobytes().decode().split("\n"))
     columns = (Column("title", mean=(0.0,)), Column("description", mean=(0.0,)))
@@ -103,7 +103,7 @@ def _note(train: int, test: int) -> str:
     return f"a subset: {train:,} of {ROWS[0]:,} training rows, {test:,} of {ROWS[1]:,} test rows"
 
 
-def _open(path: Path) -> TextIO:
+def _open_file(path: Path) -> TextIO:
     """The text of a file, at most `_LIMIT` bytes of it."""
     if path.suffix == ".xz":
         with lzma.open(path) as packed:
@@ -118,7 +118,7 @@ def _open(path: Path) -> TextIO:
 
 def _lines(path: Path) -> int:
     """Rows without parsing them: the publisher writes one to a line."""
-    with _open(path) as file:
+    with _open_file(path) as file:
         return sum(1 for _ in file)
 
 
@@ -126,15 +126,15 @@ def _rows(path: Path) -> Iterator[tuple[int, str]]:
     """Label from 0, and text, of each row."""
     number = 0
     try:
-        with _open(path) as file:
+        with _open_file(path) as file:
             for number, row in enumerate(csv.reader(file), start=1):
                 if len(row) < 2 or row[0] not in CLASSES:
-                    raise BadInput(
+                    raise InvalidInputError(
                         f"row {number} of {path} is '{','.join(row)[:40]}'; expected a class "
                         f"({', '.join(CLASSES)}), title and description"
                     )
                 yield CLASSES.index(row[0]), " ".join(row[1:])
     except _UNREADABLE as error:
-        raise BadInput(f"cannot read {path}: {error}; fetch the file again") from None
+        raise InvalidInputError(f"cannot read {path}: {error}; fetch the file again") from None
     if not number:
-        raise BadInput(f"{path} is empty; expected rows of class, title, description")
+        raise InvalidInputError(f"{path} is empty; expected rows of class, title, description")

@@ -21,10 +21,17 @@ import numpy.typing as npt
 import torch
 
 from feddbe.config.parameters import parameter
-from feddbe.data.cache import New, cached
+from feddbe.data.cache import NewArray, load_cached
 from feddbe.data.dataset import Arrangement, Dataset
-from feddbe.data.files import DAMAGE, Publisher, damaged, find_first, members, missing
-from feddbe.errors import BadInput
+from feddbe.data.files import (
+    DAMAGE,
+    Publisher,
+    damaged_file_error,
+    find_first_folder,
+    iterate_members,
+    missing_data_error,
+)
+from feddbe.errors import InvalidInputError
 
 FOLDER = "UCI HAR Dataset"
 ARCHIVES = (f"{FOLDER}.zip", f"{FOLDER}.tar.xz", "uci-har-inertial.tar.xz")
@@ -57,7 +64,7 @@ NAMES = [name for part in PARTS for name in _names(part)]
 def find(data_dir: Path | None) -> Path | None:
     """The first folder or archive."""
     mark = NAMES[0]
-    place = find_first("har", data_dir, [f"{FOLDER}/{mark}", mark, *ARCHIVES])
+    place = find_first_folder("har", data_dir, [f"{FOLDER}/{mark}", mark, *ARCHIVES])
     return place.parent.parent if place and place.name == Path(mark).name else place
 
 
@@ -65,9 +72,9 @@ def load(data_dir: Path | None) -> Dataset:
     """Train set then test set, in file order; x is (n, 9, 1, 128)."""
     place = find(data_dir)
     if place is None:
-        raise missing("UCI HAR", "har", data_dir, f"{ARCHIVES[0]} (or the folder in it)")
+        raise missing_data_error("UCI HAR", "har", data_dir, f"{ARCHIVES[0]} (or the folder in it)")
     sources = [place] if place.is_file() else [path for name in NAMES if (path := place / name).is_file()]
-    found = cached("har", data_dir, "inertial", sources, lambda new: _decode(place, new))
+    found = load_cached("har", data_dir, "inertial", sources, lambda new: _decode(place, new))
     return Dataset(
         name="har",
         x=torch.from_numpy(found.arrays["x"]),
@@ -79,7 +86,7 @@ def load(data_dir: Path | None) -> Dataset:
     )
 
 
-def scrambled(dataset: Dataset) -> Dataset:
+def scramble(dataset: Dataset) -> Dataset:
     """As published: entry (c, t) is signal (128 c + t) mod 9 at time (128 c + t) div 9."""
     x = dataset.x.transpose(1, 3).reshape(dataset.x.shape)
     known = {name: sha256 for name, sha256 in dataset.known_sha256.items() if name != "x"}
@@ -97,20 +104,20 @@ class Layout(Arrangement):
     )
 
     def arrange(self, dataset: Dataset) -> Dataset:
-        return scrambled(dataset) if self.layout == "scrambled" else dataset
+        return scramble(dataset) if self.layout == "scrambled" else dataset
 
 
-def _decode(place: Path, new: New) -> None:
+def _decode(place: Path, new: NewArray) -> None:
     tables: Table = {}
     try:
         for name, text in _files(place):
             if name in tables:
-                raise BadInput(f"{place} has '{name}' twice; fetch it again")
+                raise InvalidInputError(f"{place} has '{name}' twice; fetch it again")
             tables[name] = _numbers(name, text, place)
     except DAMAGE as error:
-        raise damaged(place, error) from None
+        raise damaged_file_error(place, error) from None
     if lacking := [name for name in NAMES if name not in tables]:
-        raise BadInput(f"{place} has no '{lacking[0]}'; fetch it again")
+        raise InvalidInputError(f"{place} has no '{lacking[0]}'; fetch it again")
     sizes = [len(tables[f"{part}/y_{part}.txt"]) for part in PARTS]
     x = new("x", (sum(sizes), len(SIGNALS), 1, STEPS), np.float32)
     y, client = (new(name, (sum(sizes),), np.int64) for name in ("y", "client"))
@@ -122,13 +129,13 @@ def _decode(place: Path, new: New) -> None:
         client[rows] = _column(tables, persons, size, place)
         for channel, name in enumerate(signals):
             if tables[name].shape != (size, STEPS):
-                raise BadInput(
+                raise InvalidInputError(
                     f"'{name}' in {place} has a table of {tables[name].shape}, expected {(size, STEPS)}; "
                     "fetch it again"
                 )
             x[rows, channel, 0] = tables.pop(name)
     if y.max() > CLASSES - 1:
-        raise BadInput(f"{place} has the label {y.max() + 1}, expected 1..{CLASSES}; fetch it again")
+        raise InvalidInputError(f"{place} has the label {y.max() + 1}, expected 1..{CLASSES}; fetch it again")
     client[:] = np.unique(client, return_inverse=True)[1]
 
 
@@ -137,7 +144,7 @@ def _files(place: Path) -> Iterator[tuple[str, bytes]]:
     if place.is_dir():
         yield from ((name, _start(path)) for name in NAMES if (path := place / name).is_file())
         return
-    for path_in, content in members(place, _LIMIT):
+    for path_in, content in iterate_members(place, _LIMIT):
         name = path_in.rpartition(f"{FOLDER}/")[2]
         if name in NAMES:
             yield name, content.read(_FILE + 1)
@@ -151,7 +158,7 @@ def _start(path: Path) -> bytes:
 def _numbers(name: str, text: bytes, place: Path) -> Array:
     lines = text.count(b"\n")
     if len(text) > _FILE or lines > WINDOWS:
-        raise BadInput(
+        raise InvalidInputError(
             f"'{name}' in {place} has {lines} lines or more, {len(text)} bytes; expected are up to {WINDOWS} "
             f"lines in {_FILE} bytes; fetch it again"
         )
@@ -159,11 +166,13 @@ def _numbers(name: str, text: bytes, place: Path) -> Array:
         with warnings.catch_warnings(action="error", category=UserWarning):  # an empty file
             table: Array = np.loadtxt(BytesIO(text), dtype=np.float32, ndmin=2)
     except (ValueError, UserWarning) as error:
-        raise BadInput(f"'{name}' in {place} is not a table of numbers: {error}; fetch it again") from None
+        raise InvalidInputError(
+            f"'{name}' in {place} is not a table of numbers: {error}; fetch it again"
+        ) from None
     if table.size > WINDOWS * STEPS:
-        raise BadInput(f"'{name}' in {place} has a table of {table.shape}; fetch it again")
+        raise InvalidInputError(f"'{name}' in {place} has a table of {table.shape}; fetch it again")
     if not np.isfinite(table).all():
-        raise BadInput(f"'{name}' in {place} has values that are not finite; fetch it again")
+        raise InvalidInputError(f"'{name}' in {place} has values that are not finite; fetch it again")
     return table
 
 
@@ -171,7 +180,7 @@ def _column(tables: Table, name: str, size: int, place: Path) -> Array:
     """Whole numbers from 1 on, as indices from 0 on."""
     values = tables[name]
     if values.shape != (size, 1) or (values < 1).any() or (values != values.round()).any():
-        raise BadInput(
+        raise InvalidInputError(
             f"'{name}' in {place} has shape {values.shape} or values that are not 1, 2, ...; "
             f"expected one number for each of {size} windows; fetch it again"
         )

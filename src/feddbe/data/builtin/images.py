@@ -29,10 +29,18 @@ import numpy.typing as npt
 import torch
 
 from feddbe.data import safe_pickle
-from feddbe.data.cache import Cached, New, cached
+from feddbe.data.cache import CachedArrays, NewArray, load_cached
 from feddbe.data.dataset import Dataset
-from feddbe.data.files import DAMAGE, Publisher, damaged, find_first, folders, members, missing
-from feddbe.errors import BadInput
+from feddbe.data.files import (
+    DAMAGE,
+    Publisher,
+    damaged_file_error,
+    find_first_folder,
+    iterate_members,
+    missing_data_error,
+    search_folders,
+)
+from feddbe.errors import InvalidInputError
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -62,7 +70,7 @@ class ImageDataset(ABC):
     def load(self, data_dir: Path | None) -> Dataset:
         """Train set then test set, in file order."""
 
-    def build(self, images: Cached, label_names: tuple[str, ...] = (), note: str = "") -> Dataset:
+    def build(self, images: CachedArrays, label_names: tuple[str, ...] = (), note: str = "") -> Dataset:
         """Return the data set of pixels `x` and labels `y`."""
         return Dataset(
             name=self.name,
@@ -93,7 +101,10 @@ class IdxDataset(ImageDataset):
 
     def find(self, data_dir: Path | None) -> Path | None:
         """The first folder that has all four files."""
-        candidates = [*folders(self.name, data_dir), *([self.system_folder] if self.system_folder else [])]
+        candidates = [
+            *search_folders(self.name, data_dir),
+            *([self.system_folder] if self.system_folder else []),
+        ]
         return next(
             (path for path in candidates if all(_idx_file(path, file) for file in self.publisher.checksums)),
             None,
@@ -105,13 +116,13 @@ class IdxDataset(ImageDataset):
         if folder is None:
             hints = [f"{self.system_hint} (it goes to {self.system_folder})"] if self.system_folder else []
             files = f"the four files ({', '.join(self.publisher.checksums)})"
-            raise missing(self.title, self.name, data_dir, files, *hints)
+            raise missing_data_error(self.title, self.name, data_dir, files, *hints)
         parts = [_read_idx_pair(folder, part) for part in ("train", "t10k")]
         x = np.concatenate([images for images, _ in parts])[:, np.newaxis]
         y = np.concatenate([labels for _, labels in parts]).astype(np.int64)
         is_published = np.array_equal(np.bincount(y, minlength=self.classes), self.class_sizes)
         note = "" if is_published else self.other_note
-        return self.build(Cached({"x": x, "y": y}, {}), self.label_names, note)
+        return self.build(CachedArrays({"x": x, "y": y}, {}), self.label_names, note)
 
 
 @dataclass(frozen=True)
@@ -130,7 +141,7 @@ class CifarDataset(ImageDataset):
 
     def find(self, data_dir: Path | None) -> Path | None:
         """The first folder or archive of either version."""
-        path = find_first(self.name, data_dir, self.candidates)
+        path = find_first_folder(self.name, data_dir, self.candidates)
         return path.parent if path and _part_of(path.name) in self.sizes else path
 
     def load(self, data_dir: Path | None) -> Dataset:
@@ -138,9 +149,11 @@ class CifarDataset(ImageDataset):
         path = self.find(data_dir)
         if path is None:
             archives = " or ".join(name for name in self.candidates if name.endswith(".tar.gz"))
-            raise missing(self.title, self.name, data_dir, archives)
+            raise missing_data_error(self.title, self.name, data_dir, archives)
         sources = [path] if path.is_file() else [_part_file(path, part) for part in self.sizes]
-        arrays = cached(self.name, data_dir, "images", sources, lambda new: _decode_cifar(path, self, new))
+        arrays = load_cached(
+            self.name, data_dir, "images", sources, lambda new: _decode_cifar(path, self, new)
+        )
         return self.build(arrays, self.label_names)
 
 
@@ -155,7 +168,7 @@ class TinyImageNet(ImageDataset):
         """The first folder `tiny-imagenet-200`, or zip."""
         (archive,) = self.publisher.checksums
         folder = archive.removesuffix(".zip")
-        path = find_first(
+        path = find_first_folder(
             self.name, data_dir, [f"{folder}/train", f"{folder}/wnids.txt", "wnids.txt", archive]
         )
         return path.parent if path and path.name != archive else path
@@ -166,9 +179,11 @@ class TinyImageNet(ImageDataset):
         if path is None:
             (archive,) = self.publisher.checksums
             files = f"{archive} or the folder {archive.removesuffix('.zip')}"
-            raise missing(self.title, self.name, data_dir, files)
+            raise missing_data_error(self.title, self.name, data_dir, files)
         sources = [path] if path.is_file() else _class_folders(path)
-        arrays = cached(self.name, data_dir, "images", sources, lambda new: _decode_jpegs(path, self, new))
+        arrays = load_cached(
+            self.name, data_dir, "images", sources, lambda new: _decode_jpegs(path, self, new)
+        )
         return self.build(arrays)
 
 
@@ -285,19 +300,21 @@ def read_idx(path: Path, limit: int) -> Bytes:
         with gzip.open(path) if packed else path.open("rb") as file:
             raw = file.read(limit + 1)
     except (OSError, EOFError, ZlibError) as error:
-        raise BadInput(f"cannot read {path}: {error}; fetch the file again") from None
+        raise InvalidInputError(f"cannot read {path}: {error}; fetch the file again") from None
     if len(raw) > limit:
-        raise BadInput(f"{path} has more than the {limit} bytes that were expected; fetch the file again")
+        raise InvalidInputError(
+            f"{path} has more than the {limit} bytes that were expected; fetch the file again"
+        )
     rank = raw[3] if len(raw) > 3 else 0
     start = 4 + 4 * rank
     if not raw.startswith(b"\0\0\x08") or rank == 0 or len(raw) < start:
-        raise BadInput(
+        raise InvalidInputError(
             f"{path} is not an IDX file of bytes: it starts with {raw[:4].hex() or 'nothing'}, expected "
             "000008 and the number of axes; fetch the file again"
         )
     shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", rank, offset=4))
     if len(raw) != start + prod(shape):
-        raise BadInput(
+        raise InvalidInputError(
             f"{path} has {len(raw)} bytes, but its header announces {shape}, which takes "
             f"{start + prod(shape)}; fetch the file again"
         )
@@ -314,12 +331,14 @@ def _read_idx_pair(folder: Path, part: str) -> tuple[Bytes, Bytes]:
     paths = [_idx_file(folder, f"{part}-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1")]
     images, labels = (read_idx(path, _IDX_LIMIT) for path in paths if path)
     if images.shape[1:] != (28, 28) or labels.shape != images.shape[:1]:
-        raise BadInput(
+        raise InvalidInputError(
             f"{paths[0]} has shape {images.shape} and {paths[1]} {labels.shape}; "
             "expected (n, 28, 28) and (n,): fetch the four files again"
         )
     if labels.max(initial=0) > 9:
-        raise BadInput(f"{paths[1]} has the label {labels.max()}, expected 0..9; fetch the four files again")
+        raise InvalidInputError(
+            f"{paths[1]} has the label {labels.max()}, expected 0..9; fetch the four files again"
+        )
     return images, labels
 
 
@@ -331,11 +350,11 @@ def _part_file(folder: Path, part: str) -> Path:
     """The file of one part, of either version."""
     path = next((path for path in (folder / f"{part}.bin", folder / part) if path.is_file()), None)
     if path is None:
-        raise BadInput(f"{folder} has no file for the {part} set; fetch the archive again")
+        raise InvalidInputError(f"{folder} has no file for the {part} set; fetch the archive again")
     return path
 
 
-def _decode_cifar(path: Path, facts: CifarDataset, new: New) -> None:
+def _decode_cifar(path: Path, facts: CifarDataset, new: NewArray) -> None:
     """Fill `x` and `y` from a folder or an archive, which is read only once."""
     total = sum(facts.sizes.values())
     x, y = new("x", (total, 3, 32, 32), np.uint8), new("y", (total,), np.int64)
@@ -351,9 +370,9 @@ def _decode_cifar(path: Path, facts: CifarDataset, new: New) -> None:
             x[rows], y[rows] = images.reshape(-1, 3, 32, 32), labels
             missing_parts.pop(part, None)
     except DAMAGE as error:
-        raise damaged(path, error) from None
+        raise damaged_file_error(path, error) from None
     if missing_parts:
-        raise BadInput(f"{path} has no {' and no '.join(missing_parts)} set; fetch it again")
+        raise InvalidInputError(f"{path} has no {' and no '.join(missing_parts)} set; fetch it again")
 
 
 def _cifar_files(path: Path, facts: CifarDataset) -> Iterator[tuple[str, IO[bytes]]]:
@@ -364,7 +383,7 @@ def _cifar_files(path: Path, facts: CifarDataset) -> Iterator[tuple[str, IO[byte
             with part_path.open("rb") as file:
                 yield str(part_path), file
         return
-    for name, content in members(path, _CIFAR_LIMIT):
+    for name, content in iterate_members(path, _CIFAR_LIMIT):
         if _part_of(name) in facts.sizes:
             yield f"{path}:{name}", content
 
@@ -376,7 +395,7 @@ def _read_binary(stream: IO[bytes], name: str, facts: CifarDataset) -> tuple[Byt
     content = np.frombuffer(stream.read(expected + 1), np.uint8)  # no more: the archive may lie
     if content.size != expected:
         size = "more" if content.size > expected else f"only {content.size}"
-        raise BadInput(f"{name} has {size} bytes, expected {expected}; fetch the archive again")
+        raise InvalidInputError(f"{name} has {size} bytes, expected {expected}; fetch the archive again")
     rows = content.reshape(-1, width)
     return rows[:, facts.label_bytes :], rows[:, facts.label_bytes - 1]
 
@@ -385,19 +404,19 @@ def _read_python(stream: IO[bytes], name: str, facts: CifarDataset) -> tuple[Byt
     """The same from the python version; types and shapes are not checked yet."""
     values = safe_pickle.load(stream, encoding="bytes")
     if not isinstance(values, dict) or not {b"data", facts.label_key} <= set(values):
-        raise BadInput(f"{name} has no data and {facts.label_key.decode()}; fetch the archive again")
+        raise InvalidInputError(f"{name} has no data and {facts.label_key.decode()}; fetch the archive again")
     return np.asarray(values[b"data"]), np.asarray(values[facts.label_key])
 
 
 def _check_part(part: str, images: Bytes, labels: npt.NDArray[Any], path: Path, facts: CifarDataset) -> None:
     n, last = facts.sizes[part], facts.classes - 1
     if [images.shape, images.dtype.name, labels.shape] != [(n, _CIFAR_PIXELS), "uint8", (n,)]:
-        raise BadInput(
+        raise InvalidInputError(
             f"the {part} set in {path} has pixels {images.dtype}{images.shape} and labels {labels.shape}, "
             f"expected uint8({n}, {_CIFAR_PIXELS}) and ({n},); fetch it again"
         )
     if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() > last:
-        raise BadInput(f"the {part} set in {path} has labels outside of 0..{last}; fetch it again")
+        raise InvalidInputError(f"the {part} set in {path} has labels outside of 0..{last}; fetch it again")
 
 
 def _class_folders(folder: Path) -> list[Path]:
@@ -405,7 +424,7 @@ def _class_folders(folder: Path) -> list[Path]:
     return sorted(path for path in (folder / "train").glob("*/images") if path.is_dir())
 
 
-def _decode_jpegs(path: Path, facts: TinyImageNet, new: New) -> None:
+def _decode_jpegs(path: Path, facts: TinyImageNet, new: NewArray) -> None:
     try:
         if path.is_dir():
             names = [str(file) for folder in _class_folders(path) for file in folder.iterdir()]
@@ -418,7 +437,7 @@ def _decode_jpegs(path: Path, facts: TinyImageNet, new: New) -> None:
                 names = [info.filename for info in train if info.file_size <= _JPEG_LIMIT]
                 _fill_pixels(_group_by_class(names, path, facts), archive.read, facts, new)
     except DAMAGE as error:
-        raise damaged(path, error) from None
+        raise damaged_file_error(path, error) from None
 
 
 def _group_by_class(names: Sequence[str], path: Path, facts: TinyImageNet) -> list[list[str]]:
@@ -432,14 +451,14 @@ def _group_by_class(names: Sequence[str], path: Path, facts: TinyImageNet) -> li
     wrong = [f"{len(files)} images in {name}" for name, files in classes.items() if len(files) != expected]
     if len(classes) != facts.classes or wrong:
         count = ", ".join([f"{len(classes)} classes", *wrong[:1]])
-        raise BadInput(
+        raise InvalidInputError(
             f"{path} has {count}; expected {facts.classes} classes of {expected} images: fetch it again"
         )
     return [classes[name] for name in sorted(classes)]
 
 
 def _fill_pixels(
-    classes: Sequence[Sequence[str]], read: Callable[[str], bytes], facts: TinyImageNet, new: New
+    classes: Sequence[Sequence[str]], read: Callable[[str], bytes], facts: TinyImageNet, new: NewArray
 ) -> None:
     total = facts.classes * facts.images_per_class
     x = new("x", (total, 3, facts.side, facts.side), np.uint8)
@@ -464,8 +483,8 @@ def _decode_jpeg(content: bytes, name: str, side: int) -> npt.NDArray[np.uint8]:
     try:
         with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
             if image.size != (side, side):  # before it is decoded: a head can claim anything
-                raise BadInput(f"{name} is {image.width}x{image.height}, expected {side}x{side}")
+                raise InvalidInputError(f"{name} is {image.width}x{image.height}, expected {side}x{side}")
             pixels = np.asarray(image.convert("RGB"))
     except (UnidentifiedImageError, Image.DecompressionBombError, *DAMAGE) as error:
-        raise BadInput(f"cannot decode {name}: {error}; fetch the images again") from None
+        raise InvalidInputError(f"cannot decode {name}: {error}; fetch the images again") from None
     return pixels.transpose(2, 0, 1)

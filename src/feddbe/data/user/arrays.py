@@ -22,7 +22,7 @@ from feddbe.data.dataset import Dataset
 from feddbe.data.files import check_zip, require_regular_file
 from feddbe.data.split import Split
 from feddbe.data.user.query import parse_query
-from feddbe.errors import BadInput, one_line, short
+from feddbe.errors import InvalidInputError, one_line, truncate
 
 Array = npt.NDArray[Any]
 
@@ -38,7 +38,7 @@ class EncodedColumn(NamedTuple):
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, values: Sequence[Any], ordered: Sequence[Any]) -> EncodedColumn:
+    def encode(cls, values: Sequence[Any], ordered: Sequence[Any]) -> EncodedColumn:
         """Number these values by their positions in `ordered`, their distinct values."""
         positions = {value: position for position, value in enumerate(ordered)}
         return cls(np.array([positions[value] for value in values], np.int64), tuple(map(str, ordered)))
@@ -87,26 +87,26 @@ def read_npz(path: Path, wanted: Collection[str] | None = None) -> tuple[dict[st
     try:
         with path.open("rb") as file:
             if file.read(2) != b"PK":
-                raise BadInput(f"{path} is not an .npz file; write one with numpy.savez")
+                raise InvalidInputError(f"{path} is not an .npz file; write one with numpy.savez")
         with zipfile.ZipFile(path) as archive:
             check_zip(archive, path)
             members = {name.removesuffix(".npy"): name for name in archive.namelist()}
             for name in members if wanted is None else [name for name in members if name in wanted]:
                 with archive.open(members[name]) as file:
                     if _read_npy_type(file).hasobject:
-                        raise BadInput(
+                        raise InvalidInputError(
                             f"cannot read {path}: it holds pickled Python objects, which are never read; "
                             "store plain arrays"
                         )
                 with archive.open(members[name]) as file:
                     arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
     except FileNotFoundError:
-        raise BadInput(f"there is no file {path}; give the path of an .npz file") from None
-    except BadInput:
+        raise InvalidInputError(f"there is no file {path}; give the path of an .npz file") from None
+    except InvalidInputError:
         raise
     except Exception as error:  # damaged bytes make zipfile, zlib and numpy's header parser raise anything
-        reason = short(" ".join(str(error).split()) or type(error).__name__, 500)
-        raise BadInput(f"cannot read {path}: {reason}; write it again with numpy.savez") from None
+        reason = truncate(" ".join(str(error).split()) or type(error).__name__, 500)
+        raise InvalidInputError(f"cannot read {path}: {reason}; write it again with numpy.savez") from None
     return arrays, list(members)
 
 
@@ -134,8 +134,8 @@ def from_arrays(
     """Return the data set of arrays under their names; `there` lists all names, for the error."""
     for needed in ("x", "y"):
         if needed not in arrays:
-            raise BadInput(
-                f"{where} has no array '{needed}'; it has: {short(there) or 'nothing'}; needed are "
+            raise InvalidInputError(
+                f"{where} has no array '{needed}'; it has: {truncate(there) or 'nothing'}; needed are "
                 "x and y, and client if there is one"
             )
     x = arrays["x"]
@@ -148,7 +148,7 @@ def from_arrays(
         x = _check_tokens(x, words, f"x in {where}")
     else:
         if words:
-            raise BadInput(
+            raise InvalidInputError(
                 f"?words={words}: x in {where} is {x.dtype}, no word numbers (int16, int32, int64)"
             )
         x = check_samples(x, f"x in {where}")
@@ -163,25 +163,29 @@ def from_arrays(
 def _check_tokens(x: Array, words: int, what: str) -> Array:
     """Return word numbers, if the user says that they are: a table of counts or codes looks the same."""
     if not words:
-        raise BadInput(
+        raise InvalidInputError(
             f"{what} is {x.dtype}; accepted are uint8 (images, 0..255) and float32 (numbers as they are), "
             "and word numbers if you say so: ?words=SIZE_OF_THE_VOCABULARY, or an array 'words' beside x"
         )
     if x.ndim != 2 or not x.size:
-        raise BadInput(f"{what} has shape {x.shape}; word numbers must be (n, length), padded to one length")
+        raise InvalidInputError(
+            f"{what} has shape {x.shape}; word numbers must be (n, length), padded to one length"
+        )
     for wrong in x[(x < 0) | (x >= words)][:1]:
-        raise BadInput(f"{what} has the word number {wrong}, with words = {words}; allowed: 0..{words - 1}")
+        raise InvalidInputError(
+            f"{what} has the word number {wrong}, with words = {words}; allowed: 0..{words - 1}"
+        )
     return np.ascontiguousarray(x, np.int32)
 
 
 def check_samples(x: Array, what: str) -> Array:
     """Return samples as uint8 or float32, checked; grey images (uint8) get an axis for their channel."""
     if x.dtype != np.uint8 and x.dtype.kind != "f":
-        raise BadInput(
+        raise InvalidInputError(
             f"{what} is {x.dtype}; accepted are uint8 (images, 0..255) and float32 (numbers as they are)"
         )
     if x.ndim < 2 or x.size == 0:
-        raise BadInput(
+        raise InvalidInputError(
             f"{what} has shape {x.shape}; it needs at least one sample and one value per sample, "
             "e.g. (n, height, width) or (n, features)"
         )
@@ -190,7 +194,7 @@ def check_samples(x: Array, what: str) -> Array:
             x = x.astype(np.float32, copy=False)
         bad = np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
         if bad.size:
-            raise BadInput(
+            raise InvalidInputError(
                 f"{what} has NaN or infinite values (as float32), first in row {bad[0]}, in {bad.size} "
                 "rows; remove or replace them"
             )
@@ -200,18 +204,18 @@ def check_samples(x: Array, what: str) -> Array:
 
 def _check_length(values: Array, n: int, what: str) -> None:
     if values.shape != (n,):
-        raise BadInput(f"{what} has shape {values.shape}, but x has {n} samples; it must be ({n},)")
+        raise InvalidInputError(f"{what} has shape {values.shape}, but x has {n} samples; it must be ({n},)")
 
 
 def encode_labels(y: Array, n: int, what: str) -> EncodedColumn:
     """Return the classes that occur, in sorted order: labels 1..3 are three classes."""
     _check_length(y, n, what)
     if y.dtype.kind not in "iufbUS":
-        raise BadInput(f"{what} is {y.dtype}; it must hold whole numbers or text")
+        raise InvalidInputError(f"{what} is {y.dtype}; it must hold whole numbers or text")
     if y.dtype.kind == "f":
         broken = y[~(np.isfinite(y) & (y == np.trunc(y)))]
         if broken.size:
-            raise BadInput(f"{what} has the label {broken[0]}; labels must be whole numbers or text")
+            raise InvalidInputError(f"{what} has the label {broken[0]}; labels must be whole numbers or text")
     distinct, numbers = np.unique(y, return_inverse=True)
     names = format_values(distinct)
     _check_classes(names, n, what)
@@ -232,12 +236,14 @@ def encode_text_labels(labels: Sequence[str], what: str) -> EncodedColumn:
         for label in labels:
             value = values[label]
             if isinstance(value, float) and not value.is_integer():
-                raise BadInput(f"{what} has the label {short(label)}; labels must be whole numbers or text")
+                raise InvalidInputError(
+                    f"{what} has the label {truncate(label)}; labels must be whole numbers or text"
+                )
         ordered = sorted(names, key=lambda name: (values[name], name))
     else:
         ordered = sorted(names)
     _check_classes(ordered, len(labels), what)
-    return EncodedColumn.of(labels, ordered)
+    return EncodedColumn.encode(labels, ordered)
 
 
 def _number(text: str) -> int | float | None:
@@ -245,22 +251,24 @@ def _number(text: str) -> int | float | None:
     if _INTEGER.fullmatch(text):
         with suppress(ValueError):  # thousands of digits
             return int(text)
-    return rows.number(text)
+    return rows.parse_number(text)
 
 
 def _check_classes(names: Sequence[str], n: int, what: str) -> None:
     """Refuse the names of a single class, or of as many classes as there are rows."""
     if len(names) < 2:
-        raise BadInput(f"{what} has only the label '{short(names[0])}'; at least 2 classes are needed")
+        raise InvalidInputError(
+            f"{what} has only the label '{truncate(names[0])}'; at least 2 classes are needed"
+        )
     if len(names) == n > 2:
-        raise BadInput(f"{what} has another label in each of {n} rows; it must name their classes")
+        raise InvalidInputError(f"{what} has another label in each of {n} rows; it must name their classes")
 
 
 def encode_clients(client: Array, n: int, what: str) -> EncodedColumn:
     """Return clients from 0 on, in the order of their ids."""
     _check_length(client, n, what)
     if client.dtype.kind not in "iuUS":
-        raise BadInput(f"{what} is {client.dtype}; it must hold integers or strings, one per sample")
+        raise InvalidInputError(f"{what} is {client.dtype}; it must hold integers or strings, one per sample")
     distinct, numbers = np.unique(client, return_inverse=True)
     return EncodedColumn(numbers.astype(np.int64), format_values(distinct))
 
@@ -287,18 +295,20 @@ def load_pfllib(folder: Path) -> Dataset:
     known = range(min(clients, len(there) + 1))  # one that is not there is enough to say so
     files = [folder / part / f"{k}.npz" for part in ("train", "test") for k in known]
     if lacking := [file for file in files if file not in there]:
-        raise BadInput(f"there is no file {lacking[0]}, which config.json calls for")
+        raise InvalidInputError(f"there is no file {lacking[0]}, which config.json calls for")
     if extra := there - {*files}:
-        raise BadInput(f"{min(extra)} is no client's: config.json says num_clients = {clients}")
+        raise InvalidInputError(f"{min(extra)} is no client's: config.json says num_clients = {clients}")
     parts = [_read_client_file(file) for file in files]
     shapes = {x.shape[1:]: file for (x, _), file in zip(parts, files, strict=True)}
     if len(shapes) > 1:
         (one, first), (other, second) = list(shapes.items())[:2]
-        raise BadInput(f"samples in {first} have shape {one}, in {second} {other}; they must be the same")
+        raise InvalidInputError(
+            f"samples in {first} have shape {one}, in {second} {other}; they must be the same"
+        )
     x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     tokens = int(x.max()) + 1 if x.dtype == np.int32 else 0
     if tokens > max(_MAX_WORDS, x.size):
-        raise BadInput(
+        raise InvalidInputError(
             f"{folder} has the word number {tokens - 1}, but only {x.size} words; number them from 0"
         )
     if not tokens:
@@ -306,12 +316,16 @@ def load_pfllib(folder: Path) -> Dataset:
     y = _check_class_numbers(y, f"y in {folder}")
     highest = int(y.max())
     if classes and highest >= classes:
-        raise BadInput(f"{folder} has the label {highest}, but config.json says num_classes = {classes}")
+        raise InvalidInputError(
+            f"{folder} has the label {highest}, but config.json says num_classes = {classes}"
+        )
     if classes > max(_MAX_CLASSES, len(y)):
-        raise BadInput(f"{folder} has {len(y)} samples, but config.json says num_classes = {classes}")
+        raise InvalidInputError(
+            f"{folder} has {len(y)} samples, but config.json says num_classes = {classes}"
+        )
     ends = np.cumsum([len(labels) for _, labels in parts])[:-1]
     indices = np.split(np.arange(len(x)), ends)
-    split = Split.of(indices[:clients], indices[clients:])
+    split = Split.from_arrays(indices[:clients], indices[clients:])
     names = tuple(map(str, range(classes or highest + 1)))
     return build_dataset(f"{folder.resolve().name}/", x, EncodedColumn(y, names), tokens=tokens, split=split)
 
@@ -320,7 +334,7 @@ def _check_class_numbers(y: Array, what: str) -> Array:
     """Return whole numbers from 0 on, as they are: a part of a data set may lack a class."""
     encode_labels(y, len(y), what)
     if y.dtype.kind not in "iuf" or y.min() < 0 or y.max() >= max(_MAX_CLASSES, len(y)):
-        raise BadInput(f"{what} must be whole numbers from 0 on, fewer than there are samples")
+        raise InvalidInputError(f"{what} must be whole numbers from 0 on, fewer than there are samples")
     return y.astype(np.int64)
 
 
@@ -330,9 +344,9 @@ def _read_config(path: Path) -> tuple[int, int]:
         config = json.loads(path.read_text(encoding="utf-8"))
         clients, classes = config["num_clients"], config.get("num_classes", 0)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise BadInput(f"cannot use {path}: {type(error).__name__} {one_line(error)}") from None
+        raise InvalidInputError(f"cannot use {path}: {type(error).__name__} {one_line(error)}") from None
     if type(clients) is not int or type(classes) is not int or clients < 1 or classes < 0:
-        raise BadInput(
+        raise InvalidInputError(
             f"{path} has num_clients = {clients!r} and num_classes = {classes!r}; both must be whole numbers"
         )
     return clients, classes
@@ -344,11 +358,13 @@ def _read_client_file(path: Path) -> tuple[Array, Array]:
         case {"x": np.ndarray() as x, "y": np.ndarray() as y}:
             pass
         case _:
-            raise BadInput(f"{path} does not hold what PFLlib writes: a dict of arrays x and y in 'data'")
+            raise InvalidInputError(
+                f"{path} does not hold what PFLlib writes: a dict of arrays x and y in 'data'"
+            )
     if x.dtype == object:
         x = _pad_texts(x, path)
     if y.shape != x.shape[:1] or not len(y):
-        raise BadInput(
+        raise InvalidInputError(
             f"{path} has x of shape {x.shape} and y of shape {y.shape}; they must be as long as each other, "
             "and every client needs at least one sample to train and one to test"
         )
@@ -362,7 +378,9 @@ def _pad_texts(x: Array, path: Path) -> Array:
     except (ValueError, TypeError, IndexError):
         texts = np.empty(0)
     if texts.ndim != 2 or texts.dtype.kind != "i" or texts.min() < 0 or texts.max() >= 2**31:
-        raise BadInput(f"x in {path} is neither numbers nor texts of one length as PFLlib writes them")
+        raise InvalidInputError(
+            f"x in {path} is neither numbers nor texts of one length as PFLlib writes them"
+        )
     return texts.astype(np.int32)
 
 
@@ -377,10 +395,10 @@ def _unpickle(path: Path) -> Any:
                     return None
                 content = safe_pickle.load(member)
             return content.item() if isinstance(content, np.ndarray) and content.ndim == 0 else None
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from None
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{path}: {error}") from None
     except Exception as error:  # damaged bytes make zipfile, zlib and numpy's header parser raise anything
-        raise BadInput(f"cannot read {path}: {one_line(error)}; let PFLlib write it again") from None
+        raise InvalidInputError(f"cannot read {path}: {one_line(error)}; let PFLlib write it again") from None
 
 
 # --- Python objects
@@ -409,7 +427,7 @@ def from_object(data: Any) -> Dataset:
         return from_arrays("arrays", arrays, "data", ", ".join(arrays))
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, list | tuple | str):
         return _from_torch_dataset(data)
-    raise BadInput(f"data is a {type(data).__name__}; accepted are {_OBJECT_FORMS}")
+    raise InvalidInputError(f"data is a {type(data).__name__}; accepted are {_OBJECT_FORMS}")
 
 
 def _as_array(values: Any, name: str) -> Array:
@@ -417,10 +435,12 @@ def _as_array(values: Any, name: str) -> Array:
     try:
         array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise BadInput(f"'{name}' in data is no array: {one_line(error)}") from None
+        raise InvalidInputError(f"'{name}' in data is no array: {one_line(error)}") from None
     if array.dtype == object:
         if array.ndim != 1 or not all(isinstance(value, str) for value in array):
-            raise BadInput(f"'{name}' in data holds Python objects; give numbers or text of one shape")
+            raise InvalidInputError(
+                f"'{name}' in data holds Python objects; give numbers or text of one shape"
+            )
         array = np.array(array.tolist())
     return array
 
@@ -431,15 +451,17 @@ def _from_torch_dataset(data: Any) -> Dataset:
     for row in range(len(data)):
         sample = data[row]
         if not isinstance(sample, tuple | list) or len(sample) not in (2, 3):
-            raise BadInput(f"sample {row} of data is a {type(sample).__name__}, not (x, y) or (x, y, client)")
+            raise InvalidInputError(
+                f"sample {row} of data is a {type(sample).__name__}, not (x, y) or (x, y, client)"
+            )
         columns = columns or [[] for _ in sample]
         for column, value in zip(columns, sample, strict=False):
             column.append(_as_array(value, "x"))
     if not columns:
-        raise BadInput("data has no samples")
+        raise InvalidInputError("data has no samples")
     shapes = sorted({x.shape for x in columns[0]})
     if len(shapes) > 1:
-        raise BadInput(
+        raise InvalidInputError(
             f"samples of data have shapes {shapes[0]} and {shapes[1]}; bring them to one (a transform)"
         )
     arrays = {name: np.stack(part) for name, part in zip(("x", "y", "client"), columns, strict=False)}

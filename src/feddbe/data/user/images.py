@@ -13,7 +13,7 @@ from PIL import Image
 from feddbe.data import rows
 from feddbe.data.dataset import Dataset, Preprocessing
 from feddbe.data.user.arrays import EncodedColumn, build_dataset
-from feddbe.errors import BadInput, one_line
+from feddbe.errors import InvalidInputError, one_line
 
 
 def load_folder(folder: Path, resize: tuple[int, int] | None = None) -> Dataset:
@@ -24,12 +24,12 @@ def load_folder(folder: Path, resize: tuple[int, int] | None = None) -> Dataset:
     if folder / "train" in inside and _folders(folder / "train"):
         parts = [part for part in (folder / "train", folder / "test") if part in inside]
         if others := [part.name for part in inside if part not in parts]:
-            raise BadInput(
+            raise InvalidInputError(
                 f"{folder} has train, and also {', '.join(others)}; read is only test: move it away"
             )
     classes = sorted({place.name for part in parts for place in _folders(part)})
     if len(classes) < 2:
-        raise BadInput(
+        raise InvalidInputError(
             f"{folder} has {len(classes)} folders with images; at least 2 classes are needed, as in "
             f"{folder}/cat/1.png and {folder}/dog/1.png"
         )
@@ -42,7 +42,9 @@ def load_folder(folder: Path, resize: tuple[int, int] | None = None) -> Dataset:
     ]
     empty = set(range(len(classes))) - {label for _, label in files}
     if empty:
-        raise BadInput(f"the class '{classes[min(empty)]}' in {folder} has no images; add some or remove it")
+        raise InvalidInputError(
+            f"the class '{classes[min(empty)]}' in {folder} has no images; add some or remove it"
+        )
     paths = [file for file, _ in files]
     y = EncodedColumn(np.array([label for _, label in files], np.int64), tuple(classes))
     x = decode_images(paths, [*map(str, paths)], resize)
@@ -61,7 +63,7 @@ def _images(folder: Path) -> list[Path]:
     for path in _visible(folder):
         if path.is_dir() or path.suffix.lower() not in rows.SUFFIXES:
             kind = "a folder" if path.is_dir() else "no image by its name"
-            raise BadInput(
+            raise InvalidInputError(
                 f"{path} is {kind}; a class folder must hold only images ({' '.join(rows.SUFFIXES)}): "
                 "move it away"
             )
@@ -84,7 +86,7 @@ def decode_images(
         size = resize or heads[0][0]
         for (other, _), name in zip(heads, names, strict=True):
             if other != size and not resize:
-                raise BadInput(
+                raise InvalidInputError(
                     f"{name} is {other[0]}x{other[1]}, but {names[0]} is {size[0]}x{size[1]}; "
                     f"all images must have the same size: ?resize={min(*size, *other)} brings them to one"
                 )
@@ -119,8 +121,8 @@ def _pixels(file: Path | bytes, name: str, mode: str, size: tuple[int, int]) -> 
     return values[np.newaxis] if values.ndim == 2 else values.transpose(2, 0, 1)
 
 
-def _damaged(name: str, error: Exception) -> BadInput:
-    return BadInput(f"cannot read the image {name}: {one_line(error)}; replace or remove it")
+def _damaged(name: str, error: Exception) -> InvalidInputError:
+    return InvalidInputError(f"cannot read the image {name}: {one_line(error)}; replace or remove it")
 
 
 def image_preprocessing(pixels: npt.NDArray[np.uint8], resize: tuple[int, int] | None) -> Preprocessing:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import unquote
 
-from feddbe.errors import BadInput, short, unknown
+from feddbe.errors import InvalidInputError, truncate, unknown_name
 
 TABLE_KEYS = ("label", "client", "x", "categories", "missing", "resize", "config")
 FOLDER_KEYS = ("resize",)
@@ -38,7 +38,9 @@ class DataQuery:
         for key in used:
             if key not in allowed:
                 keys = ", ".join(f"?{name}=" for name in allowed) or "nothing"
-                raise BadInput(f"'?{key}=' says nothing about '{short(where)}'; allowed there: {keys}")
+                raise InvalidInputError(
+                    f"'?{key}=' says nothing about '{truncate(where)}'; allowed there: {keys}"
+                )
 
 
 def parse_query(text: str) -> DataQuery:
@@ -47,17 +49,17 @@ def parse_query(text: str) -> DataQuery:
     for item in filter(None, text.split("&")):
         key, _, value = item.partition("=")
         if key not in DataQuery.__dataclass_fields__:
-            raise unknown("word after '?'", key, DataQuery.__dataclass_fields__)
+            raise unknown_name("word after '?'", key, DataQuery.__dataclass_fields__)
         names = tuple(map(unquote, value.split(",")))
         values[key] = names if key in ("x", "categories") else unquote(value)
     if "missing" in values and values["missing"] not in ("drop", "mean"):
-        raise unknown("value of ?missing=", values["missing"], ("drop", "mean"))
+        raise unknown_name("value of ?missing=", values["missing"], ("drop", "mean"))
     if "resize" in values:
         values["resize"] = _parse_size(values["resize"])
     if "words" in values:
         if not values["words"].isdecimal() or int(values["words"]) < 2:
-            raise BadInput(
-                f"?words={short(values['words'])}: it must be the size of the vocabulary, from 2 on"
+            raise InvalidInputError(
+                f"?words={truncate(values['words'])}: it must be the size of the vocabulary, from 2 on"
             )
         values["words"] = int(values["words"])
     return DataQuery(**values)
@@ -68,5 +70,7 @@ def _parse_size(text: str) -> tuple[int, int]:
     sides = text.split("x")
     numbers = [int(side) for side in sides if side.isdecimal()]
     if len(numbers) != len(sides) or len(numbers) > 2 or not all(1 <= side <= 4096 for side in numbers):
-        raise BadInput(f"?resize={short(text)}: write a number of pixels, as in ?resize=32, or WIDTHxHEIGHT")
+        raise InvalidInputError(
+            f"?resize={truncate(text)}: write a number of pixels, as in ?resize=32, or WIDTHxHEIGHT"
+        )
     return numbers[0], numbers[-1]

@@ -35,7 +35,7 @@ from feddbe.data.user.arrays import (
 )
 from feddbe.data.user.images import decode_images, image_preprocessing
 from feddbe.data.user.query import DataQuery
-from feddbe.errors import BadInput, one_line, short
+from feddbe.errors import InvalidInputError, one_line, truncate
 
 LABEL_COLUMNS = ("label", "y")
 _EXACT_INTEGER = 2**53
@@ -60,10 +60,10 @@ class Table:
 
     def __post_init__(self) -> None:
         if not len(self.frame):
-            raise BadInput(f"{self.where} has no rows")
+            raise InvalidInputError(f"{self.where} has no rows")
         if len(self.positions) < len(self.frame.columns):
-            names = short(", ".join(map(str, self.frame.columns)))
-            raise BadInput(f"{self.where} has two columns of one name; it has: {names}")
+            names = truncate(", ".join(map(str, self.frame.columns)))
+            raise InvalidInputError(f"{self.where} has two columns of one name; it has: {names}")
 
     @cached_property
     def positions(self) -> dict[str, int]:
@@ -79,8 +79,8 @@ class Table:
         column = self.frame.iloc[:, self.positions[name]]
         arrow_type = getattr(column.dtype, "pyarrow_dtype", None)
         if arrow_type is not None and not _is_supported(arrow_type):
-            raise BadInput(
-                f"column '{short(name)}' of {self.where} holds {short(arrow_type)}; accepted are numbers, "
+            raise InvalidInputError(
+                f"column '{truncate(name)}' of {self.where} holds {truncate(arrow_type)}; accepted are numbers, "
                 "text and images: choose others with ?x=COLUMN,COLUMN"
             )
         kind = getattr(column.dtype, "kind", "O")
@@ -108,10 +108,10 @@ class Table:
         """Return the name of the column that holds the clients; empty: there is none."""
         return query.client or ("client" if "client" in self.positions else "")
 
-    def no_column(self, column: str) -> BadInput:
+    def no_column(self, column: str) -> InvalidInputError:
         """Return the error for a column that the table does not have."""
-        return BadInput(
-            f"{self.where} has no column '{short(column)}'; it has: {short(', '.join(self.positions))}; "
+        return InvalidInputError(
+            f"{self.where} has no column '{truncate(column)}'; it has: {truncate(', '.join(self.positions))}; "
             "name yours as in 'FILE?label=target&client=user&x=age,income'"
         )
 
@@ -125,13 +125,13 @@ def load_csv(path: Path, query: DataQuery) -> Dataset:
         with rows.open_csv(path) as (names, delimiter, records):
             lines = np.fromiter((line for line, _ in records), np.int64)
     except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}") from None
+        raise InvalidInputError(f"cannot read {path}: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"cannot read {path} as CSV in UTF-8: {one_line(error)}") from None
+        raise InvalidInputError(f"cannot read {path} as CSV in UTF-8: {one_line(error)}") from None
     except ValueError as error:
-        raise BadInput(str(error)) from None
+        raise InvalidInputError(str(error)) from None
     if not len(lines):
-        raise BadInput(f"{path} has no rows; expected are a line of names, then one line a sample")
+        raise InvalidInputError(f"{path} has no rows; expected are a line of names, then one line a sample")
     frame = _read_frame(path, names, delimiter, query)
     table = Table(str(path), frame, lambda row: f"line {lines[row]}", comma=delimiter == ";")
     return build_table_dataset(table, query, path.name)
@@ -172,7 +172,7 @@ def load_parquet(path: Path, query: DataQuery) -> Dataset:
     try:
         content = _validate(parquet.read_table(path, partitioning=None))
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise BadInput(f"cannot read {path}: {one_line(error)}") from None
+        raise InvalidInputError(f"cannot read {path}: {one_line(error)}") from None
     return build_table_dataset(_arrow_table(content, str(path)), query, path.name)
 
 
@@ -195,7 +195,7 @@ def load_hugging_face_folder(folder: Path, query: DataQuery) -> Dataset:
             names = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
         splits = {name: _read_arrow_files(folder / name) for name in names}
     except (OSError, ValueError, KeyError, TypeError, pyarrow.ArrowException) as error:
-        raise BadInput(f"cannot read the data set in {folder}: {one_line(error)}") from None
+        raise InvalidInputError(f"cannot read the data set in {folder}: {one_line(error)}") from None
     return _load_splits(splits, query, str(folder), f"{folder.resolve().name}/")
 
 
@@ -204,14 +204,14 @@ def load_from_hub(name: str, query: DataQuery) -> Dataset:
     try:
         import datasets
     except ImportError:
-        raise BadInput(
+        raise InvalidInputError(
             f"hf:{name} needs the datasets library; install it with: pip install 'feddbe[hub]'"
         ) from None
     try:
         loaded = datasets.load_dataset(name, query.config or None)
         splits = {split: _validate(part.with_format("arrow")[:]) for split, part in loaded.items()}
     except Exception as error:  # network, names, files: the library raises all kinds
-        raise BadInput(f"cannot load hf:{name}: {one_line(error)}") from None
+        raise InvalidInputError(f"cannot load hf:{name}: {one_line(error)}") from None
     return _load_splits(splits, query, f"hf:{name}", f"hf:{name}")
 
 
@@ -219,7 +219,9 @@ def _import_pyarrow(needed_by: str) -> Any:
     try:
         import pyarrow  # here: its import takes long
     except ImportError:
-        raise BadInput(f"{needed_by} needs pyarrow; install it with: pip install 'feddbe[table]'") from None
+        raise InvalidInputError(
+            f"{needed_by} needs pyarrow; install it with: pip install 'feddbe[table]'"
+        ) from None
     return pyarrow
 
 
@@ -249,11 +251,13 @@ def _load_splits(splits: Mapping[str, Any], query: DataQuery, where: str, name: 
         if labels.dtype == object or not np.all(labels == -1):
             labeled.append(part)
     if not labeled:
-        raise BadInput(f"{where} has no rows with labels")
+        raise InvalidInputError(f"{where} has no rows with labels")
     try:
         joined = pyarrow.concat_tables(labeled)
     except pyarrow.ArrowException as error:
-        raise BadInput(f"the splits of {where} do not have the same columns: {one_line(error)}") from None
+        raise InvalidInputError(
+            f"the splits of {where} do not have the same columns: {one_line(error)}"
+        ) from None
     return build_table_dataset(_arrow_table(joined, where), query, name)
 
 
@@ -338,15 +342,15 @@ def build_table_dataset(table: Table, query: DataQuery, name: str) -> Dataset:
             raise table.no_column(column)
     inputs = query.x or tuple(column for column in table.positions if column not in (label, client))
     if not inputs:
-        both = f"'{short(label)}' and '{short(client)}'" if client else f"'{short(label)}'"
-        raise BadInput(f"{table.where} has no column beside {both}")
+        both = f"'{truncate(label)}' and '{truncate(client)}'" if client else f"'{truncate(label)}'"
+        raise InvalidInputError(f"{table.where} has no column beside {both}")
     features = _classify({column: table.read(column) for column in inputs}, query, table)
     targets = {column: table.read(column) for column in filter(None, [label, client])}
     mask = _rows_to_keep(targets, features, query, table)
     if mask is not None:
         features = [feature.keep(mask) for feature in features]
         targets = {column: values[mask] for column, values in targets.items()}
-    what = {column: f"column '{short(column)}' of {table.where}" for column in targets}
+    what = {column: f"column '{truncate(column)}' of {table.where}" for column in targets}
     y = _encode_labels(targets[label], what[label], table.class_names.get(label, ()))
     clients = _encode_clients(targets[client], what[client]) if client else None
     x, about, note = _join_features(features, query, table)
@@ -370,7 +374,9 @@ def _rows_to_keep(
     if query.missing == "drop":
         incomplete = np.logical_or.reduce([*missing.values(), np.zeros(len(features[0].missing), bool)])
         if incomplete.all():
-            raise BadInput(f"{table.where} has no row without a missing value; leave out columns: ?x=")
+            raise InvalidInputError(
+                f"{table.where} has no row without a missing value; leave out columns: ?x="
+            )
         return np.asarray(~incomplete)
     for name, mask in missing.items():
         if name in targets or query.missing != "mean":
@@ -378,8 +384,8 @@ def _rows_to_keep(
             remedy += "" if name in targets else ", ?missing=mean takes the column's mean"
             count = f" and in {mask.sum() - 1:,} more" if mask.sum() > 1 else ""
             row = table.locate(int(np.flatnonzero(mask)[0]))
-            raise BadInput(
-                f"column '{short(name)}' of {table.where} has no value in {row}{count}; "
+            raise InvalidInputError(
+                f"column '{truncate(name)}' of {table.where} has no value in {row}{count}; "
                 f"fill it in, or {remedy}"
             )
     return None
@@ -390,7 +396,7 @@ def _encode_labels(values: Array, what: str, class_names: Sequence[str]) -> Enco
     if values.dtype != object:
         labels = encode_labels(values, len(values), what)
     elif _are_images(values):
-        raise BadInput(f"{what} holds images; labels must be whole numbers or text")
+        raise InvalidInputError(f"{what} holds images; labels must be whole numbers or text")
     else:
         labels = encode_text_labels(values.tolist(), what)
     if class_names and all(name.isdecimal() and int(name) < len(class_names) for name in labels.names):
@@ -406,7 +412,7 @@ def _encode_clients(values: Array, what: str) -> EncodedColumn:
     names = {*values.tolist()}
     are_numbers = all(isinstance(name, str) and _WHOLE_NUMBER.fullmatch(name) for name in names)
     ordered = sorted(names, key=lambda name: (len(name), name)) if are_numbers else sorted(names, key=str)
-    return EncodedColumn.of(values.tolist(), ordered)
+    return EncodedColumn.encode(values.tolist(), ordered)
 
 
 def missing_mask(values: Array) -> npt.NDArray[np.bool_]:
@@ -442,10 +448,10 @@ def _feature(name: str, values: Array, query: DataQuery, table: Table) -> Featur
         _check_numbers(name, exact, table)
         return Feature(name, "number", exact, np.isnan(exact))
     if sum(number is not None and not math.isnan(number) for number in numbers) > len(wrong):
-        value, where = short(str(values[wrong[0]])[:20]), table.locate(wrong[0])
-        raise BadInput(
-            f"column '{short(name)}' of {table.where} has numbers, but '{value}' in {where}; correct it "
-            f"(empty, if it is missing), or ?categories={short(name)} if they are names"
+        value, where = truncate(str(values[wrong[0]])[:20]), table.locate(wrong[0])
+        raise InvalidInputError(
+            f"column '{truncate(name)}' of {table.where} has numbers, but '{value}' in {where}; correct it "
+            f"(empty, if it is missing), or ?categories={truncate(name)} if they are names"
         )
     texts = np.array(["" if value is None else value for value in values], object)
     return Feature(name, "text", texts, np.zeros(len(values), bool))
@@ -456,19 +462,25 @@ def _parse_numbers(values: Array, comma: bool) -> npt.NDArray[np.float64] | list
     try:
         return values.astype(np.float64)  # the quick way, if nothing is missing
     except (ValueError, TypeError):
-        return [rows.number(value, comma) for value in values]
+        return [rows.parse_number(value, comma) for value in values]
 
 
 def _check_numbers(name: str, values: npt.NDArray[np.float64], table: Table) -> None:
     if np.isnan(values).all():
-        raise BadInput(f"column '{short(name)}' of {table.where} has no values; leave it out: ?x=")
+        raise InvalidInputError(
+            f"column '{truncate(name)}' of {table.where} has no values; leave it out: ?x="
+        )
     infinite = np.flatnonzero(np.isinf(values))
     if infinite.size:
         value, where = values[infinite[0]], table.locate(int(infinite[0]))
-        raise BadInput(f"column '{short(name)}' of {table.where} is {value} in {where}; replace it")
+        raise InvalidInputError(
+            f"column '{truncate(name)}' of {table.where} is {value} in {where}; replace it"
+        )
     with np.errstate(over="ignore"):
         if not np.isfinite(values[~np.isnan(values)].std()):
-            raise BadInput(f"column '{short(name)}' of {table.where} has values too large to compute with")
+            raise InvalidInputError(
+                f"column '{truncate(name)}' of {table.where} has values too large to compute with"
+            )
 
 
 def _category_names(values: Array) -> Array:
@@ -489,10 +501,10 @@ def _as_category(text: Feature, features: Sequence[Feature], table: Table) -> Fe
     if len(distinct) <= min(_MAX_CATEGORIES, max(1, len(text.values) // 2)):
         return replace(text, kind="category", missing=missing_mask(text.values))
     others = [feature.name for feature in features if feature.kind != "text"]
-    raise BadInput(
-        f"{table.where} has numbers in {_quote(others)} but text in '{short(text.name)}' ({len(distinct)} "
-        f"different in {len(text.values)} rows, as '{short(str(text.values[0])[:20])}'); take the texts "
-        f"alone, ?x={short(text.name)}, or the others, ?x={short(','.join(others))}"
+    raise InvalidInputError(
+        f"{table.where} has numbers in {_quote(others)} but text in '{truncate(text.name)}' ({len(distinct)} "
+        f"different in {len(text.values)} rows, as '{truncate(str(text.values[0])[:20])}'); take the texts "
+        f"alone, ?x={truncate(text.name)}, or the others, ?x={truncate(','.join(others))}"
     )
 
 
@@ -501,22 +513,22 @@ def _join_features(features: Sequence[Feature], query: DataQuery, table: Table) 
     if image is not None:
         others = [feature.name for feature in features if feature.name != image.name]
         if others:
-            raise BadInput(
-                f"{table.where} has images in '{short(image.name)}' beside {_quote(others)}; "
-                f"choose one: ?x={short(image.name)}"
+            raise InvalidInputError(
+                f"{table.where} has images in '{truncate(image.name)}' beside {_quote(others)}; "
+                f"choose one: ?x={truncate(image.name)}"
             )
         names = [f"in {table.locate(row)} of {table.where}" for row in range(len(image.values))]
         pixels = decode_images(image.values.tolist(), names, query.resize)
         return Inputs(pixels, image_preprocessing(pixels, query.resize))
     if query.resize:
-        raise BadInput(f"?resize= is for images; {table.where} has none")
+        raise InvalidInputError(f"?resize= is for images; {table.where} has none")
     if features[0].kind == "text":
         return _join_texts(features, table)
     encoded = [_encode_feature(feature) for feature in features]
     x = np.concatenate([values for values, _ in encoded], axis=1)
     columns = tuple(column for _, column in encoded)
-    kinds = [f"{short(column.name)} ({len(column.categories)})" for column in columns if column.categories]
-    note = f"one input for each category of {short(', '.join(kinds))}" if kinds else ""
+    kinds = [f"{truncate(column.name)} ({len(column.categories)})" for column in columns if column.categories]
+    note = f"one input for each category of {truncate(', '.join(kinds))}" if kinds else ""
     about = Preprocessing("table", x.shape[1:], columns, missing=query.missing, comma=table.comma)
     return Inputs(x, about, note)
 
@@ -534,7 +546,7 @@ def _join_texts(features: Sequence[Feature], table: Table) -> Inputs:
     names = [feature.name for feature in features]
     x, vocabulary = tokenize(map(" ".join, zip(*(feature.values for feature in features), strict=True)))
     if len(vocabulary) < 2:
-        raise BadInput(f"the text in {short(', '.join(names))} of {table.where} has no words")
+        raise InvalidInputError(f"the text in {truncate(', '.join(names))} of {table.where} has no words")
     longest = int(np.flatnonzero(x.any(0))[-1]) + 1
     x = np.ascontiguousarray(x[:, :longest])
     about = Preprocessing(
@@ -545,4 +557,4 @@ def _join_texts(features: Sequence[Feature], table: Table) -> Inputs:
 
 
 def _quote(names: Sequence[str]) -> str:
-    return short(", ".join(f"'{name}'" for name in names))
+    return truncate(", ".join(f"'{name}'" for name in names))

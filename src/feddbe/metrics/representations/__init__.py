@@ -1,5 +1,5 @@
 """Measures of representations."""
 
-from feddbe.metrics.representations.points import Points, points
+from feddbe.metrics.representations.points import Points, make_points
 
-__all__ = ["Points", "points"]
+__all__ = ["Points", "make_points"]

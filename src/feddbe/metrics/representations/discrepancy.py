@@ -45,9 +45,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from feddbe.errors import BadInput
-from feddbe.metrics.representations.points import Analysis, Column, FigureKind, Points, Taken
-from feddbe.seeds import stream
+from feddbe.errors import InvalidInputError
+from feddbe.metrics.representations.points import Analysis, AnalysisColumn, AnalysisResult, FigureKind, Points
+from feddbe.seeds import make_rng
 
 Numbers = dict[str, float]
 
@@ -56,7 +56,7 @@ Numbers = dict[str, float]
 class Discrepancy:
     """Numbers of each client against the others; arrays in the order of `client`."""
 
-    MEASURES: ClassVar = ("a_distance", "mmd2", "mean_distance", "fisher_f1", "fisher_between_means")
+    METRICS: ClassVar = ("a_distance", "mmd2", "mean_distance", "fisher_f1", "fisher_between_means")
 
     client: npt.NDArray[np.int64]
     samples: npt.NDArray[np.int64]
@@ -82,7 +82,7 @@ class Discrepancy:
 
     def overall(self) -> dict[str, float]:
         """The plain mean over clients of each measure."""
-        return {name: float(getattr(self, name).mean()) for name in self.MEASURES}
+        return {name: float(getattr(self, name).mean()) for name in self.METRICS}
 
 
 def discrepancy(
@@ -109,7 +109,7 @@ def discrepancy(
     from threadpoolctl import threadpool_limits
 
     if folds < 2 or most < 2 or draws < 1:
-        raise BadInput(
+        raise InvalidInputError(
             f"discrepancy with folds = {folds}, most = {most}, draws = {draws}: "
             "folds and most must be 2 or more, draws 1 or more"
         )
@@ -119,16 +119,16 @@ def discrepancy(
         enough &= np.isin(ids, clients)
 
     with threadpool_limits(1):  # the last bits of sums depend on the number of threads
-        means = ClientMeans.of(points)
+        means = ClientMeans.from_points(points)
 
         def draw(rows: npt.NDArray[np.int64], n: int, random: np.random.RandomState) -> Floats:
             """At most n of these; which ones depends on how many there are, not on what is in them."""
             return means.centred(rows[np.sort(random.permutation(len(rows))[:n])])
 
-        sigma = _bandwidth(draw(np.arange(len(points.x)), 2 * most, stream(seed, "bandwidth")))
+        sigma = _bandwidth(draw(np.arange(len(points.x)), 2 * most, make_rng(seed, "bandwidth")))
         numbers: list[Numbers] = []
         for index in np.flatnonzero(enough).tolist():
-            random = stream(seed, "discrepancy", client=int(ids[index]))
+            random = make_rng(seed, "discrepancy", client=int(ids[index]))
             mine = points.client == ids[index]
             sides = (draw(np.flatnonzero(side), most, random) for side in (mine, ~mine))
             few, others = _in_their_span(*sides)
@@ -151,11 +151,15 @@ def has_enough_samples(ids: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
         BadInput: If that is true of no client, or there is one client only.
     """
     if len(ids) < 2:
-        raise BadInput(f"discrepancy of {len(ids)} client: there must be another one to hold it against")
+        raise InvalidInputError(
+            f"discrepancy of {len(ids)} client: there must be another one to hold it against"
+        )
     enough: npt.NDArray[np.bool_] = (counts >= 2) & (counts.sum() - counts >= 2)
     if not enough.any():
         sizes = ", ".join(map(str, np.unique(counts)))
-        raise BadInput(f"discrepancy of {len(ids)} clients of {sizes} samples: it takes two on either side")
+        raise InvalidInputError(
+            f"discrepancy of {len(ids)} clients of {sizes} samples: it takes two on either side"
+        )
     return enough
 
 
@@ -166,7 +170,7 @@ def mean_distances(points: Points) -> dict[int, float]:
     if len(np.unique(points.client)) < 2:
         return {}
     with threadpool_limits(1):
-        means = ClientMeans.of(points)
+        means = ClientMeans.from_points(points)
     return {client: means.mean_distance(index) for index, client in enumerate(means.ids.tolist())}
 
 
@@ -255,7 +259,7 @@ class ClientMeans:
     """Differences up to this are the rounding of a mean."""
 
     @classmethod
-    def of(cls, points: Points) -> ClientMeans:
+    def from_points(cls, points: Points) -> ClientMeans:
         ids, owner, counts = np.unique(points.client, return_inverse=True, return_counts=True)
         blocks = [np.flatnonzero(owner == index) for index in range(len(ids))]
         centre = points.x.mean(axis=0, dtype=np.float64)
@@ -312,7 +316,7 @@ class ClientMeans:
 
         The largest of many ratios is above 0 even if nothing differs, the more so the fewer the samples.
         """
-        random = stream(seed, "chance of F1", client=int(self.ids[index]))
+        random = make_rng(seed, "chance of F1", client=int(self.ids[index]))
         n, count = len(self.points.x), int(self.counts[index])
         total = self._within.sum(axis=0) + self.counts @ self.means**2
         values = []
@@ -353,13 +357,15 @@ _OF_CLIENTS = tuple(field.name for field in dataclasses.fields(Discrepancy)[1:-1
 """The fields of a discrepancy that have a number of each client."""
 
 
-def _compute(points: Points, classes: int, settings: Mapping[str, Any]) -> Taken:
+def _compute(points: Points, classes: int, settings: Mapping[str, Any]) -> AnalysisResult:
     result = discrepancy(points, **settings)
     clients = {
         int(client): {name: float(getattr(result, name)[index]) for name in _OF_CLIENTS}
         for index, client in enumerate(result.client)
     }
-    return Taken({**result.overall()}, {client: {**readings} for client, readings in clients.items()})
+    return AnalysisResult(
+        {**result.overall()}, {client: {**readings} for client, readings in clients.items()}
+    )
 
 
 DISCREPANCY = Analysis(
@@ -370,11 +376,15 @@ DISCREPANCY = Analysis(
     compute=_compute,
     settings={"seed": 0, "folds": 5, "most": 500, "draws": 20},
     columns=(
-        Column("a_distance", "proxy A-distance", spread="a_distance_std"),
-        Column("mmd2", "squared MMD"),
-        Column("mean_distance", "distance of means", "standard deviations", expected="mean_distance_chance"),
-        Column("fisher_f1", "Fisher's F1", expected="fisher_f1_chance"),
-        Column("fisher_between_means", "Fisher ratio of means", expected="fisher_between_means_chance"),
+        AnalysisColumn("a_distance", "proxy A-distance", spread="a_distance_std"),
+        AnalysisColumn("mmd2", "squared MMD"),
+        AnalysisColumn(
+            "mean_distance", "distance of means", "standard deviations", expected="mean_distance_chance"
+        ),
+        AnalysisColumn("fisher_f1", "Fisher's F1", expected="fisher_f1_chance"),
+        AnalysisColumn(
+            "fisher_between_means", "Fisher ratio of means", expected="fisher_between_means_chance"
+        ),
     ),
     figure=FigureKind.DOTS,
 )

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from feddbe import seeds
-from feddbe.errors import BadInput
-from feddbe.metrics.representations.mdl import one_thread
-from feddbe.metrics.representations.points import Analysis, Column, FigureKind, Points, Taken
+from feddbe.errors import InvalidInputError
+from feddbe.metrics.representations.mdl import single_threaded
+from feddbe.metrics.representations.points import Analysis, AnalysisColumn, AnalysisResult, FigureKind, Points
 
 RIDGE = 0.3
 """Weight of the penalty, in units of the mean variance of a feature: enough for features that are half noise,
@@ -31,15 +31,15 @@ def linear_probe(points: Points, seed: int = 0) -> float:
     samples of 512 features has 500 to learn from. Where K > n, the solution is found as X^T a from n
     equations instead of K.
     """
-    order = seeds.stream(seed, "linear probe").permutation(len(points.y))
-    train, test = points.of(order[: len(order) // 2]), points.of(order[len(order) // 2 :])
+    order = seeds.make_rng(seed, "linear probe").permutation(len(points.y))
+    train, test = points.select(order[: len(order) // 2]), points.select(order[len(order) // 2 :])
     present, numbered = np.unique(train.y, return_inverse=True)
     if len(present) < 2:
-        raise BadInput(
+        raise InvalidInputError(
             f"{len(points.y)} samples, of which the half to learn from has {len(present)} of the 2 labels "
             "that a linear probe needs at least; measure more samples, such as those of all clients"
         )
-    with one_thread():
+    with single_threaded():
         mean = torch.from_numpy(train.x).double().mean(0)
         x, x_test = (torch.from_numpy(half.x).double() - mean for half in (train, test))
         y = torch.eye(len(present), dtype=x.dtype)[torch.from_numpy(numbered)]
@@ -61,8 +61,8 @@ def _scores(x: torch.Tensor, y: torch.Tensor, x_test: torch.Tensor) -> torch.Ten
     return x_test @ torch.cholesky_solve(x.T @ y, factor)
 
 
-def _compute(points: Points, classes: int, settings: Mapping[str, Any]) -> Taken:
-    return Taken({"": linear_probe(points, **settings)})
+def _compute(points: Points, classes: int, settings: Mapping[str, Any]) -> AnalysisResult:
+    return AnalysisResult({"": linear_probe(points, **settings)})
 
 
 LINEAR_PROBE = Analysis(
@@ -71,7 +71,7 @@ LINEAR_PROBE = Analysis(
     description="Accuracy of a linear classifier of the representations.",
     compute=_compute,
     settings={"seed": 0},
-    columns=(Column("value", "linear probe accuracy", "%", digits=2),),
+    columns=(AnalysisColumn("value", "linear probe accuracy", "%", digits=2),),
     figure=FigureKind.BARS,
-    each=True,
+    per_client=True,
 )

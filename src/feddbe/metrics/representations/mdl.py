@@ -48,8 +48,15 @@ from torch import Tensor
 
 from feddbe import seeds
 from feddbe.config.parameters import Parameters, parameter
-from feddbe.errors import BadInput
-from feddbe.metrics.representations.points import Analysis, Column, FigureKind, Points, Readings, Taken
+from feddbe.errors import InvalidInputError
+from feddbe.metrics.representations.points import (
+    Analysis,
+    AnalysisColumn,
+    AnalysisResult,
+    FigureKind,
+    Points,
+    Readings,
+)
 
 SHUFFLE = 0
 """The samples that are kept are the first of np.random.RandomState(SHUFFLE).permutation(all): the same for
@@ -155,14 +162,14 @@ class MDL:
         return sample_complexity(self.sizes, self.curve, eps)
 
 
-def sizes_of(training: int, count: int) -> list[int]:
+def training_sizes(training: int, count: int) -> list[int]:
     """`count` sizes from 10 to all training samples, in equal ratios, rounded up."""
     if training >= SMALLEST:
         spaced = np.ceil(np.logspace(math.log10(SMALLEST), math.log10(training), count))
         found: list[int] = np.minimum(spaced, training).astype(int).tolist()  # 10**log10(n) may exceed n
         if len(set(found)) == count:
             return found
-    raise BadInput(
+    raise InvalidInputError(
         f"{training} training samples (nine tenths of those given) are too few for {count} different sizes "
         f"from {SMALLEST} on; give more samples or fewer sizes"
     )
@@ -175,11 +182,11 @@ def mdl(points: Points, *, classes: int | None = None, settings: Settings = FULL
     samples kept. The result is the same bits on any number of torch threads, all of which are used, each for
     one size at a time.
     """
-    kept = points.of(np.random.RandomState(SHUFFLE).permutation(len(points.y))[: settings.n])
+    kept = points.select(np.random.RandomState(SHUFFLE).permutation(len(points.y))[: settings.n])
     y, count = _labels(kept.y, classes)
     held = -(-len(y) // 10)
     training = len(y) - held
-    sizes = sizes_of(training, settings.sizes)
+    sizes = training_sizes(training, settings.sizes)
     x = torch.from_numpy(_whitened(kept.x, training))
     labels = torch.from_numpy(y)
     hot = torch.nn.functional.one_hot(labels, count).to(x.dtype)
@@ -189,8 +196,8 @@ def mdl(points: Points, *, classes: int | None = None, settings: Settings = FULL
 
     def work(size: int, stop: Event) -> list[float]:
         orders = [_stream(settings, "order", s).permutation(training)[:size] for s in range(settings.seeds)]
-        probes = train(
-            initial(widths, [_stream(settings, "weights", s) for s in range(settings.seeds)]),
+        probes = train_probes(
+            initial_probe(widths, [_stream(settings, "weights", s) for s in range(settings.seeds)]),
             x, hot, torch.from_numpy(np.stack(orders)),
             steps=settings.steps, batch=settings.batch, lr=settings.lr, stop=stop,
             on_step=lambda done: steps_done.update({size: done}),
@@ -202,21 +209,21 @@ def mdl(points: Points, *, classes: int | None = None, settings: Settings = FULL
         done = sum(costs[size] * steps for size, steps in steps_done.items())
         return done / (settings.steps * sum(costs.values()))
 
-    losses = side_by_side(work, sizes[::-1], share)[::-1]
+    losses = map_parallel(work, sizes[::-1], share)[::-1]
     if not np.isfinite(losses).all():
-        raise BadInput(f"mdl lr = {settings.lr:g}: a probe's loss is not finite; try a smaller one")
+        raise InvalidInputError(f"mdl lr = {settings.lr:g}: a probe's loss is not finite; try a smaller one")
     return MDL(tuple(sizes), tuple(map(tuple, losses)), held, count, settings)
 
 
 def _stream(settings: Settings, purpose: str, probe: int) -> np.random.RandomState:
-    return seeds.stream(settings.seed, f"mdl {purpose}", client=probe)
+    return seeds.make_rng(settings.seed, f"mdl {purpose}", client=probe)
 
 
 def _labels(y: npt.NDArray[np.int64], classes: int | None) -> tuple[npt.NDArray[np.int64], int]:
     """Labels as 0, 1, ..., and how many there can be."""
     present, numbered = np.unique(y, return_inverse=True)
     if len(present) < 2:
-        raise BadInput(
+        raise InvalidInputError(
             f"all {len(y)} samples have label {present[0]}, so there is nothing to learn; "
             "measure samples of more labels, such as those of all clients"
         )
@@ -224,7 +231,7 @@ def _labels(y: npt.NDArray[np.int64], classes: int | None) -> tuple[npt.NDArray[
         return numbered, len(present)
     if present[0] < 0 or present[-1] >= classes:
         wrong = present[0] if present[0] < 0 else present[-1]
-        raise BadInput(f"label {wrong} with classes = {classes}; allowed: 0 to {classes - 1}")
+        raise InvalidInputError(f"label {wrong} with classes = {classes}; allowed: 0 to {classes - 1}")
     return y, classes
 
 
@@ -232,7 +239,7 @@ def _whitened(x: npt.NDArray[np.float32], training: int) -> npt.NDArray[np.float
     """(x - mean) / std, both of all entries of the training samples, which come first."""
     known = x[:training]
     if known.min() == known.max():
-        raise BadInput(
+        raise InvalidInputError(
             f"every value of the representations is {known.min():g}, so no label can be told from them; "
             "measure at another place or round"
         )
@@ -246,7 +253,7 @@ TICK = 0.5
 """Seconds between two reports."""
 
 
-def initial(
+def initial_probe(
     widths: Sequence[int], streams: Sequence[np.random.RandomState], dtype: torch.dtype = torch.float32
 ) -> list[Tensor]:
     """W1, b1, W2, b2, ... of one probe per stream, as torch.nn.Linear begins: uniform in +-1/sqrt(inputs).
@@ -307,7 +314,7 @@ class Probes:
         return outputs
 
 
-def train(
+def train_probes(
     parameters: Sequence[Tensor],
     x: Tensor,
     hot: Tensor,
@@ -345,7 +352,7 @@ def train(
 
 
 @contextmanager
-def one_thread() -> Iterator[int]:
+def single_threaded() -> Iterator[int]:
     """One torch thread in the block; gives the number that there was before."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -355,7 +362,7 @@ def one_thread() -> Iterator[int]:
         torch.set_num_threads(threads)
 
 
-def side_by_side(
+def map_parallel(
     work: Callable[[Item, Event], Answer], items: Sequence[Item], share: Callable[[], float] | None = None
 ) -> list[Answer]:
     """work(item, stop) of each item, on one torch thread each, as many at a time as torch has threads here.
@@ -365,12 +372,15 @@ def side_by_side(
     which is reported from this thread while others work.
     """
     stop = Event()
-    with one_thread() as threads, ThreadPoolExecutor(threads, "probes", torch.set_num_threads, (1,)) as pool:
+    with (
+        single_threaded() as threads,
+        ThreadPoolExecutor(threads, "probes", torch.set_num_threads, (1,)) as pool,
+    ):
         futures = [pool.submit(work, item, stop) for item in items]
         try:
             while wait(futures, TICK, FIRST_EXCEPTION).not_done and not any(map(_has_failed, futures)):
                 if share is not None:
-                    report(share())
+                    report_progress(share())
         finally:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -388,7 +398,7 @@ _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
+def report_progress_to(listener: Listener) -> Iterator[None]:
     """Hand what is reported in the block to `listener`."""
     token = _LISTENER.set(listener)
     try:
@@ -397,14 +407,14 @@ def listening(listener: Listener) -> Iterator[None]:
         _LISTENER.reset(token)
 
 
-def report(share: float) -> None:
+def report_progress(share: float) -> None:
     """Tell the listener, if there is one, which share of the measurement is done (0 to 1)."""
     listener = _LISTENER.get()
     if listener is not None:
         listener(share)
 
 
-def in_parts(items: Sequence[Work]) -> Iterator[Work]:
+def split_progress(items: Sequence[Work]) -> Iterator[Work]:
     """Yield the items; what is reported during each is a part of the whole."""
 
     def report_part(share: float) -> None:
@@ -413,7 +423,7 @@ def in_parts(items: Sequence[Work]) -> Iterator[Work]:
 
     whole = _LISTENER.get()
     for index, item in enumerate(items):  # noqa: B007  (report_part reads it)
-        with listening(report_part):
+        with report_progress_to(report_part):
             yield item
 
 
@@ -421,7 +431,7 @@ EPSILONS = (1.0, 0.5, 0.1)
 """Nats per sample at which surplus description length and sample complexity are stored."""
 
 
-def _compute(points: Points, classes: int, settings: Mapping[str, Any]) -> Taken:
+def _compute(points: Points, classes: int, settings: Mapping[str, Any]) -> AnalysisResult:
     result = mdl(points, classes=classes, settings=Settings(**settings))
     readings: Readings = {
         "": result.nats, "bits": result.bits, "std": result.spread, "validation_loss": result.validation_loss,
@@ -431,7 +441,7 @@ def _compute(points: Points, classes: int, settings: Mapping[str, Any]) -> Taken
         readings[f"loss_std:{size}"] = float(np.std(losses, ddof=1))
     for eps in EPSILONS:
         readings |= {f"sdl:{eps:g}": result.sdl(eps), f"esc:{eps:g}": result.esc(eps)}
-    return Taken(readings)
+    return AnalysisResult(readings)
 
 
 def _keep_all(settings: Settings) -> dict[str, Any]:
@@ -447,7 +457,7 @@ DESCRIPTION_LENGTH = Analysis(
     compute=_compute,
     settings=_keep_all(FULL),
     quick=_keep_all(QUICK),
-    columns=(Column("value", "minimum description length", "nats", digits=0, spread="std"),),
+    columns=(AnalysisColumn("value", "minimum description length", "nats", digits=0, spread="std"),),
     figure=FigureKind.BARS,
-    each=True,
+    per_client=True,
 )

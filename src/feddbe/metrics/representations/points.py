@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.state import State
 
 
@@ -25,24 +25,28 @@ class Points(NamedTuple):
     y: npt.NDArray[np.int64]
     client: npt.NDArray[np.int64]
 
-    def of(self, rows: Any) -> Points:
+    def select(self, rows: Any) -> Points:
         """Some of them: by index or by mask."""
         return Points(self.x[rows], self.y[rows], self.client[rows])
 
 
-def points(x: Any, y: Any, client: Any = None) -> Points:
+def make_points(x: Any, y: Any, client: Any = None) -> Points:
     """From arrays of any shape (samples first) and type; without clients, all are of one."""
     x = np.asarray(x, dtype=np.float32)
     x = x.reshape(len(x), int(np.prod(x.shape[1:])))
     y = np.asarray(y, dtype=np.int64)
     client = np.zeros(len(x), np.int64) if client is None else np.asarray(client, dtype=np.int64)
     if y.shape != (len(x),) or client.shape != (len(x),):
-        raise BadInput(f"{len(x)} representations, labels {y.shape}, clients {client.shape}; one of each")
+        raise InvalidInputError(
+            f"{len(x)} representations, labels {y.shape}, clients {client.shape}; one of each"
+        )
     if not len(x) or not x.shape[1]:
-        raise BadInput(f"representations of shape {x.shape}: there is nothing to measure")
+        raise InvalidInputError(f"representations of shape {x.shape}: there is nothing to measure")
     if not np.isfinite(x).all():
         bad = int(np.flatnonzero(~np.isfinite(x).all(axis=1))[0])
-        raise BadInput(f"representation {bad} has a value that is no finite number; nothing can be measured")
+        raise InvalidInputError(
+            f"representation {bad} has a value that is no finite number; nothing can be measured"
+        )
     return Points(x, y, client)
 
 
@@ -50,7 +54,7 @@ Readings = dict[str, float | None]
 """By the reading's name; the number of the analysis itself has an empty one."""
 
 
-class Taken(NamedTuple):
+class AnalysisResult(NamedTuple):
     """The result of an analysis: of all clients together, of each client, and what is not a number."""
 
     overall: Readings
@@ -70,7 +74,7 @@ class FigureKind(Enum):
 
 
 @dataclass(frozen=True)
-class Column:
+class AnalysisColumn:
     """A number of an analysis, in tables and as the axis of its figure."""
 
     key: str
@@ -91,19 +95,19 @@ class Analysis:
     """An analysis of the representations of a finished run."""
 
     name: str
-    """As in `feddbe measure --what`."""
+    """As in `feddbe measure --analyses`."""
     title: str
     description: str
     """What the numbers mean, in a sentence or two for captions."""
-    compute: Callable[[Points, int, Mapping[str, Any]], Taken]
+    compute: Callable[[Points, int, Mapping[str, Any]], AnalysisResult]
     """A function of the points, the number of classes and the settings."""
     settings: Mapping[str, Any]
-    columns: tuple[Column, ...]
+    columns: tuple[AnalysisColumn, ...]
     """Empty: there is no table."""
     figure: FigureKind
     quick: Mapping[str, Any] | None = None
     """Settings with less work, if the analysis supports that."""
-    each: bool = False
+    per_client: bool = False
     """Whether it can be computed from the samples of one client alone."""
     shared: bool = False
     """Whether each client's model sees the samples of all clients, not its own alone."""

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from feddbe.errors import BadInput, unknown
+from feddbe.errors import InvalidInputError, unknown_name
 from feddbe.metrics.representations.discrepancy import DISCREPANCY, SHARED_DISCREPANCY
 from feddbe.metrics.representations.linear_probe import LINEAR_PROBE
-from feddbe.metrics.representations.mdl import DESCRIPTION_LENGTH, in_parts
-from feddbe.metrics.representations.points import Points, Readings, Taken
+from feddbe.metrics.representations.mdl import DESCRIPTION_LENGTH, split_progress
+from feddbe.metrics.representations.points import AnalysisResult, Points, Readings
 from feddbe.metrics.representations.tsne import TSNE
 from feddbe.state import State
 
-MEASURES = {
+ANALYSES = {
     analysis.name: analysis
     for analysis in (
         DESCRIPTION_LENGTH,
@@ -27,51 +27,51 @@ MEASURES = {
 }
 
 
-def parse(what: str) -> list[str]:
+def parse_analyses(what: str) -> list[str]:
     """The names in `mdl,tsne`."""
     names = [name.strip() for name in what.split(",") if name.strip()]
     for name in names:
-        if name not in MEASURES:
-            raise unknown("measure of representations", name, MEASURES)
+        if name not in ANALYSES:
+            raise unknown_name("measure of representations", name, ANALYSES)
     if not names:
-        raise BadInput(f"nothing to measure; choose of {', '.join(sorted(MEASURES))}")
+        raise InvalidInputError(f"nothing to measure; choose of {', '.join(sorted(ANALYSES))}")
     return list(dict.fromkeys(names))
 
 
-def settings_of(name: str, *, quick: bool) -> tuple[dict[str, Any], bool]:
+def analysis_settings(name: str, *, quick: bool) -> tuple[dict[str, Any], bool]:
     """With what a measure is taken, and whether that is its quick way."""
-    measure = MEASURES[name]
+    measure = ANALYSES[name]
     quickly = quick and measure.quick is not None
     return dict((measure.quick if quickly else None) or measure.settings), quickly
 
 
-def take(
+def compute_analysis(
     name: str, points: Points, classes: int, settings: Mapping[str, Any], *, each: bool = False
-) -> Taken:
+) -> AnalysisResult:
     """The measure of these points, of `classes` possible labels; `each`: of every client's alone. A client
     that has too few is left out."""
-    function = MEASURES[name].compute
+    function = ANALYSES[name].compute
     if not each:
         return function(points, classes, settings)
     found: dict[int, Readings] = {}
-    why: BadInput | None = None
-    for client in in_parts(np.unique(points.client).tolist()):
+    why: InvalidInputError | None = None
+    for client in split_progress(np.unique(points.client).tolist()):
         try:
-            found[client] = function(points.of(points.client == client), classes, settings).overall
-        except BadInput as error:
+            found[client] = function(points.select(points.client == client), classes, settings).overall
+        except InvalidInputError as error:
             why = error
     if not found:
-        raise BadInput(f"{name} of single clients: {why}")
+        raise InvalidInputError(f"{name} of single clients: {why}")
     shared = set.intersection(*(set(read) for read in found.values()))
     means = {key: [v for read in found.values() if (v := read[key]) is not None] for key in sorted(shared)}
-    return Taken({key: float(np.mean(values)) for key, values in means.items() if values}, found)
+    return AnalysisResult({key: float(np.mean(values)) for key, values in means.items() if values}, found)
 
 
-def combine_models(taken: Sequence[Taken]) -> Taken:
+def combine_models(taken: Sequence[AnalysisResult]) -> AnalysisResult:
     """Return the results under each client's own model as one result, with the means over clients."""
     clients = {client: readings for one in taken for client, readings in one.clients.items()}
     columns: dict[str, Any] = {name: [read[name] for read in clients.values()] for name in taken[0].overall}
-    return Taken({name: float(np.mean(values)) for name, values in columns.items()}, clients)
+    return AnalysisResult({name: float(np.mean(values)) for name, values in columns.items()}, clients)
 
 
 def as_points(state: State) -> Points:

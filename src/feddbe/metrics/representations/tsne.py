@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from feddbe.errors import BadInput
-from feddbe.metrics.representations.points import Analysis, FigureKind, Points, Taken
-from feddbe.seeds import stream
+from feddbe.errors import InvalidInputError
+from feddbe.metrics.representations.points import Analysis, AnalysisResult, FigureKind, Points
+from feddbe.seeds import make_rng
 
 LEAST, DIMENSIONS, PERPLEXITY = 5, 50, 30
 
@@ -27,12 +27,14 @@ def tsne(points: Points, *, seed: int = 0, n: int = 2000) -> Points:
     from threadpoolctl import threadpool_limits
 
     if min(n, len(points.x)) < LEAST:
-        raise BadInput(f"t-SNE of {min(n, len(points.x))} samples: it takes {LEAST} or more")
-    chosen = points.of(np.sort(stream(seed, "tsne").permutation(len(points.x))[:n]))
+        raise InvalidInputError(f"t-SNE of {min(n, len(points.x))} samples: it takes {LEAST} or more")
+    chosen = points.select(np.sort(make_rng(seed, "tsne").permutation(len(points.x))[:n]))
     x, size = chosen.x - chosen.x.mean(axis=0), len(chosen.x)
     if not x.any():
-        raise BadInput(f"t-SNE of {size} representations that are all the same: there is nothing to lay out")
-    random = stream(seed, "tsne layout")
+        raise InvalidInputError(
+            f"t-SNE of {size} representations that are all the same: there is nothing to lay out"
+        )
+    random = make_rng(seed, "tsne layout")
     with threadpool_limits(1):
         if x.shape[1] > DIMENSIONS:
             x = PCA(min(DIMENSIONS, size), random_state=random).fit_transform(x)
@@ -42,11 +44,13 @@ def tsne(points: Points, *, seed: int = 0, n: int = 2000) -> Points:
     return chosen._replace(x=places.astype(np.float32))
 
 
-def _compute(points: Points, classes: int, settings: Mapping[str, Any]) -> Taken:
+def _compute(points: Points, classes: int, settings: Mapping[str, Any]) -> AnalysisResult:
     import torch
 
     embedded = tsne(points, **settings)
-    return Taken({}, state={key: torch.from_numpy(array) for key, array in embedded._asdict().items()})
+    return AnalysisResult(
+        {}, state={key: torch.from_numpy(array) for key, array in embedded._asdict().items()}
+    )
 
 
 TSNE = Analysis(

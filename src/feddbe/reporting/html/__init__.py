@@ -1,5 +1,5 @@
 """Runs as a page."""
 
-from feddbe.reporting.html.page import as_json, content, render, report, studied, write_report
+from feddbe.reporting.html.page import as_json, page_content, render, report, studied_folders, write_report
 
-__all__ = ["as_json", "content", "render", "report", "studied", "write_report"]
+__all__ = ["as_json", "page_content", "render", "report", "studied_folders", "write_report"]

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from feddbe.reporting.figure import Axis, Bars, Bubbles, Curves, Dots, Figure, HeatMap, Panel, Scatter
-from feddbe.results.document import RunDocument, labels
-from feddbe.results.seeds import groups
+from feddbe.results.document import RunDocument, run_labels
+from feddbe.results.seeds import group_runs
 from feddbe.runs import summary
-from feddbe.runs.store import Store
-from feddbe.runs.summary import accuracies as summary_accuracies
+from feddbe.runs.store import RunStore
+from feddbe.runs.summary import client_accuracies as summary_accuracies
 
 _ABOUT = ("begun", "versions", "machine", "git_commit")
 
 
 @dataclass(frozen=True)
-class Source:
+class ReportRun:
     """One run."""
 
     document: RunDocument
@@ -43,21 +43,23 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Sources:
+class ReportRuns:
     """The runs of a page."""
 
-    runs: tuple[Source, ...]
+    runs: tuple[ReportRun, ...]
     names: tuple[str, ...]
     """Of each, told apart by its folder where the settings are the same."""
-    colours: dict[str, int]
+    colors: dict[str, int]
     """By a run's folder: runs of one experiment that are drawn as one line have the same."""
 
     @classmethod
-    def of(cls, runs: Sequence[Source]) -> Sources:
+    def from_runs(cls, runs: Sequence[ReportRun]) -> ReportRuns:
         documents = [run.document for run in runs]
-        drawn = groups(documents) + [[d] for d in documents if not any(e["accuracy"] for e in d["rounds"])]
+        drawn = group_runs(documents) + [
+            [d] for d in documents if not any(e["accuracy"] for e in d["rounds"])
+        ]
         colours = {d["folder"]: index for index, group in enumerate(drawn) for d in group}
-        return cls(tuple(runs), tuple(_unique(labels(documents), documents)), colours)
+        return cls(tuple(runs), tuple(_unique(run_labels(documents), documents)), colours)
 
     @property
     def documents(self) -> list[RunDocument]:
@@ -74,17 +76,17 @@ def _unique(plain: Sequence[str], documents: Sequence[RunDocument]) -> list[str]
     ]
 
 
-def read(folders: Iterable[Path]) -> Sources:
+def read_runs(folders: Iterable[Path]) -> ReportRuns:
     """All of these runs, each as it is at one moment, which may be while it goes on."""
-    return Sources.of([_read(folder) for folder in dict.fromkeys(folders)])
+    return ReportRuns.from_runs([_read(folder) for folder in dict.fromkeys(folders)])
 
 
-def _read(folder: Path) -> Source:
-    store = Store.open(folder)
+def _read(folder: Path) -> ReportRun:
+    store = RunStore.open(folder)
     try:
-        store.hold()
+        store.snapshot()
         about = {key: store.meta(key) for key in _ABOUT}
-        return Source(summary.document(store, hashes=False), store.meta("labels"), about)
+        return ReportRun(summary.build_document(store, hashes=False), store.meta("labels"), about)
     finally:
         store.close()
 
@@ -99,12 +101,12 @@ def section(id: str, title: str, blocks: Sequence[Block], commands: Sequence[Blo
     return [{"id": id, "title": title, "blocks": list(blocks), "commands": list(commands)}]
 
 
-def command(what: str, line: str) -> Block:
+def command_block(what: str, line: str) -> Block:
     """A line for the shell, and what it gives."""
     return {"what": what, "line": line}
 
 
-def facts(id: str, caption: str, rows: Sequence[Sequence[str]]) -> Block:
+def fact_list(id: str, caption: str, rows: Sequence[Sequence[str]]) -> Block:
     """Names and values that nobody sorts."""
     return {"kind": "facts", "id": id, "caption": caption, "rows": [list(row) for row in rows]}
 

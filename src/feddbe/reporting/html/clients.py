@@ -20,38 +20,38 @@ from feddbe.reporting.build_figures import (
 from feddbe.reporting.figure import Figure, HeatMap, Panel
 from feddbe.reporting.html.blocks import (
     Block,
-    Source,
-    Sources,
-    command,
+    ReportRun,
+    ReportRuns,
+    command_block,
     figure_block,
     section,
 )
 from feddbe.reporting.html.overview import holding, of_all, of_each
 from feddbe.reporting.table import to_page_block
 from feddbe.reporting.tables import fairness_table, new_clients_table
-from feddbe.results.document import adapting
-from feddbe.results.fairness import fairness
+from feddbe.results.document import is_fine_tuned
+from feddbe.results.fairness import compute_fairness
 from feddbe.runs import summary
 
 _CLIENTS, _ROUNDS, _CELLS = 100, 120, 300_000
 """How many a heat map shows, and the cells of all of a page's."""
 
 
-def each(sources: Sources) -> list[Block]:
+def clients_section(runs: ReportRuns) -> list[Block]:
     """A heat map for each run."""
-    rounds = max(12, min(_ROUNDS, _CELLS // _CLIENTS // max(1, len(sources.runs))))
-    pairs = zip(sources.runs, sources.names, strict=True)
+    rounds = max(12, min(_ROUNDS, _CELLS // _CLIENTS // max(1, len(runs.runs))))
+    pairs = zip(runs.runs, runs.names, strict=True)
     panels = tuple(panel for run, name in pairs if (panel := _heat_map(run, name, rounds)))
     if not panels:
         return []
     caption = "Test accuracy of each client at the moment that counts; blank: not evaluated."
     block = figure_block(Figure("heat", "", panels, caption))
     return section(
-        "clients", "Clients over rounds", [block], of_all(sources, "fairness", "by client, best round")
+        "clients", "Clients over rounds", [block], of_all(runs, "fairness", "by client, best round")
     )
 
 
-def _heat_map(run: Source, name: str, max_rounds: int) -> HeatMap | None:
+def _heat_map(run: ReportRun, name: str, max_rounds: int) -> HeatMap | None:
     best = run.document["best"]
     entries = {entry["round"]: entry for entry in run.document["rounds"] if entry["accuracy"]}
     everyone = sorted(run.accuracies)
@@ -59,9 +59,9 @@ def _heat_map(run: Source, name: str, max_rounds: int) -> HeatMap | None:
         return None
     clients = spread_evenly(everyone, _CLIENTS)
     rounds, step = thin(entries, max_rounds, [best["round"]])
-    history = summary.history(run.folder, [entries[round_] for round_ in rounds], clients)
+    history = summary.accuracy_history(run.folder, [entries[round_] for round_ in rounds], clients)
     config = run.document["config"]
-    members = (config.get("clients") or 0) - (config.get("newcomers") or 0)
+    members = (config.get("clients") or 0) - (config.get("new_clients") or 0)
     notes = []
     if len(everyone) < members:
         notes.append(f"the {len(everyone):,} clients that were evaluated in the best round")
@@ -75,16 +75,16 @@ def _heat_map(run: Source, name: str, max_rounds: int) -> HeatMap | None:
 # Fairness
 
 
-def fair(sources: Sources) -> list[Block]:
+def fairness_section(sources: ReportRuns) -> list[Block]:
     """How accuracies are spread in the best round, and who is helped and hurt."""
     runs = [run for run in sources.runs if run.accuracies]
     if not runs:
         return []
     documents = [run.document for run in runs]
-    found = fairness(documents, [run.accuracies for run in runs])
+    found = compute_fairness(documents, [run.accuracies for run in runs])
     called = [sources.name(document) for document in documents]
-    differences = client_differences(documents, found, called, sources.colours)
-    figures = [client_ranks(documents, found, sources.colours), *filter(None, [differences])]
+    differences = client_differences(documents, found, called, sources.colors)
+    figures = [client_ranks(documents, found, sources.colors), *filter(None, [differences])]
     blocks = [to_page_block(fairness_table(found, called), "spread"), *map(figure_block, figures)]
     return section("fairness", "Fairness", blocks, of_all(sources, "fairness", "all of this section"))
 
@@ -92,23 +92,23 @@ def fair(sources: Sources) -> list[Block]:
 # Newcomers
 
 
-def joined(sources: Sources) -> list[Block]:
+def new_clients_section(runs: ReportRuns) -> list[Block]:
     """What clients come to that join when training is over."""
-    table = new_clients_table(sources.documents, sources.names)
+    table = new_clients_table(runs.documents, runs.names)
     if table is None:
         return []
-    figure = adaptation_curves(sources.documents, sources.colours)
-    drawn = [figure_block(figure)] if any(map(adapting, sources.documents)) else []
+    figure = adaptation_curves(runs.documents, runs.colors)
+    drawn = [figure_block(figure)] if any(map(is_fine_tuned, runs.documents)) else []
     blocks = [*drawn, to_page_block(table, "joined")]
-    return section("newcomers", "Newcomers", blocks, of_each(sources, "show"))
+    return section("new_clients", "Newcomers", blocks, of_each(runs, "show"))
 
 
 # Data
 
 
-def data(sources: Sources) -> list[Block]:
+def data_section(sources: ReportRuns) -> list[Block]:
     """Who holds how many samples of which label, once for all runs with the same."""
-    same: dict[str, list[Source]] = {}
+    same: dict[str, list[ReportRun]] = {}
     for run in sources.runs:
         if run.labels:
             same.setdefault(json.dumps(run.labels), []).append(run)
@@ -119,18 +119,18 @@ def data(sources: Sources) -> list[Block]:
         figure = _distribution(runs[0], [sources.name(run.document) for run in runs], len(same))
         panels += figure.panels
         if line := holding(runs[0]):
-            lines.append(command(figure.title, line))
+            lines.append(command_block(figure.title, line))
     block = figure_block(Figure("labels", "", tuple(panels), figure.caption))
     return section("data", "Data", [block], lines)
 
 
-def _distribution(run: Source, run_names: Sequence[str], distinct: int) -> Figure:
+def _distribution(run: ReportRun, run_names: Sequence[str], distinct: int) -> Figure:
     document, counts = run.document, np.array(run.labels)
     config = document["config"]
     partition = config.get("partition") or "split from a file"
     name = f"{Path(str(config['data'])).name}, {partition}, {len(counts)} clients"
     notes = [f"the largest bubble is {counts.max()} samples"]
-    if config.get("newcomers"):
+    if config.get("new_clients"):
         notes.append(f"the last {config['newcomers']} are newcomers")
     if distinct > 1:
         notes.append(f"of {', '.join(run_names)}")

@@ -13,9 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from feddbe.errors import BadInput, StoreError
-from feddbe.reporting.html.blocks import Source, Sources, read
-from feddbe.reporting.html.page import as_json, content, render
+from feddbe.errors import InvalidInputError, StoreError
+from feddbe.reporting.html.blocks import ReportRun, ReportRuns, read_runs
+from feddbe.reporting.html.page import as_json, page_content, render
 from feddbe.runs.store import FILE
 
 HOST = "127.0.0.1"
@@ -37,7 +37,7 @@ def serve(folders: Folders, port: int = 0, told: Callable[[str], None] = print) 
         server = _server(folders, port)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or error
-        raise BadInput(
+        raise InvalidInputError(
             f"port = {port}; cannot listen on it: {why}; choose another, or 0 for a free one"
         ) from error
     with server:
@@ -76,20 +76,20 @@ class _News:
             now: list[object] = [_state(place) for place in places]
             if now != self._seen:
                 sources, failed = _readable(places)
-                self._content = content(sources, failed)
+                self._content = page_content(sources, failed)
                 self._seen = None if failed else now
             return self._content
 
 
-def _readable(places: Sequence[Path]) -> tuple[Sources, list[str]]:
+def _readable(places: Sequence[Path]) -> tuple[ReportRuns, list[str]]:
     """The runs that can be read, and what is wrong with the others: one may be just being made."""
-    found, failed = list[Source](), list[str]()
+    found, failed = list[ReportRun](), list[str]()
     for place in places:
         try:
-            found += read([place]).runs
+            found += read_runs([place]).runs
         except StoreError as error:
             failed.append(str(error))
-    return Sources.of(found), failed
+    return ReportRuns.from_runs(found), failed
 
 
 def _state(folder: Path) -> tuple[object, ...]:

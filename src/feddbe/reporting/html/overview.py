@@ -10,45 +10,45 @@ from typing import Any
 
 from feddbe import data
 from feddbe.config.options import Config
-from feddbe.config.parameters import written
+from feddbe.config.parameters import format_value
 from feddbe.reporting.build_figures import metric_curves
 from feddbe.reporting.html.blocks import (
     Block,
-    Source,
-    Sources,
-    command,
-    facts,
+    ReportRun,
+    ReportRuns,
+    command_block,
+    fact_list,
     figure_block,
     section,
 )
 from feddbe.reporting.table import TEXT, Column, Table, to_page_block
-from feddbe.reporting.tables import moments, overhead_table, repeated, results_table, seeds_table
-from feddbe.results.document import Measurement, RunDocument
-from feddbe.results.fairness import overhead
-from feddbe.runs.summary import kept
+from feddbe.reporting.tables import has_repetitions, moments_note, overhead_table, results_table, seeds_table
+from feddbe.results.document import AnalysisDocument, RunDocument
+from feddbe.results.fairness import compute_overhead
+from feddbe.runs.summary import retained_rounds
 
 
-def summary(sources: Sources) -> list[Block]:
+def summary_section(runs: ReportRuns) -> list[Block]:
     """All runs in a table, and experiments over seeds in another."""
-    blocks = [to_page_block(results_table(sources.documents, sources.names), "runs", has_filter=True)]
-    if repeated(sources.documents):
-        blocks.append(to_page_block(seeds_table(sources.documents), "seeds"))
-    lines = [(name, running(run)) for run, name in zip(sources.runs, sources.names, strict=True)]
-    again = [command(f"run {name}", line) for name, line in lines if line]
-    return section("summary", "Summary", blocks, [*again, *of_each(sources, "show")])
+    blocks = [to_page_block(results_table(runs.documents, runs.names), "runs", has_filter=True)]
+    if has_repetitions(runs.documents):
+        blocks.append(to_page_block(seeds_table(runs.documents), "seeds"))
+    lines = [(name, running(run)) for run, name in zip(runs.runs, runs.names, strict=True)]
+    again = [command_block(f"run {name}", line) for name, line in lines if line]
+    return section("summary", "Summary", blocks, [*again, *of_each(runs, "show")])
 
 
-def learning(sources: Sources) -> list[Block]:
+def learning_section(runs: ReportRuns) -> list[Block]:
     """Return every metric of each round, of which the reader selects one."""
-    figure = metric_curves(sources.documents, colors=sources.colours, max_rounds=_MAX_ROUNDS)
+    figure = metric_curves(runs.documents, colors=runs.colors, max_rounds=_MAX_ROUNDS)
     if not figure.panels:
         return []
     caption = (
-        f"Accuracy of the deployed model {moments(sources.documents, sources.names)}. A dot marks the best "
+        f"Accuracy of the deployed model {moments_note(runs.documents, runs.names)}. A dot marks the best "
         "round; the dashed line is the accuracy of each client's majority class."
     )
     block = figure_block(dataclasses.replace(figure, id="learning", caption=caption))
-    return section("curves", "Learning curves", [block], of_each(sources, "show"))
+    return section("curves", "Learning curves", [block], of_each(runs, "show"))
 
 
 _MAX_ROUNDS = 400
@@ -58,21 +58,21 @@ _ACROSS = 6
 _NOT_SETTINGS = ("method", "method_options", "out", "resume", "json", "quiet")
 
 
-def costs(sources: Sources) -> list[Block]:
+def costs_section(runs: ReportRuns) -> list[Block]:
     """Time, traffic, what clients keep, memory."""
-    costs = [overhead(run.document, kept(run.folder)) for run in sources.runs]
-    block = to_page_block(overhead_table(costs, sources.names), "overhead")
-    return section("overhead", "Overhead", [block], of_all(sources, "overhead", "all"))
+    costs = [compute_overhead(run.document, retained_rounds(run.folder)) for run in runs.runs]
+    block = to_page_block(overhead_table(costs, runs.names), "overhead")
+    return section("overhead", "Overhead", [block], of_all(runs, "overhead", "all"))
 
 
-def configuration(sources: Sources) -> list[Block]:
+def configuration_section(runs: ReportRuns) -> list[Block]:
     """Settings in which the runs differ first, then those that all have."""
-    every = [_settings(run) for run in sources.runs]
-    blocks = _compared("settings", sources.names, every, "setting")
-    return section("configuration", "Configuration", blocks, of_each(sources, "show"))
+    every = [_settings(run) for run in runs.runs]
+    blocks = _compared("settings", runs.names, every, "setting")
+    return section("configuration", "Configuration", blocks, of_each(runs, "show"))
 
 
-def _settings(run: Source) -> dict[str, Any]:
+def _settings(run: ReportRun) -> dict[str, Any]:
     """Options and hyper-parameters, these as in `mr kappa`; and where the run is."""
     config = run.document["config"]
     found = {key: value for key, value in config.items() if key not in _NOT_SETTINGS}
@@ -81,7 +81,7 @@ def _settings(run: Source) -> dict[str, Any]:
     return found | {"folder": run.document["folder"]}
 
 
-def versions(sources: Sources) -> list[Block]:
+def versions_section(runs: ReportRuns) -> list[Block]:
     """With what, where and when runs were begun, and who trained."""
     every = [
         {
@@ -92,9 +92,9 @@ def versions(sources: Sources) -> list[Block]:
             "trained by": ", ".join(run.document["trainers"]) or None,
             "configuration hash": run.document["config_hash"][:12],
         }
-        for run in sources.runs
+        for run in runs.runs
     ]
-    return section("versions", "Versions", _compared("versions", sources.names, every, "what"))
+    return section("versions", "Versions", _compared("versions", runs.names, every, "what"))
 
 
 def _compared(id: str, names: Sequence[str], every: Sequence[Mapping[str, Any]], what: str) -> list[Block]:
@@ -113,18 +113,18 @@ def _compared(id: str, names: Sequence[str], every: Sequence[Mapping[str, Any]],
     table = Table(columns, records, note="In what the runs differ.")
     blocks = [to_page_block(table, f"{id}-differ")] if differ else []
     words = "The same in all runs" if len(names) > 1 else ""
-    return [*blocks, *([facts(id, words, same)] if same else [])]
+    return [*blocks, *([fact_list(id, words, same)] if same else [])]
 
 
 def _shown(value: Any) -> str:
-    return "-" if value is None else written(value)
+    return "-" if value is None else format_value(value)
 
 
 _ELSEWHERE = ("method", "engine", "worker_timeout", "out", "resume", "json", "quiet")
 """Options that say where and how something is done, not what."""
 
 
-def running(source: Source) -> str | None:
+def running(source: ReportRun) -> str | None:
     """The line that runs the same again, with every option that is not the general default; None: its data or
     model was a Python object, which has no name there."""
     config = source.document["config"]
@@ -139,7 +139,7 @@ def line(method: str, config: Mapping[str, Any]) -> str:
     return shlex.join(["feddbe", "run", method, *_options(config, told)])
 
 
-def holding(source: Source) -> str | None:
+def holding(source: ReportRun) -> str | None:
     """The line that shows who holds what; None as above."""
     config = source.document["config"]
     if not _has_name(str(config["data"])):
@@ -162,27 +162,32 @@ def _option(name: str, value: Any) -> list[str]:
         return [f"--{flag}" if value else f"--no-{flag}"]
     if value is None:  # an option that this run could not use
         return []
-    return [f"--{flag}", written(value)]
+    return [f"--{flag}", format_value(value)]
 
 
 def _has_name(name: str) -> bool:
     """Whether the command line finds data by this name; a file may be on another machine, or gone."""
-    return name.split("(")[0] in data.SOURCES or any(sign in name for sign in "/.:") or Path(name).exists()
+    return (
+        name.split("(")[0] in data.BUILTIN_DATASETS
+        or any(sign in name for sign in "/.:")
+        or Path(name).exists()
+    )
 
 
-def of_all(sources: Sources, verb: str, what: str) -> list[Block]:
+def of_all(runs: ReportRuns, verb: str, what: str) -> list[Block]:
     """One line for all runs: `feddbe fairness RUN...`."""
-    return [command(what, shlex.join(["feddbe", verb, *(str(run.folder) for run in sources.runs)]))]
+    return [command_block(what, shlex.join(["feddbe", verb, *(str(run.folder) for run in runs.runs)]))]
 
 
-def of_each(sources: Sources, verb: str) -> list[Block]:
+def of_each(runs: ReportRuns, verb: str) -> list[Block]:
     """A line for each run: `feddbe show RUN`."""
     return [
-        command(f"{verb} {run.folder}", shlex.join(["feddbe", verb, str(run.folder)])) for run in sources.runs
+        command_block(f"{verb} {run.folder}", shlex.join(["feddbe", verb, str(run.folder)]))
+        for run in runs.runs
     ]
 
 
-def measuring(found: Iterable[tuple[RunDocument, Measurement]]) -> list[Block]:
+def measuring(found: Iterable[tuple[RunDocument, AnalysisDocument]]) -> list[Block]:
     """What takes these measurements, a line for each run; those of the same settings in one."""
     asked: dict[tuple[str, ...], dict[str, dict[str, None]]] = {}
     for document, one in found:
@@ -191,12 +196,12 @@ def measuring(found: Iterable[tuple[RunDocument, Measurement]]) -> list[Block]:
         n = one["settings"].get("samples")
         flags = ["--quick"] * one["quick"] + ["--per-client"] * one["per_client"]
         key = (document["folder"], which, "all" if n is None else str(n), *flags)
-        lists = asked.setdefault(key, {"what": {}, "moment": {}, "at": {}})
-        for name, value in (("what", one["what"]), ("moment", one["moment"]), ("at", one["place"])):
+        lists = asked.setdefault(key, {"analyses": {}, "moment": {}, "layers": {}})
+        for name, value in (("analysis", one["analysis"]), ("moment", one["moment"]), ("at", one["layer"])):
             lists[name][value] = None
     lines = []
     for (folder, which, n, *flags), lists in asked.items():
         chosen = [word for option, names in lists.items() for word in (f"--{option}", ",".join(names))]
-        words = ["feddbe", "measure", folder, *chosen, "--round", which, "--n", n, *flags]
-        lines.append(command(f"measure {folder}", shlex.join(words)))
+        words = ["feddbe", "measure", folder, *chosen, "--round", which, "--samples", n, *flags]
+        lines.append(command_block(f"measure {folder}", shlex.join(words)))
     return lines

@@ -12,45 +12,53 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from feddbe.errors import BadInput, unknown
-from feddbe.reporting.html.blocks import Block, Sources, command, read, section
-from feddbe.reporting.html.clients import data, each, fair, joined
-from feddbe.reporting.html.overview import configuration, costs, learning, summary, versions
-from feddbe.reporting.html.representations import representations
+from feddbe.errors import InvalidInputError, unknown_name
+from feddbe.reporting.html.blocks import Block, ReportRuns, command_block, read_runs, section
+from feddbe.reporting.html.clients import clients_section, data_section, fairness_section, new_clients_section
+from feddbe.reporting.html.overview import (
+    configuration_section,
+    costs_section,
+    learning_section,
+    summary_section,
+    versions_section,
+)
+from feddbe.reporting.html.representations import representations_section
 from feddbe.reporting.matplotlib_backend import COLORS, LABELS, STYLES, replace_file
-from feddbe.reporting.paper_table import Compared, paper_table
+from feddbe.reporting.paper_table import PaperTable, paper_table
 from feddbe.reporting.table import to_page_block
-from feddbe.results.document import finished
+from feddbe.results.document import is_finished
 
 
-def studied(found: Mapping[str, Compared]) -> list[Block]:
+def studied_folders(found: Mapping[str, PaperTable]) -> list[Block]:
     """One section of them all; the keys are the commands that print them."""
     blocks = [to_page_block(paper_table(compared), f"study-{compared.name}") for compared in found.values()]
-    commands = [command(compared.name, line) for line, compared in found.items()]
+    commands = [command_block(compared.name, line) for line, compared in found.items()]
     return section("studies", "The paper's tables", blocks, commands)
 
 
 NAMED = 6
 """Methods that the title has the names of."""
 _SECTIONS = (
-    summary, learning, each, fair, joined, data, representations, costs, configuration, versions,
+    summary_section, learning_section, clients_section, fairness_section, new_clients_section, data_section, representations_section, costs_section, configuration_section, versions_section,
 )  # fmt: skip
 
 
-def content(sources: Sources, failed: Sequence[str] = (), *, first: Sequence[Block] = ()) -> dict[str, Any]:
+def page_content(
+    runs: ReportRuns, failed: Sequence[str] = (), *, first: Sequence[Block] = ()
+) -> dict[str, Any]:
     """The title, the sections that have something to show, `first` these, and the colours that pictures have,
     too; `failed`: what is to be said of runs that could not be read."""
-    documents = sources.documents
+    documents = runs.documents
     names = list(dict.fromkeys(document["method"] for document in documents))
     methods = ", ".join(names) if len(names) <= NAMED else f"{len(names)} methods"
     places = ", ".join(dict.fromkeys(Path(str(document["config"]["data"])).name for document in documents))
-    going = sum(not finished(document) for document in documents)
+    going = sum(not is_finished(document) for document in documents)
     about = [f"{len(documents)} run{'s' * (len(documents) != 1)}", f"{going} not finished" * bool(going)]
     return {
         "title": f"{methods} on {places}" if documents else "No run yet",
         "about": ", ".join(filter(None, about)),
         "failed": list(failed),
-        "sections": [*first, *(part for make in _SECTIONS for part in make(sources))] if documents else [],
+        "sections": [*first, *(part for make in _SECTIONS for part in make(runs))] if documents else [],
         "palette": {
             "lines": list(COLORS),
             "dashes": [[] if style == "-" else list(style[1]) for style in STYLES],
@@ -66,17 +74,19 @@ _SCRIPTS = (
 
 
 def write_report(
-    folders: Sequence[Path], out: Path, *, studies: Mapping[str, Compared] | None = None
+    folders: Sequence[Path], out: Path, *, studies: Mapping[str, PaperTable] | None = None
 ) -> Path:
     """Write one page about these runs to `out`, and return that. It opens without a network and in any
     place; the same runs give the same bytes. `studies`: tables that the runs were made for, by the commands
     that print them."""
     if not folders:
-        raise BadInput("a report of no run; name the folders of some")
+        raise InvalidInputError("a report of no run; name the folders of some")
     path = Path(out)
     if path.suffix.lower() not in (".html", ".htm"):
-        raise unknown("kind of report", path.suffix, (".html", ".htm"))
-    text = render(content(read(Path(folder) for folder in folders), first=studied(studies or {})))
+        raise unknown_name("kind of report", path.suffix, (".html", ".htm"))
+    text = render(
+        page_content(read_runs(Path(folder) for folder in folders), first=studied_folders(studies or {}))
+    )
     with replace_file(path, "report") as scratch:
         scratch.write_text(text, encoding="utf-8")
     return path

@@ -1,21 +1,21 @@
 """Engines by name."""
 
-from feddbe.simulation.client import Missing
-from feddbe.simulation.engines.base import ClientStates, Engine, Messages, Waiting
+from feddbe.simulation.client import MissingClient
+from feddbe.simulation.engines.base import Broadcasts, ClientStates, Engine, TimeoutPolicy
 from feddbe.simulation.engines.pool import Pool
-from feddbe.simulation.engines.registry import ENGINES, Serial, find, make
+from feddbe.simulation.engines.registry import ENGINES, Serial, create_engine, find_engine
 from feddbe.state import Receipt
 
 __all__ = [
     "ENGINES",
+    "Broadcasts",
     "ClientStates",
     "Engine",
-    "Messages",
-    "Missing",
+    "MissingClient",
     "Pool",
     "Receipt",
     "Serial",
-    "Waiting",
-    "find",
-    "make",
+    "TimeoutPolicy",
+    "create_engine",
+    "find_engine",
 ]

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from feddbe.config.parameters import Parameters
 from feddbe.methods.base import Method
-from feddbe.simulation.client import Job, Missing, Reply
+from feddbe.simulation.client import ClientResult, ClientTask, MissingClient
 from feddbe.state import State, decode, encode
 from feddbe.training.task import Task
 
@@ -41,11 +41,11 @@ class ClientStates(ABC):
         """Return the bytes of a client's state, or of its receipt; None before the first."""
 
     @abstractmethod
-    def stage(self, client: int, state: bytes) -> None:
+    def write_pending(self, client: int, state: bytes) -> None:
         """Make these bytes the client's state with the round's transaction."""
 
     @abstractmethod
-    def stamp(self, client: int) -> Hashable:
+    def version(self, client: int) -> Hashable:
         """Return a value that identifies what `read` would return now; None: nothing does."""
 
     def load(self, client: int) -> State | None:
@@ -55,16 +55,16 @@ class ClientStates(ABC):
 
     def save(self, client: int, state: State) -> None:
         """Make this the client's state with the round's transaction."""
-        self.stage(client, encode(state))
+        self.write_pending(client, encode(state))
 
 
-class Messages:
+class Broadcasts:
     """What the clients are sent: one state for all, or one for each made when it is needed."""
 
     def __init__(self, shared: State, each: Callable[[int], State] | None = None) -> None:
         self.shared, self.each = shared, each
 
-    def to(self, client: int) -> State:
+    def message_for(self, client: int) -> State:
         """The whole message to one client."""
         return self.shared if self.each is None else self.shared | self.each(client)
 
@@ -78,8 +78,8 @@ class Engine(Protocol):
     """
 
     def run(
-        self, jobs: Sequence[Job], messages: Messages, states: ClientStates
-    ) -> Iterator[Reply | Missing]: ...
+        self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
+    ) -> Iterator[ClientResult | MissingClient]: ...
 
     def close(self) -> None: ...
 
@@ -89,22 +89,22 @@ def _nothing(text: str) -> None:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class TimeoutPolicy:
     """How long a worker is waited for, and who is told that one is."""
 
     timeout: float | None = None
     """Seconds after which it counts as dead; None: never."""
-    word_after: float = 60.0
+    warn_after: float = 60.0
     """Seconds, or ten times what a job takes at the median, after which somebody is told; in any case at half
     the timeout."""
-    remark: Callable[[str], None] = _nothing
+    warn: Callable[[str], None] = _nothing
 
 
-WAITING = Waiting()
+DEFAULT_TIMEOUT_POLICY = TimeoutPolicy()
 
 
 @dataclass(frozen=True)
-class Choice(Parameters):
+class EngineConfig(Parameters):
     """What a user can say of an engine: its name, and its options as fields."""
 
     def processes(self) -> int:
@@ -115,12 +115,12 @@ class Choice(Parameters):
         """Whether it works on this machine only."""
         return True
 
-    def make(self, task: Task, method: Method, waiting: Waiting = WAITING) -> Engine:
+    def create(self, task: Task, method: Method, timeouts: TimeoutPolicy = DEFAULT_TIMEOUT_POLICY) -> Engine:
         """The engine, ready to work."""
         raise NotImplementedError
 
 
-def portable(error: Exception) -> Exception:
+def as_portable(error: Exception) -> Exception:
     """The error, or one that says the same if it cannot be pickled."""
     try:
         if type(pickle.loads(pickle.dumps(error))) is type(error):
@@ -137,7 +137,7 @@ _TRIM, _MMAP = -1, -3
 """Names of two limits of glibc's `mallopt`."""
 
 
-def used_mb() -> float:
+def peak_memory_mb() -> float:
     """Megabytes in use now (Linux: shared pages counted once, summed); elsewhere this process's peak."""
     pids = [os.getpid(), *(p.pid for p in multiprocessing.active_children() if p.pid)]
     total = 0
@@ -153,7 +153,7 @@ def used_mb() -> float:
     return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)
 
 
-def keep_freed() -> None:
+def keep_freed_memory() -> None:
     """From now on this process, and what is forked from it, keeps up to a gigabyte of what it freed, in
     pieces of up to 32 MB. A round takes and gives back the same states over and over, and to get a new page
     from the system takes longer than to fill it. Where the C library is another one, nothing changes."""

@@ -31,12 +31,19 @@ import torch
 from feddbe.config.parameters import parameter
 from feddbe.errors import FeddbeError
 from feddbe.methods.base import Method
-from feddbe.simulation.client import Job, Reply, perform
-from feddbe.simulation.engines.base import WAITING, Choice, ClientStates, Messages, Waiting, portable
-from feddbe.state import State, bytes_of, decode, encode
+from feddbe.simulation.client import ClientResult, ClientTask, run_client
+from feddbe.simulation.engines.base import (
+    DEFAULT_TIMEOUT_POLICY,
+    Broadcasts,
+    ClientStates,
+    EngineConfig,
+    TimeoutPolicy,
+    as_portable,
+)
+from feddbe.state import State, as_bytes, decode, encode
 from feddbe.training.task import Task
 
-TRIES = 3
+MAX_TRIES = 3
 """How often a client's work is started when its worker dies."""
 TOGETHER = 0.02
 """Seconds of work that go to a worker at once: clients that take less go together."""
@@ -48,11 +55,11 @@ _START: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else
 class _Worker:
     process: BaseProcess
     pipe: Connection
-    desk: int
+    buffer: int
     """Where large states lie on their way to it and back."""
-    holds: dict[int, Hashable] = field(default_factory=dict)
+    cached_states: dict[int, Hashable] = field(default_factory=dict)
     """The stamps of the states that it holds, by client."""
-    knows: Messages | None = None
+    knows: Broadcasts | None = None
     """The messages whose shared part it has."""
     since: float = 0.0
     """When it got its job."""
@@ -64,14 +71,16 @@ class _Worker:
         self.process.kill()  # not SIGTERM, which one that is stopped does not see
         self.process.join()
         self.process.close()
-        _close(self.desk)
+        _close(self.buffer)
 
 
 class Pool:
     """`workers` processes; jobs are given out longest first, so that none is left over at the end."""
 
-    def __init__(self, task: Task, method: Method, workers: int, waiting: Waiting = WAITING) -> None:
-        self.task, self.method, self.waiting = task, method, waiting
+    def __init__(
+        self, task: Task, method: Method, workers: int, timeouts: TimeoutPolicy = DEFAULT_TIMEOUT_POLICY
+    ) -> None:
+        self.task, self.method, self.waiting = task, method, timeouts
         self._took: deque[float] = deque(maxlen=1000)
         """Seconds of the last jobs."""
         self._usual = 0.0
@@ -89,11 +98,13 @@ class Pool:
         """The workers' process ids."""
         return [w.process.pid for w in self._workers if w.process.pid is not None]
 
-    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply]:
+    def run(
+        self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
+    ) -> Iterator[ClientResult]:
         self._usual = median(self._took) if self._took else 0.0
         together = max(1, int(TOGETHER / median(self._worked))) if self._worked else 1
-        queue = Queue(self.task, jobs, len(self._workers), together)
-        idle, busy = list(self._workers), dict[Any, tuple[_Worker, list[Job]]]()
+        queue = TaskQueue(self.task, tasks, len(self._workers), together)
+        idle, busy = list(self._workers), dict[Any, tuple[_Worker, list[ClientTask]]]()
         shared = pack(messages.shared, self._desk)
         while queue or busy:
             while queue and idle:
@@ -116,7 +127,7 @@ class Pool:
             for pipe in wait(list(busy), self._patience(busy.values())) if busy else ():
                 worker, some = busy.pop(pipe)
                 try:
-                    answer, tensors = receive(worker.pipe, worker.desk)
+                    answer, tensors = receive(worker.pipe, worker.buffer)
                 except (EOFError, OSError) as error:  # it died at work
                     self._tell_if_late(worker, some, error)
                     queue.give_back(some)
@@ -130,17 +141,17 @@ class Pool:
                 idle.append(worker)
                 for reply, its in zip(answers, tensors, strict=True):
                     if (private := its.pop(KEPT, None)) is not None:
-                        states.stage(reply.client, private)
+                        states.write_pending(reply.client, private)
                     if its.pop(HELD, None) is not None:
-                        worker.holds[reply.client] = states.stamp(reply.client)
+                        worker.cached_states[reply.client] = states.version(reply.client)
                     yield reply.with_tensors(its)
 
-    def _next(self, queue: Queue, worker: _Worker) -> list[Job]:
+    def _next(self, queue: TaskQueue, worker: _Worker) -> list[ClientTask]:
         """What this worker does next."""
-        for job in (some := queue.take(worker.holds)):
-            if queue.tries[job.client] > TRIES:
+        for job in (some := queue.pop(worker.cached_states)):
+            if queue.tries[job.client] > MAX_TRIES:
                 raise FeddbeError(
-                    f"client {job.client} in round {job.round}: its worker died {TRIES} times "
+                    f"client {job.client} in round {job.round}: its worker died {MAX_TRIES} times "
                     f"(out of memory{', or of time' * bool(self.waiting.timeout)}? try --engine serial)"
                 )
         return some
@@ -155,9 +166,11 @@ class Pool:
         self._desk = NONE
 
     def _word_after(self) -> float:
-        return min(max(self.waiting.word_after, 10 * self._usual), (self.waiting.timeout or math.inf) / 2)
+        return min(max(self.waiting.warn_after, 10 * self._usual), (self.waiting.timeout or math.inf) / 2)
 
-    def _overdue(self, busy: Iterable[tuple[_Worker, list[Job]]]) -> list[tuple[_Worker, list[Job]]]:
+    def _overdue(
+        self, busy: Iterable[tuple[_Worker, list[ClientTask]]]
+    ) -> list[tuple[_Worker, list[ClientTask]]]:
         """Those whose time is up; of those that take long, somebody is told."""
         late, now, timeout = [], time.monotonic(), self.waiting.timeout
         for worker, jobs in busy:
@@ -168,16 +181,16 @@ class Pool:
             elif not worker.told and waited >= self._word_after():
                 worker.told = True
                 limit = "--worker-timeout sets a limit" if timeout is None else f"at most {timeout:g} s"
-                self.waiting.remark(f"waiting for {_who(worker, jobs)} for {waited:.0f} s; {limit}")
+                self.waiting.warn(f"waiting for {_who(worker, jobs)} for {waited:.0f} s; {limit}")
         return late
 
-    def _tell_if_late(self, worker: _Worker, jobs: list[Job], error: Exception) -> None:
+    def _tell_if_late(self, worker: _Worker, jobs: list[ClientTask], error: Exception) -> None:
         """`BlockingIOError`: the time was up in the middle of a message."""
         if isinstance(error, BlockingIOError):
             waited = time.monotonic() - worker.since
-            self.waiting.remark(f"{_who(worker, jobs)} did not answer for {waited:.0f} s and is done again")
+            self.waiting.warn(f"{_who(worker, jobs)} did not answer for {waited:.0f} s and is done again")
 
-    def _patience(self, busy: Iterable[tuple[_Worker, list[Job]]]) -> float | None:
+    def _patience(self, busy: Iterable[tuple[_Worker, list[ClientTask]]]) -> float | None:
         """Seconds until there is something to do though nobody answers."""
         ends = [w.since + self._word_after() for w, _ in busy if not w.told]
         if self.waiting.timeout is not None:
@@ -186,7 +199,11 @@ class Pool:
 
     @staticmethod
     def _give(
-        worker: _Worker, jobs: list[Job], messages: Messages, shared: Parcel, states: ClientStates
+        worker: _Worker,
+        jobs: list[ClientTask],
+        messages: Broadcasts,
+        shared: PackedState,
+        states: ClientStates,
     ) -> None:
         """Jobs, with the messages and states that the worker does not have yet."""
         if worker.knows is not messages:
@@ -194,14 +211,14 @@ class Pool:
             worker.knows = messages
         each = [{} if messages.each is None else messages.each(job.client) for job in jobs]
         kept = [_kept(worker, job.client, states) for job in jobs]
-        send(worker.pipe, worker.desk, jobs, [a | b for a, b in zip(each, kept, strict=True)])
+        send(worker.pipe, worker.buffer, jobs, [a | b for a, b in zip(each, kept, strict=True)])
 
     def _start(self) -> _Worker:
         ours, theirs = _START.Pipe()
         # A forked child also inherits our ends of the pipes. It must close them: a worker notices that we are
         # gone by its pipe closing, and it does not close while anyone else holds our end.
         inherited = [ours, *(w.pipe for w in self._workers)] if _START.get_start_method() == "fork" else []
-        own, others = _desk(), [w.desk for w in self._workers if w.desk != NONE]
+        own, others = _desk(), [w.buffer for w in self._workers if w.buffer != NONE]
         process = _START.Process(
             target=work,
             args=(theirs, inherited, others, (self._desk, own), self.task, self.method),
@@ -223,7 +240,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class PoolChoice(Choice):
+class PoolConfig(EngineConfig):
     """What can be chosen of the pool."""
 
     name: ClassVar[str] = "pool"
@@ -231,27 +248,27 @@ class PoolChoice(Choice):
     workers: int | None = parameter(None, "processes; by default one per core", low=1, high=9999)
 
     def processes(self) -> int:
-        return self.workers or cores()
+        return self.workers or available_cores()
 
-    def make(self, task: Task, method: Method, waiting: Waiting = WAITING) -> Pool:
-        return Pool(task, method, min(self.processes(), task.split.clients), waiting)
+    def create(self, task: Task, method: Method, timeouts: TimeoutPolicy = DEFAULT_TIMEOUT_POLICY) -> Pool:
+        return Pool(task, method, min(self.processes(), task.split.clients), timeouts)
 
 
-def cores() -> int:
+def available_cores() -> int:
     """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _kept(worker: _Worker, client: int, states: ClientStates) -> dict[str, bytes]:
     """What the worker needs to have the client's state."""
-    stamp = worker.holds.pop(client, None)  # until it answers nobody knows
-    if stamp is not None and stamp == states.stamp(client):
+    stamp = worker.cached_states.pop(client, None)  # until it answers nobody knows
+    if stamp is not None and stamp == states.version(client):
         return {HELD: b""}
     state = states.read(client)
     return {} if state is None else {KEPT: state}
 
 
-def _who(worker: _Worker, jobs: list[Job]) -> str:
+def _who(worker: _Worker, jobs: list[ClientTask]) -> str:
     first, *others = jobs
     more = f" and {len(others)} more" * bool(others)
     return f"client {first.client}{more} in round {first.round} (worker {worker.process.pid})"
@@ -259,7 +276,7 @@ def _who(worker: _Worker, jobs: list[Job]) -> str:
 
 def _desk() -> int:
     """One that a worker has too, because it is forked."""
-    return desk() if _START.get_start_method() == "fork" else NONE
+    return make_buffer() if _START.get_start_method() == "fork" else NONE
 
 
 def _close(desk: int) -> None:
@@ -320,16 +337,21 @@ def work(
 
 
 def _answers(
-    task: Task, method: Method, jobs: list[Job], shared: State, states: list[Items], held: dict[int, bytes]
-) -> tuple[list[Reply] | Exception, list[Items]]:
+    task: Task,
+    method: Method,
+    jobs: list[ClientTask],
+    shared: State,
+    states: list[Items],
+    held: dict[int, bytes],
+) -> tuple[list[ClientResult] | Exception, list[Items]]:
     """To all jobs, and what goes beside them; or what went wrong."""
-    answers, tensors = list[Reply](), list[Items]()
+    answers, tensors = list[ClientResult](), list[Items]()
     for job, each in zip(jobs, states, strict=True):
         try:
             mine = held.pop(job.client, None)
             kept: bytes | None = mine if each.pop(HELD, None) is not None else each.pop(KEPT, None)
             private = None if kept is None else decode(kept)
-            reply = perform(task, method, job, shared | each if each else shared, private)
+            reply = run_client(task, method, job, shared | each if each else shared, private)
             tensors.append(reply.tensors())
             if reply.private:
                 kept = tensors[-1][KEPT] = encode(reply.private)
@@ -341,25 +363,27 @@ def _answers(
             return error, []
         except Exception as error:
             error.add_note(f"in client {job.client}, round {job.round}:\n{traceback.format_exc()}")
-            return portable(error), []
+            return as_portable(error), []
     return answers, tensors
 
 
-def cost(task: Task, job: Job) -> float:
+def task_cost(task: Task, client_task: ClientTask) -> float:
     """Samples passed through the model; training one costs about three times a prediction."""
-    client = job.client
-    tested, samples, adapt = len(task.split.test[client]), task.samples[client], job.adapt or 0
-    epochs = (job.work != "none") * task.training.epochs
-    epochs += adapt * (adapt + 1) // 2 if job.newcomer else adapt  # a newcomer is looked at after each
-    return (job.evaluate + job.after) * tested + 3 * epochs * samples
+    client = client_task.client
+    tested, samples, adapt = len(task.split.test[client]), task.samples[client], client_task.adapt_epochs or 0
+    epochs = (client_task.work != "none") * task.training.local_epochs
+    epochs += (
+        adapt * (adapt + 1) // 2 if client_task.is_new_client else adapt
+    )  # a newcomer is looked at after each
+    return (client_task.evaluate + client_task.evaluate_after) * tested + 3 * epochs * samples
 
 
-class Queue:
+class TaskQueue:
     """Jobs for some workers, the longest first. At most `together` are given out at a time, and of all that
     is left no more than a worker's half share: the last ones should end at one time."""
 
-    def __init__(self, task: Task, jobs: Sequence[Job], workers: int, together: int) -> None:
-        costs = [(cost(task, job), job) for job in jobs]
+    def __init__(self, task: Task, tasks: Sequence[ClientTask], workers: int, together: int) -> None:
+        costs = [(task_cost(task, job), job) for job in tasks]
         self._jobs = deque(sorted(costs, key=lambda one: one[0], reverse=True))
         self._left, self._workers, self._together = sum(c for c, _ in costs), workers, together
         self.tries = Counter[int]()
@@ -368,14 +392,14 @@ class Queue:
     def __bool__(self) -> bool:
         return bool(self._jobs)
 
-    def take(self, holds: Container[int] = ()) -> list[Job]:
+    def pop(self, holds: Container[int] = ()) -> list[ClientTask]:
         """At least one; one that was given out before goes alone, it may be what its worker died of. `holds`:
         clients whose states the worker has; of the next ones such a one is first."""
         soon = islice(self._jobs, 4 * self._workers)
         if mine := next((one for one in soon if one[1].client in holds), None):
             self._jobs.remove(mine)
             self._jobs.appendleft(mine)
-        share, taken = self._left / (2 * self._workers), list[Job]()
+        share, taken = self._left / (2 * self._workers), list[ClientTask]()
         while self._jobs and len(taken) < self._together:
             its, job = self._jobs[0]
             again = job.client in self.tries
@@ -389,9 +413,9 @@ class Queue:
         self.tries.update(job.client for job in taken)
         return taken
 
-    def give_back(self, jobs: Sequence[Job]) -> None:
+    def give_back(self, tasks: Sequence[ClientTask]) -> None:
         """They were not done, and come next."""
-        self._jobs.extendleft((0.0, job) for job in reversed(jobs))
+        self._jobs.extendleft((0.0, job) for job in reversed(tasks))
 
 
 Items = dict[str, Any]
@@ -406,15 +430,15 @@ _TYPES = {dtype: name for name in dir(torch) if isinstance(dtype := getattr(torc
 """By their names types are pickled ten times as fast."""
 
 
-class Parcel(NamedTuple):
+class PackedState(NamedTuple):
     """A state ready to be sent."""
 
-    places: Sequence[tuple[str, str, tuple[int, ...], int]] = ()
+    offsets: Sequence[tuple[str, str, tuple[int, ...], int]] = ()
     """Names, types, shapes and places among the bytes."""
     data: bytearray | None = bytearray()
     """The bytes, if they are few; None: they are on the desk."""
     size: int = 0
-    at: int = 0
+    offset: int = 0
     """Where on the desk."""
 
     def unpack(self, desk: int) -> Items:
@@ -422,9 +446,9 @@ class Parcel(NamedTuple):
         held: Any = self.data
         if held is None:
             held = torch.empty(self.size, dtype=torch.uint8).numpy()
-            _move(lambda rest, at: os.preadv(desk, [rest], at), memoryview(held), self.at)
+            _move(lambda rest, at: os.preadv(desk, [rest], at), memoryview(held), self.offset)
         found: Items = {}
-        for name, kind, shape, place in self.places:
+        for name, kind, shape, place in self.offsets:
             n = math.prod(shape)
             if kind == "bytes":
                 found[name] = bytes(memoryview(held)[place : place + n])
@@ -435,29 +459,29 @@ class Parcel(NamedTuple):
         return found
 
 
-def desk() -> int:
+def make_buffer() -> int:
     """A new one, to be closed by `os.close`; NONE, if this system has no such memory."""
     return os.memfd_create("feddbe") if hasattr(os, "memfd_create") else NONE
 
 
-def pack(state: Mapping[str, Any], desk: int = NONE, at: int = 0) -> Parcel:
+def pack(state: Mapping[str, Any], desk: int = NONE, at: int = 0) -> PackedState:
     """A copy of the state, if it is large on the desk from `at` on."""
     places, pieces, size = [], list[memoryview](), 0
     for name, value in state.items():
         if isinstance(value, bytes):
             kind, shape, piece = "bytes", (len(value),), memoryview(value)
         else:
-            kind, shape, piece = _TYPES[value.dtype], tuple(value.shape), bytes_of(value)
+            kind, shape, piece = _TYPES[value.dtype], tuple(value.shape), as_bytes(value)
         places.append((name, kind, shape, size))
         pieces += [piece, memoryview(bytes(-len(piece) % _ALIGNED))]
         size += len(piece) + len(pieces[-1])
     if size < LARGE or desk == NONE:
-        return Parcel(places, bytearray().join(pieces), size)
+        return PackedState(places, bytearray().join(pieces), size)
     end = at
     for piece in pieces:
         _move(lambda rest, to: os.pwrite(desk, rest, to), piece, end)
         end += len(piece)
-    return Parcel(places, None, size, at)
+    return PackedState(places, None, size, at)
 
 
 def _move(some: Callable[[memoryview, int], int], piece: memoryview, at: int) -> None:
@@ -470,7 +494,7 @@ def _move(some: Callable[[memoryview, int], int], piece: memoryview, at: int) ->
 
 def send(pipe: Connection, desk: int, message: object, states: Sequence[Mapping[str, Any]] = ()) -> None:
     """To the `receive` at the other end."""
-    parcels, at = list[Parcel](), 0
+    parcels, at = list[PackedState](), 0
     for state in states:
         parcels.append(pack(state, desk, at))
         at += parcels[-1].size

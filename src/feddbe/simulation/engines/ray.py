@@ -36,11 +36,18 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from feddbe.config.parameters import parameter
-from feddbe.errors import BadInput, FeddbeError, one_line
+from feddbe.errors import FeddbeError, InvalidInputError, one_line
 from feddbe.methods.base import Method
-from feddbe.simulation.client import Job, Reply, perform
-from feddbe.simulation.engines.base import WAITING, Choice, ClientStates, Messages, Waiting, portable
-from feddbe.simulation.engines.pool import TRIES, cores, cost
+from feddbe.simulation.client import ClientResult, ClientTask, run_client
+from feddbe.simulation.engines.base import (
+    DEFAULT_TIMEOUT_POLICY,
+    Broadcasts,
+    ClientStates,
+    EngineConfig,
+    TimeoutPolicy,
+    as_portable,
+)
+from feddbe.simulation.engines.pool import MAX_TRIES, available_cores, task_cost
 from feddbe.state import decode, encode
 from feddbe.training.task import Task
 
@@ -71,10 +78,10 @@ class _Run(NamedTuple):
 
 
 @dataclass
-class _Given:
+class _SubmittedTask:
     """A job in flight."""
 
-    job: Job
+    client_task: ClientTask
     since: float | None = None
     """When it was its turn to be worked at."""
     told: bool = False
@@ -98,8 +105,8 @@ _worker = _Worker()
 class RayTasks:
     """The cluster that this process is connected to; jobs are given out longest first."""
 
-    def __init__(self, task: Task, method: Method, waiting: Waiting = WAITING) -> None:
-        self.task, self.waiting = task, waiting
+    def __init__(self, task: Task, method: Method, timeouts: TimeoutPolicy = DEFAULT_TIMEOUT_POLICY) -> None:
+        self.task, self.waiting = task, timeouts
         self._ray = ray = _import_ray()
         reference = ray.put(ray.cloudpickle.dumps((task, method)))
         self._run: tuple[Any, ...] = tuple(_Run(secrets.token_hex(8), versions(), [reference]))
@@ -107,11 +114,13 @@ class RayTasks:
         # Not retried by Ray: we count tries, and a lost client's state is read again.
         self._work = ray.remote(num_cpus=1, max_retries=0)(_work)
 
-    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply]:
+    def run(
+        self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
+    ) -> Iterator[ClientResult]:
         self._calls += 1
         shared = [self._ray.put(encode(messages.shared))]
-        queue = deque(sorted(jobs, key=partial(cost, self.task), reverse=True))
-        busy, tries = dict[Any, _Given](), Counter[int]()
+        queue = deque(sorted(tasks, key=partial(task_cost, self.task), reverse=True))
+        busy, tries = dict[Any, _SubmittedTask](), Counter[int]()
         try:
             while queue or busy:
                 slots = self._slots()
@@ -121,19 +130,19 @@ class RayTasks:
                     self._check_tries(job, tries[job.client])
                     each = None if messages.each is None else encode(messages.each(job.client))
                     given = pickle.dumps(job), each, states.read(job.client)
-                    busy[self._work.remote(self._run, self._calls, shared, *given)] = _Given(job)
+                    busy[self._work.remote(self._run, self._calls, shared, *given)] = _SubmittedTask(job)
                 for reference in self._overdue(busy, slots):
-                    queue.appendleft(busy.pop(reference).job)
+                    queue.appendleft(busy.pop(reference).client_task)
                 done, _ = self._ray.wait(list(busy), num_returns=1, timeout=_LOOK) if busy else ((), ())
                 for reference in done:
-                    job = busy.pop(reference).job
+                    job = busy.pop(reference).client_task
                     answer = self._get(reference)
                     if answer is None:
                         queue.appendleft(job)
                         continue
                     reply, private = _opened(answer)
                     if private is not None:
-                        states.stage(job.client, private)
+                        states.write_pending(job.client, private)
                     yield reply
         finally:
             for reference in busy:  # something went wrong: nobody waits for these
@@ -156,10 +165,10 @@ class RayTasks:
                 "is the same feddbe[ray] installed on every node (docs/cluster.md)?"
             ) from None
 
-    def _check_tries(self, job: Job, number: int) -> None:
-        if number > TRIES:
+    def _check_tries(self, client_task: ClientTask, number: int) -> None:
+        if number > MAX_TRIES:
             raise FeddbeError(
-                f"client {job.client} in round {job.round}: its worker died {TRIES} times "
+                f"client {client_task.client} in round {client_task.round}: its worker died {MAX_TRIES} times "
                 f"(out of memory{', or of time' * bool(self.waiting.timeout)}? try --engine serial)"
             )
 
@@ -177,7 +186,7 @@ class RayTasks:
         self._known_slots, self._look_again = slots, time.monotonic() + _LOOK
         return slots
 
-    def _overdue(self, busy: dict[Any, _Given], slots: int) -> list[Any]:
+    def _overdue(self, busy: dict[Any, _SubmittedTask], slots: int) -> list[Any]:
         """Those whose time is up, which are given up; of those that take long, somebody is told.
 
         Ray does not say which jobs are at work and which wait: it is the first ones.
@@ -187,20 +196,23 @@ class RayTasks:
         for reference, given in islice(busy.items(), slots):
             if given.since is None:
                 given.since = now
-            waited, who = now - given.since, f"client {given.job.client} in round {given.job.round}"
+            waited, who = (
+                now - given.since,
+                f"client {given.client_task.client} in round {given.client_task.round}",
+            )
             if waited >= limit:
-                self.waiting.remark(f"{who} did not answer for {waited:.0f} s and is done again")
+                self.waiting.warn(f"{who} did not answer for {waited:.0f} s and is done again")
                 self._ray.cancel(reference, force=True)
                 late.append(reference)
-            elif not given.told and waited >= min(self.waiting.word_after, limit / 2):
+            elif not given.told and waited >= min(self.waiting.warn_after, limit / 2):
                 given.told = True
                 most = "--worker-timeout sets a limit" if timeout is None else f"at most {limit:g} s"
-                self.waiting.remark(f"waiting for {who} for {waited:.0f} s; {most}")
+                self.waiting.warn(f"waiting for {who} for {waited:.0f} s; {most}")
         return late
 
 
 @dataclass(frozen=True)
-class RayChoice(Choice):
+class RayConfig(EngineConfig):
     """What can be chosen of Ray."""
 
     name: ClassVar[str] = "ray"
@@ -213,19 +225,23 @@ class RayChoice(Choice):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.address is not None and self.cpus is not None:
-            raise BadInput(
+            raise InvalidInputError(
                 f"ray cpus = {self.cpus} with an address; the nodes of a cluster say what they have"
             )
 
     def processes(self) -> int:
-        return 0 if self.address else self.cpus or cores()  # of a cluster nobody knows before it is joined
+        return (
+            0 if self.address else self.cpus or available_cores()
+        )  # of a cluster nobody knows before it is joined
 
     def is_local(self) -> bool:
         return self.address is None
 
-    def make(self, task: Task, method: Method, waiting: Waiting = WAITING) -> RayTasks:
+    def create(
+        self, task: Task, method: Method, timeouts: TimeoutPolicy = DEFAULT_TIMEOUT_POLICY
+    ) -> RayTasks:
         connect(self.address, self.processes())
-        return RayTasks(task, method, waiting)
+        return RayTasks(task, method, timeouts)
 
 
 def _import_ray() -> Any:
@@ -234,7 +250,9 @@ def _import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise BadInput(f"--engine ray needs Ray ({one_line(error)}): pip install 'feddbe[ray]'") from None
+        raise InvalidInputError(
+            f"--engine ray needs Ray ({one_line(error)}): pip install 'feddbe[ray]'"
+        ) from None
     return ray
 
 
@@ -271,18 +289,20 @@ def _check_reachable(address: str) -> None:
     """Fail at once where nothing listens: Ray itself would try for a quarter of an hour."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise BadInput(f"ray address = '{address}'; allowed: HOST:PORT, as in 10.0.0.1:6379")
+        raise InvalidInputError(f"ray address = '{address}'; allowed: HOST:PORT, as in 10.0.0.1:6379")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as error:
         raise _connection_error(address, error) from None
 
 
-def _connection_error(address: str | None, error: Exception) -> BadInput:
+def _connection_error(address: str | None, error: Exception) -> InvalidInputError:
     reason = one_line(RuntimeError(" ".join(str(error).split()))).rstrip(".")
     if address is None:
-        return BadInput(f"--engine ray: cannot start Ray here: {reason}")
-    return BadInput(f"--engine ray: cannot join the cluster at '{address}': {reason} (docs/cluster.md)")
+        return InvalidInputError(f"--engine ray: cannot start Ray here: {reason}")
+    return InvalidInputError(
+        f"--engine ray: cannot join the cluster at '{address}': {reason} (docs/cluster.md)"
+    )
 
 
 @contextlib.contextmanager
@@ -334,18 +354,18 @@ def _work(
     about = _Run(*run)
     if others := differences(about.versions):
         return f"node {socket.gethostname()} differs: {others}", None, None
-    asked: Job = pickle.loads(job)
+    asked: ClientTask = pickle.loads(job)
     try:
         task, method = _hold(about, call, shared)
         received = decode(_worker.shared) | ({} if each is None else decode(each))
-        reply = perform(task, method, asked, received, None if private is None else decode(private))
+        reply = run_client(task, method, asked, received, None if private is None else decode(private))
         kept = encode(reply.private) if reply.private else None
         return pickle.dumps(reply.with_tensors({})._replace(private=None)), encode(reply.tensors()), kept
     except FeddbeError as error:
         return pickle.dumps(error), None, None
     except Exception as error:
         error.add_note(f"in client {asked.client}, round {asked.round}:\n{traceback.format_exc()}")
-        return pickle.dumps(portable(error)), None, None
+        return pickle.dumps(as_portable(error)), None, None
 
 
 def _hold(run: _Run, call: int, shared: list[Any]) -> tuple[Task, Method]:
@@ -363,11 +383,11 @@ def _hold(run: _Run, call: int, shared: list[Any]) -> tuple[Task, Method]:
     return _worker.task, _worker.method
 
 
-def _opened(answer: tuple[Any, ...]) -> tuple[Reply, bytes | None]:
+def _opened(answer: tuple[Any, ...]) -> tuple[ClientResult, bytes | None]:
     """A worker's answer, or the error that it is."""
     said, tensors, private = answer
     if isinstance(said, str):
-        raise BadInput(f"{said}; install the same on every node (docs/cluster.md)")
+        raise InvalidInputError(f"{said}; install the same on every node (docs/cluster.md)")
     reply = pickle.loads(said)
     if isinstance(reply, Exception):
         raise reply

@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from feddbe.config import parameters as grammar
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.methods.base import Method
-from feddbe.simulation.client import Job, Reply, perform
+from feddbe.simulation.client import ClientResult, ClientTask, run_client
 from feddbe.simulation.engines.base import (
-    WAITING,
-    Choice,
+    DEFAULT_TIMEOUT_POLICY,
+    Broadcasts,
     ClientStates,
     Engine,
-    Messages,
-    Waiting,
-    keep_freed,
+    EngineConfig,
+    TimeoutPolicy,
+    keep_freed_memory,
 )
-from feddbe.simulation.engines.pool import PoolChoice, cores
-from feddbe.simulation.engines.ray import RayChoice
+from feddbe.simulation.engines.pool import PoolConfig, available_cores
+from feddbe.simulation.engines.ray import RayConfig
 from feddbe.training import backends
 from feddbe.training.task import Task
-from feddbe.training.task import find as find_device
+from feddbe.training.task import find_device as find_device
 
 
 class Serial:
@@ -32,10 +32,12 @@ class Serial:
     def __init__(self, task: Task, method: Method) -> None:
         self.task, self.method = task, method
 
-    def run(self, jobs: Sequence[Job], messages: Messages, states: ClientStates) -> Iterator[Reply]:
-        for job in jobs:
-            received, kept = messages.to(job.client), states.load(job.client)
-            reply = perform(self.task, self.method, job, received, kept)
+    def run(
+        self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
+    ) -> Iterator[ClientResult]:
+        for job in tasks:
+            received, kept = messages.message_for(job.client), states.load(job.client)
+            reply = run_client(self.task, self.method, job, received, kept)
             if reply.private:
                 states.save(job.client, reply.private)
             yield reply._replace(private=None)
@@ -45,46 +47,50 @@ class Serial:
 
 
 @dataclass(frozen=True)
-class SerialChoice(Choice):
+class SerialConfig(EngineConfig):
     """There is nothing to choose."""
 
     name: ClassVar[str] = "serial"
 
-    def make(self, task: Task, method: Method, waiting: Waiting = WAITING) -> Serial:
+    def create(self, task: Task, method: Method, timeouts: TimeoutPolicy = DEFAULT_TIMEOUT_POLICY) -> Serial:
         return Serial(task, method)
 
 
 @dataclass(frozen=True)
-class Auto(Choice):
+class AutoConfig(EngineConfig):
     """The pool where it can help."""
 
     name: ClassVar[str] = "auto"
 
     def processes(self) -> int:
-        return cores() if cores() > 1 else 0
+        return available_cores() if available_cores() > 1 else 0
 
-    def make(self, task: Task, method: Method, waiting: Waiting = WAITING) -> Engine:
+    def create(self, task: Task, method: Method, timeouts: TimeoutPolicy = DEFAULT_TIMEOUT_POLICY) -> Engine:
         several = min(self.processes(), task.split.clients) > 1
-        return (PoolChoice() if several else SerialChoice()).make(task, method, waiting)
+        return (PoolConfig() if several else SerialConfig()).create(task, method, timeouts)
 
 
-ENGINES: dict[str, type[Choice]] = {
-    choice.name: choice for choice in (Auto, SerialChoice, PoolChoice, RayChoice)
+ENGINES: dict[str, type[EngineConfig]] = {
+    choice.name: choice for choice in (AutoConfig, SerialConfig, PoolConfig, RayConfig)
 }
 
 
-def find(spec: str) -> Choice:
+def find_engine(spec: str) -> EngineConfig:
     """The engine of this name, as in `pool(workers=4)`, with its options."""
-    return grammar.find("engine", spec, ENGINES, also=["pool(workers=N)", "ray(address=HOST:PORT)"]).options
+    return grammar.find_class(
+        "engine", spec, ENGINES, also=["pool(workers=N)", "ray(address=HOST:PORT)"]
+    ).options
 
 
-def make(spec: str, task: Task, method: Method, waiting: Waiting = WAITING) -> Engine:
+def create_engine(
+    spec: str, task: Task, method: Method, timeouts: TimeoutPolicy = DEFAULT_TIMEOUT_POLICY
+) -> Engine:
     """The same, ready to work."""
-    choice, where = find(spec), find_device(task.training.device)
+    choice, where = find_engine(spec), find_device(task.training.device)
     if where.type != "cpu":
         if choice.name not in ("auto", "serial"):
-            raise BadInput(f"engine = {spec}; on device {where} one process works: serial or auto")
-        return Serial(task.on(where), method)
-    backends.warm_up(task, waiting.remark)  # both before there are processes
-    keep_freed()
-    return choice.make(task, method, waiting)
+            raise InvalidInputError(f"engine = {spec}; on device {where} one process works: serial or auto")
+        return Serial(task.to(where), method)
+    backends.warm_up_kernels(task, timeouts.warn)  # both before there are processes
+    keep_freed_memory()
+    return choice.create(task, method, timeouts)

@@ -14,54 +14,73 @@ from torch import Tensor
 from feddbe.data.dataset import Dataset
 from feddbe.models.split_model import SplitModel
 from feddbe.state import State
-from feddbe.training.compiled.backend import Stack
-from feddbe.training.compiled.network import Network, find
+from feddbe.training.compiled.backend import LayerStack
+from feddbe.training.compiled.network import Network, find_network
 from feddbe.training.compiled.tiles import DRIFT, GRADIENT, MOMENTUM, PLAIN, Array
-from feddbe.training.plan import FitPlan, Fitted, Losses, Samples, check, check_values, fold, no_losses
-from feddbe.training.terms import CROSS_ENTROPY, At, Batch, Gradient, MeanPull, Moved, Prox, Steps, Term
+from feddbe.training.plan import (
+    FitPlan,
+    FitResult,
+    Losses,
+    Samples,
+    check_batches,
+    check_values,
+    iterate_batches,
+    no_losses,
+)
+from feddbe.training.terms import (
+    CROSS_ENTROPY,
+    Batch,
+    Gradient,
+    MeanRegularizer,
+    Prox,
+    ProximalSteps,
+    StepsResult,
+    Term,
+    TermContext,
+)
 
 CHUNK = 64
 """Batches that are made numbers at once."""
-COMPILED = (MeanPull, Prox)
+COMPILED = (MeanRegularizer, Prox)
 """Terms that a step has in it."""
 FEATURES = 1 << 26
 """At most so many numbers are kept of a body that stays as it is."""
 
 
-def train(plan: FitPlan, stack: Stack, features: Dataset | None) -> Fitted:
+def train(plan: FitPlan, stack: LayerStack, features: Dataset | None) -> FitResult:
     """`features`: what the body gives for the plan's samples, if it stays as it is."""
-    if is_open(plan):
+    if needs_autograd(plan):
         return _train_open(plan, stack)
     if features is not None:
         rows = np.arange(len(features))
-        plan = replace(plan, batches=replace(plan.batches, dataset=features, rows=rows))
-        stack = Stack(stack.cut_shape, stack.steps[stack.cut :], 0, stack.cut_shape)
+        plan = replace(plan, batches=replace(plan.batches, dataset=features, indices=rows))
+        stack = LayerStack(stack.cut_shape, stack.steps[stack.cut :], 0, stack.cut_shape)
     fit, losses = _Fit(plan, stack), no_losses()
-    for x, y, size in plan.batches.gathered():
+    for x, y, size in plan.batches.iterate():
         for some, labels in _chunks(x, y, size * CHUNK):
-            loss = fit.train(plan.batches.dataset.numbers(some), labels, size)
+            loss = fit.train(plan.batches.dataset.kernel_inputs(some), labels, size)
             losses = losses.add(torch.tensor(loss, dtype=torch.float64), labels.shape[0])
-        check(losses, plan.batches)
+        check_batches(losses, plan.batches)
     return fit.fitted({}, [term.carry for term in (plan.loss, *plan.terms)], losses)
 
 
-def body_stays(plan: FitPlan, stack: Stack) -> bool:
+def is_body_frozen(plan: FitPlan, stack: LayerStack) -> bool:
     """Whether it is worth while to have it pass once only: of an epoch it is the most."""
     body = {name for step in stack.steps[: stack.cut] for name in step.names.values()}
     stays = 0 < stack.cut < len(stack.steps) and not any(plan.rates.get(name) for name in body)
-    numbers = len(plan.batches.rows) * math.prod(stack.cut_shape)
-    return stays and plan.batches.epochs > 1 and numbers <= FEATURES and not is_open(plan)
+    numbers = len(plan.batches.indices) * math.prod(stack.cut_shape)
+    return stays and plan.batches.epochs > 1 and numbers <= FEATURES and not needs_autograd(plan)
 
 
-def of_its_own(plan: FitPlan) -> list[Term]:
+def find_open_terms(plan: FitPlan) -> list[Term]:
     """The loss and terms that are not compiled."""
     loss = () if plan.loss is CROSS_ENTROPY else (plan.loss,)
     return [*loss, *(term for term in plan.terms if type(term.apply) not in COMPILED)]
 
 
-def is_open(plan: FitPlan) -> bool:
+def needs_autograd(plan: FitPlan) -> bool:
     """Whether more is trained than what is compiled."""
-    return bool(of_its_own(plan)) or plan.params.keys() != plan.model.parameters.keys()
+    return bool(find_open_terms(plan)) or plan.params.keys() != plan.model.parameters.keys()
 
 
 def _chunks(x: Tensor, y: Tensor, size: int) -> Iterable[tuple[Tensor, Tensor]]:
@@ -74,19 +93,23 @@ def _chunks(x: Tensor, y: Tensor, size: int) -> Iterable[tuple[Tensor, Tensor]]:
 class _Fit:
     """A fit under way, in the network's own memory. `open`: with room for what terms add."""
 
-    def __init__(self, plan: FitPlan, stack: Stack, *, open: bool = False) -> None:
+    def __init__(self, plan: FitPlan, stack: LayerStack, *, open: bool = False) -> None:
         self.plan, self.stack = plan, stack
-        self.term = next((t for t in plan.terms if isinstance(t.apply, MeanPull)), None)
-        size = min(plan.batches.size, len(plan.batches.rows))
+        self.term = next((t for t in plan.terms if isinstance(t.apply, MeanRegularizer)), None)
+        size = min(plan.batches.size, len(plan.batches.indices))
         translated = bool(plan.extras) or self.term is not None or open
         dtype = next(iter(plan.params.values())).dtype
-        momentum = plan.optimiser.momentum > 0
-        self.network = network = find(
+        momentum = plan.optimizer.momentum > 0
+        self.network = network = find_network(
             plan.model, stack, size, dtype, translated=translated, momentum=momentum
         )
         network.write(plan.params)
         _set_moves(network, plan)
-        self.pull = self.term.apply if self.term and isinstance(self.term.apply, MeanPull) else MeanPull(0.0)
+        self.pull = (
+            self.term.apply
+            if self.term and isinstance(self.term.apply, MeanRegularizer)
+            else MeanRegularizer(0.0)
+        )
         self.weight = 0.0
         if translated:
             const, carry = (self.term.const, self.term.carry) if self.term else ({}, {})
@@ -109,7 +132,7 @@ class _Fit:
         self.weight = float(weights[-1])
         return weights if self.pull.corrected and self.pull.mu else np.ones(batches)
 
-    def fitted(self, others: State, carries: list[State], losses: Losses) -> Fitted:
+    def fitted(self, others: State, carries: list[State], losses: Losses) -> FitResult:
         """What it leaves, if these are numbers; `others`: parameters that are not the model's."""
         params = self.plan.params | self.network.read(self.plan.params) | others
         extras = {name: self.at_cut("prbm") for name in self.plan.extras}
@@ -117,7 +140,7 @@ class _Fit:
             check_values(params | extras, self.plan.batches)
         terms = (self.plan.loss, *self.plan.terms)
         ends = [self._mean() if t is self.term else c for t, c in zip(terms, carries, strict=True)]
-        return Fitted(params, extras, ends, losses)
+        return FitResult(params, extras, ends, losses)
 
     def _mean(self) -> State:
         assert self.term
@@ -139,9 +162,9 @@ def _set_moves(network: Network, plan: FitPlan) -> None:
     weight, anchor = next(
         ((t.apply.weight, t.const) for t in plan.terms if isinstance(t.apply, Prox)), (0.0, {})
     )
-    to_zero = dict.fromkeys(plan.params, plan.optimiser.weight_decay)
-    drifts = bool(plan.correction or anchor or plan.optimiser.weight_decay)
-    network.net["momentum"] = momentum = plan.optimiser.momentum
+    to_zero = dict.fromkeys(plan.params, plan.optimizer.weight_decay)
+    drifts = bool(plan.correction or anchor or plan.optimizer.weight_decay)
+    network.net["momentum"] = momentum = plan.optimizer.momentum
     network.net["mode"] = MOMENTUM if momentum else DRIFT if drifts else PLAIN
     rates = {name: plan.rates.get(name, 0.0) for name in network.parts}
     to_anchor = {name: rate * weight if name in anchor else 0.0 for name, rate in rates.items()}
@@ -187,7 +210,7 @@ class _Moving(NamedTuple):
     losses: Losses
 
 
-def _train_open(plan: FitPlan, stack: Stack) -> Fitted:
+def _train_open(plan: FitPlan, stack: LayerStack) -> FitResult:
     """With terms of the method's own: after each pass autograd finds what they add to the gradients of z_g
     and the logits, from where the compiled pass backwards goes on, and those of parameters they know."""
     fit = _Fit(plan, stack, open=True)
@@ -195,7 +218,7 @@ def _train_open(plan: FitPlan, stack: Stack) -> Fitted:
     for name, p in others.items():
         p.requires_grad_(name in plan.rates)
     start = _Moving(others, [term.carry for term in (plan.loss, *plan.terms)], no_losses())
-    end = fold(_open_step, start, fit, plan.model, plan.batches)
+    end = iterate_batches(_open_step, start, fit, plan.model, plan.batches)
     return fit.fitted({name: p.detach() for name, p in others.items()}, end.carries, end.losses)
 
 
@@ -210,7 +233,9 @@ def _open_step(now: _Moving, fit: _Fit, samples: Samples, key: int) -> _Moving:
     for term, carry in zip((plan.loss, *plan.terms), now.carries, strict=True):
         loss, new = None, carry
         if type(term.apply) not in COMPILED:
-            loss, new = term.apply(At(plan.model, params, term.const, batch, key, fit.differentiate), carry)
+            loss, new = term.apply(
+                TermContext(plan.model, params, term.const, batch, key, fit.differentiate), carry
+            )
         losses += [] if loss is None else [loss]
         carries.append(new)
     moving = {n: p for n, p in (params.asked | now.others).items() if n in plan.rates}
@@ -227,9 +252,13 @@ def _open_step(now: _Moving, fit: _Fit, samples: Samples, key: int) -> _Moving:
     return _Moving(now.others, carries, now.losses.add(losses[0], size))
 
 
-def gradient(model: SplitModel, stack: Stack, params: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Gradient:
+def gradient(
+    model: SplitModel, stack: LayerStack, params: Mapping[str, Tensor], x: Tensor, y: Tensor
+) -> Gradient:
     """Of the cross-entropy, 0 for what is frozen."""
-    network = find(model, stack, len(y), next(iter(params.values())).dtype, translated=False, momentum=False)
+    network = find_network(
+        model, stack, len(y), next(iter(params.values())).dtype, translated=False, momentum=False
+    )
     network.write(params)
     network.numbers[network.aside : 2 * network.aside].zero_()
     network.net["mode"] = GRADIENT
@@ -238,9 +267,13 @@ def gradient(model: SplitModel, stack: Stack, params: Mapping[str, Tensor], x: T
     return Gradient(network.read(params, aside=True), torch.tensor(loss), {})
 
 
-def descend(model: SplitModel, stack: Stack, params: State, x: Tensor, y: Tensor, steps: Steps) -> Moved:
-    times, size = steps.times, len(y)
-    network = find(model, stack, size, next(iter(params.values())).dtype, translated=False, momentum=False)
+def proximal_steps(
+    model: SplitModel, stack: LayerStack, params: State, x: Tensor, y: Tensor, steps: ProximalSteps
+) -> StepsResult:
+    times, size = steps.steps, len(y)
+    network = find_network(
+        model, stack, size, next(iter(params.values())).dtype, translated=False, momentum=False
+    )
     network.write(params)
     network.net["mode"] = DRIFT
     rates = {name: steps.rate * float(name not in model.frozen) for name in network.parts}
@@ -249,4 +282,4 @@ def descend(model: SplitModel, stack: Stack, params: State, x: Tensor, y: Tensor
     for name, drift in network.beside.items():
         torch.mul(steps.anchor[name].reshape(drift.shape), pulls[name], out=drift)
     loss = network.train(torch.cat([x] * times), y.repeat(times), size, np.ones(times))
-    return Moved(network.read(params), torch.tensor(loss / times), {})
+    return StepsResult(network.read(params), torch.tensor(loss / times), {})

@@ -374,7 +374,7 @@ def _take(numbers: Array, net: Record, x: Array) -> None:
 
 
 @inner
-def _translate(numbers: Array, net: Record, size: int) -> None:
+def _add_prbm_and_update_mean(numbers: Array, net: Record, size: int) -> None:
     """z = z_g + prbm, and r <- (1 - mu) r + mu mean of z_g."""
     n, mu = net.z_size, numbers.dtype.type(net.mu)
     rest, share = numbers.dtype.type(1 - net.mu), numbers.dtype.type(1 / size)
@@ -392,7 +392,7 @@ def _translate(numbers: Array, net: Record, size: int) -> None:
 
 
 @inner
-def _translate_back(numbers: Array, net: Record, size: int, divisor: float) -> None:
+def _prbm_and_mr_backward(numbers: Array, net: Record, size: int, divisor: float) -> None:
     """PRBM's move, MR's gradient, pull/d (r/d - zbar) for each sample, and that of terms."""
     n, rate = net.z_size, numbers.dtype.type(net.prbm_rate)
     pull, share = numbers.dtype.type(net.slope / divisor), numbers.dtype.type(1 / divisor)
@@ -457,7 +457,7 @@ def _forward(room: Room, steps: Array, net: Record, x: Array, texts: Array, size
     for layer in range(len(steps)):
         step = steps[layer]
         if layer == net.cut:
-            _translate(room.numbers, net, size)
+            _add_prbm_and_update_mean(room.numbers, net, size)
         if step.kind == CONV:
             conv_forward(room, step, size)
         elif step.kind == LINEAR:
@@ -467,7 +467,7 @@ def _forward(room: Room, steps: Array, net: Record, x: Array, texts: Array, size
         else:
             words(room.numbers, step, texts)
     if net.cut == len(steps):
-        _translate(room.numbers, net, size)
+        _add_prbm_and_update_mean(room.numbers, net, size)
 
 
 @inner
@@ -508,11 +508,11 @@ def _make_train(fingerprint: str) -> Callable[..., float]:
                 _forward(room, steps, net, inputs, some, size)
                 loss += _cross_entropy(room.numbers, room.table, net, y[b * size : (b + 1) * size])
             if net.cut == len(steps):
-                _translate_back(room.numbers, net, size, divisors[b])
+                _prbm_and_mr_backward(room.numbers, net, size, divisors[b])
             for layer in range(len(steps) - 1, net.first - 1, -1):
                 _back(room, steps[layer], net, some, size, b * some.size)
                 if layer == net.cut:
-                    _translate_back(room.numbers, net, size, divisors[b])
+                    _prbm_and_mr_backward(room.numbers, net, size, divisors[b])
         return loss
 
     return train

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddbe.errors import BadInput
+from feddbe.errors import InvalidInputError
 from feddbe.models.split_model import SplitModel
 from feddbe.state import State
 from feddbe.training.compiled import kernels
-from feddbe.training.compiled.backend import Stack, Step
+from feddbe.training.compiled.backend import LayerStack, LayerStep
 from feddbe.training.compiled.tiles import (
     CONV,
     LANES,
@@ -106,7 +106,7 @@ def _image(shape: tuple[int, ...]) -> tuple[int, int, int]:
     return channels, height, width
 
 
-def _frames(stack: Stack) -> list[Frame]:
+def _frames(stack: LayerStack) -> list[Frame]:
     """Of what each step takes, and of the logits."""
     image = _image(stack.shape)
     frames = list[Frame]()
@@ -123,7 +123,14 @@ class Layout:
     for the last step."""
 
     def __init__(
-        self, stack: Stack, size: int, dtype: torch.dtype, words: int, *, translated: bool, momentum: bool
+        self,
+        stack: LayerStack,
+        size: int,
+        dtype: torch.dtype,
+        words: int,
+        *,
+        translated: bool,
+        momentum: bool,
     ) -> None:
         self.stack, self.size, self.rows = stack, size, _up(size, ROWS)
         self.frames = _frames(stack)
@@ -190,7 +197,7 @@ class Layout:
         for name, size in sizes.items():
             self._most[name] = max(self._most[name], size)
 
-    def _parameters(self, step: Step, record: Record, frame: Frame, words: int) -> None:
+    def _parameters(self, step: LayerStep, record: Record, frame: Frame, words: int) -> None:
         outputs, stored = _up(step.given[0]), frame.stored
         weight: Part | None = None
         if step.kind == "conv":
@@ -240,7 +247,7 @@ class Layout:
                 self.net[name] = self._room(self.frames[cut].size)
             self.more = self._room(self.rows * self.frames[cut].size)
 
-    def _windows(self, step: Step, record: Record, taken: Frame, given: Frame) -> None:
+    def _windows(self, step: LayerStep, record: Record, taken: Frame, given: Frame) -> None:
         """Of a convolution or pooling: where its positions lie, and where the results."""
         outputs, window, images = int(record["outputs"]), math.prod(step.window), np.arange(self.rows)
         if len(step.given) == 3:
@@ -269,7 +276,7 @@ class Layout:
             lists = self.rows * windows * (window + 1)
             self._need(list=lists * outputs, counts=lists)
 
-    def _vectors(self, step: Step, record: Record) -> None:
+    def _vectors(self, step: LayerStep, record: Record) -> None:
         """Of a linear layer or word vectors."""
         outputs = int(record["outputs"])
         record["bias_grad"] = self._room(outputs)
@@ -303,7 +310,14 @@ class Network(Layout):
     client is through with its step before Python has made a dozen views."""
 
     def __init__(
-        self, stack: Stack, size: int, dtype: torch.dtype, words: int, *, translated: bool, momentum: bool
+        self,
+        stack: LayerStack,
+        size: int,
+        dtype: torch.dtype,
+        words: int,
+        *,
+        translated: bool,
+        momentum: bool,
     ) -> None:
         super().__init__(stack, size, dtype, words, translated=translated, momentum=momentum)
         self.views = {name: part.view(self.numbers) for name, part in self.parts.items()}
@@ -402,7 +416,9 @@ class Network(Layout):
             low, high = (int(word) for word in torch.aminmax(x)) if x.shape[0] else (0, 0)
             words = int(self.steps[0]["inputs"])
             if low < 0 or high >= words:  # machine code would look no further
-                raise BadInput(f"a text has word {low if low < 0 else high}, the model has {words} words")
+                raise InvalidInputError(
+                    f"a text has word {low if low < 0 else high}, the model has {words} words"
+                )
             return Inputs(self._images, x.to(torch.int32).contiguous().numpy())
         image = x.to(self.numbers.dtype).reshape(x.shape[0], *(*self.stack.shape, 1, 1)[:3])
         return Inputs(image.contiguous().numpy(), self._texts)
@@ -418,8 +434,8 @@ class _Kept(threading.local):
 _kept = _Kept()
 
 
-def find(
-    model: SplitModel, stack: Stack, size: int, dtype: torch.dtype, *, translated: bool, momentum: bool
+def find_network(
+    model: SplitModel, stack: LayerStack, size: int, dtype: torch.dtype, *, translated: bool, momentum: bool
 ) -> Network:
     """The network of the model, or of its last layers, for batches of this size."""
     known, key = _kept.of.setdefault(model, {}), (len(stack.steps), size, dtype, translated, momentum)
