@@ -1,4 +1,4 @@
-"""The way in, `feddbe` or `python -m feddbe`: so light that Ctrl-C finds it awake at once."""
+"""Entry point of `feddbe` and `python -m feddbe`, without imports that would delay Ctrl-C."""
 
 import os
 import signal
@@ -7,9 +7,9 @@ from types import FrameType
 
 
 def main() -> int:
-    """The command line; Ctrl-C while it is still being imported is one line, too."""
+    """Run the command line; Ctrl-C prints one line, also during imports."""
     try:
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is not ignored, as by nohup
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
             signal.signal(signal.SIGINT, _interrupt)
         from feddbe.cli.main import main
 
@@ -20,8 +20,10 @@ def main() -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """In the middle of an import an exception may get lost, or cross C++ and abort; so it ends at once then,
-    as by a kill, which a run survives."""
+    """Raise KeyboardInterrupt, or exit at once during an import.
+
+    An exception inside an import may get lost, or cross C++ code and abort.
+    """
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             os.write(2, b"feddbe: stopped\n")

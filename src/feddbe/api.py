@@ -1,4 +1,4 @@
-"""Runs in a few lines of Python; the command line calls the same functions."""
+"""The functions for Python users; the command line calls the same ones."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 
 from feddbe.callbacks.base import Callback, CallbackList
 from feddbe.callbacks.display import default_callback
-from feddbe.config.options import RawOptions, parse_sweep
-from feddbe.config.options import collect_options as options_given
-from feddbe.config.user_code import require_permission
+from feddbe.config.options import RawOptions, collect_options, parse_sweep
+from feddbe.config.user_code import make_permission
 from feddbe.data.dataset import Dataset
 from feddbe.data.registry import is_in_memory
 from feddbe.errors import DivergenceError, InvalidInputError
@@ -41,28 +40,39 @@ def run(
     trust: bool = False,
     **options: Any,
 ) -> Run:
-    """Run one method and return the document that describes it (also in the run's folder, `out`).
+    """Run one method and return its results.
 
-    `options` are those of the command line, with underscores; `method` may be a name or an instance, as in
-    `FedAvg()`; `model` a name, an `nn.Module`, a pair (features, classifier), or a function of (shape of one
-    input, classes) that makes a module; `data` a name or path, (x, y), (x, y, client), a pandas frame, a
-    torch Dataset or a `Dataset`. Without a method, the run in `out` goes on (`resume=True`); its model's and
-    method's files are executed only if `code` names them or `trust` says that the run is your own, and if
-    they have the content that it began with. `watch` is told how it goes on (`feddbe.callbacks`), besides the
-    bars that a terminal or a notebook shows unless it is `quiet`. Training that diverges raises `Diverged`;
-    `load` has what came before.
+    Args:
+        method: A name, as in `fedavg+dbe(kappa=5)`, or an instance, as in `FedAvg()`. Without a method, the
+            run in `out` is resumed (`resume=True`).
+        data: A name or path, (x, y), (x, y, client), a pandas frame, a torch Dataset or a `Dataset`.
+        model: A name, an `nn.Module`, a pair (features, classifier), or a function of (shape of one input,
+            number of classes) that returns a module.
+        callback: Receives the events of the run, in addition to the progress bar (`feddbe.callbacks`).
+        code: With `resume`: files with the run's model or method. They are executed if their content is the
+            one that the run stored.
+        trust: With `resume`: True executes the files that the run names, because the run is your own.
+        **options: The options of the command line, with underscores.
+
+    Returns:
+        The run's document; it is also stored in the run's folder, `out`.
+
+    Raises:
+        InvalidInputError: An option, the data or the model is not valid.
+        DivergenceError: Training diverged. `load` returns the rounds before.
     """
-    given, dataset, module = _collect([method] if method else [], data, model, options)
-    with _callbacks(callback, quiet=given.values.get("quiet") is True) as callbacks:
+    raw, dataset, module = _collect([method] if method else [], data, model, options)
+    with _callbacks(callback, quiet=raw.values.get("quiet") is True) as callbacks:
         (document,) = run_requests(
-            given,
+            raw,
             single=True,
             dataset=dataset,
             model=module,
             callback=callbacks,
-            allowed=require_permission(code, trust=trust),
+            allowed=make_permission(code, trust=trust),
         )
-    if mark := document["diverged"]:
+    mark = document["diverged"]
+    if mark:
         raise DivergenceError(mark["client"], mark["round"], mark["what"], float(mark["value"]))
     return Run(document)
 
@@ -77,35 +87,44 @@ def compare(
     trust: bool = False,
     **options: Any,
 ) -> Runs:
-    """Run several methods on the same data, split, model and seed, one folder each in a common one.
+    """Run several methods on the same data, split, model and seed.
 
-    `seeds` (how many, or a list) runs each with these seeds; a list of values (`lr=[0.01, 0.1]`, or in a
-    method's brackets) with each of them, and a `Sweep` is returned, which has the ones that were chosen on
-    validation data. Then what is in the folder `out` already is not run again, and runs go side by side. The
-    document of one that diverged says so in `diverged`. `code` and `trust`: as in `run`.
+    With several seeds or values, runs are executed in parallel, and runs that exist in `out` are not repeated.
+
+    Args:
+        methods: Names or instances of methods.
+        data: As in `run`.
+        model: As in `run`.
+        callback: As in `run`; not with several seeds or values.
+        code: As in `run`.
+        trust: As in `run`.
+        **options: The options of the command line, with underscores. `seeds` is a number of seeds or a list.
+            A list of values, as in `lr=[0.01, 0.1]`, is a sweep.
+
+    Returns:
+        The runs in the order of the methods. A run that diverged has `diverged` set. A sweep is a `Sweep`,
+        whose `chosen` runs were selected on validation data.
     """
-    given, dataset, module = _collect(methods, data, model, options)
-    quiet = given.values.get("quiet") is True
-    wanted = parse_sweep(given)
-    if wanted is None:
+    raw, dataset, module = _collect(methods, data, model, options)
+    quiet = raw.values.get("quiet") is True
+    spec = parse_sweep(raw)
+    if spec is None:
         with _callbacks(callback, quiet=quiet) as callbacks:
             documents = run_requests(
-                given,
+                raw,
                 single=False,
                 dataset=dataset,
                 model=module,
                 callback=callbacks,
-                allowed=require_permission(code, trust=trust),
+                allowed=make_permission(code, trust=trust),
             )
         return Runs(map(Run, documents))
     if callback is not None:
-        raise InvalidInputError(
-            "watch: several seeds or values run side by side, which nobody can watch as one run"
-        )
-    plans = sweep.plan_sweep(sweep.with_validation(wanted), dataset=dataset, model=module)
+        raise InvalidInputError("callback: not supported with several seeds or values, which run in parallel")
+    plans = sweep.plan_sweep(sweep.with_validation(spec), dataset=dataset, model=module)
     with default_callback(quiet=quiet) as display:
         documents = sweep.sweep_documents(*sweep.run_sweep(plans, sweep.RunCounter(plans, display)))
-    return (Sweep if wanted.is_grid else Runs)(map(Run, documents))
+    return (Sweep if spec.is_grid else Runs)(map(Run, documents))
 
 
 def _collect(
@@ -118,8 +137,8 @@ def _collect(
         source = data if isinstance(data, list) else str(data)
         options = options | {"data": dataset.name if dataset else source}
     if isinstance(model, str | list):
-        return options_given(names, options | {"model": model}), dataset, None
-    return options_given(names, options), dataset, model
+        return collect_options(names, options | {"model": model}), dataset, None
+    return collect_options(names, options), dataset, model
 
 
 def _callbacks(callback: Callback | None, *, quiet: bool) -> CallbackList:
@@ -127,16 +146,28 @@ def _callbacks(callback: Callback | None, *, quiet: bool) -> CallbackList:
 
 
 def load(folder: str | Path, *, hashes: bool = True) -> Run:
-    """The document of a run that exists; without `hashes` its states, which may be large, are not read."""
+    """Return the document of an existing run.
+
+    Args:
+        folder: The run's folder, or its name in `runs/`.
+        hashes: Compute the hashes of the states, which may be large.
+    """
     return Run(summary.load_document(folders.resolve_run(str(folder)), hashes=hashes))
 
 
 def draw(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -> list[Path]:
-    """The learning curves, those of newcomers if there are any, and the data distribution as pictures in
-    `folder`."""
-    place, runs = Path(folder), cast(Sequence[RunDocument], documents)
+    """Draw learning curves, new clients, the data distribution and selected metrics as PNG files.
+
+    Args:
+        folder: Output folder.
+        documents: The runs to draw.
+
+    Returns:
+        The paths of the figures.
+    """
+    runs = cast(Sequence[RunDocument], documents)
     figures = []
-    if any(map(accuracy_curve, runs)):  # one may have diverged at once
+    if any(map(accuracy_curve, runs)):  # a run may have diverged in round 1
         figures.append(build_figures.learning_curves(runs))
     if any(map(is_fine_tuned, runs)):
         figures.append(build_figures.adaptation_curves(runs))
@@ -145,12 +176,14 @@ def draw(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -
     names = store.meta("label_names") or (), store.meta("client_names") or ()
     store.close()
     if labels is not None:
-        about = runs[0]["config"]
-        title = f"{about['data']}, {about['partition'] or 'split from a file'}, {about['clients']} clients"
+        config = runs[0]["config"]
+        partition = config["partition"] or "split from a file"
+        title = f"{config['data']}, {partition}, {config['clients']} clients"
         figures.append(build_figures.client_distribution(np.array(labels), title, *names))
-    if (extra := build_figures.selected_metric_curves(runs)) is not None:
-        figures.append(extra)
-    return _draw_all(place, figures)
+    selected = build_figures.selected_metric_curves(runs)
+    if selected is not None:
+        figures.append(selected)
+    return _draw_all(Path(folder), figures)
 
 
 def _draw_all(folder: Path, figures: Iterable[Figure]) -> list[Path]:
@@ -179,38 +212,59 @@ def analyze(
     callback: Callback | None = None,
     quiet: bool = False,
 ) -> Runs:
-    """Measure the representations in runs or comparisons that exist, and return their documents.
+    """Analyze the representations in existing runs or comparisons.
 
-    Nothing is run again but what clients did in that one round. What is in a run's file already is not taken
-    twice. `data` and `model`: those of the runs, if they were given as Python objects. Code in files is
-    executed only if `code` names the files or `trust` says that the runs are your own, and if its content is
-    the same.
+    Only the clients' work of the selected round is repeated. Results are stored in the run and not repeated.
+
+    Args:
+        runs: Folders, or names in `runs/`.
+        analyses: Names of analyses, as in `mdl,probe`.
+        round: `best` or `last`.
+        moment: `before`, `after` or `adapted`, or several.
+        layers: Layers of the model, as in `conv1,z_g`.
+        samples: Number of test samples over all clients; None for all.
+        quick: Use fewer probes and steps; results are marked.
+        per_client: Analyze each client separately.
+        data: The runs' data, if it was given as a Python object.
+        model: The runs' model, if it was given as a Python object.
+        code: Files with the runs' models or methods, executed if their content is the stored one.
+        trust: True executes the files that the runs name, because the runs are your own.
+        callback: Receives the progress.
+        quiet: Hide the progress bar.
+
+    Returns:
+        The runs, with the results in `analyses`.
     """
-    question = AnalysisRequest(
+    request = AnalysisRequest(
         tuple(registry.parse_analyses(analyses)),
         round,
-        _names(moment),
-        _names(layers),
+        _split_names(moment),
+        _split_names(layers),
         samples,
         quick,
         per_client,
     )
     names = [runs] if isinstance(runs, str | Path) else runs
-    allowed = require_permission(code, trust=trust)
-    with sharing_stores(), _callbacks(callback, quiet=quiet) as told:
-        found = folders.iterate_runs(map(str, names))
-        for folder in found:
+    permission = make_permission(code, trust=trust)
+    with sharing_stores(), _callbacks(callback, quiet=quiet) as callbacks:
+        run_folders = folders.iterate_runs(map(str, names))
+        for folder in run_folders:
             analysis.run_analyses(
-                folder, question, dataset=is_in_memory(data), model=model, allowed=allowed, callback=told
+                folder,
+                request,
+                dataset=is_in_memory(data),
+                model=model,
+                allowed=permission,
+                callback=callbacks,
             )
-        return Runs(load(folder, hashes=False) for folder in found)
+        return Runs(load(folder, hashes=False) for folder in run_folders)
 
 
 def draw_analyses(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -> list[Path]:
-    """What was measured of representations as pictures in `folder`."""
+    """Draw the results of analyses as PNG files in `folder`, and return the paths."""
     runs = cast(Sequence[RunDocument], documents)
     return _draw_all(Path(folder), build_figures.analysis_figures(runs, analysis.load_embedding).values())
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _split_names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

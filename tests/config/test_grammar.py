@@ -73,7 +73,7 @@ def test_no_digit_is_lost() -> None:
 )
 def test_one_line_says_what_is_wrong(text: str, message: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        find_class("tool", text, KNOWN, also=["FILE"])
+        find_class("tool", text, KNOWN, other_names=["FILE"])
     assert str(caught.value) == message
 
 

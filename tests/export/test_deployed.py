@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import feddbe
-from feddbe.config.user_code import require_permission
+from feddbe.config.user_code import make_permission
 from feddbe.errors import InvalidInputError, StoreError
 from feddbe.export.client_model import load_client_model
 from feddbe.runs.store import RunStore
@@ -20,7 +20,7 @@ from feddbe.state import State, decode, strip_prefix
 
 RNG = np.random.RandomState(0)
 CLIENT = 1
-OWN_RUN = require_permission(trust=True)
+OWN_RUN = make_permission(trust=True)
 
 
 def images(folder: Path) -> dict[str, Any]:

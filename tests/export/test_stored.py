@@ -11,7 +11,7 @@ import pytest
 
 import feddbe
 from feddbe import cli
-from feddbe.config.user_code import require_permission
+from feddbe.config.user_code import make_permission
 from feddbe.errors import FeddbeError, InvalidInputError, StoreError
 from feddbe.export import predict
 from feddbe.export.client_model import load_client_model
@@ -129,7 +129,7 @@ def test_export_refuses_a_model_that_scores_otherwise(tmp_path: Path) -> None:
         return {"data": "digits", "model": f"{folder / 'net.py'}:build", "clients": 3, "partition": "iid"}
 
     run = trained(tmp_path, "fedavg", make, rounds=1)
-    allowed = require_permission(trust=True)
+    allowed = make_permission(trust=True)
     assert load_client_model(run, 1, allowed=allowed).about["accuracy"] > 0.5
     (tmp_path / "factor.json").write_text("-1")
     with pytest.raises(FeddbeError, match=r"client 1 scores .* % on its test rows here, and .* % in the run"):

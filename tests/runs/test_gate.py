@@ -13,7 +13,7 @@ import pytest
 
 import feddbe
 from feddbe import cli
-from feddbe.config.user_code import require_permission
+from feddbe.config.user_code import make_permission
 from feddbe.errors import InvalidInputError, StoreError
 from feddbe.export.client_model import load_client_model
 from feddbe.runs.store import FILE, RunStore, checksum
@@ -234,7 +234,7 @@ def test_code_that_moved_is_found_where_the_user_says(own: Path) -> None:
     Path("code").rename("elsewhere")
     with pytest.raises(InvalidInputError, match=r"cannot read the method's file 'code/mine.py'"):
         feddbe.export_model("run", 0, out="home", trust=True)
-    taken = load_client_model("run", 0, allowed=require_permission(["elsewhere/mine.py", "elsewhere/net.py"]))
+    taken = load_client_model("run", 0, allowed=make_permission(["elsewhere/mine.py", "elsewhere/net.py"]))
     assert taken.about["model"] == "elsewhere/net.py:build"
 
 

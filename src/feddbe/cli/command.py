@@ -1,5 +1,4 @@
-"""Commands of the command line: help in sections, options from `Config`, and our own sentences for what the
-user got wrong."""
+"""Building blocks of commands: help in sections, options from `Config`, errors in one line, output."""
 
 from __future__ import annotations
 
@@ -26,20 +25,37 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-_NAMED, _NAMES = ("data", "model"), "<names>"
-"""Options that take names besides files, and what stands for these until somebody asks for help."""
+_OPTIONS_WITH_NAMES = ("data", "model")
+_NAMES = "<names>"
+"""Placeholder of the known names in a help text; they are inserted when the help is printed."""
 
 
 class Argument(click.Argument):
-    """An argument that help explains."""
+    """An argument with a help text."""
 
     def __init__(self, *args: Any, help: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.words = help
+        self.help_text = help
+
+
+class Choice(click.Choice[str]):
+    """A list of values; an error names the nearest one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value not in self.choices:
+            raise unknown_name(str(param.name if param else "value"), str(value), self.choices)
+        return value
+
+
+class _ConfigChoice(click.Choice[str]):
+    """A list of values that `Config` checks, since a sweep may give several."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value
 
 
 class Option(click.Option):
-    """An option that help lists in its section."""
+    """An option with a section of the help."""
 
     def __init__(self, *args: Any, section: str = "Options", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -47,16 +63,14 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help lists arguments and options by section, and that takes an option once."""
+    """A command whose help has sections; an option given twice is an error."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _, _, order = self.make_parser(ctx).parse_args(list(args))
-        for param, times in Counter(order).items():
-            if times > 1 and isinstance(param, click.Option) and not param.multiple:
+        for param, count in Counter(order).items():
+            if count > 1 and isinstance(param, click.Option) and not param.multiple:
                 hint = "; several seeds are --seeds 0,1,2" if param.name == "seed" else ""
-                raise InvalidInputError(
-                    f"{param.opts[0]} is given {times} times, and only one would count{hint}"
-                )
+                raise InvalidInputError(f"{param.opts[0]} is given {count} times; give it once{hint}")
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -64,11 +78,17 @@ class Command(click.Command):
         for param in self.get_params(ctx):
             if isinstance(param, Argument):
                 term = param.metavar or (param.name or "").upper()
-                sections.setdefault("Arguments", []).append((term.strip("[]."), param.words))
-            elif row := param.get_help_record(ctx):
-                text = row[1].replace(_NAMES, _names(str(param.name))) if _NAMES in row[1] else row[1]
-                sections.setdefault(getattr(param, "section", "Options"), []).append((row[0], text))
-        width = max(len(term) for rows in sections.values() for term, _ in rows)  # one column for all
+                sections.setdefault("Arguments", []).append((term.strip("[]."), param.help_text))
+                continue
+            record = param.get_help_record(ctx)
+            if record is not None:
+                term, text = record
+                if _NAMES in text:
+                    text = text.replace(_NAMES, _known_names(str(param.name)))
+                sections.setdefault(getattr(param, "section", "Options"), []).append((term, text))
+        width = max(
+            len(term) for rows in sections.values() for term, _ in rows
+        )  # one column for all sections
         for section in ("Arguments", *SECTIONS, "Options"):
             if section in sections:
                 with formatter.section(section):
@@ -76,18 +96,18 @@ class Command(click.Command):
 
 
 @click.pass_context
-def _help_if_alone(context: click.Context) -> None:
+def _print_help_without_command(context: click.Context) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
 class Group(click.Group):
-    """A group of commands; without one it shows its help."""
+    """A group of commands; without a command it prints its help."""
 
     command_class = Command
 
     def __init__(self, name: str, help: str) -> None:
-        super().__init__(name, help=help, invoke_without_command=True, callback=_help_if_alone)
+        super().__init__(name, help=help, invoke_without_command=True, callback=_print_help_without_command)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args[0] not in self.commands:
@@ -95,56 +115,64 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):  # click would cut what does not fit in one line
+        with formatter.section("Commands"):  # click would truncate long lines
             formatter.write_dl([(name, command.help or "") for name, command in self.commands.items()])
 
 
 def config_options(*names: str) -> list[click.Parameter]:
-    """The options of `Config`, all or those named; None is the value of one that was not given."""
-    fields = [f for f in dataclasses.fields(Config) if (f.name in names if names else f.name != "method")]
-    return [_option(field) for field in fields]
+    """Return the options of `Config` with these names, or all; an option that is not given is None."""
+    fields = [field for field in dataclasses.fields(Config) if field.name != "method"]
+    return [_option(field) for field in fields if not names or field.name in names]
 
 
 def _option(field: dataclasses.Field[Any]) -> Option:
-    kind, about, name = value_type(field)[0], field.metadata, field.name.replace("_", "-")
-    names = about["choices"] or ([_NAMES] if field.name in _NAMED else [])
-    choices = f": {', '.join(names)}" if names else ""
-    flag, number = kind == "bool", {"int": "N", "float": "X"}.get(kind)
+    kind = value_type(field)[0]
+    name = field.name.replace("_", "-")
+    metadata = field.metadata
+    number = {"int": "N", "float": "X"}.get(kind)
+    metavar: str | None = number or metadata["metavar"] or "NAME"
+    value_parser: Any = parse_number_or_text if number else str
+    if kind == "bool":
+        metavar, value_parser = None, bool
+    elif metadata["choices"]:
+        metavar, value_parser = None, _ConfigChoice(metadata["choices"])
+    names = f": {_NAMES}" if field.name in _OPTIONS_WITH_NAMES else ""
     return Option(
         [f"--{name}/--no-{name}" if field.default is True else f"--{name}"],
-        section=about["section"],
-        help=about["meaning"] + choices + _default(field),
+        section=metadata["section"],
+        help=metadata["meaning"] + names + _default_text(field),
         default=None,
-        is_flag=flag,
-        metavar=None if flag else number or about["value"] or "NAME",
-        type=bool if flag else parse_number_or_text if number else str,
+        is_flag=kind == "bool",
+        metavar=metavar,
+        type=value_parser,
     )
 
 
-def _default(field: dataclasses.Field[Any]) -> str:
-    """An option's default, with what data sets and models have instead."""
-    if isinstance(field.default, bool):
+def _default_text(field: dataclasses.Field[Any]) -> str:
+    """Return an option's default, general and by data set and model, as in ` [default: 100, digits 40]`."""
+    if field.default is False:
         return ""
+    if field.default is True:
+        return f" [default: --{field.name.replace('_', '-')}]"
     general = defaults.GENERAL.get(field.name) if field.default is None else field.default
-    layers = {**defaults.PER_DATA, **{k: v for k, v in defaults.PER_MODEL.items() if k != "own"}}
-    special = [f"{name} {layer[field.name]}" for name, layer in layers.items() if field.name in layer]
-    known = [*([] if general is None else [str(general)]), *special]
-    return f" [{', '.join(known)}]" if known else ""
+    values = [] if general is None else [str(general)]
+    for layers in (defaults.PER_DATA, defaults.PER_MODEL):
+        for name, layer in layers.items():
+            if field.name in layer and name != "own":
+                values.append(f"{name} {layer[field.name]}")
+    return f" [default: {', '.join(values)}]" if values else ""
 
 
-def _names(option: str) -> str:
-    from feddbe import (
-        data,
-        models,  # seconds
-    )
+def _known_names(option: str) -> str:
+    from feddbe import data, models  # imports torch, which takes seconds
     from feddbe.config.parameters import describe_signature
 
     known = data.BUILTIN_DATASETS if option == "data" else models.MODELS
-    return ", ".join(describe_signature(name, one.options) for name, one in known.items())
+    return ", ".join(describe_signature(name, entry.options) for name, entry in known.items())
 
 
 def opening_runs_once(command: click.Command) -> click.Command:
-    """Let a command that reads runs open each run's file once; one that follows runs (`live`) may not."""
+    """Return a command that opens each run's file once, except if it follows runs in progress (`live`)."""
     callback = command.callback
     assert callback
 
@@ -162,7 +190,7 @@ def opening_runs_once(command: click.Command) -> click.Command:
 
 
 def explain_error(error: click.ClickException) -> str:
-    """A sentence for click's own errors."""
+    """Return one line for an error of click."""
     context = getattr(error, "ctx", None)
     if isinstance(error, click.NoSuchOption) and context:
         options = [name for param in context.command.get_params(context) for name in param.opts]
@@ -176,48 +204,57 @@ def explain_error(error: click.ClickException) -> str:
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="print one JSON document")
 CODE = click.option(
     "--code", multiple=True, metavar="FILE.py",
-    help="file of the run's own model or method, to execute if its content is the run's; may be repeated",
+    help="file with the run's model or method; executed if its content is the run's; may be repeated",
 )  # fmt: skip
-TRUST = click.option("--trust", is_flag=True, help="the run is your own: execute the files that it names")
+TRUST = click.option("--trust", is_flag=True, help="execute the files that the run names: it is your own")
+ROUND = click.option(
+    "--round", "round_", default="best", type=Choice(("best", "last")), help="round to use [default: best]"
+)
 
 
 def print_error(text: str, code: int) -> int:
-    """One line on standard error; what would move the cursor or colour the terminal is shown as ?."""
+    """Print one line on standard error, with control characters replaced by ?, and return the exit code."""
     line = re.sub(r"\s*[\r\n]+\s*", " ", text)
-    print("feddbe:", "".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
+    printable = "".join(character if character.isprintable() else "?" for character in line)
+    print("feddbe:", printable, file=sys.stderr)
     return code
 
 
-def print_renderable(*shown: RenderableType) -> None:
-    """On standard output, without the blanks that rich leaves at the ends of lines."""
+def print_note(text: str) -> None:
+    """Print a note on standard error."""
+    print_error(text, 0)
+
+
+def print_renderable(*renderables: RenderableType) -> None:
+    """Print on standard output, without the blanks that rich leaves at the ends of lines."""
     from rich.console import Console
 
     console = Console()
     with console.capture() as captured:
-        console.print(*shown, sep="\n")
+        console.print(*renderables, sep="\n")
     print("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 
 def print_json(document: Any) -> None:
-    """One key to a line, and one item to a line where the value is a list of objects: it can be grepped."""
+    """Print a JSON document with one line per key, and one line per item of a list of objects."""
 
-    def lines(value: Any) -> str:
+    def dump(value: Any) -> str:
         if isinstance(value, list) and value and isinstance(value[0], dict):
             return "[\n  " + ",\n  ".join(map(json.dumps, value)) + "]"
         return json.dumps(value)
 
-    rows = [f"{json.dumps(key)}: {lines(value)}" for key, value in document.items()]
-    print("{" + ",\n ".join(rows) + "}")
+    lines = [f"{json.dumps(key)}: {dump(value)}" for key, value in document.items()]
+    print("{" + ",\n ".join(lines) + "}")
 
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM end the block as cleanly as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    """Let SIGTERM end the block like Ctrl-C."""
+    previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

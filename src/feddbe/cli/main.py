@@ -1,6 +1,6 @@
-"""The command line. It holds no logic: it reads options, calls what Python users call, and shows.
+"""The command line: reads options, calls the functions of Python users, and prints.
 
-Commands import what they need: torch takes seconds, and who asks for help should not wait for it.
+Commands import what they need when they run, because torch takes seconds and `--help` should not wait for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _READING = {
     results.runs, results.show, results.verify, results.analyze, results.fairness, results.overhead,
     report.report, export.export, export.predict,
 }  # fmt: skip
-"""Commands that read runs and start none."""
+"""Commands that only read runs."""
 for command in (
     run.run, run.compare, results.runs, results.show, results.verify, results.analyze, results.fairness,
     results.overhead, report.report, studies.reproduce, studies.tune, export.export, export.predict,
@@ -31,21 +31,21 @@ for command in (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code: 2 is bad input, 3 diverged, 130 Ctrl-C."""
+    """Run the command line and return the exit code: 2 invalid input, 3 diverged, 130 Ctrl-C."""
     for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # it was closed, as by `>&-`: nobody wants to read it
+        if getattr(sys, stream) is None:  # closed, as by `>&-`
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: PTH123, SIM115
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    command_line = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        # not app.main, which has its own ideas about Ctrl-C and broken pipes
-        with app.make_context("feddbe", list(given), obj=given) as context:
+        # not app.main, which treats Ctrl-C and broken pipes differently
+        with app.make_context("feddbe", list(command_line), obj=command_line) as context:
             code = app.invoke(context)
         sys.stdout.flush()
         return int(code or 0)
     except click.exceptions.Exit as done:  # --help
         return done.exit_code
-    except SystemExit as error:  # none of ours: a model's file, for one
-        return print_error(f"code of your own called sys.exit({error.code})", 2)
+    except SystemExit as error:  # a user's model or method
+        return print_error(f"user code called sys.exit({error.code})", 2)
     except FeddbeError as error:
         return print_error(str(error), error.exit_code)
     except KeyboardInterrupt:

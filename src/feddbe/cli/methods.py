@@ -1,4 +1,4 @@
-"""`feddbe methods`: each hyper-parameter with its default, what it takes and what it means."""
+"""`feddbe methods`: methods and add-ons with their hyperparameters."""
 
 from __future__ import annotations
 
@@ -19,86 +19,96 @@ if TYPE_CHECKING:
 
 @click.command("methods", cls=Command)
 @click.argument(
-    "names", cls=Argument, nargs=-1, metavar="[METHOD]...", help="only these, also own ones: FILE.py:CLASS"
+    "names",
+    cls=Argument,
+    nargs=-1,
+    metavar="[METHOD]...",
+    help="methods to list, or FILE.py:CLASS [default: all]",
 )
 @AS_JSON
 def methods(names: list[str], as_json: bool) -> int:
-    """List methods, add-ons and their hyper-parameters."""
+    """List methods, add-ons and their hyperparameters."""
     from feddbe.methods.registry import describe_methods
 
     if as_json:
         print_json({"methods": describe_methods(names)})
     else:
-        print_renderable(*_listed(describe_methods(names)))
+        print_renderable(*_render_methods(describe_methods(names)))
     return 0
 
 
-def _listed(described: Sequence[Description]) -> Iterator[RenderableType]:
-    """Methods, then add-ons; a parameter has its default beside its name and its meaning below."""
+def _render_methods(descriptions: Sequence[Description]) -> Iterator[RenderableType]:
+    """Yield the methods, then the add-ons."""
     from rich.text import Text
 
-    for heading, addons in (("Methods", False), ("Add-ons", True)):
-        these = [one for one in described if (one["family"] == "add-on") == addons]
-        if these:
+    addons = [description for description in descriptions if description["family"] == "add-on"]
+    methods = [description for description in descriptions if description["family"] != "add-on"]
+    for heading, group in (("Methods", methods), ("Add-ons", addons)):
+        if group:
             yield Text(heading, style="bold underline")
-            for one in these:
+            for description in group:
                 yield Text()
-                yield from _one(one, _parts(one, described))
+                yield from _render_method(description, _parts(description, descriptions))
             yield Text()
     yield Text(
-        "Write them as fedavg+dbe(kappa=5,mu=0.1). Down and up are the messages of a round, kept what "
-        "a client keeps to itself, in models; f and h are the model's parts, N is the number of clients.",
+        "Usage: fedavg+dbe(kappa=5,mu=0.1). Download and upload are the messages of a round, kept is the "
+        "state that stays on a client, in models; f and h are the model's parts, N is the number of clients.",
         style="dim",
     )
 
 
-def _one(one: Description, parts: list[str]) -> Iterator[RenderableType]:
+def _render_method(description: Description, parts: list[str]) -> Iterator[RenderableType]:
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    addon = one["family"] == "add-on"
-    about = f"  {' and '.join(f'+{part}' for part in parts)}" if addon else f"  {one['family']}"
-    yield Text.assemble((f"+{one['name']}" if addon else one["name"], "bold"), about.rstrip())
-    if one["addons"]:
-        yield Text(f"  takes {', '.join('+' + name for name in one['addons'])}")
-    if facts := one["facts"]:
-        sent = f"down {facts['down']}, up {facts['up']}, kept {facts['keeps']}"
-        yield Text(f"  {sent}; evaluated: {facts['evaluated']}")
-    if parts or not one["parameters"]:
-        yield Text(f"  {'the parameters of both' if parts else 'no parameters of its own'}", style="dim")
+    if description["family"] == "add-on":
+        title, subtitle = f"+{description['name']}", " and ".join(f"+{part}" for part in parts)
+    else:
+        title, subtitle = description["name"], description["family"]
+    yield Text.assemble((title, "bold"), f"  {subtitle}".rstrip())
+    if description["addons"]:
+        yield Text(f"  supports {', '.join('+' + name for name in description['addons'])}")
+    facts = description["facts"]
+    if facts:
+        costs = f"download {facts['down']}, upload {facts['up']}, kept {facts['keeps']}"
+        yield Text(f"  {costs}; evaluated: {facts['evaluated']}")
+    if parts or not description["parameters"]:
+        yield Text(f"  {'the parameters of both' if parts else 'no parameters'}", style="dim")
         return
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="cyan")
     table.add_column(overflow="fold")
-    for parameter in one["parameters"]:
-        words = Text(parameter["meaning"])
-        about = f"\n{parameter['allowed']}; default {format_default(parameter)}"
-        if tried := parameter["search"] or parameter["search_rule"]:
-            about += f"; try {tried}"
-        words.append(about, style="dim")
-        table.add_row(parameter["name"], words)
+    for parameter in description["parameters"]:
+        limits = f"\n{parameter['allowed']}; default {format_default(parameter)}"
+        values_to_try = parameter["search"] or parameter["search_rule"]
+        if values_to_try:
+            limits += f"; try {values_to_try}"
+        text = Text(parameter["meaning"])
+        text.append(limits, style="dim")
+        table.add_row(parameter["name"], text)
     yield Padding(table, (0, 0, 0, 2))
 
 
-def _parts(one: Description, described: Sequence[Description]) -> list[str]:
-    """The add-ons that this one consists of, if its parameters are theirs."""
-    own = {parameter["name"] for parameter in one["parameters"]}
+def _parts(description: Description, descriptions: Sequence[Description]) -> list[str]:
+    """Return the add-ons of which an add-on consists, if its parameters are exactly theirs."""
+    parameters = {parameter["name"] for parameter in description["parameters"]}
     others = {
         other["name"]: {parameter["name"] for parameter in other["parameters"]}
-        for other in described
-        if other["family"] == "add-on" and other["name"] != one["name"]
+        for other in descriptions
+        if other["family"] == "add-on" and other["name"] != description["name"]
     }
-    inside = [name for name, theirs in others.items() if theirs and theirs < own]
-    return inside if own and set().union(*(others[name] for name in inside)) == own else []
+    parts = [name for name, names in others.items() if names and names < parameters]
+    covered = set().union(*(others[name] for name in parts))
+    return parts if parameters and covered == parameters else []
 
 
 def format_default(parameter: dict[str, Any]) -> str:
-    """The default, and where models have others, theirs."""
-    name, chosen = parameter["name"], dict[str, list[str]]()
+    """Return the default, or the default of each model if they differ."""
+    models_by_value = dict[str, list[str]]()
     for model, layer in defaults.PER_MODEL.items():
-        value = layer.get(parameter["part"], {}).get(name, parameter["default"])
-        chosen.setdefault(format_value(value), []).append(model)
-    if len(chosen) == 1:
-        return next(iter(chosen))
-    return "; ".join(f"{value} for {', '.join(models)}" for value, models in chosen.items())
+        value = layer.get(parameter["part"], {}).get(parameter["name"], parameter["default"])
+        models_by_value.setdefault(format_value(value), []).append(model)
+    if len(models_by_value) == 1:
+        return next(iter(models_by_value))
+    return "; ".join(f"{value} for {', '.join(models)}" for value, models in models_by_value.items())

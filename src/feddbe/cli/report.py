@@ -1,4 +1,4 @@
-"""`feddbe report`: runs as a page to read, in a file or while they go on."""
+"""`feddbe report`: runs as an HTML page, written to a file or served while runs are in progress."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from feddbe.errors import InvalidInputError
 @click.command("report", cls=Command)
 @click.argument(
     "names", cls=Argument, nargs=-1, required=True, metavar="RUN...",
-    help="folders of runs or comparisons, or names in runs/; with --live any folder with runs in it",
+    help="folders of runs or comparisons, or names in runs/; with --live also folders that contain runs",
 )  # fmt: skip
-@click.option("-o", "--out", metavar="FILE", type=Path, help="the page [report.html in the first RUN]")
-@click.option("--live", is_flag=True, help="serve it to this machine instead; it follows runs that go on")
-@click.option("--port", type=int, metavar="N", help="with --live: where [any that is free]")
+@click.option(
+    "-o", "--out", metavar="FILE", type=Path, help="HTML file [default: report.html in the first RUN]"
+)
+@click.option("--live", is_flag=True, help="serve the page on 127.0.0.1 instead; it follows runs in progress")
+@click.option("--port", type=int, metavar="N", help="port of --live [default: a free one]")
 def report(names: tuple[str, ...], out: Path | None, live: bool, port: int | None) -> int:
-    """Write runs as one page that opens anywhere: tables, curves, clients, representations, settings."""
+    """Write runs as one HTML page: tables, curves, clients, representations, settings."""
     if live:
         if out is not None:
-            raise InvalidInputError(f"--out {out}: with --live nothing is written; leave out one of them")
+            raise InvalidInputError(f"--out {out} has no effect with --live; give one of them")
         return _serve(names, port or 0)
     if port is not None:
-        raise InvalidInputError(f"--port {port}: nothing is served without --live; add it")
+        raise InvalidInputError(f"--port {port} has no effect without --live; add --live")
     from feddbe.reporting.html.page import write_report
     from feddbe.runs import folders
 
-    found = [folders.resolve_runs(name) for name in names]
-    first = found[0][0] if len(found[0]) == 1 else found[0][0].parent
-    every = dict.fromkeys(folder for several in found for folder in several)
-    print(f"report  {write_report(list(every), out or first / 'report.html')}")
+    first = folders.resolve_runs(names[0])
+    root = first[0] if len(first) == 1 else first[0].parent
+    path = write_report(folders.iterate_runs(names), out or root / "report.html")
+    print(f"report  {path}")
     return 0
 
 
@@ -43,15 +45,17 @@ def _serve(names: Sequence[str], port: int) -> int:
     from feddbe.reporting.html.live import serve
     from feddbe.runs import folders
 
-    def now() -> list[Path]:
-        """A folder that is there may have no run yet, and more later."""
-        found = [
-            folders.list_names(place) if (place := expand_path(name)).is_dir() else folders.resolve_runs(name)
-            for name in names
-        ]
-        return list(dict.fromkeys(folder for several in found for folder in several))
+    def list_runs() -> list[Path]:
+        """Return the runs that exist now; a folder may get runs later."""
+        runs = dict[Path, None]()
+        for name in names:
+            folder = expand_path(name)
+            runs |= dict.fromkeys(
+                folders.list_names(folder) if folder.is_dir() else folders.resolve_runs(name)
+            )
+        return list(runs)
 
-    now()  # what is not there at all is said at once
+    list_runs()  # raises an error for names that do not exist
     with suppress(KeyboardInterrupt):
-        serve(now, port, lambda address: print(f"report  {address}  (Ctrl-C ends it)", flush=True))
+        serve(list_runs, port, lambda address: print(f"report  {address}  (Ctrl-C ends it)", flush=True))
     return 0

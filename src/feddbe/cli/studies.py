@@ -1,4 +1,4 @@
-"""`feddbe tune` and `feddbe reproduce`: values chosen on validation data, and the tables of the paper."""
+"""`feddbe tune` and `feddbe reproduce`: hyperparameter search, and the paper's tables and figures."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ import click
 from feddbe import paths
 from feddbe.cli.command import (
     Argument,
+    Choice,
     Command,
     Option,
     config_options,
     print_error,
     print_json,
+    print_note,
     print_renderable,
     sigterm_as_interrupt,
 )
 from feddbe.config.defaults import PER_MODEL
 from feddbe.config.options import Config, parse_options
 from feddbe.config.parameters import format_value
-from feddbe.errors import InvalidInputError, unknown_name
+from feddbe.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from feddbe.studies.paper import PaperStudy
@@ -33,122 +35,132 @@ if TYPE_CHECKING:
     from feddbe.studies.tune import Trial, TuneResult
 
 
-_OTHERS = {"split", "resume", "new_clients", "adaptation", "keep_best"}
-"""Options of a run that have no part in it."""
+_NOT_TUNED = {"split", "resume", "new_clients", "adaptation", "keep_best"}
+"""Options of a run that a search does not have."""
 
 
 @click.command(
-    "tune", cls=Command, params=[option for option in config_options() if option.name not in _OTHERS]
+    "tune", cls=Command, params=[option for option in config_options() if option.name not in _NOT_TUNED]
 )
-@click.argument("method", cls=Argument, metavar="METHOD", help="as in fedavg+dbe, without brackets")
+@click.argument("method", cls=Argument, metavar="METHOD", help="method as in fedavg+dbe, without parentheses")
 @click.option(
     "--trials",
     cls=Option,
     section="Run",
     default=20,
     metavar="N",
-    help="runs, the published values first [20]",
+    help="number of trials; the first has the default values [default: 20]",
 )
 @click.option(
     "--space", cls=Option, section="Run", multiple=True, metavar="KEY=V1,V2",
-    help="values to choose from, of these only; may be repeated [the paper's grids]",
+    help="values of a hyperparameter to search; may be repeated [default: the paper's grids]",
 )  # fmt: skip
 def tune(method: str, trials: int, space: tuple[str, ...], **options: Any) -> int:
-    """Search hyper-parameters on a share of the training data: feddbe tune fedavg+dbe"""
+    """Search hyperparameters on validation data: feddbe tune fedavg+dbe"""
     from feddbe.callbacks.display import CliProgress
     from feddbe.reporting.build_figures import tuning_surface
     from feddbe.reporting.matplotlib_backend import draw
-    from feddbe.studies.tune import tune as tune_tune
+    from feddbe.studies import tune as search
 
-    asked = parse_options([method], options)
-    watch = CliProgress(quiet=asked.config.quiet)
+    request = parse_options([method], options)
+    progress = CliProgress(quiet=request.config.quiet)
     try:
-        with sigterm_as_interrupt(), watch:
-            found = tune_tune(asked, trials=trials, space=space, callback=watch)
+        with sigterm_as_interrupt(), progress:
+            result = search.tune(request, trials=trials, space=space, callback=progress)
     except KeyboardInterrupt:
-        return print_error("stopped; what is done is kept, and the same command goes on from there", 130)
-    picture = found.folder / "surface.png"
-    told = [(trial.values, trial.accuracy) for trial in found.trials]
-    title = f"{found.method}, {asked.config.data}: {len(told)} trials"
-    draw(picture, tuning_surface(found.space, told, found.published, title))
-    if asked.config.json:
-        trials_found = [
-            {**trial.values, "accuracy": trial.accuracy, "note": trial.note} for trial in found.trials
+        return print_error("stopped; finished trials are kept, repeat the command to continue", 130)
+    picture = result.folder / "surface.png"
+    points = [(trial.values, trial.accuracy) for trial in result.trials]
+    title = f"{result.method}, {request.config.data}: {len(points)} trials"
+    draw(picture, tuning_surface(result.space, points, result.published, title))
+    if request.config.json:
+        records = [
+            {**trial.values, "accuracy": trial.accuracy, "note": trial.note} for trial in result.trials
         ]
         print_json({
-            "method": found.method, "best": found.best.values, "accuracy": found.best.accuracy,
-            "published": found.published, "published_accuracy": found.first.accuracy,
-            "trials": trials_found, "picture": str(picture),
+            "method": result.method, "best": result.best.values, "accuracy": result.best.accuracy,
+            "published": result.published, "published_accuracy": result.first.accuracy,
+            "trials": records, "picture": str(picture),
         })  # fmt: skip
         return 0
-    _show_search(found, asked.config)
+    _print_search(result, request.config)
     print(f"surface  {picture}")
     return 0
 
 
-def _show_search(found: TuneResult, options: Config) -> None:
+def _print_search(result: TuneResult, options: Config) -> None:
     from feddbe.reporting.formatting import format_percent
     from feddbe.reporting.html import overview
     from feddbe.reporting.table import TEXT, Column, Table
     from feddbe.studies.tune import VALIDATION
 
     def record(title: str, trial: Trial) -> dict[str, str]:
-        values = {key: format_value(trial.values[key]) for key in found.space}
+        values = {key: format_value(trial.values[key]) for key in result.space}
         return {"": title, **values, "validation %": trial.note or format_percent(trial.accuracy)}
 
-    columns = [Column("", kind=TEXT), *(Column(key) for key in (*found.space, "validation %"))]
-    compared = [record("found", found.best), record("default", found.first)]
-    others = [trial for trial in found.trials if trial is not found.best and trial is not found.first]
+    columns = [Column("", kind=TEXT), *(Column(key) for key in (*result.space, "validation %"))]
+    compared = [record("best", result.best), record("default", result.first)]
+    others = [trial for trial in result.trials if trial is not result.best and trial is not result.first]
     others = sorted(others, key=lambda trial: -(trial.accuracy or 0.0))[:8]
-    count, early = len(found.trials), sum(trial.accuracy is None for trial in found.trials)
-    accuracy = "Validation accuracy after fine-tuning" if found.is_fine_tuned else "Best validation accuracy"
-    words = (
-        f"{accuracy}, on {options.validation or VALIDATION:g} of every client's training data; "
-        f"test data took no part. {count} trials, {early} of them stopped early, with one seed: small "
-        f"differences may be chance. Default: what a run has without a search.{_paper(found)}"
+    count, pruned = len(result.trials), sum(trial.accuracy is None for trial in result.trials)
+    accuracy = "Validation accuracy after fine-tuning" if result.is_fine_tuned else "Best validation accuracy"
+    note = (
+        f"{accuracy}, on {options.validation or VALIDATION:g} of every client's training data; test data is "
+        f"not used. {count} trials, {pruned} of them stopped early, with one seed: small differences may be "
+        f"chance. Default: the values of a run without a search.{_paper_values(result)}"
     )
     footer = [record("", trial) for trial in others]
-    print_renderable(Table(columns, compared, note=words, footer=footer))
-    name, more = found.best_name(found.best.values)
-    print(f"use it   {overview.line(name, vars(options) | more | {'validation': 0.0})}")
+    print_renderable(Table(columns, compared, note=note, footer=footer))
+    name, changes = result.best_name(result.best.values)
+    print(f"use it   {overview.line(name, vars(options) | changes | {'validation': 0.0})}")
 
 
-def _paper(found: TuneResult) -> str:
-    """kappa and mu of the paper, if they are searched."""
-    if "kappa" not in found.space:
+def _paper_values(result: TuneResult) -> str:
+    """Return kappa and mu of the paper, if they are searched."""
+    if "kappa" not in result.space:
         return ""
-    layers = {model: {"mu": 1.0, **PER_MODEL[model]["mr"]} for model in ("cnn", "resnet18", "fasttext")}
-    each = (
-        f"{format_value(mr['kappa'])}, {format_value(mr['mu'])} for {model}" for model, mr in layers.items()
-    )
-    return f" The paper's kappa, mu: {'; '.join(each)}."
+    texts = []
+    for model in ("cnn", "resnet18", "fasttext"):
+        mr = {"mu": 1.0, **PER_MODEL[model]["mr"]}
+        texts.append(f"{format_value(mr['kappa'])}, {format_value(mr['mu'])} for {model}")
+    return f" The paper's kappa, mu: {'; '.join(texts)}."
 
 
-_SCALES = ("published", "small")
+_FORMATS = ("text", "csv", "json", "latex", "markdown")
 
 
 @click.command("reproduce", cls=Command)
-@click.argument("names", cls=Argument, nargs=-1, metavar="[NAME]...", help="experiments; --list names them")
-@click.option("--all", "every", is_flag=True, help="all of them; ends with a report")
-@click.option(
-    "--list", "listing", is_flag=True, help="what there is, what has been run, what the rest would take here"
+@click.argument(
+    "names", cls=Argument, nargs=-1, metavar="[NAME]...", help="experiments; --list prints their names"
 )
-@click.option("--trials", type=int, metavar="N", help="trials, with seeds 0 to N - 1 [3; small: 1]")
+@click.option("--all", "is_all", is_flag=True, help="run all experiments, and write a report")
 @click.option(
-    "--only", multiple=True, metavar="CELL", help="a line, a column or LINE/COLUMN; * is anything; repeated"
+    "--list", "is_list", is_flag=True, help="list experiments, finished runs and the remaining time"
 )
-@click.option("--rounds", type=int, metavar="N", help="at most so many rounds; what differs is marked")
-@click.option("--data", metavar="NAME", help="other data than the published; what differs is marked")
-@click.option("--scale", default="published", metavar="NAME", help="published, or small: digits, in minutes")
-@click.option("-o", "--out", metavar="DIR", type=Path, help="where the runs are [runs/reproduce]")
-@click.option("--dry-run", is_flag=True, help="run nothing: tables of what is there, and what would be run")
 @click.option(
-    "--format", "form", default="text", metavar="NAME", help="text, markdown, latex, csv or json [text]"
+    "--trials", type=int, metavar="N", help="number of trials, with seeds 0 to N - 1 [default: 3; small 1]"
+)
+@click.option(
+    "--only", multiple=True, metavar="CELL",
+    help="a row, a column or ROW/COLUMN of the table; * matches anything; may be repeated",
+)  # fmt: skip
+@click.option("--rounds", type=int, metavar="N", help="maximum number of rounds; deviations are marked")
+@click.option("--data", metavar="NAME", help="other data than the published; deviations are marked")
+@click.option(
+    "--scale", default="published", type=Choice(("published", "small")),
+    help="published, or small: on digits, in minutes [default: published]",
+)  # fmt: skip
+@click.option("-o", "--out", metavar="DIR", type=Path, help="folder of the runs [default: runs/reproduce]")
+@click.option(
+    "--dry-run", is_flag=True, help="run nothing; print tables of existing runs, and the missing runs"
+)
+@click.option(
+    "--format", "format_", default="text", type=Choice(_FORMATS), help="format of the tables [default: text]"
 )
 def reproduce(
     names: Sequence[str],
-    every: bool,
-    listing: bool,
+    is_all: bool,
+    is_list: bool,
     trials: int | None,
     only: Sequence[str],
     rounds: int | None,
@@ -156,17 +168,12 @@ def reproduce(
     scale: str,
     out: Path | None,
     dry_run: bool,
-    form: str,
+    format_: str,
 ) -> int:
-    """Run what a table or figure of the paper is made of, and show it beside the paper's."""
-    from feddbe.reporting.table import FORMATS
+    """Run the experiments of a table or figure of the paper, and print it next to the paper's numbers."""
     from feddbe.studies import paper
 
-    if scale not in _SCALES:
-        raise unknown_name("scale", scale, _SCALES)
-    if form not in ("text", *FORMATS):
-        raise unknown_name("format", form, ("text", *FORMATS))
-    if not names and not every and not listing:
+    if not names and not is_all and not is_list:
         raise InvalidInputError(
             f"no experiment given; name one or more of {', '.join(paper.NAMES)}, or --all"
         )
@@ -176,32 +183,32 @@ def reproduce(
     if small and data:
         raise InvalidInputError(f"--data {data}: --scale small has its own data, digits")
     count = trials if trials is not None else 1 if small else 3
-    chosen = list(dict.fromkeys(names or paper.NAMES))
     studies = [
         paper.load_study(name, trials=count, rounds=rounds, data=data, small=small).only(only)
-        for name in chosen
+        for name in dict.fromkeys(names or paper.NAMES)
     ]
     folder = out or paths.RUNS_DIR / ("reproduce-small" if small else "reproduce")
-    if listing:
-        return _list(studies, folder)
-    instead = _instead(studies, small=small, data=data)
-    given = {"scale": "small" if small else None, "trials": trials, "rounds": rounds, "data": data}
-    told = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    told += [f"--only={word}" for word in only]
-    return _carry_out(studies, folder, instead, form, dry_run=dry_run, report=told if every else None)
+    if is_list:
+        return _print_studies(studies, folder)
+    replacement = _describe_replacement(small=small, data=data)
+    options = {"scale": "small" if small else None, "trials": trials, "rounds": rounds, "data": data}
+    arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    arguments += [f"--only={cell}" for cell in only]
+    report = arguments if is_all else None
+    return _run_studies(studies, folder, replacement, format_, dry_run=dry_run, report=report)
 
 
-def _instead(studies: Sequence[PaperStudy], *, small: bool, data: str | None) -> str:
-    """On what they are run, if not on what was published."""
+def _describe_replacement(*, small: bool, data: str | None) -> str:
+    """Return the data, model and rounds that replace the published ones, or an empty text."""
     if small:
         from feddbe.studies.paper import load_settings
 
-        about = load_settings()["small"]
-        return f"on {about['data']} with model {about['model']}, {about['rounds']} rounds"
+        settings = load_settings()["small"]
+        return f"on {settings['data']} with model {settings['model']}, {settings['rounds']} rounds"
     return f"on {data}" if data else ""
 
 
-def _list(studies: Sequence[PaperStudy], folder: Path) -> int:
+def _print_studies(studies: Sequence[PaperStudy], folder: Path) -> int:
     from feddbe.reporting.table import TEXT, Column, Table
     from feddbe.studies.reproduce import plan_studies, study_runs
     from feddbe.studies.runner import RemainingTime
@@ -213,31 +220,31 @@ def _list(studies: Sequence[PaperStudy], folder: Path) -> int:
         missing = [run for run in planned if run.is_missing]
         records.append({
             "experiment": study.name,
-            "what": study.title,
+            "title": study.title,
             "runs": len(planned),
             "done": sum(run.is_done for run in planned),
             "begun": sum(bool(run.document) for run in missing) or None,
             "no data": sum(run.experiment is None for run in planned) or None,
-            "rest": str(timedelta(seconds=round(clock.left(missing)))) if missing else "-",
+            "remaining": str(timedelta(seconds=round(clock.left(missing)))) if missing else "-",
         })  # fmt: skip
     columns = [
         Column("experiment", kind=TEXT),
-        Column("what", kind=TEXT),
-        *(Column(key, hide_empty=True) for key in ("runs", "done", "begun", "no data", "rest")),
+        Column("title", kind=TEXT),
+        *(Column(key, hide_empty=True) for key in ("runs", "done", "begun", "no data", "remaining")),
     ]
     note = (
-        f"Runs in {folder}; experiments share runs. Rest: what is missing of those whose data is here would "
-        "take at most, side by side on this machine, by a timed round of each kind; many stop earlier."
+        f"Runs in {folder}; experiments share runs. Remaining: upper bound of the time for missing runs with "
+        "available data, in parallel on this machine, from a timed round of each kind; many stop earlier."
     )
     print_renderable(Table(columns, records, note=note))
     return 0
 
 
-def _carry_out(
+def _run_studies(
     studies: Sequence[PaperStudy],
     folder: Path,
-    instead: str,
-    form: str,
+    replacement: str,
+    format_: str,
     *,
     dry_run: bool,
     report: Sequence[str] | None,
@@ -253,26 +260,30 @@ def _carry_out(
 
     try:
         with sigterm_as_interrupt():
-            plans = plan_studies(studies, folder, _tell)
-            missing = {one.folder: one for one in plans.values() if one.is_missing}
+            plans = plan_studies(studies, folder, print_note)
+            missing = list(dict.fromkeys(planned.folder for planned in plans.values() if planned.is_missing))
             if not dry_run:
-                board = StudyBars(len(missing))
-                with board.bars:
-                    runner.run_missing(list(plans.values()), board)
-                    plans, aside = _refreshed(plans), board.aside()
+                bars = StudyBars(len(missing))
+                with bars.bars:
+                    runner.run_missing(list(plans.values()), bars)
+                    plans = _refresh(plans)
+                    analysis_bar = bars.aside()
                     for study in studies:
-                        for problem in run_study_analyses(study, plans, quick=study.is_small, callback=aside):
-                            board.say(f"feddbe: not measured: {problem}")
-                        run_embedding_analyses(study, plans, aside)
-                    aside.remove()
-                plans = _refreshed(plans)
+                        problems = run_study_analyses(
+                            study, plans, quick=study.is_small, callback=analysis_bar
+                        )
+                        for problem in problems:
+                            bars.say(f"feddbe: not analyzed: {problem}")
+                        run_embedding_analyses(study, plans, analysis_bar)
+                    analysis_bar.remove()
+                plans = _refresh(plans)
     except KeyboardInterrupt:
-        return print_error("stopped; what is done is kept, and the same command goes on from there", 130)
+        return print_error("stopped; finished rounds are kept, repeat the command to continue", 130)
     for study in studies:
-        _show(study, plans, folder, instead, form, dry_run=dry_run)
-    runs = list(dict.fromkeys(one.folder for one in plans.values() if one.document))
+        _print_study(study, plans, folder, replacement, format_, dry_run=dry_run)
+    runs = list(dict.fromkeys(planned.folder for planned in plans.values() if planned.document))
     if dry_run:
-        _would_run(list(missing))
+        _print_missing(missing)
     elif report is not None and runs:
         from feddbe.reporting.html.page import write_report
 
@@ -280,44 +291,42 @@ def _carry_out(
         for study in studies:
             if not study.figure:
                 words = ["feddbe", "reproduce", study.name, *report, "--out", str(folder), "--dry-run"]
-                tables[shlex.join(words)] = compare_with_paper(study, plans, instead=instead)
+                tables[shlex.join(words)] = compare_with_paper(study, plans, instead=replacement)
         path = write_report(runs, folder / "report.html", studies=tables)
-        print(f"report  {path}", file=sys.stdout if form == "text" else sys.stderr)
+        print(f"report  {path}", file=sys.stdout if format_ == "text" else sys.stderr)
     return 0
 
 
-def _refreshed(plans: Plans) -> Plans:
+def _refresh(plans: Plans) -> Plans:
     from feddbe.studies import runner
 
     return dict(zip(plans, runner.refresh_plans(plans.values()), strict=True))
 
 
-def _show(study: PaperStudy, plans: Plans, folder: Path, instead: str, form: str, *, dry_run: bool) -> None:
+def _print_study(
+    study: PaperStudy, plans: Plans, folder: Path, replacement: str, format_: str, *, dry_run: bool
+) -> None:
     from feddbe.reporting.paper_table import paper_table, render_paper_table
     from feddbe.studies.reproduce import compare_with_paper, draw_study
 
     if study.figure:
-        if form == "text" and not dry_run:
+        if format_ == "text" and not dry_run:
             print(f"{study.name}: {study.title}")
-            for title, drawn in draw_study(study, plans, folder / "figures").items():
-                print(f"  {title}: {drawn}")
+            for title, path in draw_study(study, plans, folder / "figures").items():
+                print(f"  {title}: {path}")
             print()
         return
-    found = compare_with_paper(study, plans, instead=instead)
-    if form == "text":
-        print_renderable(paper_table(found))
+    table = compare_with_paper(study, plans, instead=replacement)
+    if format_ == "text":
+        print_renderable(paper_table(table))
         print()
     else:
-        print(render_paper_table(found, form))
+        print(render_paper_table(table, format_))
 
 
-def _would_run(places: Sequence[Path]) -> None:
-    """On standard error, where it is in nobody's way."""
-    for place in places:
-        print(f"would run: {place}", file=sys.stderr)
-    if not places:
+def _print_missing(folders: Sequence[Path]) -> None:
+    """Print the missing runs on standard error, since the tables are on standard output."""
+    for folder in folders:
+        print(f"would run: {folder}", file=sys.stderr)
+    if not folders:
         print("nothing is missing", file=sys.stderr)
-
-
-def _tell(text: str) -> None:
-    print_error(text, 0)

@@ -1,7 +1,7 @@
-"""The published settings, per data set and per model, and what each `--variant` changes.
+"""Default settings by model, data set, variant and method.
 
-Resolved before a run and stored with it; what the user gives wins, then the method's own, the variant, the
-data set, the model. A value that is a mapping holds the options of a name: an add-on, a data set or a model.
+They are resolved before a run and stored with it. Options of the user come first, then the defaults of the
+method, the variant, the data set and the model. A mapping holds the options of an add-on, data set or model.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ PER_MODEL: dict[str, dict[str, Any]] = {
     "resnet18": {"lr": 0.1, "mr": {"kappa": 1.0, "mu": 0.1}},
     "own": {"lr": 0.01, "mr": {"kappa": 1.0}},
 }
-"""Published are cnn's, resnet18's and fasttext's kappa and mu, and cnn's lr; for har_cnn nothing is. `own` is
-a module of the user's. The other kappa of 1 were chosen on validation data, where 1 did better than the
-paper's criterion (`auto`); docs/results.md has both."""
+"""Published are kappa and mu of cnn, resnet18 and fasttext, and the learning rate of cnn. `own` is a
+user-defined model. The other values were chosen on validation data (docs/results.md)."""
 
 PER_METHOD: dict[str, dict[str, float]] = {"scaffold": {"cnn_small": 0.05}}
-"""Method -> model -> learning rate, where the one for all others is too large for it (docs/results.md)."""
+"""Method -> model -> learning rate, if the model's default is too large for the method (docs/results.md)."""
 
 PER_DATA: dict[str, dict[str, Any]] = {
     "digits": {"rounds": 40},
@@ -51,53 +50,60 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "pfedme": {"evaluate": "w"},
     },
 }  # fmt: skip
-"""`default`: recommended. `paper`: its text, and the default where it is silent. `official`: the published
-code, whose preparation has as many epochs as a round, and which fails on a client smaller than a batch; of
-other methods' faults in it, those that are an option here."""
+"""Values of each `--variant`.
+
+- `default`: recommended.
+- `paper`: the paper's text; otherwise the default.
+- `official`: the published code. Its setup has as many epochs as a round, and it fails on a client with less
+  than one batch. Its deviations in other methods are included if they are an option here.
+"""
 
 PER_VARIANT: dict[str, dict[str, dict[str, Any]]] = {"official": {"har_cnn": {"cut": "conv2"}}}
-"""Variant -> model -> what is different then: HAR's head is all three linear layers."""
+"""Variant -> model -> options: the head of HAR-CNN has all three linear layers."""
 
 
 def part_defaults(name: str) -> set[str]:
-    """Options of a part (`mr`) whose defaults depend on the model or the variant."""
+    """Return the options of a part (`mr`) whose defaults depend on the model or the variant."""
     layers = (*PER_MODEL.values(), *VARIANTS.values())
     return {option for layer in layers for option in layer.get(name, {})}
 
 
 class Setting(NamedTuple):
-    """A value and where it came from."""
+    """A value and its origin."""
 
     value: Any
     origin: str
 
 
 class DefaultLayers:
-    """All that applies to one experiment: of its options, and by part (`mr`, `har`) of theirs."""
+    """The defaults that apply to one experiment: of its options, and of its parts (`mr`, `har`)."""
 
     def __init__(self, variant: str, data: str, model: str = "", method: str = "") -> None:
-        own_rate = PER_METHOD.get(method, {}).get(model)
+        method_lr = PER_METHOD.get(method, {}).get(model)
         layers: list[tuple[str, dict[str, Any]]] = [
             ("general default", GENERAL),
             (f"model {model}", PER_MODEL.get(model, {})),
             (f"data set {data}", PER_DATA.get(data, {})),
             (f"variant {variant}", VARIANTS[variant] | PER_VARIANT.get(variant, {}).get(model, {})),
-            (f"method {method}", {} if own_rate is None else {"lr": own_rate}),
+            (f"method {method}", {} if method_lr is None else {"lr": method_lr}),
         ]
         self.options: dict[str, Setting] = {}
         self.parts: dict[str, dict[str, Setting]] = {}
         for origin, layer in layers:
             for key, value in layer.items():
                 if isinstance(value, dict):
-                    part = {option: Setting(v, origin) for option, v in value.items()}
-                    self.parts.setdefault(key, {}).update(part)
+                    settings = {option: Setting(v, origin) for option, v in value.items()}
+                    self.parts.setdefault(key, {}).update(settings)
                 else:
                     self.options[key] = Setting(value, origin)
 
     def __getitem__(self, option: str) -> Any:
-        """The default of an option; None if there is none."""
+        """Return the default of an option, or None."""
         return self.options[option].value if option in self.options else None
 
     def part_settings(self) -> dict[str, dict[str, Any]]:
-        """The parts' values without where they came from."""
-        return {part: {key: d.value for key, d in found.items()} for part, found in self.parts.items()}
+        """Return the values of each part, without their origins."""
+        return {
+            part: {key: setting.value for key, setting in settings.items()}
+            for part, settings in self.parts.items()
+        }

@@ -1,6 +1,4 @@
-"""Options with limits, and the one grammar `name(key=value, ...)` for methods, add-ons, data sets, models and
-engines.
-"""
+"""Options with limits, and the grammar `name(key=value, ...)` of methods, data sets, models and engines."""
 
 from __future__ import annotations
 
@@ -26,8 +24,19 @@ def parameter(
     search: str = "",
     search_rule: str = "",
 ) -> Any:
-    """An option: its default, what it means, and which values it takes (low..high; `above` is exclusive;
-    `words` besides). `search` lists values worth trying, `search_rule` states in words how to choose one."""
+    """Return a dataclass field that is an option.
+
+    Args:
+        default: Default value.
+        meaning: Help text.
+        low: Smallest allowed number.
+        high: Largest allowed number.
+        above: Number that must be exceeded.
+        choices: Allowed names, if the values are a list.
+        words: Words that are allowed in addition to numbers.
+        search: Values that `feddbe tune` tries, separated by commas.
+        search_rule: Rule for choosing a value, in words.
+    """
     limits: dict[str, Any] = {"meaning": meaning, "low": low, "high": high, "above": above}
     limits |= {"choices": tuple(choices), "words": tuple(words), "search": search, "search_rule": search_rule}
     return dataclasses.field(default=default, metadata=limits)
@@ -35,14 +44,14 @@ def parameter(
 
 @dataclass(frozen=True)
 class Parameters:
-    """A named set of options, each checked against what it takes."""
+    """Base class of named sets of options; values are checked when an instance is created."""
 
     name: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             if "meaning" in field.metadata:
-                value = _checked(f"{self.name} {field.name}".strip(), getattr(self, field.name), field)
+                value = _check_value(f"{self.name} {field.name}".strip(), getattr(self, field.name), field)
                 object.__setattr__(self, field.name, value)
 
 
@@ -50,8 +59,10 @@ _KINDS: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
 
 
 def value_type(field: dataclasses.Field[Any]) -> tuple[str, bool]:
-    """Of its type, one of `_KINDS` and whether it may be None. A type is text in a module that begins with
-    `from __future__ import annotations`, elsewhere it is an object."""
+    """Return the name of the field's type, one of `_KINDS`, and True if it may be None.
+
+    The type is a string in modules with `from __future__ import annotations`, otherwise an object.
+    """
     text = field.type.__name__ if isinstance(field.type, type) else str(field.type)
     match = re.match(r"(?:typing\.)?(Optional\[)?(\w+)", text)
     if match is None or match[2] not in _KINDS:
@@ -62,7 +73,7 @@ def value_type(field: dataclasses.Field[Any]) -> tuple[str, bool]:
 
 
 def describe_allowed(field: dataclasses.Field[Any]) -> str:
-    """The values that an option takes, in words."""
+    """Return the allowed values of an option, in words."""
     (kind, _), limits = value_type(field), field.metadata
     if limits["choices"]:
         return ", ".join(limits["choices"])
@@ -77,30 +88,30 @@ def describe_allowed(field: dataclasses.Field[Any]) -> str:
     return " or ".join([number, *limits["words"]])
 
 
-def _checked(what: str, value: Any, field: dataclasses.Field[Any]) -> Any:
-    """The value as the field's type, or the error that names it and what is allowed."""
+def _check_value(name: str, value: Any, field: dataclasses.Field[Any]) -> Any:
+    """Return the value as the field's type, or raise an error that lists the allowed values."""
     (kind, optional), limits = value_type(field), field.metadata
     if (value is None and optional) or (isinstance(value, str) and value in limits["words"]):
         return value
     if limits["choices"]:
         if value not in limits["choices"]:
-            raise unknown_name(what, str(value), limits["choices"])
+            raise unknown_name(name, str(value), limits["choices"])
         return value
     if kind == "str":
         return str(value)
-    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e308
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e308
     if kind == "bool":
-        fits = isinstance(value, bool)
+        is_allowed = isinstance(value, bool)
     else:
-        fits = number and limits["low"] <= value <= limits["high"] and value > limits["above"]
-    if not fits or (kind == "int" and value != int(value)):
-        shown = f"'{value}'" if isinstance(value, str) else value
-        raise InvalidInputError(f"{what} = {shown}; allowed: {describe_allowed(field)}")
+        is_allowed = is_number and limits["low"] <= value <= limits["high"] and value > limits["above"]
+    if not is_allowed or (kind == "int" and value != int(value)):
+        text = f"'{value}'" if isinstance(value, str) else value
+        raise InvalidInputError(f"{name} = {text}; allowed: {describe_allowed(field)}")
     return _KINDS[kind](value)
 
 
 def parse_number_or_text(text: str) -> Any:
-    """A number if it is one; else the text, so that a check of the option can say what is allowed."""
+    """Return a number if the text is one, otherwise the text, which the option's check then rejects."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -116,12 +127,12 @@ P = TypeVar("P", bound=Parameters)
 
 @dataclass(frozen=True)
 class ParsedName(Generic[P]):
-    """A name and its options, all of them; as text it is what one would type to say all this."""
+    """A name with all of its options; its text form can be parsed again."""
 
     name: str
     options: P
     explicit_options: frozenset[str] = frozenset()
-    """Those in its brackets."""
+    """Names of the options that were given in parentheses."""
 
     def __str__(self) -> str:
         values = {k: v for k, v in dataclasses.asdict(self.options).items() if v is not None}
@@ -131,18 +142,18 @@ class ParsedName(Generic[P]):
 
 
 def parse_spec(text: str) -> tuple[str, dict[str, Any]] | None:
-    """`name(key=value)` -> name, {key: value}; None if it is not written like that."""
+    """Return name and options of `name(key=value)`, or None if the text has another form."""
     match = re.fullmatch(r"\s*(\w*)\s*(?:\(([^()]*)\)\s*)?", text, re.ASCII)
     if match is None:
         return None
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for item in filter(str.strip, (match[2] or "").split(",")):
         key, _, value = (word.strip() for word in item.partition("="))
         if not key or not value:
             raise InvalidInputError(f"cannot read option '{item.strip()}' in '{text}'; write it like kappa=5")
         words: dict[str, Any] = {"true": True, "false": False, "none": None}
-        given[key] = words[value] if value in words else parse_number_or_text(value)
-    return match[1], given
+        options[key] = words[value] if value in words else parse_number_or_text(value)
+    return match[1], options
 
 
 def find_class(
@@ -150,35 +161,42 @@ def find_class(
     text: str,
     known: Mapping[str, type[P]],
     defaults: Defaults | None = None,
-    also: Iterable[str] = (),
+    other_names: Iterable[str] = (),
 ) -> ParsedName[P]:
-    """What `text` names among the `known`; `defaults` win over its own and lose against the brackets'.
+    """Return the class that `text` names, with its options.
 
-    `also`: what else could have been written, for the one who is told that this is not known.
+    Args:
+        kind: The kind of thing for error messages, as in `model`.
+        text: A name, with or without options.
+        known: Classes of options by name.
+        defaults: Values that replace the class defaults; options in parentheses override them.
+        other_names: Further names that an error message lists.
     """
-    name, given = parse_spec(text) or (text, {})
+    name, options = parse_spec(text) or (text, {})
     if name not in known:
-        raise unknown_name(kind, name, [*known, *also])
-    return ParsedName(name, instantiate(name, [known[name]], given, defaults)[0], frozenset(given))
+        raise unknown_name(kind, name, [*known, *other_names])
+    return ParsedName(name, instantiate(name, [known[name]], options, defaults)[0], frozenset(options))
 
 
 def instantiate(
-    whose: str, classes: Sequence[type[P]], given: Mapping[str, Any], defaults: Defaults | None = None
+    name: str, classes: Sequence[type[P]], options: Mapping[str, Any], defaults: Defaults | None = None
 ) -> list[P]:
-    """One instance per class, each taking its own of the given options."""
-    names = {cls: {field.name for field in dataclasses.fields(cls)} for cls in classes}
-    every = set().union(*names.values())
-    for key in given:
-        if key not in every:
-            raise unknown_name(f"option of {whose}", key, every or {"(none)"})
-    return [
-        cls(**{**(defaults or {}).get(cls.name, {}), **{k: v for k, v in given.items() if k in names[cls]}})
-        for cls in classes
-    ]
+    """Return one instance per class; each receives those of the options that are its fields."""
+    fields = {cls: {field.name for field in dataclasses.fields(cls)} for cls in classes}
+    all_fields = set().union(*fields.values())
+    for key in options:
+        if key not in all_fields:
+            raise unknown_name(f"option of {name}", key, all_fields or {"(none)"})
+    instances = []
+    for cls in classes:
+        values = dict((defaults or {}).get(cls.name, {}))
+        values |= {key: value for key, value in options.items() if key in fields[cls]}
+        instances.append(cls(**values))
+    return instances
 
 
 def describe_signature(name: str, options: type[Parameters]) -> str:
-    """A name with the options that it takes, in short: `har(layout=channels|scrambled)`."""
+    """Return a name with its options, as in `har(layout=channels|scrambled)`."""
     fields = [
         f"{f.name}={'|'.join(f.metadata['choices']) or 'N'}" for f in dataclasses.fields(options)
     ]  # fmt: skip
@@ -186,7 +204,12 @@ def describe_signature(name: str, options: type[Parameters]) -> str:
 
 
 def format_value(value: Any) -> str:
-    """A value as it is typed."""
+    """Return a value as the user would type it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, float):
-        return short if float(short := f"{value:g}") == value else repr(value)
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    return str(value)

@@ -1,8 +1,7 @@
-"""What a user wrote in a Python file of his own, named as `FILE.py:NAME`: a model, a method.
+"""Models and methods in users' Python files, named as `FILE.py:NAME`.
 
-The file is executed, as a script of the user's would be. Its place is not part of a run's identity, its
-content is, together with that of the modules that it imports from its folder: a run is not continued with
-what was edited.
+The file is executed like a script. Its content identifies a run, together with the modules that it imports
+from its folder; its path does not. A run cannot be resumed with an edited file.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ class StoredSource(NamedTuple):
     """A user's file by content, as a run stores it."""
 
     sha256: str
-    """Of the file."""
+    """SHA-256 of the file."""
     modules: dict[str, str]
     """SHA-256 of each module that it imports from its folder, by the path relative to that folder."""
 
     @classmethod
     def from_json(cls, stored: Any, kind: str) -> StoredSource | None:
-        """Return what a run stored of its `model` or `method`; None if that is not a source."""
+        """Return the stored source of a run's `model` or `method`, or None if it has none."""
         match stored.get(kind) if isinstance(stored, dict) else None:
             case {"sha256": str(sha256), "modules": dict(modules)}:
                 return cls(sha256, {str(path): str(digest) for path, digest in modules.items()})
@@ -47,25 +46,25 @@ class StoredSource(NamedTuple):
 
 
 class UserObject(NamedTuple):
-    """Something in a user's file."""
+    """An object in a user's file."""
 
     path: Path
     name: str
     value: Any
     source: StoredSource
     sha256: str
-    """Of the file, the name and the modules that it imports from its folder."""
+    """SHA-256 of the file, the name and the modules that the file imports from its folder."""
     modules: frozenset[str] = frozenset()
     """Names of these modules."""
 
     @property
     def reload(self) -> tuple[str, str]:
-        """Its name for other processes on this machine, wherever they are, and its hash."""
+        """The reference by absolute path, for other processes on this machine, and the hash."""
         return f"{self.path.resolve()}:{self.name}", self.sha256
 
 
 def is_file_reference(text: str) -> bool:
-    """Whether this is a Python file's name, with or without a name in it."""
+    """Return True for `FILE.py` and `FILE.py:NAME`."""
     return re.search(r"\.py(:|$)", text) is not None
 
 
@@ -77,54 +76,63 @@ def split_reference(text: str) -> tuple[str, str]:
     return file, name
 
 
-def load_object(kind: str, what: str, text: str, fits: Callable[[Any], bool], sha256: str = "") -> UserObject:
-    """What `FILE.py:NAME` names: a `kind` (`model`), as `what` (`function`), for which an object `fits`.
+def load_object(
+    kind: str, object_kind: str, text: str, is_valid: Callable[[Any], bool], sha256: str = ""
+) -> UserObject:
+    """Execute a user's file and return the object that `FILE.py:NAME` names.
 
-    `sha256`: of what was found before, if it must be the same.
+    Args:
+        kind: `model` or `method`, for error messages.
+        object_kind: `function` or `class`, for error messages.
+        text: The reference.
+        is_valid: Returns True for objects of this kind.
+        sha256: Expected hash, if it must be the object of an earlier call.
     """
     file, name = split_reference(text)
     path = expand_path(file)
     content = _read(kind, path)
-    module, local = _executed(content, path)
-    digest = _digest(content, name, local)
+    module, local_modules = _execute_file(content, path)
+    digest = _digest(content, name, local_modules)
     if sha256 not in ("", digest):
         raise InvalidInputError(f"the {kind}'s file '{path}' is not the one that the run began with")
-    own = {module.__name__, *local.modules}
-    there = {
+    candidates = {
         name
         for name, value in vars(module).items()
-        if fits(value) and getattr(value, "__module__", None) == module.__name__
+        if is_valid(value) and getattr(value, "__module__", None) == module.__name__
     }
     if not name:
-        has = ", ".join(sorted(there)) or "none"
+        names = ", ".join(sorted(candidates)) or "none"
         raise InvalidInputError(
-            f"{kind} '{text}': name its {what} too, as in FILE.py:{what.upper()}; it has: {has}"
+            f"{kind} '{text}': name its {object_kind} too, as in FILE.py:{object_kind.upper()}; "
+            f"the file has: {names}"
         )
     value = getattr(module, name, None)
-    if value is None or not fits(value):
-        raise unknown_name(f"{what} in '{path}':", name, there)
-    return UserObject(path, name, value, _source(content, local), digest, frozenset(own))
+    if value is None or not is_valid(value):
+        raise unknown_name(f"{object_kind} in '{path}':", name, candidates)
+    modules = frozenset({module.__name__, *local_modules.modules})
+    return UserObject(path, name, value, _source(content, local_modules), digest, modules)
 
 
 def check_content(kind: str, path: Path, stored: StoredSource) -> None:
-    """Refuse a file whose content, or that of a module which it imports, is not what a run stored.
+    """Raise an error if the file, or a module that it imports, differs from what a run stored.
 
     Nothing is executed.
     """
-    content, local = _read(kind, path), LocalModules(path.parent)
-    local.scan(content)
-    here = _source(content, local)
-    if here.sha256 != stored.sha256:
+    content = _read(kind, path)
+    local_modules = LocalModules(path.parent)
+    local_modules.scan(content)
+    current = _source(content, local_modules)
+    if current.sha256 != stored.sha256:
         raise InvalidInputError(
-            f"the {kind}'s file '{path}' is not the one that the run began with (sha256 {here.sha256[:12]}, "
-            f"not {truncate(stored.sha256[:12])}); copy it from where the run began"
+            f"the {kind}'s file '{path}' is not the one that the run began with (sha256 "
+            f"{current.sha256[:12]}, not {truncate(stored.sha256[:12])}); copy it from where the run began"
         )
-    modules = here.modules | local.hashes(stored.modules.keys() - here.modules.keys())
+    modules = current.modules | local_modules.hashes(stored.modules.keys() - current.modules.keys())
     for module in sorted(modules.keys() | stored.modules.keys()):
         if modules.get(module) != stored.modules.get(module):
             raise InvalidInputError(
-                f"'{truncate(module)}', which the {kind}'s file '{path}' imports, is not the one that the run "
-                "began with; copy it from where the run began"
+                f"'{truncate(module)}', which the {kind}'s file '{path}' imports, is not the one that the "
+                "run began with; copy it from where the run began"
             )
 
 
@@ -154,7 +162,7 @@ def _digest(content: bytes, name: str, local: LocalModules) -> str:
 
 
 def describe_failure(error: BaseException, path: Path) -> str:
-    """What comes after `failed`: in which line of a user's file, and what was said."""
+    """Return the line of the user's file in which an error occurred, and the error."""
     kind, text = type(error).__name__, one_line(error)
     return f"{_line(error, path)}: {kind if text == kind else f'{kind}: {text}'}"
 
@@ -163,15 +171,15 @@ _EXECUTED: dict[str, tuple[ModuleType, LocalModules]] = {}
 """Modules of users' files, by name."""
 
 
-def _executed(content: bytes, path: Path) -> tuple[ModuleType, LocalModules]:
-    """The file as a module, once for each content of it and of what it imports from its folder."""
+def _execute_file(content: bytes, path: Path) -> tuple[ModuleType, LocalModules]:
+    """Return the file as a module, executed once per content of the file and its local imports."""
     local = LocalModules(path.parent)
     local.scan(content)
     name = f"feddbe_own_{_digest(bytes(path.resolve()) + content, '', local)[:16]}"
     if name not in _EXECUTED or not _EXECUTED[name][1].is_current():
         module = ModuleType(name)
         module.__file__ = str(path)
-        sys.modules[name] = module  # dataclasses, for one, look there for a class's module
+        sys.modules[name] = module  # dataclasses look up a class's module there
         try:
             local.execute(content, path, vars(module))
         except (Exception, SystemExit) as error:  # a user's code may raise anything
@@ -182,32 +190,32 @@ def _executed(content: bytes, path: Path) -> tuple[ModuleType, LocalModules]:
 
 
 def _line(error: BaseException, path: Path) -> str:
-    """Where in the user's file it happened, if it did."""
-    at: int | None = error.lineno if isinstance(error, SyntaxError) else None
+    """Return ` in line N` if the error occurred in the user's file, otherwise an empty text."""
+    line: int | None = error.lineno if isinstance(error, SyntaxError) else None
     trace = error.__traceback__
     while trace is not None:
         if Path(trace.tb_frame.f_code.co_filename) == path:
-            at = trace.tb_lineno  # the innermost one
+            line = trace.tb_lineno  # the innermost one
         trace = trace.tb_next
-    return f" in line {at}" if at else ""
+    return f" in line {line}" if line else ""
 
 
 _LOCK = threading.RLock()
-"""Held while `sys.modules` has a folder's modules under their plain names."""
+"""Lock that is held while `sys.modules` has a folder's modules under their plain names."""
 _INSTALLED = {
     Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")
 }
-"""Folders whose modules are packages of their own, not parts of a file that is there, too."""
+"""Folders whose modules are installed packages, not parts of a user's file in the same folder."""
 _NEVER_LOCAL = {"feddbe", *sys.stdlib_module_names}
 
 
 class LocalModules(MetaPathFinder, Loader):
-    """The modules of one folder, each as it was when it was first read."""
+    """The modules of one folder, each with the content of its first reading."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self.contents: dict[str, bytes] = {}
-        """Path relative to the folder -> content, of each module that was found in the source or imported."""
+        """Relative path -> content of each module that the source names or imported."""
         self.modules: dict[str, ModuleType] = {}
         """Modules that were executed, by name."""
         self._is_active = False
@@ -223,33 +231,33 @@ class LocalModules(MetaPathFinder, Loader):
             file = self._locate(name)
             if file is None or file.is_dir() or self._relative(file) in self.contents:
                 continue
-            found = self._read(file)
+            source = self._read(file)
             if file.suffix == ".py":
                 is_package = file.name == "__init__.py"
-                self.scan(found, name if is_package else name.rpartition(".")[0])
+                self.scan(source, name if is_package else name.rpartition(".")[0])
 
     def hashes(self, paths: Iterable[str]) -> dict[str, str]:
         """Return the SHA-256 of these files in the folder, by their relative paths; others are left out."""
-        found = {}
+        digests = {}
         for relative in paths:
             content = self.contents.get(relative)
             file = self.folder / relative
             if content is None and ".." not in file.parts and file.is_file() and self.folder in file.parents:
                 content = file.read_bytes()
             if content is not None:
-                found[relative] = hashlib.sha256(content).hexdigest()
-        return found
+                digests[relative] = hashlib.sha256(content).hexdigest()
+        return digests
 
     def is_current(self) -> bool:
-        """Whether all modules that were read are still the same in the folder."""
+        """Return True if all modules that were read are unchanged in the folder."""
         files = {self.folder / relative: content for relative, content in self.contents.items()}
         return all(file.is_file() and file.read_bytes() == content for file, content in files.items())
 
     def execute(self, content: bytes, path: Path, namespace: dict[str, Any]) -> None:
-        """Execute source in this namespace; its imports, also later ones, see the folder's modules."""
+        """Execute source in this namespace; all its imports, now and later, use the folder's modules."""
         namespace["__builtins__"] = vars(builtins) | {"__import__": self._import}
         with self._active():
-            # not by importlib, whose cache of bytecode may be older than the content that was hashed
+            # not with importlib, whose bytecode cache may be older than the hashed content
             exec(compile(content, path, "exec"), namespace)
 
     def find_spec(
@@ -309,7 +317,7 @@ class LocalModules(MetaPathFinder, Loader):
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """`import` as the folder's modules see it."""
+        """Replace `import` for the folder's modules."""
         loaded = self.modules.get(name) if level == 0 else None
         if loaded and all(hasattr(loaded, part) for part in fromlist or ()):  # an import in a loop is quick
             return loaded if fromlist else self.modules[name.partition(".")[0]]
@@ -320,9 +328,9 @@ class LocalModules(MetaPathFinder, Loader):
 
     @contextmanager
     def _active(self) -> Iterator[None]:
-        """Let `sys.modules` have this folder's modules under their names, and no others of these names.
+        """Put this folder's modules into `sys.modules`, in place of others with the same names.
 
-        Afterwards what was there before is back, unless it is an older version of the same folder's.
+        The others are restored afterwards, except older versions of the same folder's modules.
         """
         with _LOCK:
             if self._is_active:
@@ -345,7 +353,7 @@ class LocalModules(MetaPathFinder, Loader):
                         sys.modules[name] = module
 
     def _own_modules(self) -> dict[str, ModuleType]:
-        """Return what `sys.modules` has under names that are modules of this folder."""
+        """Return the entries of `sys.modules` whose names are modules of this folder."""
         entries = {entry.name.partition(".")[0] for entry in self.folder.iterdir()}
         tops = {top for top in entries if self._locate(top) is not None}
         return {name: module for name, module in sys.modules.items() if name.partition(".")[0] in tops}
@@ -360,7 +368,7 @@ def _imported_names(content: bytes, package: str) -> frozenset[str]:
     """Return the dotted names of all modules that this source may import, also inside functions."""
     try:
         tree = ast.parse(content)
-    except (SyntaxError, ValueError, RecursionError):  # executing it says what is wrong
+    except (SyntaxError, ValueError, RecursionError):  # executing it raises the error
         return frozenset()
     names = set[str]()
     for node in ast.walk(tree):
@@ -381,7 +389,7 @@ def _imported_names(content: bytes, package: str) -> frozenset[str]:
 
 
 def _absolute_name(module: str, level: int, package: str) -> str:
-    """Return the name that `from ..module import` means inside of this package."""
+    """Return the absolute name of `from ..module import` inside of this package."""
     if level == 0:
         return module
     base = package.split(".")[: len(package.split(".")) - level + 1]
@@ -390,18 +398,18 @@ def _absolute_name(module: str, level: int, package: str) -> str:
 
 @dataclass(frozen=True)
 class Permission:
-    """What the user allows a stored run to do."""
+    """The user's permission to execute code that a stored run names."""
 
     code: tuple[str, ...] = ()
     """Files that may be executed, named in the command: FILE.py or FILE.py:NAME."""
     trust: bool = False
-    """Whether the user says that the run is their own."""
+    """True if the user declared the run as their own."""
 
 
 NO_PERMISSION = Permission()
 
 
-def require_permission(code: str | Path | Iterable[str | Path] = (), *, trust: bool = False) -> Permission:
-    """Return what a user allows, from the arguments of a public function."""
+def make_permission(code: str | Path | Iterable[str | Path] = (), *, trust: bool = False) -> Permission:
+    """Return the permission from the arguments of a public function."""
     files = [code] if isinstance(code, str | Path) else code
     return Permission(tuple(map(str, files)), trust)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from feddbe.config.user_code import NO_PERMISSION, Permission, require_permission
+from feddbe.config.user_code import NO_PERMISSION, Permission, make_permission
 from feddbe.data import rows
 from feddbe.data.dataset import Dataset, Preprocessing
 from feddbe.data.registry import is_in_memory
@@ -235,7 +235,7 @@ def predict(
     and `probabilities`. `trained_on` and `model`: the run's, if they were given as Python objects. Code in
     files is executed only if `code` names the files or `trust` says that the run is your own, and if its
     content is the same."""
-    taken = load_client_model(run, client, round, trained_on, model, require_permission(code, trust=trust))
+    taken = load_client_model(run, client, round, trained_on, model, make_permission(code, trust=trust))
     path = expand_path(data)
     try:
         x = torch.from_numpy(rows.read_rows(taken.preprocessing.to_json(), path))

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from feddbe.config.user_code import require_permission
+from feddbe.config.user_code import make_permission
 from feddbe.data import rows
 from feddbe.errors import FeddbeError, InvalidInputError, one_line, truncate
 from feddbe.export.client_model import ClientModel, is_close, load_client_model
@@ -75,7 +75,7 @@ def export_model(
     `data` and `model`: the run's, if they were given as objects. Code in files is executed only if `code`
     names the files or `trust` says that the run is your own, and if its content is the same.
     """
-    taken = load_client_model(run, client, round, data, model, require_permission(code, trust=trust))
+    taken = load_client_model(run, client, round, data, model, make_permission(code, trust=trust))
     name = f"{Path(taken.about['run']).name}-client-{taken.about['client_name']}"
     folder = expand_path(out or "".join(c if c.isalnum() or c in "+-._" else "_" for c in name))
     try:

@@ -252,7 +252,7 @@ def default_model(shape: Shape, words: int = 0) -> str:
 def find_model(text: str, defaults: parameters.Defaults | None = None) -> parameters.ParsedName[Parameters]:
     """Return the model that `text` names, with its options."""
     known = {name: model.options for name, model in MODELS.items()}
-    return parameters.find_class("model", text, known, defaults, also=["FILE.py:FUNCTION"])
+    return parameters.find_class("model", text, known, defaults, other_names=["FILE.py:FUNCTION"])
 
 
 def build_model(

@@ -78,7 +78,7 @@ ENGINES: dict[str, type[EngineConfig]] = {
 def find_engine(spec: str) -> EngineConfig:
     """The engine of this name, as in `pool(workers=4)`, with its options."""
     return grammar.find_class(
-        "engine", spec, ENGINES, also=["pool(workers=N)", "ray(address=HOST:PORT)"]
+        "engine", spec, ENGINES, other_names=["pool(workers=N)", "ray(address=HOST:PORT)"]
     ).options
 
 
