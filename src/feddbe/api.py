@@ -89,7 +89,7 @@ def compare(
 ) -> Runs:
     """Run several methods on the same data, split, model and seed.
 
-    With several seeds or values, runs are executed in parallel, and runs that exist in `out` are not repeated.
+    With several seeds or values, runs are executed in parallel. Runs that exist in `out` are not repeated.
 
     Args:
         methods: Names or instances of methods.

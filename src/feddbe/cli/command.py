@@ -30,6 +30,10 @@ _NAMES = "<names>"
 """Placeholder of the known names in a help text; they are inserted when the help is printed."""
 
 
+_TERM_WIDTH = 30
+"""Longest option that has its help text in the same line; click's own limit."""
+
+
 class Argument(click.Argument):
     """An argument with a help text."""
 
@@ -86,9 +90,8 @@ class Command(click.Command):
                 if _NAMES in text:
                     text = text.replace(_NAMES, _known_names(str(param.name)))
                 sections.setdefault(getattr(param, "section", "Options"), []).append((term, text))
-        width = max(
-            len(term) for rows in sections.values() for term, _ in rows
-        )  # one column for all sections
+        terms = [term for rows in sections.values() for term, _ in rows]
+        width = min(_TERM_WIDTH, max(map(len, terms)))  # one column for all sections
         for section in ("Arguments", *SECTIONS, "Options"):
             if section in sections:
                 with formatter.section(section):
