@@ -1,19 +1,18 @@
-"""Size of the sources: python -m docs.size prints files, lines, imports and the calls to the first step."""
+"""Size of the sources: `python -m docs.size` prints files, lines, imports and calls to the first step."""
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import traceback
 from pathlib import Path
 
-from docs.imports import modules, room, uses
+from docs.imports import PACKAGE, imported_modules, modules, package_of
 
 
 def count_arrows() -> tuple[int, int]:
-    """Return how many modules import another one, and how many packages another one."""
-    between_modules = {(module, used) for module in modules() for used in uses(module)}
-    between_packages = {(room(module), room(used)) for module, used in between_modules}
+    """Return the number of imports between modules, and between packages."""
+    between_modules = {(module, used) for module in modules() for used in imported_modules(module)}
+    between_packages = {(package_of(module), package_of(used)) for module, used in between_modules}
     return len(between_modules), sum(first != second for first, second in between_packages)
 
 
@@ -40,14 +39,11 @@ def frames_to_first_step() -> list[traceback.FrameSummary]:
     return frames
 
 
-PACKAGE = Path(sys.modules["docs.imports"].PACKAGE)
-
-
 def main() -> None:
     files = list(modules().values())
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
     between_modules, between_packages = count_arrows()
-    packages = {room(module) for module in modules()}
+    packages = {package_of(module) for module in modules()}
     print(f"files {len(files)}, lines {lines}, lines per file {lines / len(files):.0f}")
     print(f"packages {len(packages)}, imports between modules {between_modules}, packages {between_packages}")
     frames = frames_to_first_step()
