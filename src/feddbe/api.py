@@ -14,7 +14,7 @@ from feddbe.config.options import RawOptions, parse_sweep
 from feddbe.config.options import collect_options as options_given
 from feddbe.config.user_code import require_permission
 from feddbe.data.dataset import Dataset
-from feddbe.data.registry import is_in_memory
+from feddbe.data.registry import dataset_from_object
 from feddbe.errors import DivergenceError, InvalidInputError
 from feddbe.methods.base import Method
 from feddbe.methods.registry import format_name
@@ -112,7 +112,7 @@ def _collect(
     methods: Sequence[str | Method], data: Any, model: ModelSource | list[str] | None, options: dict[str, Any]
 ) -> tuple[RawOptions, Dataset | None, ModelSource | None]:
     """Return methods and options as values, and data and model if they are Python objects."""
-    dataset = is_in_memory(data)
+    dataset = dataset_from_object(data)
     names = [method if isinstance(method, str) else format_name(method) for method in methods]
     if data is not None:
         source = data if isinstance(data, list) else str(data)
@@ -201,7 +201,12 @@ def analyze(
         found = folders.iterate_runs(map(str, names))
         for folder in found:
             analysis.run_analyses(
-                folder, question, dataset=is_in_memory(data), model=model, allowed=allowed, callback=told
+                folder,
+                question,
+                dataset=dataset_from_object(data),
+                model=model,
+                allowed=allowed,
+                callback=told,
             )
         return Runs(load(folder, hashes=False) for folder in found)
 
