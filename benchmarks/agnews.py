@@ -49,7 +49,7 @@ def news(rows: int = ROWS) -> Dataset:
     words[telling] = np.clip(words[telling] // CLASSES * CLASSES + label[telling], 1, WORDS - 1)
     x = np.zeros((rows, LENGTH), np.int32)
     x[np.arange(LENGTH) < lengths[:, None]] = words
-    return Dataset("news", torch.from_numpy(x), torch.from_numpy(y), CLASSES, tokens=WORDS)
+    return Dataset("news", torch.from_numpy(x), torch.from_numpy(y), CLASSES, num_words=WORDS)
 
 
 class PlainModel(nn.Module):

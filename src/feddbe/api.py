@@ -13,7 +13,7 @@ from feddbe.callbacks.display import default_callback
 from feddbe.config.options import RawOptions, collect_options, parse_sweep
 from feddbe.config.user_code import make_permission
 from feddbe.data.dataset import Dataset
-from feddbe.data.registry import is_in_memory
+from feddbe.data.registry import dataset_from_object
 from feddbe.errors import DivergenceError, InvalidInputError
 from feddbe.methods.base import Method
 from feddbe.methods.registry import format_name
@@ -131,7 +131,7 @@ def _collect(
     methods: Sequence[str | Method], data: Any, model: ModelSource | list[str] | None, options: dict[str, Any]
 ) -> tuple[RawOptions, Dataset | None, ModelSource | None]:
     """Return methods and options as values, and data and model if they are Python objects."""
-    dataset = is_in_memory(data)
+    dataset = dataset_from_object(data)
     names = [method if isinstance(method, str) else format_name(method) for method in methods]
     if data is not None:
         source = data if isinstance(data, list) else str(data)
@@ -252,7 +252,7 @@ def analyze(
             analysis.run_analyses(
                 folder,
                 request,
-                dataset=is_in_memory(data),
+                dataset=dataset_from_object(data),
                 model=model,
                 allowed=permission,
                 callback=callbacks,

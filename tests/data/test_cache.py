@@ -242,7 +242,7 @@ def build(new):
     if {moment!r} == "build":
         kill()
 cache._describe = kill
-cache.cached("toy", None, "arrays", [Path({str(source)!r})], build)
+cache.load_cached("toy", None, "arrays", [Path({str(source)!r})], build)
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == -9
     assert names(source) == ([".arrays.cache.part"] if moment == "write" else [])
@@ -264,7 +264,7 @@ def test_no_place_means_memory_said_once(
         assert not isinstance(found.arrays["x"], np.memmap)
         assert found.sha256["x"] == hashlib.sha256(X.tobytes()).hexdigest()
     (record,) = caplog.records
-    assert "no place for a cache" in record.getMessage()
+    assert "no folder for a cache" in record.getMessage()
     assert str(home(source)) in record.getMessage()
 
 

@@ -223,7 +223,7 @@ def test_who_comes_second_waits_and_says_so(
 def test_again_fetches_what_is_there_and_forgets_the_part(server: Server, target: Path) -> None:
     download(server.url, target, f"md5:{MD5}")
     (target.parent / "file.bin.part").write_bytes(BODY[:10])
-    download(server.url, target, f"md5:{MD5}", again=True)
+    download(server.url, target, f"md5:{MD5}", force=True)
     assert server.asked == 2
     check(target)
 
@@ -236,7 +236,7 @@ def test_verify_finds_damage_to_what_was_downloaded(
     assert verify(target, checksum) == (Verification.VERIFIED if checksum else Verification.UNCHANGED)
     target.write_bytes(BODY[:-1] + b"!")
     with pytest.raises(
-        InvalidInputError, match=r"file.bin is damaged: it has the checksum .*; fetch it anew with --force"
+        InvalidInputError, match=r"file.bin is damaged: it has the checksum .*; fetch it again with --force"
     ):
         verify(target, checksum)
     download(server.url, target, checksum)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from feddbe.data.files import DAMAGE, damaged_file_error, iterate_members
+from feddbe.data.files import READ_ERRORS, damaged_file_error, iterate_members
 from feddbe.errors import InvalidInputError
 
 FILES = {"top/one.txt": b"one", "top/deep/two.bin": bytes(5000), "three": b""}
@@ -42,7 +42,7 @@ def zip_(path: Path, members: dict[str, bytes], *, mode: int = stat.S_IFREG) -> 
 def read(archive: Path, limit: int = 1_000_000) -> dict[str, bytes]:
     try:
         return {name: content.read() for name, content in iterate_members(archive, limit)}
-    except DAMAGE as error:
+    except READ_ERRORS as error:
         raise damaged_file_error(archive, error) from None
 
 

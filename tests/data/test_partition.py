@@ -433,8 +433,8 @@ def test_load_any_integers_and_a_part_of_the_data(tmp_path: Path) -> None:
         ({"test_1": None}, "has no array 'test_1'"),
         ({"train_1": None, "train_2": np.array([6])}, "has no array 'train_1'"),
         ({"train_0": None, "train_1": None}, "has no array 'train_0'"),
-        ({"train_1": None}, "has an array 'test_1' that is no client's"),
-        ({"trian_2": np.array([6])}, "has an array 'trian_2' that is no client's"),
+        ({"train_1": None}, "has an array 'test_1' that belongs to no client"),
+        ({"trian_2": np.array([6])}, "has an array 'trian_2' that belongs to no client"),
         ({"train_1": np.array([3.0])}, "'train_1' in .* is float64 of shape .1,.; it must be a plain list"),
         ({"train_1": np.array([[3]])}, "'train_1' in .* is int64 of shape .1, 1."),
         ({"train_1": np.array([], np.int64)}, "'train_1' in .* is empty; every client needs at least one"),
@@ -460,7 +460,7 @@ def test_load_refuses(tmp_path: Path, change: dict[str, Any], message: str) -> N
 
 
 def test_load_a_file_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match=r"there is no file .*split.npz"):
+    with pytest.raises(InvalidInputError, match=r"split.npz does not exist"):
         load_split(tmp_path / "split.npz", 6)
     (tmp_path / "split.npz").write_text("train_0 = 1, 2, 3")
     with pytest.raises(InvalidInputError, match=r"is not an .npz file"):

@@ -32,7 +32,7 @@ def test_it_is_a_list_of_arrays(parts: list[list[int]], start: int, stop: int, s
 @given(LISTS, st.data())
 def test_cut(parts: list[list[int]], data: st.DataObject) -> None:
     at = [data.draw(st.integers(0, len(rows))) for rows in parts]
-    first, rest = RaggedArray.from_lists(np.array(rows, np.int64) for rows in parts).truncated(
+    first, rest = RaggedArray.from_lists(np.array(rows, np.int64) for rows in parts).split_at(
         np.array(at, np.int64)
     )
     assert lists(first) == [rows[:k] for rows, k in zip(parts, at, strict=True)]
@@ -47,4 +47,4 @@ def test_places_of_each_value(values: list[int]) -> None:
 
 def test_counts() -> None:
     found = RaggedArray.from_lists([np.array([0, 1, 2]), np.array([], np.int64), np.array([3])])
-    assert found.counts(np.array([2, 0, 2, 1]), 3).tolist() == [[1, 0, 2], [0, 0, 0], [0, 1, 0]]
+    assert found.histogram(np.array([2, 0, 2, 1]), 3).tolist() == [[1, 0, 2], [0, 0, 0], [0, 1, 0]]

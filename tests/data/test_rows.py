@@ -38,7 +38,7 @@ def test_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("age\n1\n", "there is no column 'job'; the model takes age, job"),
+        ("age\n1\n", "column 'job' is missing; the model takes age, job"),
         ("age,job\n1,d\n", "'job' is 'd' in line 2, which no training row had; known: a, b, c"),
         ("age,job\n1,a\nx,b\n", "'age' is 'x' in line 3; it must be a number"),
         ("age,job\n,a\n", "'age' has no value in line 2; fill it in"),
@@ -58,7 +58,9 @@ def test_rows_that_do_not_fit_are_one_line(tmp_path: Path, text: str, message: s
 def test_other_files_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "people.csv").write_text(PEOPLE)
     about = load_federated_data(Config(data=str(tmp_path / "people.csv")))[0].preprocessing_spec.to_json()
-    with pytest.raises(ValueError, match=r"new.parquet is no .csv or .tsv file; write the new rows as one"):
+    with pytest.raises(
+        ValueError, match=r"new.parquet is not a .csv or .tsv file; write the new rows as one"
+    ):
         rows.read_rows(about, tmp_path / "new.parquet")
 
 
@@ -151,7 +153,7 @@ def test_new_rows_of_a_table_are_checked(tmp_path: Path, text: str, message: str
 
 def test_a_model_of_a_table_refuses_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "new.npz", x=np.zeros((2, 4), np.float32))
-    refuse(people(tmp_path), tmp_path / "new.npz", r"new.npz is no .csv or .tsv file")
+    refuse(people(tmp_path), tmp_path / "new.npz", r"new.npz is not a .csv or .tsv file")
 
 
 @pytest.mark.parametrize("kind", ["table", "texts", "images", "arrays"])
@@ -206,7 +208,7 @@ def test_new_arrays_are_checked(tmp_path: Path, x: Any, message: str) -> None:
 def test_an_archive_that_unpacks_to_much_more_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "UNPACKED", 1000)  # 256 MB take long to write
+    monkeypatch.setattr(rows, "MAX_UNPACKED_BYTES", 1000)  # 256 MB take long to write
     np.savez_compressed(tmp_path / "new.npz", x=np.zeros((1, 1 << 20), np.uint8))
     refuse(GREY, tmp_path / "new.npz", r"would unpack to \d+; write it without compression")
 

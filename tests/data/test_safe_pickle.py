@@ -110,7 +110,7 @@ def test_a_place_in_memory_that_no_pickle_of_this_size_has(content: bytes) -> No
     """CPython's memo grows to the largest number: 4 GB here."""
     tracemalloc.start()
     try:
-        assert "it puts a value at place 268435455 of its memory" in refused(content)
+        assert "it stores a value at index 268435455 of its memory" in refused(content)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -218,9 +218,9 @@ DTYPE = b"cnumpy\ndtype\n(Vu1\nI0\nI1\ntR(I3\nV|\nNNNI-1\nI-1\nI0\ntb"
         (array(b"(I1\n(F3.0\nt" + DTYPE + b"I00\nVabc\ntb."), "impossible shape"),
         (array(b"(I1\n(I3\nt" + DTYPE + b"I00\n(lp1\ntb."), "size is not that"),
         (array(b"(I1\n(I3\ntVu1\nI00\nVabc\ntb."), "without proper content"),
-        (array(b".", subtype=b"cnumpy\ndtype\n"), "no numpy.ndarray"),
-        (array(b".", subtype=b"Vndarray\n"), "no numpy.ndarray"),
-        (b"cnumpy.core.multiarray\n_reconstruct\n(tR.", "no numpy.ndarray"),
+        (array(b".", subtype=b"cnumpy\ndtype\n"), "not a numpy.ndarray"),
+        (array(b".", subtype=b"Vndarray\n"), "not a numpy.ndarray"),
+        (b"cnumpy.core.multiarray\n_reconstruct\n(tR.", "not a numpy.ndarray"),
         # types: text, records, whatever numpy would parse; objects whose flags say numbers, and the reverse
         (b"cnumpy\ndtype\n(VU5\ntR.", "array of type 'U5'"),
         (b"cnumpy\ndtype\n(VV8\ntR.", "array of type 'V8'"),
@@ -234,8 +234,8 @@ DTYPE = b"cnumpy\ndtype\n(Vu1\nI0\nI1\ntR(I3\nV|\nNNNI-1\nI-1\nI0\ntb"
         (b"c_codecs\nencode\n(Vabc\ntR.", "else than latin1"),
         (b"c_codecs\nencode\n(]Vlatin1\ntR.", "else than latin1"),
         # states for what has none: it must not reach the next pickle
-        (b"cnumpy\nndarray\n}b.", "changes what is no array"),
-        (b"cnumpy.core.multiarray\n_reconstruct\n(N}V__call__\nNstb.", "changes what is no array"),
+        (b"cnumpy\nndarray\n}b.", "changes what is not an array"),
+        (b"cnumpy.core.multiarray\n_reconstruct\n(N}V__call__\nNstb.", "changes what is not an array"),
         (b"cnumpy\nndarray\n(tR.", "calls what is not a function"),
         (b"(icopyreg\n__newobj__\n.", "which is never called"),
         (b"(inumpy\nndarray\n.", "calls what is not a function"),

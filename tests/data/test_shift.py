@@ -11,7 +11,7 @@ from torch import Tensor
 from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
 from feddbe.data.federated import load_federated_data
-from feddbe.data.shift import apply_shift, client_strengths, parse_shift, shift_images
+from feddbe.data.shift import apply_shift, draw_client_shifts, parse_shift, shift_images
 from feddbe.data.split import Split
 from feddbe.errors import InvalidInputError
 from feddbe.runs.experiment import resolve
@@ -89,17 +89,17 @@ def test_contrast_goes_to_the_mean_of_the_image() -> None:
 
 
 def test_strengths_are_each_clients_own_and_follow_from_the_seed_alone() -> None:
-    drawn = client_strengths("rotate:30", 200, seed=1)
+    drawn = draw_client_shifts("rotate:30", 200, seed=1)
     angles = np.array([angle for _, angle in drawn])
     assert (angles.min() < -25, angles.max() > 25, abs(angles).max() <= 30) == (True, True, True)
-    assert client_strengths("rotate:30", 200, seed=1) == drawn
-    assert client_strengths("rotate:30", 200, seed=2) != drawn
-    assert [angle for _, angle in client_strengths("rotate:60", 200, seed=1)] == pytest.approx(2 * angles)
-    assert 60 < sum(on for _, on in client_strengths("invert", 200, 1)) < 140
+    assert draw_client_shifts("rotate:30", 200, seed=1) == drawn
+    assert draw_client_shifts("rotate:30", 200, seed=2) != drawn
+    assert [angle for _, angle in draw_client_shifts("rotate:60", 200, seed=1)] == pytest.approx(2 * angles)
+    assert 60 < sum(on for _, on in draw_client_shifts("invert", 200, 1)) < 140
 
 
 def test_of_several_kinds_each_client_has_one() -> None:
-    names = [name for name, _ in client_strengths("rotate:30,blur:2,invert", 30, seed=1)]
+    names = [name for name, _ in draw_client_shifts("rotate:30,blur:2,invert", 30, seed=1)]
     assert [names.count(name) for name in ("rotate", "blur", "invert")] == [10, 10, 10]
 
 

@@ -100,13 +100,13 @@ def test_rows_are_scored_with_names_by_the_script_and_by_the_command(
     assert cli.main(["predict", str(run), "--client", "y", "--data", str(tmp_path / "new.csv")]) == 0
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert shown == [["label", "False", "True"], *(line.split() for line in expected)]
-    assert done.stderr == f"{tmp_path}/wrong.csv: there is no column 'job'; the model takes age, job\n"
+    assert done.stderr == f"{tmp_path}/wrong.csv: column 'job' is missing; the model takes age, job\n"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("age\n1\n", "new.csv: there is no column 'job'; the model takes age, job"),
+        ("age\n1\n", "new.csv: column 'job' is missing; the model takes age, job"),
         ("age,job\n1,never\n", "'job' is 'never' in line 2, which no training row had; known: a, b, c"),
         ("age,job\n,a\n", "'age' has no value in line 2; fill it in"),
         (None, "cannot read '.*new.csv': No such file"),

@@ -130,7 +130,7 @@ def choices() -> dict[str, Any]:
         "cohort of a million": hash_arrays(seeds.sample_cohort(7, 1, 1_000_000, 0.01)),
         "batch order": hash_arrays(*(y for _, y, _ in batches.iterate())),
         "key": batches.key,
-        "shift": shift.client_strengths("rotate:30,blur,noise,invert", 8, 3),
+        "shift": shift.draw_client_shifts("rotate:30,blur,noise,invert", 8, 3),
     }
 
 

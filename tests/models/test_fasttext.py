@@ -19,7 +19,7 @@ X = torch.tensor([[1, 2, 2, 0], [3, 0, 0, 0], [0, 0, 0, 0], [2, 1, 4, 3]])
 def texts(n: int = 40, words: int = 12) -> Dataset:
     rows = torch.arange(n)
     x = (rows[:, None] * torch.arange(1, 7) % words).int()
-    return Dataset("texts", x, rows % 3, 3, tokens=words)
+    return Dataset("texts", x, rows % 3, 3, num_words=words)
 
 
 def resolved(**options: object) -> Experiment:

@@ -11,7 +11,7 @@ import torch
 
 import feddbe
 from feddbe.config.options import Config
-from feddbe.data.user.arrays import from_object
+from feddbe.data.user.arrays import load_object
 from feddbe.errors import InvalidInputError
 from feddbe.runs.experiment import Experiment, resolve
 from tests.federation import are_identical, make_samples, run_outcome
@@ -217,7 +217,7 @@ def all(classes, words):
 def test_a_word_outside_of_the_embedding_is_one_line(tmp_path: Path) -> None:
     path = write(tmp_path, WORDS)
     x = torch.arange(40).reshape(10, 4)
-    data = from_object({"x": x, "y": [0, 1] * 5, "words": 40})
+    data = load_object({"x": x, "y": [0, 1] * 5, "words": 40})
     options: dict[str, Any] = {"partition": "iid", "clients": 2}
     made = resolve("fedavg", Config(model=f"{path}:all", **options), dataset=data)
     assert made.task.model.parameters["vectors.weight"].shape == (40, 4)

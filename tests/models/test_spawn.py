@@ -54,7 +54,7 @@ def experiment(model: str, folder: Path) -> Experiment:
         torch.arange(24) % 3,
         3,
         client=np.repeat([0, 1], 12),
-        tokens=words,
+        num_words=words,
     )
     (folder / "mine.py").write_text(FILE)
     named = f"{folder / 'mine.py'}:build" if model == "file" else model

@@ -199,7 +199,7 @@ def test_where_each_value_came_from() -> None:
 
 def test_where_the_options_of_names_came_from() -> None:
     texts = Dataset(
-        "texts", (torch.arange(240) % 12).int().reshape(40, 6), torch.arange(40) % 3, 3, tokens=12
+        "texts", (torch.arange(240) % 12).int().reshape(40, 6), torch.arange(40) % 3, 3, num_words=12
     )
     options: dict[str, Any] = {"partition": "iid", "clients": 2, "batch_size": 5, "variant": "official"}
 

@@ -30,7 +30,7 @@ def texts() -> Dataset:
     x = (torch.rand(90, LENGTH, generator=generator) ** 2 * 50).int() + 1
     x[:, 0] = y + 1
     x[torch.arange(LENGTH) >= torch.randint(1, LENGTH, (90, 1), generator=generator)] = 0
-    return Dataset("texts", x, y, 3, tokens=WORDS)
+    return Dataset("texts", x, y, 3, num_words=WORDS)
 
 
 class DenseMean(nn.Module):

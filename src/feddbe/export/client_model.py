@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from feddbe.config.user_code import NO_PERMISSION, Permission, make_permission
 from feddbe.data import rows
 from feddbe.data.dataset import Dataset, Preprocessing
-from feddbe.data.registry import is_in_memory
+from feddbe.data.registry import dataset_from_object
 from feddbe.errors import FeddbeError, InvalidInputError, one_line, truncate
 from feddbe.methods.base import PERSONAL
 from feddbe.models.registry import MeanEmbedding, ModelSource
@@ -84,7 +84,7 @@ def load_client_model(
     run, if they were given as Python objects; code in files must be `allowed`."""
     store = RunStore.open(folders.resolve_run(str(run)))
     try:
-        experiment = load_experiment(store, dataset=is_in_memory(data), model=model, allowed=allowed)
+        experiment = load_experiment(store, dataset=dataset_from_object(data), model=model, allowed=allowed)
         entry = Checkpoint(store, experiment, round)
         task, method = experiment.task, experiment.method
         preprocessing, labels, names = _stored_data(store, task.dataset)

@@ -135,7 +135,7 @@ def majority_accuracy(dataset: Dataset, split: Split, members: int | None = None
     y, classes = dataset.y.numpy(), dataset.classes
     train, test = split.train[:members], split.test[:members]
     some = max(1, 2**20 // classes)  # clients at a time, for whose counts there is room
-    labels = [train[k : k + some].counts(y, classes).argmax(1) for k in range(0, max(1, len(train)), some)]
+    labels = [train[k : k + some].histogram(y, classes).argmax(1) for k in range(0, max(1, len(train)), some)]
     correct = y[test.flat] == np.concatenate(labels)[test.owners]
     return int(correct.sum()) / len(correct) if len(correct) else 0.0
 

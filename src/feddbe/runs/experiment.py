@@ -110,7 +110,7 @@ def _prepare(
 ) -> _Common:
     """Everything but the method."""
     dataset, split, options = held
-    source = model or options.model or models.default_model(tuple(dataset.x.shape[1:]), dataset.tokens)
+    source = model or options.model or models.default_model(tuple(dataset.x.shape[1:]), dataset.num_words)
     if isinstance(source, str) and is_file_reference(source):
         source = resolve_builder(source)
     named = (
@@ -119,11 +119,11 @@ def _prepare(
         else None
     )
     chosen = DefaultLayers(options.variant, dataset.name, named.name if named else "own")
-    first = int(dataset.x.argmax()) // dataset.x[0].numel() if dataset.tokens else 0  # has the last word
+    first = int(dataset.x.argmax()) // dataset.x[0].numel() if dataset.num_words else 0  # has the last word
     sample = dataset.inputs(dataset.x[first : first + 1])
     cut = options.cut or chosen["cut"]
     built = models.build_model(
-        str(named) if named else source, sample, dataset.classes, cut, options.seed, words=dataset.tokens
+        str(named) if named else source, sample, dataset.classes, cut, options.seed, words=dataset.num_words
     )
     rounds = int(chosen["rounds"]) if options.rounds is None else options.rounds
     options = dataclasses.replace(
@@ -211,7 +211,7 @@ def _settings(
         origins |= {"partition": data_set, "clients": data_set}
     origins |= {"method": "given"} | common.given
     parts, brackets = dict(config["method_options"]), parsed.options_in_brackets
-    for named in (data.find_dataset(common.asked.data, chosen.part_settings()), common.model):
+    for named in (data.find_builtin_dataset(common.asked.data, chosen.part_settings()), common.model):
         if named:
             parts[named.name] = dataclasses.asdict(named.options)
             brackets |= {f"{named.name} {key}" for key in named.explicit_options}

@@ -221,7 +221,7 @@ def _resolve(
 
 def _load(options: Config, loaded: dict[tuple[str, str | None], Dataset]) -> Dataset:
     """The data as it is read, before it is arranged; each once."""
-    known = data.find_dataset(options.data)
+    known = data.find_builtin_dataset(options.data)
     where = known.name if known else options.data, options.data_dir
     if where not in loaded:
         directory = expand_path(options.data_dir) if options.data_dir else None

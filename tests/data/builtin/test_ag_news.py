@@ -73,7 +73,7 @@ def test_title_and_description_are_one_text(tmp_path: Path, nowhere: Path, endin
         "said",
         "up",
     ]
-    assert data.tokens == len(words)
+    assert data.num_words == len(words)
     texts = ["oil up it said no , ( ap ) .", "oil\\down no news no change", "a new disk oil"]
     for row, text in zip(data.x.tolist(), texts, strict=True):
         numbers = [words.index(word) for word in text.split()]
@@ -86,7 +86,11 @@ def test_the_second_time_comes_from_the_cache(tmp_path: Path, nowhere: Path) -> 
     first = ag_news.load(folder)
     again = ag_news.load(folder)
     assert torch.equal(first.x, again.x)
-    assert (first.tokens, first.note, first.sha256()) == (again.tokens, again.note, again.sha256())
+    assert (first.num_words, first.note, first.sha256()) == (
+        again.num_words,
+        again.note,
+        again.sha256(),
+    )
     assert list(folder.rglob("*.cache"))
     write(folder, test=as_csv([("2", "Another", "file")]))
     assert ag_news.load(folder).y.tolist() == [2, 0, 1], "another file makes another cache"
@@ -219,8 +223,8 @@ def test_the_real_files(real: list[list[list[str]]]) -> None:
     assert len(data) == len(train) + len(test)
     assert torch.bincount(data.y[len(train) :]).tolist() == [1900] * 4
     assert data.y.tolist() == [int(row[0]) - 1 for row in (*train, *test)]
-    assert int(data.x.max()) == data.tokens - 1
+    assert int(data.x.max()) == data.num_words - 1
     if (len(train), len(test)) == ag_news.ROWS:
-        assert (data.tokens, data.note) == (98_635, "")
+        assert (data.num_words, data.note) == (98_635, "")
     else:
         assert data.note.startswith(f"a subset: {len(train):,} of 120,000")

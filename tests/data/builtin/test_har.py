@@ -188,7 +188,7 @@ def test_refuses(tmp_path: Path, name: str, text: str | None, message: str) -> N
 
 
 def test_a_file_that_is_far_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(har, "_LIMIT", 1000)
+    monkeypatch.setattr(har, "_MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(InvalidInputError, match=r"unpacks to more than the 1000 bytes that were expected"):
         har.load(zipped(tmp_path, files()))
 

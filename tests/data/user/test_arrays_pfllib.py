@@ -69,7 +69,7 @@ def test_texts(tmp_path: Path) -> None:
         x = np.array([([row, 7, 0], 3) for row in range(n)], dtype=object)
         put(tmp_path / f"{name}.npz", {"x": x, "y": np.arange(n) % 3})
     data = load_dataset(tmp_path)
-    assert (data.x.dtype, data.x.shape, data.tokens) == (torch.int32, (11, 3), 8)
+    assert (data.x.dtype, data.x.shape, data.num_words) == (torch.int32, (11, 3), 8)
     assert data.x[4].tolist() == [4, 7, 0]
 
 
@@ -95,10 +95,10 @@ X3 = np.zeros((3, 1, 2, 2), np.float32)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: (f / "test/1.npz").unlink(), r"there is no file .*test/1.npz"),
-        (lambda f: put(f / "train/2.npz", {"x": X3, "y": [0] * 3}), r"train/2.npz is no client's"),
-        (lambda f: put(f / "train/1.npz", {"x": X3}), r"train/1.npz does not hold what PFLlib writes"),
-        (lambda f: put(f / "train/1.npz", X3), r"train/1.npz does not hold what PFLlib writes"),
+        (lambda f: (f / "test/1.npz").unlink(), r"test/1.npz does not exist"),
+        (lambda f: put(f / "train/2.npz", {"x": X3, "y": [0] * 3}), r"train/2.npz belongs to no client"),
+        (lambda f: put(f / "train/1.npz", {"x": X3}), r"train/1.npz does not contain what PFLlib writes"),
+        (lambda f: put(f / "train/1.npz", X3), r"train/1.npz does not contain what PFLlib writes"),
         (
             lambda f: put(f / "train/1.npz", {"x": X3, "y": np.arange(2)}),
             r"1.npz has x of shape \(3, 1, 2, 2\)",

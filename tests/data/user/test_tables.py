@@ -40,7 +40,7 @@ def parquet(folder: Path, **columns: Any) -> Path:
 
 def test_numbers_are_standardised_by_training_rows_alone(tmp_path: Path) -> None:
     data = load_dataset(csv(tmp_path))
-    assert (data.name, data.classes, data.tokens) == ("mine.csv", 2, 0)
+    assert (data.name, data.classes, data.num_words) == ("mine.csv", 2, 0)
     assert data.x.tolist() == [[30, 1e4], [40, 2e4], [50, 3e4], [40, 2e4]], "raw until it is known who trains"
     fitted = data.fit_preprocessing(np.array([0, 2]))  # ages 30 and 50: mean 40, deviation 10
     assert (fitted.x.dtype, fitted.x.shape) == (torch.float32, (4, 2))
@@ -172,7 +172,7 @@ def test_free_text_beside_numbers_is_named_with_both_ways(tmp_path: Path) -> Non
         InvalidInputError, match=r"but text in 'text' \(4 different in 4 rows.*\?x=text, .* \?x=age"
     ):
         load_dataset(path)
-    assert load_dataset(f"{path}?x=text").tokens == 6
+    assert load_dataset(f"{path}?x=text").num_words == 6
 
 
 # --- delimiters
@@ -187,7 +187,7 @@ def test_the_delimiter_is_found(tmp_path: Path, mark: str) -> None:
 
 def test_a_comma_in_quotes_is_no_delimiter(tmp_path: Path) -> None:
     data = load_dataset(csv(tmp_path, 'text;y\n"a, b, c";0\n"d, e, f";1\n"g, h, i";1\n'))
-    assert data.tokens == 9 + 2  # nine letters, the comma, the unknown word
+    assert data.num_words == 9 + 2  # nine letters, the comma, the unknown word
 
 
 def test_a_decimal_comma_where_semicolons_part_the_columns(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_constant_column_and_byte_order_mark(tmp_path: Path) -> None:
 
 def test_text_columns_are_joined_and_their_words_numbered(tmp_path: Path) -> None:
     data = load_dataset(csv(tmp_path, REVIEWS))
-    assert (data.tokens, data.x.dtype) == (6, torch.int32)  # <unk> good a bad film !
+    assert (data.num_words, data.x.dtype) == (6, torch.int32)  # <unk> good a bad film !
     assert data.x.tolist() == [[1, 2, 1, 4, 5], [3, 2, 3, 4, 0], [1, 0, 0, 0, 0]]
     assert (data.y.tolist(), data.classes) == ([0, 1, 0], 2)
 
@@ -282,12 +282,12 @@ def test_clients_in_the_order_of_their_ids(tmp_path: Path, clients: str, expecte
         (PEOPLE.replace("label", "target"), "", "has no column 'label'; it has: age, income, target, client"),
         (PEOPLE, "?client=user", "has no column 'user'; it has: age"),
         (PEOPLE, "?x=age,size", "has no column 'size'; it has: age"),
-        (PEOPLE, "?lable=age", "unknown word after '\\?' 'lable'; did you mean 'label'\\?"),
+        (PEOPLE, "?lable=age", "unknown key after '\\?' 'lable'; did you mean 'label'\\?"),
         (PEOPLE.replace("40,2", "inf,2", 1), "", "column 'age' of .* is inf in line 3"),
         (PEOPLE, "?categories=size", "has no column 'size'; it has: age"),
         (PEOPLE, "?resize=32", ".resize= is for images; .* has none"),
         (PEOPLE, "?resize=wide", ".resize=wide: write a number of pixels"),
-        (PEOPLE, "?words=100", "'.words=' says nothing about '.*mine.csv'; allowed there: .label="),
+        (PEOPLE, "?words=100", "'.words=' does not apply to '.*mine.csv'; allowed there: .label="),
         ("x,y\n,0\n,1\n,1\n", "", "column 'x' of .* has no values; leave it out"),
         ("x,y\n,0\n1,\n1,\n", "?missing=drop", "has no row without a missing value"),
         (PEOPLE.replace("40,2", "1e300,2", 1), "", "column 'age' of .* has values too large"),
@@ -300,7 +300,7 @@ def test_clients_in_the_order_of_their_ids(tmp_path: Path, clients: str, expecte
             "column 'y' of .* has the label 0.5; labels must be whole numbers or text",
         ),
         ("x,y\n1,a\n2,b\n3,c\n", "", "column 'y' of .* has another label in each of 3 rows"),
-        ("y,client\n1,a\n2,b\n1,b\n", "", "has no column beside 'y' and 'client'"),
+        ("y,client\n1,a\n2,b\n1,b\n", "", "has no column next to 'y' and 'client'"),
         ("y,text\n1,\n2,;\n1,\n", "", "the text in text of .* has no words"),
         ("x,y\n", "", "has no rows"),
         ("", "", "has no rows"),
@@ -340,7 +340,7 @@ def test_cells_are_read_as_the_export_reads_them(tmp_path: Path, cells: list[str
     texts = [cell.strip('"') for cell in cells]
     values = load_dataset(f"{path}?x=a,b&categories=a&missing=mean").preprocessing_spec.columns[0].categories
     assert values == tuple(sorted({*texts} - {""}))
-    expected = [rows.parse_number(text, comma=delimiter == ";") for text in texts]
+    expected = [rows.parse_number(text, decimal_comma=delimiter == ";") for text in texts]
     if None in expected or all(math.isnan(value) for value in expected if value is not None):
         return
     found = load_dataset(f"{path}?x=a&missing=mean").x.numpy()[:, 0]
@@ -356,7 +356,7 @@ def test_truth_values_are_texts(tmp_path: Path) -> None:
 
 def test_columns_of_what_has_none(tmp_path: Path) -> None:
     with pytest.raises(
-        InvalidInputError, match=r"'\?label=' says nothing about 'mine.npz'; allowed there: \?words="
+        InvalidInputError, match=r"'\?label=' does not apply to 'mine.npz'; allowed there: \?words="
     ):
         load_dataset("mine.npz?label=a")
 
@@ -387,7 +387,7 @@ def test_parquet(tmp_path: Path) -> None:
 def test_parquet_with_text(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     data = load_dataset(parquet(tmp_path, text=["a b", "b", "b c"], label=[0, 1, 1]))
-    assert (data.tokens, data.x.tolist()) == (4, [[2, 1], [1, 0], [1, 3]])
+    assert (data.num_words, data.x.tolist()) == (4, [[2, 1], [1, 0], [1, 3]])
 
 
 def test_parquet_with_gaps(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def png(value: int) -> dict[str, Any]:
 def test_one_split_of_several_files(tmp_path: Path) -> None:
     put(tmp_path / "set", {"text": ["a b", "b"], "label": [0, 1]}, {"text": ["b c"], "label": [1]})
     data = load_dataset(tmp_path / "set")
-    assert (data.name, data.tokens, data.classes) == ("set/", 4, 2)
+    assert (data.name, data.num_words, data.classes) == ("set/", 4, 2)
     assert data.x.tolist() == [[2, 1], [1, 0], [1, 3]]
 
 
@@ -70,7 +70,7 @@ def test_images(tmp_path: Path) -> None:
     data = load_dataset(f"{tmp_path}?x=image")
     assert (data.x.shape, data.x[:, 0, 0, 0].tolist()) == ((3, 1, 4, 5), [1, 2, 3])
     with pytest.raises(
-        InvalidInputError, match=r"has images in 'image' beside 'coarse'; choose one: \?x=image"
+        InvalidInputError, match=r"has images in 'image' next to 'coarse'; choose one: \?x=image"
     ):
         load_dataset(tmp_path)
     put(tmp_path, {"image": [png(1), {"bytes": b"no", "path": None}, png(3)], "label": [0, 1, 1]})
@@ -98,8 +98,8 @@ import sys
 sys.path[:] = {path!r}
 import random, warnings
 from pathlib import Path
-from feddbe.data import load
-from feddbe.errors import BadInput
+from feddbe.data import load_dataset
+from feddbe.errors import InvalidInputError
 folder = Path({folder!r})
 (file,) = folder.glob("*.arrow")
 good = file.read_bytes()
@@ -111,9 +111,9 @@ for seed in range(60):
     file.unlink()  # what was mapped before stays as it was
     file.write_bytes(bad)
     try:
-        load(f"{{folder}}?x=text")
+        load_dataset(f"{{folder}}?x=text")
         print("read")
-    except BadInput as error:
+    except InvalidInputError as error:
         assert len(str(error).splitlines()) == 1, str(error)
         print("refused")
 """
