@@ -14,7 +14,7 @@ from feddbe.config.parameters import format_value
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from feddbe.methods.registry import Description
+    from feddbe.methods.registry import MethodInfo
 
 
 @click.command("methods", cls=Command)
@@ -33,7 +33,7 @@ def methods(names: list[str], as_json: bool) -> int:
     return 0
 
 
-def _listed(described: Sequence[Description]) -> Iterator[RenderableType]:
+def _listed(described: Sequence[MethodInfo]) -> Iterator[RenderableType]:
     """Methods, then add-ons; a parameter has its default beside its name and its meaning below."""
     from rich.text import Text
 
@@ -52,7 +52,7 @@ def _listed(described: Sequence[Description]) -> Iterator[RenderableType]:
     )
 
 
-def _one(one: Description, parts: list[str]) -> Iterator[RenderableType]:
+def _one(one: MethodInfo, parts: list[str]) -> Iterator[RenderableType]:
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
@@ -81,7 +81,7 @@ def _one(one: Description, parts: list[str]) -> Iterator[RenderableType]:
     yield Padding(table, (0, 0, 0, 2))
 
 
-def _parts(one: Description, described: Sequence[Description]) -> list[str]:
+def _parts(one: MethodInfo, described: Sequence[MethodInfo]) -> list[str]:
     """The add-ons that this one consists of, if its parameters are theirs."""
     own = {parameter["name"] for parameter in one["parameters"]}
     others = {
