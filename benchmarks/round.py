@@ -45,7 +45,7 @@ from feddbe.config.options import Config
 from feddbe.data import BUILTIN_DATASETS
 from feddbe.data import load_dataset as data_load
 from feddbe.data.dataset import Dataset as Data
-from feddbe.models.registry import MODELS, default_model, find_model
+from feddbe.models.registry import MODELS, default_model, parse_model
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.store import RunStore
 from feddbe.simulation import engines
@@ -122,7 +122,7 @@ class Plain:
         self.threads = threads
         dataset, split = experiment.task.dataset, experiment.task.split
         x, y = dataset.inputs(dataset.x), dataset.y
-        name, shape = find_model(str(experiment.options.model)).name, tuple(dataset.x.shape[1:])
+        name, shape = parse_model(str(experiment.options.model)).name, tuple(dataset.x.shape[1:])
         self.model = cast(nn.Module, MODELS[name].build(shape, dataset.classes))
         self.clients = [
             PlainClient(self.model, [(x[i], y[i]) for i in train], [(x[i], y[i]) for i in test])

@@ -724,7 +724,7 @@ def test_check_compares_the_servers_state_with_the_model(shell: Shell) -> None:
     store.close()
     code, _, err = shell("check one")
     assert (code, err.count("\n")) == (2, 1)
-    assert "is of another model: it should have 'fc.bias'" in err
+    assert "belongs to another model: expected 'fc.bias'" in err
 
 
 def test_runs_of_an_empty_place_and_of_one_run(shell: Shell) -> None:

@@ -24,7 +24,7 @@ def test_an_unknown_name_comes_with_the_nearest_and_all_allowed_ones() -> None:
 
 def test_a_divergence_survives_the_way_from_a_worker() -> None:
     error = pickle.loads(pickle.dumps(DivergenceError(3, 7, "loss", float("inf"))))
-    assert (error.client, error.round, error.what, error.value) == (3, 7, "loss", float("inf"))
+    assert (error.client, error.round, error.quantity, error.value) == (3, 7, "loss", float("inf"))
     assert "loss = inf at client 3 in round 7" in str(error)
 
 

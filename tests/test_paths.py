@@ -22,7 +22,7 @@ def test_home(monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "said"),
     [
         ("~nosuchuser/x", "cannot use the path '~nosuchuser/x': Could not determine home directory;"),
-        ("a\0b", "cannot use the path 'a.b': it has a NUL character in it;"),
+        ("a\0b", "cannot use the path 'a.b': it contains a NUL character;"),
         ("a\udcffb", "cannot use the path 'a.b': it is not UTF-8;"),
     ],
 )

@@ -103,7 +103,7 @@ def test_another_engine_cannot_read_a_receipt(tmp_path: Path) -> None:
     engine = Breaking(experiment("ditto", rounds=1))
     engine.failed = {1}
     run_recorded(experiment("ditto", rounds=1), tmp_path, engine)
-    with pytest.raises(StoreError, match=r"only the receipt of a state of round 1 .* the engine that began"):
+    with pytest.raises(StoreError, match=r"only the receipt of a state of round 1 .* the engine that started"):
         run_outcome(experiment("ditto", rounds=2), tmp_path)
 
 

@@ -48,7 +48,7 @@ PLAIN: dict[str, Oracle] = {
     "local": oracle.local,
 }
 EXCHANGING = ("fedgen", "fedfomo", "apple")
-"""Their server has more than a model: compared in test_exchanging.py."""
+"""Their server has more than a model: compared in test_fedgen_fedfomo_apple.py."""
 SETTINGS = ("plain", "local", "average")
 OTHER: dict[str, dict[str, Any]] = {
     "scaffold": {"eta_g": 0.5, "weights": "samples"},

@@ -446,7 +446,7 @@ def test_an_option_that_does_nothing_is_said_and_not_recorded() -> None:
     assert tiny("perfedavg(beta=0.1)", lr=0.3, new_clients=1).notes == [], "newcomers train with it"
     assert tiny("apple(eta1=0.1)", lr=0.3).notes == ["lr does nothing: its rates are eta1 and eta2"]
     assert tiny("pfedme+ft", lr=0.3, force=True).notes == [], "fine-tuning trains with it"
-    assert tiny("majority", local_epochs=3).notes == ["epochs does nothing: it trains nothing"]
+    assert tiny("majority", local_epochs=3).notes == ["epochs does nothing: it does not train"]
 
 
 def test_scaffolds_own_rate_is_said() -> None:

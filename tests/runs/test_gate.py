@@ -150,7 +150,7 @@ def test_a_state_of_another_model_is_one_line(run: Path) -> None:
         "best", {name: tensor for name, tensor in server.items() if name != "fc.bias"}, 1
     )
     store.close()
-    with pytest.raises(StoreError, match=r"is of another model: it should have 'fc.bias'"):
+    with pytest.raises(StoreError, match=r"belongs to another model: expected 'fc.bias'"):
         feddbe.analyze(run, analyses="discrepancy", quiet=True)
 
 

@@ -21,8 +21,8 @@ class Loses(FedAvg):
     name: ClassVar[str] = "loses"
     how: str = parameter("drop", "what becomes of it", choices=("drop", "cut", "double"))
 
-    def combine(self, ctx, server, uploads):
-        new = dict(super().combine(ctx, server, uploads))
+    def aggregate(self, ctx, server, uploads):
+        new = dict(super().aggregate(ctx, server, uploads))
         last = new.pop("fc.bias")
         if self.how == "drop":
             return new
@@ -39,7 +39,7 @@ def test_a_method_that_loses_part_of_the_servers_state_is_named_in_round_1(
 ) -> None:
     (tmp_path / "loses.py").write_text(METHOD)
     made = experiment(f"{tmp_path / 'loses.py'}:Loses(how={how}){addon}")
-    message = rf"^loses: combine loses .* in round 1: it should have 'fc.bias' of \(10,\) .*, and has {has};"
+    message = rf"^loses: aggregate loses .* in round 1: expected 'fc.bias' of \(10,\) .*, got {has};"
     with pytest.raises(FeddbeError, match=message) as caught:
         run_outcome(made, tmp_path / "run")
     assert not isinstance(caught.value, StoreError), "the run's file is not to blame"

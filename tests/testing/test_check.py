@@ -153,5 +153,5 @@ def test_wrong_arguments() -> None:
         check_method("fedavgg")
     with pytest.raises(InvalidInputError, match=r"^dead has no option 'of'; it has: weights, on, factor$"):
         check_method(Dead, engines=[], addons=[], beside={"of": {}})
-    with pytest.raises(InvalidInputError, match=r"^'7' is not a method; give its name, or an instance"):
+    with pytest.raises(InvalidInputError, match=r"^'7' is not a method; expected a name, or an instance"):
         check_method(7)  # type: ignore[arg-type]

@@ -407,7 +407,7 @@ def test_a_loss_that_is_no_number_names_client_and_round() -> None:
     t = task()
     with pytest.raises(DivergenceError) as caught:
         ClientTrainer(t, 4, 2).fit(t.model.parameters, loss=Term(broken))
-    assert (caught.value.client, caught.value.round, caught.value.what) == (2, 4, "loss")
+    assert (caught.value.client, caught.value.round, caught.value.quantity) == (2, 4, "loss")
     assert str(caught.value) == (
         "training diverged: loss = nan at client 2 in round 4; the last good round is kept (try a smaller lr)"
     )

@@ -30,7 +30,7 @@ from feddbe.runs.replay import describe_changes, require_permissions
 from feddbe.runs.store import RunStore, exclusive, make_folder
 from feddbe.simulation import engines, loop
 from feddbe.simulation.engines import base
-from feddbe.state import State, layout_of
+from feddbe.state import State, describe_layout
 from feddbe.training import backends
 
 
@@ -239,7 +239,7 @@ def describe_run(experiment: Experiment, start: State) -> dict[str, Any]:
     return {
         "config": experiment.config,
         "config_hash": experiment.config_hash,
-        "layout": layout_of(start),
+        "layout": describe_layout(start),
         "majority_accuracy": experiment.majority_accuracy,
         "bn_buffers": experiment.options.bn_buffers if task.model.buffers else None,
         "note": task.dataset.note,

@@ -24,7 +24,7 @@ from feddbe.methods import new_clients
 from feddbe.methods.base import Method
 from feddbe.methods.registry import MethodName, hyperparameters, parse_name
 from feddbe.metrics.builtin import majority_accuracy
-from feddbe.models.registry import ModelFromFile, ModelSource, resolve_builder
+from feddbe.models.registry import ModelFromFile, ModelSource, load_builder
 from feddbe.state import sha256
 from feddbe.training.task import LearningRateDecay, Optimizer, Task, Training
 
@@ -112,9 +112,9 @@ def _prepare(
     dataset, split, options = held
     source = model or options.model or models.default_model(tuple(dataset.x.shape[1:]), dataset.num_words)
     if isinstance(source, str) and is_file_reference(source):
-        source = resolve_builder(source)
+        source = load_builder(source)
     named = (
-        models.find_model(source, DefaultLayers(options.variant, "").part_settings())
+        models.parse_model(source, DefaultLayers(options.variant, "").part_settings())
         if isinstance(source, str)
         else None
     )
@@ -180,7 +180,7 @@ def _resolve_one(parsed: MethodName, common: _Common) -> Experiment:
     config |= dict.fromkeys(unused)
     remarks += method.notes(task)
     told = [key for key in dataclasses.asdict(options) if identity_of_key(key) in ("yes", "seed")]
-    hashed = {key: config[key] for key in told} | methods.identity(method)
+    hashed = {key: config[key] for key in told} | methods.method_identity(method)
     digest = hashlib.sha256(json.dumps(hashed | common.content, sort_keys=True).encode()).hexdigest()
     sources = {"model": common.source, "method": methods.stored_source(method)}
     return Experiment(
@@ -210,7 +210,7 @@ def _settings(
     if common.options.partition in (None, "natural"):  # the data came divided
         origins |= {"partition": data_set, "clients": data_set}
     origins |= {"method": "given"} | common.given
-    parts, brackets = dict(config["method_options"]), parsed.options_in_brackets
+    parts, brackets = dict(config["method_options"]), parsed.explicit_options
     for named in (data.find_builtin_dataset(common.asked.data, chosen.part_settings()), common.model):
         if named:
             parts[named.name] = dataclasses.asdict(named.options)

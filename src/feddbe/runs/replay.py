@@ -31,7 +31,7 @@ from feddbe.simulation import engines
 from feddbe.simulation.client import ClientResult, ClientTask, MissingClient, build_inference_model
 from feddbe.simulation.engines.base import ClientStates, Engine
 from feddbe.simulation.loop import build_broadcast, deterministic_section, initial_server_state
-from feddbe.state import State, check_stored, decode, layout_of
+from feddbe.state import State, check_stored_layout, decode, describe_layout
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import ClientTrainer
 
@@ -117,7 +117,8 @@ class Checkpoint(ClientStates):
     def __init__(self, store: RunStore, experiment: Experiment, which: str) -> None:
         self.store, self.experiment, self.which = store, experiment, which
         self.round = checkpoint_round(store, which)
-        check_stored(store.server_state(which), layout_of(initial_server_state(experiment)), store.folder)
+        expected = describe_layout(initial_server_state(experiment))
+        check_stored_layout(store.server_state(which), expected, store.folder)
 
     def read(self, client: int) -> bytes | None:
         return self._state("private", client)

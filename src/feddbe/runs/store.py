@@ -23,7 +23,7 @@ from feddbe.errors import CorruptRunError, StoreError
 from feddbe.metrics.records import ALL, AT, Record
 from feddbe.results.document import RoundResult, build_round_result
 from feddbe.simulation.engines.base import ClientStates
-from feddbe.state import Receipt, State, check_stored, decode, encode, nbytes, sha256
+from feddbe.state import Receipt, State, check_stored_layout, decode, encode, nbytes, sha256
 
 LOCK = ".lock"
 """Its name; only a kill leaves it, and the next run there takes it."""
@@ -611,7 +611,7 @@ def _check_layout(store: RunStore) -> Part:
             return Part(PartStatus.SKIPPED, "not compared: the run does not say what its model is like")
         for which in ("last", "best"):
             if store.round_of(which) is not None:
-                check_stored(store.server_state(which), layout, store.folder)
+                check_stored_layout(store.server_state(which), layout, store.folder)
     except StoreError as error:
         return Part(PartStatus.DAMAGED, str(error))
     return Part(PartStatus.INTACT)

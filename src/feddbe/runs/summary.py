@@ -76,7 +76,7 @@ def build_document(store: RunStore, *, hashes: bool = True) -> RunDocument:
 
 def read_divergence(error: DivergenceError) -> Divergence:
     """What is written about a run that ends with this error; JSON has no number for its value."""
-    return {"round": error.round, "client": error.client, "what": error.what, "value": str(error.value)}
+    return {"round": error.round, "client": error.client, "what": error.quantity, "value": str(error.value)}
 
 
 def is_diverged(store: RunStore) -> Divergence | None:

@@ -177,7 +177,7 @@ class _ClientSession:
                 kept[name].append(value)
             return method.logits(trainer, params, x)
 
-        own = logits if kept or method.has_own_logits else None
+        own = logits if kept or method.has_custom_logits else None
         found, y = (t.cpu() for t in trainer.predict(state, own, on=on, track=method.inference_track))
         given = {name: torch.cat(parts).cpu() for name, parts in kept.items()} | {"logits": found, "y": y}
         rows = slice(None) if job.sample_indices is None else list(job.sample_indices)

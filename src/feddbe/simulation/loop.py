@@ -28,10 +28,10 @@ from feddbe.simulation.recorder import Recorder, pooled_indices
 from feddbe.state import (
     State,
     add_prefix,
-    check_aggregated,
-    check_stored,
+    check_aggregated_layout,
+    check_stored_layout,
+    describe_layout,
     drop_keys,
-    layout_of,
     matches_pattern,
     weighted_mean,
 )
@@ -78,9 +78,9 @@ class RoundLoop:
         self.members = self.task.members
         store.verify()
         self.server_state = store.server_state()
-        self.layout = layout_of(initial_server_state(experiment))
+        self.layout = describe_layout(initial_server_state(experiment))
         """What the server state has in every round."""
-        check_stored(self.server_state, self.layout, store.folder)
+        check_stored_layout(self.server_state, self.layout, store.folder)
         self.recorder = Recorder(store, self.method, self.options.metrics, callbacks)
 
     @property
@@ -229,7 +229,7 @@ class RoundLoop:
         aggregate = self.method.aggregate if context.round else self.method.server_setup
         averaged = weighted_mean(buffers, [upload.samples for upload in uploads])
         server_state = aggregate(context, own_state, uploads) | averaged
-        check_aggregated(server_state, self.layout, self.method.base_name, context.round)
+        check_aggregated_layout(server_state, self.layout, self.method.base_name, context.round)
         return server_state
 
     def _record_training(
@@ -314,7 +314,7 @@ def build_broadcast(
     if prepare:
         return Broadcasts(context.task.model.parameters | buffers)
     fixed = constants(method, own_state) | buffers
-    if method.same_for_all:
+    if method.has_uniform_broadcast:
         return Broadcasts(method.broadcast(context, own_state, -1) | fixed)
     return Broadcasts(fixed, lambda client: method.broadcast(context, own_state, client))
 

@@ -293,7 +293,7 @@ def _with(values: Sequence[Any], published: Any) -> list[Any]:
     return [*numbers, *(value for value in every if not isinstance(value, int | float))]
 
 
-def _parts(experiment: Experiment) -> list[methods.Description]:
+def _parts(experiment: Experiment) -> list[methods.MethodInfo]:
     name = experiment.name.lower()
     used = [part.partition("(")[0].strip() for part in name.split("+")]
     return [part for part in methods.describe_methods() if part["name"] in used]

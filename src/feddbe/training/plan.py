@@ -80,7 +80,7 @@ class Batches:
         """Yield each epoch's inputs and labels in their order, and the batch size."""
         n = len(self.indices)
         size = min(self.size, n)
-        for order in seeds.permutations(self.epochs, n, self.seed, "batches", self.round, self.client):
+        for order in seeds.sample_permutations(self.epochs, n, self.seed, "batches", self.round, self.client):
             indices = torch.from_numpy(self.indices[order[: n // size * size]]).to(self.dataset.y.device)
             yield self.dataset.x.index_select(0, indices), self.dataset.y.index_select(0, indices), size
 

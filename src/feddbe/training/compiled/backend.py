@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from feddbe.data.dataset import Dataset
 from feddbe.errors import one_line
 from feddbe.models.registry import MeanEmbedding
-from feddbe.models.split_model import Forward, SplitModel, record_outputs
+from feddbe.models.split_model import Forward, SplitModel, has_hooks
 from feddbe.state import State
 from feddbe.training.plan import FitPlan, FitResult
 from feddbe.training.terms import Gradient, Prox, ProximalSteps, StepsResult, gradient_by_autograd
@@ -73,7 +73,7 @@ def read_layers(model: SplitModel) -> LayerStack:
     """All layers of both halves, or Refused."""
     body, head = model.layers
     layers = [*body, *head]
-    if any(record_outputs(layer) for layer, _ in layers):
+    if any(has_hooks(layer) for layer, _ in layers):
         raise UnsupportedLayerError("a layer has hooks or a replaced forward")
     names = [name for _, own in layers for name in own.values()]
     if len(set(names)) < len(names) or set(names) != model.parameters.keys():

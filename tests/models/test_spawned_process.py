@@ -68,7 +68,7 @@ def work(task: Any, method: Any) -> tuple[Any, ...]:
         task, method, ClientTask(1, 1, "train", evaluate=True, evaluate_after=True), server, None
     )
     assert reply.private is not None
-    fresh = sha256(task.model.fresh(3))
+    fresh = sha256(task.model.reinitialized(3))
     return (
         sha256(reply.upload),
         sha256(reply.private),

@@ -129,7 +129,7 @@ def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("way", new_clients.ADAPTATIONS)
+@pytest.mark.parametrize("adaptation", new_clients.ADAPTATIONS)
 @pytest.mark.parametrize("name", ["fedavg+dbe", "scaffold+dbe", "moon+dbe", "fedgen(steps=2)+dbe"])
 def test_p_alone_leaves_all_else_as_it_was_to_the_bit(name: str, adaptation: str, tmp_path: Path) -> None:
     e = with_model(name, normed, new_clients=1)
@@ -197,7 +197,7 @@ def test_newton_with_a_head_that_bends_has_the_gauss_newton_matrix(tmp_path: Pat
     torch.testing.assert_close(p, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", ["full", *new_clients.ADAPTATIONS])
+@pytest.mark.parametrize("adaptation", ["full", *new_clients.ADAPTATIONS])
 def test_accuracy_after_each_epoch_is_that_of_so_many(adaptation: str, tmp_path: Path) -> None:
     e = experiment("fedavg+dbe", make_samples(FOUR), new_clients=1, adapt_epochs=4, adaptation=adaptation)
     server = run_outcome(e, tmp_path).server
@@ -227,7 +227,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"adaptation": "newton", "new_clients": 0},
         "adapt = newton; it is about newcomers, of which",
     ),
-    ("fedavg+dbe", {"adaptation": "newtn"}, "unknown adapt 'newtn'; did you mean 'newton'"),
+    ("fedavg+dbe", {"adaptation": "newtn"}, "unknown adaptation 'newtn'; did you mean 'newton'"),
 ]
 
 

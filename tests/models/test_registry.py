@@ -221,7 +221,7 @@ def test_only_images_from_16_on_and_long_signals_get_the_fast_layout(
 def test_a_model_that_does_not_fit(name: str, shape: tuple[int, ...], least: int, fitting: str) -> None:
     message = (
         f"model '{name}' takes images (channels, height, width) of at least {least}x{least}, "
-        f"the data has inputs of shape {shape}; fitting: {fitting}"
+        f"the data has inputs of shape {shape}; use {fitting}"
     )
     with pytest.raises(InvalidInputError, match=f"^{re.escape(message)}$"):
         build_model(name, torch.zeros(1, *shape), 10, None, 0)
@@ -235,7 +235,7 @@ def test_a_model_that_does_not_exist() -> None:
 
 
 def test_a_module_with_another_number_of_classes() -> None:
-    with pytest.raises(InvalidInputError, match=r"^the model gives 3 logits, the data has 4 classes$"):
+    with pytest.raises(InvalidInputError, match=r"^the model returns 3 logits, the data has 4 classes$"):
         build_model(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), torch.zeros(1, 5), 4, None, 0)
 
 

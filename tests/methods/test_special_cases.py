@@ -308,12 +308,13 @@ def test_what_the_paper_does_not_combine_is_refused_with_its_reason() -> None:
     ):
         parse_name("fedrod+ft").build(force=True)
     with pytest.raises(
-        InvalidInputError, match="fedfomo does not support this \\+mr: init_keep_model=true would do nothing"
+        InvalidInputError,
+        match="fedfomo does not support this \\+mr: init_keep_model=true would have no effect",
     ):
         parse_method("fedfomo+mr(init_keep_model=true)")
     for method in ("perfedavg", "pfedme"):
         with pytest.raises(InvalidInputError, match="its local scheme is not plain SGD"):
             parse_method(f"{method}+mr")
     for method in ("local", "majority"):
-        with pytest.raises(InvalidInputError, match="there is no exchange"):
+        with pytest.raises(InvalidInputError, match="without an exchange it has no effect"):
             parse_method(f"{method}+mr")

@@ -24,7 +24,7 @@ from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
 from tests.federation import are_identical, experiment, run_outcome
 from tests.methods.test_oracles import EXCHANGING, SETTINGS, Compared, close, combinations, compared, joined
-from tests.oracles import exchanging as oracle
+from tests.oracles import fedgen_fedfomo_apple as oracle
 
 USUAL = (60, 44, 28)
 FEW = (13, 9, 6)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mpmath import mp
 
 from feddbe.errors import InvalidInputError
-from feddbe.methods.dp_mean import Guarantee, log_delta, noise_scale
+from feddbe.methods.dp_mean import PrivacyGuarantee, log_delta, noise_scale
 from feddbe.methods.registry import parse_method
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
@@ -68,9 +68,9 @@ def test_the_classical_sigma_is_larger_where_it_holds() -> None:
 def test_clipping_shortens_what_is_longer_and_leaves_the_rest() -> None:
     z = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [0.0, -2.0]])
     expected = torch.tensor([[1.2, 1.6], [0.3, 0.4], [0.0, 0.0], [0.0, -2.0]])
-    found = Guarantee(1.0, 1e-5, 2.0).clip_mean(z)
+    found = PrivacyGuarantee(1.0, 1e-5, 2.0).clip_norms(z)
     torch.testing.assert_close(found, expected.double(), rtol=1e-7, atol=1e-8)
-    deep = Guarantee(1.0, 1e-5, 2.0).clip_mean(torch.full((3, 2, 5, 5), 7.0))
+    deep = PrivacyGuarantee(1.0, 1e-5, 2.0).clip_norms(torch.full((3, 2, 5, 5), 7.0))
     torch.testing.assert_close(deep.flatten(1).norm(dim=1), torch.full((3,), 2.0, dtype=torch.float64))
 
 
@@ -96,7 +96,7 @@ def test_no_replacement_of_a_sample_moves_the_mean_further_than_the_sensitivity(
             now[place] = other
             moved.append(float((sent(name, now) - still).norm()))
     bound = 2 * 0.5 / 3
-    assert max(moved) <= bound + 20 * Guarantee(1e6, 0.5, 0.5).sigma(3)
+    assert max(moved) <= bound + 20 * PrivacyGuarantee(1e6, 0.5, 0.5).sigma(3)
     assert max(moved) > bound / 3
 
 
@@ -147,9 +147,9 @@ REFUSED = {
     "clip=1,init_mean=start": "a guarantee needs epsilon, delta and clip; epsilon is missing",
     "epsilon=1,delta=1e-5,clip=1": "init_mean = momentum; a guarantee needs init_mean=start",
     "epsilon=1,delta=1e-5,clip=1,init_mean=exact": "init_mean = exact; a guarantee needs init_mean=start",
-    f"{ASKED},s=0.1": "a guarantee has its own noise; leave out s and q",
-    f"{ASKED},q=0.1": "a guarantee has its own noise; leave out s and q",
-    "init_mean=start,init_keep_model=true": "init_keep_model=true needs the epoch that it omits",
+    f"{ASKED},s=0.1": "a guarantee has its own noise; omit s and q",
+    f"{ASKED},q=0.1": "a guarantee has its own noise; omit s and q",
+    "init_mean=start,init_keep_model=true": "init_keep_model=true needs the training epoch that start omits",
     "epsilon=0,delta=1e-5,clip=1": "mr epsilon = 0; allowed: a number > 0",
     "epsilon=1,delta=1,clip=1": "mr delta = 1; allowed: a number > 0 and <= 0.5",
     "epsilon=1,delta=1e-5,clip=-1": "mr clip = -1; allowed: a number > 0",

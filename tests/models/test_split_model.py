@@ -196,7 +196,7 @@ def test_a_pair_helps_where_tracing_does_not() -> None:
     with pytest.raises(InvalidInputError) as caught:
         SplitModel(Branching(), X)
     assert str(caught.value).startswith("torch.fx cannot trace Branching (")
-    assert str(caught.value).endswith("); give a pair (features, classifier) instead")
+    assert str(caught.value).endswith("); pass a pair (features, classifier) instead")
     assert "\n" not in str(caught.value)
     model = SplitModel((Branching(), nn.Linear(3, 2)), X)
     assert (model.cut, model.feature_shape, model.classes) == ("features", (3,), 2)
@@ -204,7 +204,7 @@ def test_a_pair_helps_where_tracing_does_not() -> None:
 
 def test_an_error_without_a_word_still_makes_one_line() -> None:
     with pytest.raises(
-        InvalidInputError, match=r"^torch\.fx cannot trace Silent \(AssertionError\); give a pair"
+        InvalidInputError, match=r"^torch\.fx cannot trace Silent \(AssertionError\); pass a pair"
     ):
         SplitModel(Silent(), X)
 
@@ -552,7 +552,7 @@ def normed_images() -> nn.Module:
 def test_a_model_that_changes_itself_in_a_forward_pass_is_refused() -> None:
     """It would change the server's model while a client evaluates."""
     model = nn.Sequential(nn.EmbeddingBag(5, 4, max_norm=0.1), nn.Linear(4, 3))
-    with pytest.raises(InvalidInputError, match=r"writes into its own parameter '0\.weight' .*max_norm"):
+    with pytest.raises(InvalidInputError, match=r"modifies its own parameter '0\.weight' .*max_norm"):
         SplitModel(model, torch.zeros(2, 6, dtype=torch.long))
 
 
@@ -618,7 +618,7 @@ def test_places_have_other_names_also_in_another_process() -> None:
     assert torch.equal(found["b2"], found["layer2"])
     assert torch.equal(found["pool"], found["z_g"])
     again = pickle.loads(pickle.dumps(model))
-    again.check_places(["b4", "z", "logits"])
+    again.check_layers(["b4", "z", "logits"])
     assert again.aliases == model.aliases != {}
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from feddbe import seeds
-from tests.oracles import exchanging, methods
+from tests.oracles import fedgen_fedfomo_apple as exchanging
+from tests.oracles import methods
 from tests.oracles.methods import Net, Setting, filled, values
 from tests.oracles.test_fedavg import digits, linear_net, parts, same
 

@@ -56,7 +56,7 @@ def registry() -> Iterator[None]:
     """What a test makes known is forgotten again."""
     before = set(METHODS)
     yield
-    methods.installed_packages.cache_clear()
+    methods.installed_methods.cache_clear()
     for name in set(METHODS) - before:
         del METHODS[name]
 
@@ -164,7 +164,7 @@ def test_what_one_would_type() -> None:
     assert text == "nearby(mu=1e-07)+prbm+mr(kappa=50,mu=1,init_mean=momentum,init_epochs=1)"
     assert parse_method(text) == Composed(Nearby(mu=1e-7), (PRBM(), MR()))
     with pytest.raises(
-        InvalidInputError, match=r"^'<class .*Nearby'>' is not a method; give its name, or an instance"
+        InvalidInputError, match=r"^'<class .*Nearby'>' is not a method; expected a name, or an instance"
     ):
         feddbe.run(Nearby)  # type: ignore[arg-type]
 
@@ -193,7 +193,7 @@ def test_a_package(
     write(about, "Metadata-Version: 2.1\nName: package-of-mine\nVersion: 1\n", "METADATA")
     write(about, "[feddbe.methods]\nmyprox = package_of_mine:MyProx\n", "entry_points.txt")
     monkeypatch.syspath_prepend(tmp_path)
-    methods.installed_packages.cache_clear()
+    methods.installed_methods.cache_clear()
     assert "myprox" in set(METHODS)
     assert type(parse_method("myprox(mu=0.5)+dbe")) is Composed
     assert not is_in_memory(parse_method("myprox"))
@@ -201,7 +201,7 @@ def test_a_package(
     options = {"data": make_samples(), "out": str(tmp_path / "run"), **SMALL}
     feddbe.run("myprox", rounds=1, **options)
     write(about, "Metadata-Version: 2.1\nName: package-of-mine\nVersion: 2\n", "METADATA")
-    methods.installed_packages.cache_clear()
+    methods.installed_methods.cache_clear()
     remarks = feddbe.run("myprox", rounds=2, resume=True, **options)["remarks"]
     assert "carried on with other versions: package-of-mine 1 then, 2 now" in remarks
     assert cli.main(["methods", "--json"]) == 0
@@ -211,7 +211,7 @@ def test_a_package(
         "[feddbe.methods]\nother = package_of_mine:MyProx\nnone = package_of_mine:No\n",
         "entry_points.txt",
     )
-    methods.installed_packages.cache_clear()
+    methods.installed_methods.cache_clear()
     with pytest.raises(
         InvalidInputError, match=r"^method 'other' of the package package-of-mine .* has name = 'myprox'"
     ):
@@ -219,13 +219,13 @@ def test_a_package(
     with pytest.raises(InvalidInputError, match=r"^method 'none' of .* cannot be imported: AttributeError: "):
         parse_method("none")
     write(about, "[feddbe.methods]\nfedavg = package_of_mine:MyProx\n", "entry_points.txt")
-    methods.installed_packages.cache_clear()
+    methods.installed_methods.cache_clear()
     assert parse_method("fedavg") == FedAvg()
     with pytest.raises(
         InvalidInputError, match=r"^method 'fedavg' of the package package-of-mine .* of a built-in method"
     ):
         set(METHODS)
-    methods.installed_packages.cache_clear()
+    methods.installed_methods.cache_clear()
     shutil.rmtree(about)
 
 
@@ -244,9 +244,12 @@ WRONG = {
         FILE + "class Other: pass",
         ":Other",
     ): "Other in FILE is not a method: it must be a subclass of feddbe.Me",
-    (FILE, ":FedAvg"): "FedAvg in FILE has name = 'fedavg', which is taken; give it its own: name: ClassVar",
-    (FILE.replace('"myprox"', '"dbe"'), ":MyProx"): "MyProx in FILE has name = 'dbe', which is taken",
-    (FILE.replace('"myprox"', '"My"'), ":MyProx"): "has name = 'My'; allowed: small letters, digits and _",
+    (
+        FILE,
+        ":FedAvg",
+    ): "FedAvg in FILE has name = 'fedavg', which is reserved; choose another one: name: ClassVar",
+    (FILE.replace('"myprox"', '"dbe"'), ":MyProx"): "MyProx in FILE has name = 'dbe', which is reserved",
+    (FILE.replace('"myprox"', '"My"'), ":MyProx"): "has name = 'My'; allowed: lowercase letters, digits, _",
     (
         FILE.replace("@dataclass(frozen=True)", ""),
         ":MyProx",
@@ -266,7 +269,7 @@ WRONG = {
     (
         FILE.replace("FedAvg", "Method"),
         ":MyProx",
-    ): "MyProx in FILE has no combine(...) (docs/writing_a_method.md)",
+    ): "MyProx in FILE has no aggregate(...) (docs/writing_a_method.md)",
     ("raise ValueError('no')", ":MyProx"): "FILE cannot be executed in line 1: ValueError: no",
     ("import sys; sys.exit(3)", ":MyProx"): "FILE cannot be executed in line 1: SystemExit: 3",
 }

@@ -138,8 +138,8 @@ WRONG = {
     (
         "def build(shape, classes, depth):\n    pass",
         "build",
-    ): "in FILE: build(shape, classes, depth): a builder is called with those of shape, classes and "
-    "words that it names; 'depth' is none of them: give it a default",
+    ): "in FILE: build(shape, classes, depth): a builder may have the parameters shape, "
+    "classes and words; 'depth' needs a default",
     (
         returns("nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Softmax(dim=1))"),
         "build",
@@ -151,16 +151,16 @@ WRONG = {
     (
         returns("nn.Sequential(nn.Flatten(), nn.Linear(64, 7))"),
         "build",
-    ): "the model gives 7 logits, the data has 10 classes",
+    ): "the model returns 7 logits, the data has 10 classes",
     (
         returns("nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Unflatten(1, (5, 2)))"),
         "build",
-    ): "the model gives an output of shape (1, 5, 2); expected (batch, classes)",
+    ): "the model returns an output of shape (1, 5, 2); expected (batch, classes)",
     (
         returns("nn.Sequential(nn.Flatten(), nn.Linear(784, 10))"),
         "build",
     ): "the model does not take inputs of "
-    "shape (1, 8, 8): Linear(in_features=784, out_features=10, bias=True) was given (1, 64) at '1': mat1 ",
+    "shape (1, 8, 8): Linear(in_features=784, out_features=10, bias=True) at '1' received (1, 64): mat1 ",
 }
 
 
@@ -184,7 +184,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_module_that_does_not_give_a_tensor(tmp_path: Path) -> None:
     text = MODEL.replace("return self.last(", "return x, self.last(")
     with pytest.raises(
-        InvalidInputError, match=r"^the model gives a tuple; expected logits of shape \(batch, classes\)$"
+        InvalidInputError, match=r"^the model returns a tuple; expected logits of shape \(batch, classes\)$"
     ):
         own(write(tmp_path, text))
 
@@ -222,7 +222,7 @@ def test_a_word_outside_of_the_embedding_is_one_line(tmp_path: Path) -> None:
     made = resolve("fedavg", Config(model=f"{path}:all", **options), dataset=data)
     assert made.task.model.parameters["vectors.weight"].shape == (40, 4)
     with pytest.raises(
-        InvalidInputError, match=r"no vector for the word number 39: Embedding\(30, 4\) .* 40 words"
+        InvalidInputError, match=r"no vector for word index 39: Embedding\(30, 4\) .* 40 words"
     ) as e:
         resolve("fedavg", Config(model=f"{path}:few", **options), dataset=data)
     assert "\n" not in str(e.value)

@@ -49,5 +49,5 @@ def test_a_class_is_a_function_too() -> None:
     "function", [lambda shape, classes, depth: 0, lambda depth: 0, lambda shape, *, depth: 0]
 )
 def test_refuses_what_it_does_not_know(function: Callable[..., Any]) -> None:
-    with pytest.raises(InvalidInputError, match="'depth' is none of them: give it a default"):
+    with pytest.raises(InvalidInputError, match="'depth' needs a default"):
         call_builder(function, SHAPE, 5, 99)
