@@ -61,7 +61,7 @@ def loop_of(name: str, dataset: Dataset, folder: Path, trainer: str = "auto") ->
     e = resolve(name, options, dataset=dataset)
     store = RunStore.create(folder, {}, initial_server_state(e))
     loop = RoundLoop(e, store, engines.create_engine("serial", e.task, e.method), base.Callback())
-    loop.run_initialization()
+    loop.run_setup()
     return loop
 
 

@@ -62,7 +62,7 @@ def observe(kappa: float, data: str, rounds: int, every: int = 5) -> None:
                     flush=True,
                 )
             if t == 0:
-                loop.run_initialization()
+                loop.run_setup()
             else:
                 loop.run_round(t)
         engine.close()

@@ -160,7 +160,7 @@ class Ours(ClientStates):
         )
         self.store = RunStore.create(folder, {}, initial_server_state(experiment))
         self.loop = RoundLoop(experiment, self.store, self.engine, Callback())
-        self.loop.run_initialization()
+        self.loop.run_setup()
 
     @property
     def server(self) -> State:

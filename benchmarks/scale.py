@@ -91,7 +91,7 @@ def once(method: str, clients: int, rounds: int, engine: str, folder: Path) -> d
     loop = RoundLoop(made, store, workers, Callback())
     ready = time.perf_counter()
     torch.set_num_threads(1)
-    loop.run_initialization()
+    loop.run_setup()
     prepared = time.perf_counter()
     seconds, memory, pids = [], [], getattr(workers, "pids", [])
     for t in range(1, rounds + 1):

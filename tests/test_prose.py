@@ -84,7 +84,7 @@ def test_a_backend_may_refuse_in_any_words(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(backends.all_backends()["compiled"], "refuses", lambda plan: TEXT)
     plan = plan_of("perceptron")
     assert backends.select_trainer(plan).name == "autograd"
-    with pytest.raises(InvalidInputError, match=f"does not take this: {TEXT}; take auto"):
+    with pytest.raises(InvalidInputError, match=f"does not support this: {TEXT}; use auto"):
         backends.select_trainer(plan, "compiled")
 
 

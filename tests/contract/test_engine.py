@@ -117,7 +117,7 @@ def test_a_round_without_some_is_one_in_which_they_were_not_asked(
     engine = kind(e)
     assert len({engine.forgotten(round) for round in range(5)}) > 1
     if parse_method(name).needs_all_clients:
-        with pytest.raises(FeddbeError, match=r"client \d did not answer .*; apple cannot go on without: "):
+        with pytest.raises(FeddbeError, match=r"client \d did not reply .*; apple needs all clients: "):
             run_recorded(e, tmp_path, engine)
         return
     run_recorded(e, tmp_path / "missing", engine)
@@ -181,7 +181,7 @@ def test_too_few_is_one_line_and_the_round_is_not_written(least: int | None, tmp
     good = run_outcome(experiment("fedavg+dbe", data, rounds=1), tmp_path)
     e = experiment("fedavg+dbe", data, rounds=2, min_replies=least)
     needed = "3" if least else "all"
-    words = rf"client 1 did not answer in round 2 \(no connection\): 2 of 4 answered, needed are {needed} "
+    words = rf"client 1 did not reply in round 2 \(no connection\): 2 of 4 replied, required: {needed} "
     with pytest.raises(FeddbeError, match=words) as error:
         run_recorded(e, tmp_path, Without(e))
     assert "\n" not in str(error.value)
@@ -197,7 +197,7 @@ def test_too_few_is_one_line_and_the_round_is_not_written(least: int | None, tmp
 
 def test_the_preparation_can_be_too_small(tmp_path: Path) -> None:
     e = experiment("fedgen", make_samples([40, 40, 30, 24]), min_replies=3)
-    with pytest.raises(FeddbeError, match=r"in round 0 .*: 2 of 4 answered, needed are 3"):
+    with pytest.raises(FeddbeError, match=r"in round 0 .*: 2 of 4 replied, required: 3"):
         run_recorded(e, tmp_path, Without(e))
     store = RunStore.open(tmp_path)
     assert store.last_round() == -1
@@ -240,7 +240,7 @@ def test_those_who_only_evaluate_are_not_needed(tmp_path: Path) -> None:
             return super().run(tasks, messages, states)
 
     engine: Engine = Idle(e)
-    with pytest.raises(FeddbeError, match=r"client 5 did not answer in round 2 .*: 1 of 2 answered"):
+    with pytest.raises(FeddbeError, match=r"client 5 did not reply in round 2 .*: 1 of 2 replied"):
         run_recorded(e, tmp_path, engine)
     run_recorded(experiment("fedavg", **options, min_replies=1), tmp_path, engine)
     found = left(tmp_path)

@@ -23,7 +23,7 @@ def test_engines_give_the_same_bits(
     name: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers of the pool hold what they made, as they do with large states."""
-    monkeypatch.setattr(pool, "LARGE", 1)
+    monkeypatch.setattr(pool, "LARGE_BYTES", 1)
     testing.check_engines(name, tmp_path, engine)
 
 

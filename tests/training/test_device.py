@@ -59,7 +59,7 @@ def test_every_method_works_there(name: str, tmp_path: Path) -> None:
     assert len(ran.entries) == 3
 
 
-@pytest.mark.parametrize("way", ["full", "prbm", "newton"])
+@pytest.mark.parametrize("adaptation", ["full", "prbm", "newton"])
 def test_newcomers_join_there(adaptation: str, tmp_path: Path) -> None:
     e = experiment("fedavg+dbe", new_clients=1, adapt_epochs=2, adaptation=adaptation)
     with Numberless():

@@ -94,7 +94,7 @@ def _newton_step(method: Method, trainer: ClientTrainer, state: State) -> Tensor
     g = torch.zeros(size, dtype=torch.float64)
     h = torch.zeros(size, size, dtype=torch.float64)
     with _bind_logits(method, trainer, state) as logits:
-        for indices in torch.split(trainer.index("train"), PREDICT_BATCH):
+        for indices in torch.split(trainer.indices("train"), PREDICT_BATCH):
             x = trainer.task.model.to_memory_format(dataset.inputs(dataset.x[indices]), copy=False)
             p = start.expand(len(indices), *start.shape).clone().requires_grad_()  # one p per sample
             out = logits(p, x)

@@ -124,7 +124,7 @@ class _TimedEngine:
                 work = dataclasses.replace(job, evaluate=False)
                 with self._clock(job, "training"):
                     done = run_client(self.task, self.method, work, message, private)
-                reply = done._replace(metrics=reply.metrics)
+                reply = dataclasses.replace(done, metrics=reply.metrics)
             with self._clock(job, "states"):
                 new = encode(reply.private) if reply.private else None
                 encode(reply.upload)  # as it would travel
@@ -133,7 +133,7 @@ class _TimedEngine:
                 with self._clock(job, "store"):
                     states.write_pending(job.client, new)
                 self.kept = max(self.kept, len(new))
-            yield reply._replace(private=None)
+            yield dataclasses.replace(reply, private=None)
 
     def close(self) -> None:
         pass

@@ -68,7 +68,7 @@ def both(
     """The fit by machine code, which is used, and by autograd."""
     first = make()
     found = fit(first)
-    monkeypatch.setattr(backend, "refuses", lambda plan: "no")
+    monkeypatch.setattr(backend, "unsupported_reason", lambda plan: "not supported")
     second = make()
     wanted = fit(second)
     assert (set(first.trainers), set(second.trainers)) == ({"compiled"}, {"autograd"})

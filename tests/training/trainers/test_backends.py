@@ -34,10 +34,10 @@ def test_a_new_trainer_is_one_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     """It is found, asked by its rank, takes what it does not refuse, and the run records it."""
     (tmp_path / "doubtful.py").write_text(
         "from feddbe.training import autograd\n"
-        "from feddbe.training.autograd import descend, gradient, packages, predictor\n"
-        "from feddbe.training.autograd import refuses_passes, warm_up\n"
-        "RANK = 5\n"
-        "def refuses(plan): return 'too long' if plan.batches.epochs > 1 else ''\n"
+        "from feddbe.training.autograd import gradient, packages, predictor, proximal_steps\n"
+        "from feddbe.training.autograd import unsupported_pass_reason, warm_up_kernels\n"
+        "PRIORITY = 5\n"
+        "def unsupported_reason(plan): return 'too long' if plan.batches.epochs > 1 else ''\n"
         "def train(plan): return autograd.train(plan)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -89,9 +89,9 @@ def test_a_run_says_who_trained_and_why_nobody_who_is_faster(tmp_path: Path) -> 
     assert ran("fedavg", "autograd") == (["autograd"], [])
     assert ran("perfedavg", "compiled") == (["compiled"], [])
     assert ran("moon", "auto") == (["compiled"], [])
-    reason = "the method has a loss or a term of its own, which is not said to be `at_end`"
+    reason = "the method has its own loss or term without `outputs_only`"
     assert ran(Steep(), "auto") == (["autograd"], [f"autograd trains, not compiled: {reason}"])
-    with pytest.raises(InvalidInputError, match=f"trainer = compiled does not take this: {reason}"):
+    with pytest.raises(InvalidInputError, match=f"trainer = compiled does not support this: {reason}"):
         ran(Steep(), "compiled")
 
 

@@ -22,7 +22,7 @@ from feddbe.training.trainer import ClientTrainer
 from tests.federation import are_identical, experiment, run_outcome
 
 Make = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
-WAYS: dict[str, tuple[dict[str, Any], Make]] = {
+CASES: dict[str, tuple[dict[str, Any], Make]] = {
     "momentum": ({"momentum": 0.9}, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
     "weight decay": ({"weight_decay": 0.02}, lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.02)),
     "both": (
@@ -37,26 +37,26 @@ WAYS: dict[str, tuple[dict[str, Any], Make]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_fit_is_torch_optim_s(adaptation: str) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_fit_equals_torch_optim(name: str) -> None:
     """Two epochs of FedAvg's local training against a loop over the module itself."""
-    options, make = WAYS[adaptation]
+    options, make = CASES[name]
     e = experiment("fedavg", local_epochs=2, **options)
-    ours = ClientTrainer(e.task, 1, 0).fit(e.task.model.parameters).params
+    trained = ClientTrainer(e.task, 1, 0).fit(e.task.model.parameters).params
     module = copy.deepcopy(e.task.model.module)
-    optimiser = make(module.parameters())
+    optimizer = make(module.parameters())
     for x, y, size in ClientTrainer(e.task, 1, 0)._batches().iterate():
-        for some, labels in zip(torch.split(x, size), torch.split(y, size), strict=True):
-            optimiser.zero_grad()
-            loss = nn.functional.cross_entropy(module(e.task.dataset.inputs(some)), labels)
+        for inputs, labels in zip(torch.split(x, size), torch.split(y, size), strict=True):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(module(e.task.dataset.inputs(inputs)), labels)
             torch.autograd.backward(loss)
             if "clip_norm" in options:
                 norm = nn.utils.clip_grad_norm_(module.parameters(), options["clip_norm"])
                 assert norm > options["clip_norm"]  # it has something to do
-            optimiser.step()
-    for name, p in module.named_parameters():
-        torch.testing.assert_close(ours[name], p.detach(), rtol=1e-5, atol=1e-6)
-        assert not torch.equal(p, e.task.model.parameters[name])
+            optimizer.step()
+    for parameter, p in module.named_parameters():
+        torch.testing.assert_close(trained[parameter], p.detach(), rtol=1e-5, atol=1e-6)
+        assert not torch.equal(p, e.task.model.parameters[parameter])
 
 
 def test_what_prbm_adds_moves_along_but_is_not_pulled_to_zero() -> None:
