@@ -102,7 +102,7 @@ def compare(
         raise InvalidInputError(
             "watch: several seeds or values run side by side, which nobody can watch as one run"
         )
-    plans = sweep.plan_sweep(sweep.with_validation(wanted), dataset=dataset, model=module)
+    plans = sweep.plan_sweep(sweep.require_validation(wanted), dataset=dataset, model=module)
     with default_callback(quiet=quiet) as display:
         documents = sweep.sweep_documents(*sweep.run_sweep(plans, sweep.RunCounter(plans, display)))
     return (Sweep if wanted.is_grid else Runs)(map(Run, documents))
@@ -198,7 +198,7 @@ def analyze(
     names = [runs] if isinstance(runs, str | Path) else runs
     allowed = require_permission(code, trust=trust)
     with sharing_stores(), _callbacks(callback, quiet=quiet) as told:
-        found = folders.iterate_runs(map(str, names))
+        found = folders.resolve_all_runs(map(str, names))
         for folder in found:
             analysis.run_analyses(
                 folder, question, dataset=is_in_memory(data), model=model, allowed=allowed, callback=told

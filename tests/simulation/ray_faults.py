@@ -41,7 +41,7 @@ from tests.federation import (
     Outcome,
     are_identical,
     experiment,
-    make_samples,
+    make_dataset,
     run_outcome,
     run_recorded,
 )
@@ -180,7 +180,7 @@ class Trial:
 
     @cached_property
     def obedient(self) -> tuple[Experiment, Outcome]:
-        e = replace(experiment("scaffold", make_samples([44] * 6), rounds=3), method=Obedient())
+        e = replace(experiment("scaffold", make_dataset([44] * 6), rounds=3), method=Obedient())
         return e, run_outcome(e, self.place / "obedient")
 
     def equal(
@@ -195,7 +195,7 @@ class Trial:
             are_identical(serial.server, ray.server)
             and serial.clients.keys() == ray.clients.keys()
             and all(are_identical(serial.clients[c], ray.clients[c]) for c in serial.clients)
-            and [{**a, "seconds": 0} for a in serial.entries] == [{**a, "seconds": 0} for a in ray.entries]
+            and [{**a, "seconds": 0} for a in serial.rounds] == [{**a, "seconds": 0} for a in ray.rounds]
         )
 
     def method(self, name: str) -> bool:
@@ -271,7 +271,7 @@ class Trial:
 
     def copies(self) -> bool:
         """A client that writes into its message does it to its own."""
-        e = experiment("fedavg", make_samples([24] * 6))
+        e = experiment("fedavg", make_dataset([24] * 6))
         engine = engines.create_engine(self.engine, e.task, Writing())
         jobs, message = (
             [ClientTask(c, 1, "train") for c in range(6)],

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from feddbe.simulation.client import ClientTask
 from feddbe.simulation.engines.pool import TaskQueue, task_cost
-from tests.federation import experiment, make_samples
+from tests.federation import experiment, make_dataset
 
 
 def test_by_hand() -> None:
     """A client's 40 samples are 30 to train on and 10 to test on; training counts three times."""
-    task = experiment("fedavg", make_samples([40]), local_epochs=2).task
+    task = experiment("fedavg", make_dataset([40]), local_epochs=2).task
     assert (task.samples[0], len(task.split.test[0])) == (30, 10)
     assert task_cost(task, ClientTask(0, 1, evaluate=True)) == 10
     assert task_cost(task, ClientTask(0, 1, "train")) == 3 * 2 * 30
@@ -18,7 +18,7 @@ def test_by_hand() -> None:
 
 
 def queue(sizes: list[int], together: int, workers: int = 2) -> TaskQueue:
-    task = experiment("fedavg", make_samples(sizes)).task
+    task = experiment("fedavg", make_dataset(sizes)).task
     return TaskQueue(
         task, [ClientTask(client, 1, "train") for client in range(len(sizes))], workers, together
     )

@@ -27,7 +27,7 @@ from feddbe.simulation.engines.registry import Serial
 from feddbe.state import State, encode
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import are_identical, experiment, make_samples, run_outcome, run_recorded
+from tests.federation import are_identical, experiment, make_dataset, run_outcome, run_recorded
 
 
 class Murderous(Pool):
@@ -47,7 +47,7 @@ class Murderous(Pool):
 
 
 def test_a_killed_worker_is_replaced_and_its_client_done_again(tmp_path: Path) -> None:
-    e = experiment("fedavg+dbe", make_samples([44] * 6), rounds=3)
+    e = experiment("fedavg+dbe", make_dataset([44] * 6), rounds=3)
     wanted = run_outcome(e, tmp_path / "serial")
     pool = Murderous(e.task, e.method, 2)
     before = set(pool.pids)
@@ -94,7 +94,7 @@ class _Dies(FedAvg):
 
 
 def test_of_clients_that_went_together_the_one_that_kills_is_named() -> None:
-    e, done = experiment("fedavg", make_samples([44] * 12)), list[int]()
+    e, done = experiment("fedavg", make_dataset([44] * 12)), list[int]()
     jobs, message = [ClientTask(c, 1, "train") for c in range(12)], Broadcasts(e.task.model.parameters)
     pool = Pool(e.task, _Dies(), 1)
     pool._worked.append(1e-6)
@@ -104,7 +104,7 @@ def test_of_clients_that_went_together_the_one_that_kills_is_named() -> None:
 
 
 def test_clients_that_take_little_go_together() -> None:
-    e = experiment("fedavg+dbe", make_samples([44] * 12))
+    e = experiment("fedavg+dbe", make_dataset([44] * 12))
     jobs, said = [ClientTask(c, 1, "train", evaluate=True) for c in range(12)], list[str]()
     message = Broadcasts(e.task.model.parameters | {"mean": torch.zeros(e.task.model.feature_shape)})
     pool = Pool(e.task, e.method, 2, TimeoutPolicy(warn_after=0.0, warn=said.append))
@@ -169,7 +169,7 @@ def test_a_large_state_that_a_worker_made_does_not_come_back_to_it(
     """But it does, if the round was not written, the worker is a new one, or has no room for it."""
     monkeypatch.setattr(worker, "LARGE", 1000)
     monkeypatch.setattr(worker, "ROOM", room)
-    e, ours, theirs = experiment("ditto", make_samples([44] * 4)), _States(), _States()
+    e, ours, theirs = experiment("ditto", make_dataset([44] * 4)), _States(), _States()
     message, pool = Broadcasts(e.task.model.parameters), Pool(e.task, e.method, 1)
 
     def asked_in(round: int) -> set[int]:
@@ -219,7 +219,7 @@ class Stopping(Pool):
 
 
 def test_a_hung_worker_is_named_replaced_and_its_client_done_again(tmp_path: Path) -> None:
-    e = experiment("fedavg+dbe", make_samples([44] * 6), rounds=3)
+    e = experiment("fedavg+dbe", make_dataset([44] * 6), rounds=3)
     wanted = run_outcome(e, tmp_path / "serial")
     said: list[str] = []
     pool = Stopping(e.task, e.method, 2, TimeoutPolicy(timeout=3.0, warn=said.append))
@@ -282,7 +282,7 @@ def test_an_error_that_cannot_be_pickled_is_told(tmp_path: Path) -> None:
 
 
 def test_long_clients_come_first() -> None:
-    e = experiment("fedavg", make_samples([24, 60, 44]))
+    e = experiment("fedavg", make_dataset([24, 60, 44]))
     pool = Pool(e.task, e.method, 1)
     jobs = [ClientTask(c, 1, "train") for c in range(3)]
     order = [reply.client for reply in pool.run(jobs, Broadcasts(e.task.model.parameters), _Empty())]

@@ -46,7 +46,7 @@ def _serve(names: Sequence[str], port: int) -> int:
     def now() -> list[Path]:
         """A folder that is there may have no run yet, and more later."""
         found = [
-            folders.list_names(place) if (place := expand_path(name)).is_dir() else folders.resolve_runs(name)
+            folders.list_runs(place) if (place := expand_path(name)).is_dir() else folders.resolve_runs(name)
             for name in names
         ]
         return list(dict.fromkeys(folder for several in found for folder in several))

@@ -39,7 +39,7 @@ def runs(where: Path | None, as_json: bool) -> int:
     from feddbe.runs import folders
 
     folder = where or paths.RUNS_DIR
-    rows = [_row(path, folder) for path in folders.list_names(folder)]
+    rows = [_row(path, folder) for path in folders.list_runs(folder)]
     if as_json:
         print_json({"runs": rows})
     elif rows:
@@ -99,7 +99,7 @@ def show(
         raise unknown_name("moment", moment, moments)
     if form is not None and form not in FORMATS:
         raise unknown_name("format", form, FORMATS)
-    documents = [summary.load_document(folder, hashes=as_json) for folder in folders.iterate_runs(names)]
+    documents = [summary.load_document(folder, hashes=as_json) for folder in folders.resolve_all_runs(names)]
     if moment != "published":
         documents = [at_moment(document, moment) for document in documents]
     if plot is not None:
@@ -235,10 +235,10 @@ def overhead(names: tuple[str, ...], as_json: bool) -> int:
     from feddbe.reporting.tables import overhead_table
     from feddbe.results.document import run_labels
     from feddbe.results.fairness import compute_overhead as cost
-    from feddbe.runs.summary import retained_rounds
+    from feddbe.runs.summary import count_private_values
 
     documents = _documents(names)
-    costs = [cost(document, retained_rounds(Path(document["folder"]))) for document in documents]
+    costs = [cost(document, count_private_values(Path(document["folder"]))) for document in documents]
     if as_json:
         print_json({"runs": costs})
     else:
@@ -250,7 +250,7 @@ def _documents(names: tuple[str, ...]) -> list[RunDocument]:
     """Of all runs that are meant, each once."""
     from feddbe.runs import folders, summary
 
-    return [summary.load_document(folder, hashes=False) for folder in folders.iterate_runs(names)]
+    return [summary.load_document(folder, hashes=False) for folder in folders.resolve_all_runs(names)]
 
 
 @click.command("measure", cls=Command)

@@ -92,7 +92,7 @@ def _carry_out(raw: RawOptions, allowed: Permission, typed: list[str], *, single
             documents = run_requests(raw, single=single, callback=watch, hashes=as_json, allowed=allowed)
     except KeyboardInterrupt:
         return print_error(_stop_message(watch, typed, single=single), 130)
-    folder = watch.root(single=single)
+    folder = watch.output_dir(single=single)
     _show(documents, folder, as_json=as_json, single=single)
     for document in documents:
         if mark := document["diverged"]:
@@ -111,7 +111,7 @@ def _stop_message(watch: CliProgress, typed: Sequence[str], *, single: bool) -> 
     progress = f"after round {rounds[-1]['round']}, which is kept" if rounds else "before the first round"
     words = [word for word in typed if word != "--resume"]
     if not any(word.split("=")[0] == "--out" for word in words):
-        words += ["--out", str(watch.root(single=single))]
+        words += ["--out", str(watch.output_dir(single=single))]
     return f"stopped {progress}; continue with: {shlex.join(['feddbe', *words, '--resume'])}"
 
 
@@ -209,7 +209,7 @@ def carry_out(spec: SweepSpec, *, single: bool, dry_run: bool) -> int:
 
     if single and len(spec.methods) > 1:
         raise InvalidInputError(f"run takes one method, not {len(spec.methods)}; compare takes several")
-    spec = sweep.with_validation(spec, _tell)
+    spec = sweep.require_validation(spec, _tell)
     plans = sweep.plan_sweep(spec, _tell)
     missing = {planned.folder for planned in plans if planned.is_missing}
     if dry_run:

@@ -77,7 +77,7 @@ def tune(method: str, trials: int, space: tuple[str, ...], **options: Any) -> in
         ]
         print_json({
             "method": found.method, "best": found.best.values, "accuracy": found.best.accuracy,
-            "published": found.published, "published_accuracy": found.first.accuracy,
+            "published": found.published, "published_accuracy": found.published_trial.accuracy,
             "trials": trials_found, "picture": str(picture),
         })  # fmt: skip
         return 0
@@ -97,8 +97,10 @@ def _show_search(found: TuneResult, options: Config) -> None:
         return {"": title, **values, "validation %": trial.note or format_percent(trial.accuracy)}
 
     columns = [Column("", kind=TEXT), *(Column(key) for key in (*found.space, "validation %"))]
-    compared = [record("found", found.best), record("default", found.first)]
-    others = [trial for trial in found.trials if trial is not found.best and trial is not found.first]
+    compared = [record("found", found.best), record("default", found.published_trial)]
+    others = [
+        trial for trial in found.trials if trial is not found.best and trial is not found.published_trial
+    ]
     others = sorted(others, key=lambda trial: -(trial.accuracy or 0.0))[:8]
     count, early = len(found.trials), sum(trial.accuracy is None for trial in found.trials)
     accuracy = "Validation accuracy after fine-tuning" if found.is_fine_tuned else "Best validation accuracy"
@@ -109,7 +111,7 @@ def _show_search(found: TuneResult, options: Config) -> None:
     )
     footer = [record("", trial) for trial in others]
     print_renderable(Table(columns, compared, note=words, footer=footer))
-    name, more = found.best_name(found.best.values)
+    name, more = found.method_with(found.best.values)
     print(f"use it   {overview.line(name, vars(options) | more | {'validation': 0.0})}")
 
 
@@ -178,7 +180,7 @@ def reproduce(
     count = trials if trials is not None else 1 if small else 3
     chosen = list(dict.fromkeys(names or paper.NAMES))
     studies = [
-        paper.load_study(name, trials=count, rounds=rounds, data=data, small=small).only(only)
+        paper.load_study(name, trials=count, rounds=rounds, data=data, small=small).select(only)
         for name in chosen
     ]
     folder = out or paths.RUNS_DIR / ("reproduce-small" if small else "reproduce")
@@ -203,13 +205,13 @@ def _instead(studies: Sequence[PaperStudy], *, small: bool, data: str | None) ->
 
 def _list(studies: Sequence[PaperStudy], folder: Path) -> int:
     from feddbe.reporting.table import TEXT, Column, Table
-    from feddbe.studies.reproduce import plan_studies, study_runs
-    from feddbe.studies.runner import RemainingTime
+    from feddbe.studies.reproduce import plan_studies, study_specs
+    from feddbe.studies.runner import RemainingTimeEstimator
 
-    plans, clock = plan_studies(studies, folder), RemainingTime()
+    plans, clock = plan_studies(studies, folder), RemainingTimeEstimator()
     records = []
     for study in studies:
-        planned = [plans[cell] for cell in study_runs([study])]
+        planned = [plans[cell] for cell in study_specs([study])]
         missing = [run for run in planned if run.is_missing]
         records.append({
             "experiment": study.name,
@@ -218,7 +220,7 @@ def _list(studies: Sequence[PaperStudy], folder: Path) -> int:
             "done": sum(run.is_done for run in planned),
             "begun": sum(bool(run.document) for run in missing) or None,
             "no data": sum(run.experiment is None for run in planned) or None,
-            "rest": str(timedelta(seconds=round(clock.left(missing)))) if missing else "-",
+            "rest": str(timedelta(seconds=round(clock.estimate_seconds(missing)))) if missing else "-",
         })  # fmt: skip
     columns = [
         Column("experiment", kind=TEXT),
@@ -259,10 +261,10 @@ def _carry_out(
                 board = StudyBars(len(missing))
                 with board.bars:
                     runner.run_missing(list(plans.values()), board)
-                    plans, aside = _refreshed(plans), board.aside()
+                    plans, aside = _refreshed(plans), board.analysis_callback()
                     for study in studies:
                         for problem in run_study_analyses(study, plans, quick=study.is_small, callback=aside):
-                            board.say(f"feddbe: not measured: {problem}")
+                            board.print_line(f"feddbe: not measured: {problem}")
                         run_embedding_analyses(study, plans, aside)
                     aside.remove()
                 plans = _refreshed(plans)
@@ -280,7 +282,7 @@ def _carry_out(
         for study in studies:
             if not study.figure:
                 words = ["feddbe", "reproduce", study.name, *report, "--out", str(folder), "--dry-run"]
-                tables[shlex.join(words)] = compare_with_paper(study, plans, instead=instead)
+                tables[shlex.join(words)] = compare_with_paper(study, plans, replacement=instead)
         path = write_report(runs, folder / "report.html", studies=tables)
         print(f"report  {path}", file=sys.stdout if form == "text" else sys.stderr)
     return 0
@@ -303,7 +305,7 @@ def _show(study: PaperStudy, plans: Plans, folder: Path, instead: str, form: str
                 print(f"  {title}: {drawn}")
             print()
         return
-    found = compare_with_paper(study, plans, instead=instead)
+    found = compare_with_paper(study, plans, replacement=instead)
     if form == "text":
         print_renderable(paper_table(found))
         print()

@@ -100,7 +100,7 @@ class Recorder:
         judged = accuracy.get("validation", accuracy.get(self.moment))
         if judged is not None:
             if judged > max(self.accuracy.values(), default=-1.0):
-                self.store.promote_to_best(moves=is_replaced)
+                self.store.promote_to_best(move=is_replaced)
             self.accuracy[round_] = judged
 
     def record_new_clients(
