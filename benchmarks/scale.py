@@ -39,7 +39,7 @@ from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
 from feddbe.runs import execution
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.runs.store import FILE, RunStore
+from feddbe.runs.store import RUN_FILE, RunStore
 from feddbe.simulation import engines
 from feddbe.simulation.engines.base import peak_memory_mb
 from feddbe.simulation.loop import RoundLoop, initial_server_state
@@ -105,7 +105,7 @@ def once(method: str, clients: int, rounds: int, engine: str, folder: Path) -> d
     loop.evaluate_final()
     workers.close()
     store.close()
-    size = (folder / FILE).stat().st_size
+    size = (folder / RUN_FILE).stat().st_size
     at = time.perf_counter()
     api.load(folder, hashes=False)
     shown = time.perf_counter() - at

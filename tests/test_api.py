@@ -178,7 +178,7 @@ def test_an_interrupt_passes_through_and_the_run_can_be_resumed(engine: str) -> 
     assert watch.began == [("fedavg+dbe", Path("cut"), 0, 4)]
     assert watch.rounds == [0, 1, 2]
     assert [e["round"] for e in feddbe.load("cut")["rounds"]] == [0, 1, 2]
-    with pytest.raises(feddbe.InvalidInputError, match="holds this run already"):
+    with pytest.raises(feddbe.InvalidInputError, match="contains this run already"):
         feddbe.run("fedavg+dbe", **options, out="cut")
     watch = Stop(after=-1)
     resumed = feddbe.run("fedavg+dbe", **options, out="cut", resume=True, callback=watch)
@@ -216,7 +216,7 @@ def test_a_run_goes_on_by_its_folder_alone() -> None:
     with pytest.raises(feddbe.InvalidInputError, match=r"lr 0\.1 there, 0\.2 now"):
         feddbe.run(resume=True, out="short/fedavg", lr=0.2)
     with pytest.raises(
-        feddbe.InvalidInputError, match="'short' holds 2 runs; compare --resume --out short continues"
+        feddbe.InvalidInputError, match="'short' contains 2 runs; compare --resume --out short resumes"
     ):
         feddbe.run(resume=True, out="short")
     with pytest.raises(feddbe.InvalidInputError, match="no method given"):
@@ -227,7 +227,7 @@ def test_what_came_from_python_is_given_again() -> None:
     own: dict[str, Any] = {"data": mine(), "model": nn.Sequential(*layers())}
     feddbe.run("fedavg", **own, **SMALL, out="own")
     with pytest.raises(
-        feddbe.InvalidInputError, match="the model of 'own' came from Python; give it again as model="
+        feddbe.InvalidInputError, match="the model of 'own' was a Python object; pass it again as model="
     ):
         feddbe.run(data=own["data"], out="own", resume=True)
     assert feddbe.run(**own, out="own", resume=True, rounds=3)["last"]["round"] == 3
@@ -322,7 +322,7 @@ def test_a_place_that_cannot_be_written(folder: Path) -> None:
 
 
 def test_every_public_name_is_there() -> None:
-    assert feddbe.callbacks.Lines.__module__ == "feddbe.callbacks.display"
+    assert feddbe.callbacks.ProgressLines.__module__ == "feddbe.callbacks.display"
     assert set(feddbe.__all__) <= set(dir(feddbe))
     for name in set(feddbe.__all__) - {"METHODS"}:
         assert getattr(feddbe, name).__module__.startswith("feddbe.")
@@ -336,7 +336,7 @@ def test_other_versions_than_it_began_with_are_said(tmp_path: Path) -> None:
         def __init__(self) -> None:
             self.said: list[str] = []
 
-        def remark(self, text: str) -> None:
+        def on_message(self, text: str) -> None:
             self.said.append(text)
 
     options: dict[str, Any] = {"clients": 3, "partition": "iid", "engine": "serial", "out": str(tmp_path)}
@@ -349,7 +349,7 @@ def test_other_versions_than_it_began_with_are_said(tmp_path: Path) -> None:
     store.set_meta("versions", {**now, "torch": "1.0"})
     store.close()
     document = feddbe.run("fedavg", rounds=2, resume=True, callback=told, **options)
-    line = f"carried on with other versions: torch 1.0 then, {now['torch']} now"
+    line = f"resumed with other versions: torch 1.0 before, {now['torch']} now"
     assert told.said == [line]
     assert document["remarks"] == [line]
 

@@ -20,7 +20,7 @@ from feddbe.config.parameters import describe_signature
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.registry import METHODS
 from feddbe.results.document import RoundResult
-from feddbe.runs.store import FILE, RunStore
+from feddbe.runs.store import RUN_FILE, RunStore
 from tests.progress import LINE, without_progress
 
 SMALL = "--clients 3 --partition iid --model mlp --engine serial"
@@ -290,7 +290,7 @@ def test_another_configuration_in_the_folder_of_a_run(shell: Shell, tmp_path: Pa
             "method fedavg+mr(kappa=2) there, fedavg now",
             "partition_seed 1 there, 2 now",
         ],
-        f"run 'fedavg+mr(kappa=2)' {SMALL}": ["holds this run already", "--resume", "--out"],
+        f"run 'fedavg+mr(kappa=2)' {SMALL}": ["contains this run already", "--resume", "--out"],
     }.items():
         code, out, err = shell(f"{line} --out one")
         assert (code, out, err.count("\n")) == (2, "", 1)
@@ -373,7 +373,7 @@ def test_a_run_is_continued_by_its_folder_alone(shell: Shell) -> None:
     assert shell.json("show one")["server_sha256"] == whole["server_sha256"]
     code, out, err = shell("run --resume --out one --lr 0.5")
     assert (code, out) == (2, "")
-    assert "'one' holds a run with another configuration (lr 0.05 there, 0.5 now)" in err
+    assert "'one' contains a run with another configuration (lr 0.05 in the run, 0.5 now)" in err
     assert "lr" in shell("run --resume --out one --dry-run").out
 
 
@@ -682,7 +682,7 @@ def test_runs_survives_folders_that_are_no_runs(shell: Shell, tmp_path: Path) ->
     for name, content in {"empty": b"", "garbage": b"no database" * 500, "half": None}.items():
         (tmp_path / "runs" / name).mkdir()
         if content is not None:
-            (tmp_path / "runs" / name / FILE).write_bytes(content)
+            (tmp_path / "runs" / name / RUN_FILE).write_bytes(content)
     rows = {row["name"]: row["state"] for row in shell.json("runs")["runs"]}
     assert rows == {"good": "done", "empty": "unreadable", "garbage": "damaged"}
     code, out, _ = shell("runs")
@@ -694,7 +694,7 @@ def test_runs_survives_folders_that_are_no_runs(shell: Shell, tmp_path: Path) ->
     code, out, err = shell(f"run fedavg --rounds 1 {SMALL} --resume --json")
     assert (code, json.loads(out)["folder"]) == (0, "runs/good")
     assert err.startswith(
-        "feddbe: passed over: 'runs/garbage/run.sqlite' is damaged (file is not a database)"
+        "feddbe: skipped: 'runs/garbage/run.sqlite' is damaged (file is not a database)"
     )
     assert err.count("\n") == 1
 
@@ -703,9 +703,9 @@ def test_check_says_what_is_whole(shell: Shell) -> None:
     shell(f"run fedavg --rounds 2 {SMALL} --out runs/good")
     assert shell("check good") == (0, "runs/good: whole, goes on from round 2\n", "")
     (found,) = shell.json("check good")["runs"]
-    parts = dict.fromkeys(["meta", "SQLite", "rows", "states", "rounds", "model"], "whole")
-    assert found == {"folder": "runs/good", "whole": True, "round": 2, "parts": parts}
-    file = Path("runs/good") / FILE
+    parts = dict.fromkeys(["meta", "SQLite", "rows", "states", "rounds", "model"], "intact")
+    assert found == {"folder": "runs/good", "intact": True, "round": 2, "parts": parts}
+    file = Path("runs/good") / RUN_FILE
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
     code, out, err = shell("check good")

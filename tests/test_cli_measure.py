@@ -57,7 +57,7 @@ def by_hand(folder: Path, place: str, params: State | None = None) -> Points:
     """Of the global model (or `params`) on all test samples, client by client, by the module itself."""
     store = RunStore.open(folder)
     server = params or store.server_state("best")
-    private = dict(store.clients())
+    private = dict(store.private_states())
     e = load_experiment(store)
     store.close()
     assert e.task.model.module.load_state_dict(server, strict=False).missing_keys == []
@@ -245,13 +245,13 @@ def test_mistakes_are_one_line(compared: Shell, words: str, said: str) -> None:
 
 
 def test_ctrl_c_keeps_what_is_finished(compared: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = analysis._write
+    write = analysis._write_result
 
     def one_only(*arguments: Any) -> None:
         write(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(analysis, "_write", one_only)
+    monkeypatch.setattr(analysis, "_write_result", one_only)
     code, _, err = compared("analyze c/fedavg --analyses probe --samples 40")
     assert (code, err) == (
         130,

@@ -127,19 +127,20 @@ def test_a_rule_in_words_is_not_searched() -> None:
     assert described["rounds_l"]["search_rule"]
     assert not described["rounds_l"]["search"]
     options = {"data": "digits", "partition": "iid", "clients": 3, "model": "mlp"}
-    assert "rounds_l" not in tune.search_space(resolve("apple", feddbe.config.options.Config(**options)))  # type: ignore[arg-type]
+    experiment = resolve("apple", feddbe.config.options.Config(**options))  # type: ignore[arg-type]
+    assert "rounds_l" not in tune.build_search_space(experiment)
 
 
 def test_missing_data_are_found_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FEDDBE_DATA", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
-    study = paper.load_study("har", trials=1).only(["FedAvg"])
+    study = paper.load_study("har", trials=1).select(["FedAvg"])
     slot = next(slot for slot in study.table_cells if slot.run_specs)
     plans = reproduce.plan_studies([study], tmp_path)
     plans = {cell: dataclasses.replace(planned, skip_reason=TEXT) for cell, planned in plans.items()}
-    assert reproduce._state(slot, plans) == "no data"
+    assert reproduce._status(slot, plans) == "no data"
     plans = {cell: dataclasses.replace(planned, is_data_missing=False) for cell, planned in plans.items()}
-    assert reproduce._state(slot, plans) == "refused"
+    assert reproduce._status(slot, plans) == "refused"
 
 
 def test_a_table_names_what_was_not_judged_by_its_reason() -> None:

@@ -223,7 +223,7 @@ def test_what_was_given_as_objects_is_given_again(tmp_path: Path) -> None:
     options: dict[str, Any] = {"rounds": 1, "lr": 0.1, "clients": 2, "partition": "iid", "engine": "serial"}
     feddbe.run("fedavg+dbe", out=str(tmp_path / "run"), **given, **options)
     assert load_client_model(tmp_path / "run", 0, **given).about["labels"] == ["no", "yes"]
-    with pytest.raises(InvalidInputError, match="came from Python; give it again"):
+    with pytest.raises(InvalidInputError, match="was a Python object; pass it again"):
         load_client_model(tmp_path / "run", 0)
 
 

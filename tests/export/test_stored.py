@@ -16,7 +16,7 @@ from feddbe.errors import FeddbeError, InvalidInputError, StoreError
 from feddbe.export import predict
 from feddbe.export.client_model import load_client_model
 from tests.export.test_deployed import trained
-from tests.runs.test_gate import change
+from tests.runs.test_replay_permissions import change
 
 ROWS = [(k % 11, (7 * k) % 13, "abc"[k % 3], ("no", "yes")[(k % 11) > 5], "xyz"[k % 3]) for k in range(90)]
 HEADER = "age,height,job,buys,client"

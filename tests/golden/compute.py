@@ -33,7 +33,7 @@ from feddbe.metrics.representations.tsne import tsne
 from feddbe.state import State
 from feddbe.studies.tune import tune
 from feddbe.training.plan import Batches
-from tests.federation import COMBINATIONS, Outcome, experiment, make_samples, run_outcome
+from tests.federation import COMBINATIONS, Outcome, experiment, make_dataset, run_outcome
 
 VALUES = Path(__file__).with_name("values.json")
 SIZES = (60, 44, 28, 36, 50)
@@ -72,7 +72,7 @@ def float64() -> Iterator[None]:
 
 def golden_data(sizes: Sequence[int] = SIZES) -> Dataset:
     """Return digits of clients with so many samples, in float64."""
-    small = make_samples(sizes)
+    small = make_dataset(sizes)
     return replace(small, x=small.inputs(small.x).double())
 
 
@@ -83,7 +83,7 @@ def norms(state: State) -> dict[str, float]:
 def summarize(result: Outcome) -> dict[str, Any]:
     """Return the metrics of all rounds, each as the mean over samples, and the norms of the states."""
     rounds = []
-    for entry in result.entries:
+    for entry in result.rounds:
         metrics = {
             f"{'float32 ' if name in POOLED else ''}{moment} {name}": readings["weighted"]
             for moment, taken in entry["metrics"].items()
@@ -117,7 +117,7 @@ def partitions() -> dict[str, str]:
         for seed in (1, 2):
             split = partition(whole.y.numpy(), spec, 20, seed)
             found[f"{spec} seed {seed}"] = hash_arrays(*split.train, *split.test)
-    natural = partition(make_samples(SIZES).y.numpy(), "natural", None, 1, client=make_samples(SIZES).client)
+    natural = partition(make_dataset(SIZES).y.numpy(), "natural", None, 1, client=make_dataset(SIZES).client)
     return found | {"natural": hash_arrays(*natural.train, *natural.test)}
 
 

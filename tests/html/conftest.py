@@ -10,7 +10,7 @@ import pytest
 import feddbe
 from feddbe.metrics.representations.points import AnalysisResult
 from feddbe.metrics.representations.registry import analysis_settings
-from feddbe.runs.analysis import _AnalysisItem, _write
+from feddbe.runs.analysis import _AnalysisItem, _write_result
 from feddbe.runs.replay import checkpoint_round
 from feddbe.runs.store import RunStore
 
@@ -37,5 +37,5 @@ def _write_mdl(folder: Path) -> None:
     one = _AnalysisItem("mdl", "before", "z_g", quick, False, settings | {"samples": 60})
     store = RunStore.open(folder)
     taken = AnalysisResult({"": 123.0, "bits": 177.0, "std": 4.5})
-    _write(store, checkpoint_round(store, "best"), one, taken, {"samples": 60, "seconds": 1.0})
+    _write_result(store, checkpoint_round(store, "best"), one, taken, samples=60, seconds=1.0)
     store.close()

@@ -360,7 +360,7 @@ def test_no_text_ends_the_script_it_stands_in() -> None:
     [
         (lambda folder: write_report([], folder / "x.html"), "no run"),
         (lambda folder: write_report([folder], folder / "x.png"), "unknown kind of report '.png'"),
-        (lambda folder: write_report([folder], folder / "x.html"), "holds no run"),
+        (lambda folder: write_report([folder], folder / "x.html"), "contains no run"),
     ],
 )
 def test_mistakes_are_one_line(call: Callable[[Path], Any], words: str, tmp_path: Path) -> None:

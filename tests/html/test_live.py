@@ -16,14 +16,14 @@ import feddbe
 from feddbe.errors import InvalidInputError
 from feddbe.reporting.html.live import HOST, _server, serve
 from feddbe.runs import folders
-from feddbe.runs.store import FILE
+from feddbe.runs.store import RUN_FILE
 from tests.html.conftest import SMALL
 
 
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
     """Where the runs in `tmp_path` are served."""
-    server = _server(lambda: folders.list_names(tmp_path), 0)
+    server = _server(lambda: folders.list_runs(tmp_path), 0)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server.server_port
@@ -93,7 +93,7 @@ def test_it_follows_runs_that_come_and_go_on(port: int, tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_said_and_the_rest_is_there(port: int, tmp_path: Path) -> None:
     feddbe.run("fedavg", out=str(tmp_path / "a"), rounds=1, **SMALL)
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / FILE).write_bytes(b"no database" * 99)
+    (tmp_path / "b" / RUN_FILE).write_bytes(b"no database" * 99)
     shown = json.loads(ask(port)[2])
     assert [row[0] for row in shown["sections"][0]["blocks"][0]["rows"]] == ["fedavg"]
     (failed,) = shown["failed"]

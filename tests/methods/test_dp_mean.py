@@ -18,7 +18,7 @@ from feddbe.methods.dp_mean import PrivacyGuarantee, log_delta, noise_scale
 from feddbe.methods.registry import parse_method
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import experiment, make_samples, run_outcome
+from tests.federation import experiment, make_dataset, run_outcome
 
 ASKED = "init_mean=start,epsilon=1,delta=1e-5,clip=2"
 
@@ -135,7 +135,7 @@ def test_the_mean_does_not_depend_on_training(tmp_path: Path) -> None:
 
 
 def test_what_is_stated_goes_with_the_run() -> None:
-    remarks = experiment(f"fedavg+dbe({ASKED})", make_samples([40, 44, 28, 36]), new_clients=1).notes
+    remarks = experiment(f"fedavg+dbe({ASKED})", make_dataset([40, 44, 28, 36]), new_clients=1).notes
     assert len(remarks) == 1
     for text in ("(1, 1e-05)-differentially private", "clipped to 2", "no other message", "simulates"):
         assert text in remarks[0]

@@ -10,13 +10,13 @@ import pytest
 from feddbe.methods.registry import METHODS, describe_methods
 from feddbe.runs.store import RunStore
 from feddbe.state import nbytes
-from tests.federation import experiment, make_samples, run_outcome, stored_records
+from tests.federation import client_values, experiment, make_dataset, run_outcome
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_messages_and_private_state_are_as_told(name: str, tmp_path: Path) -> None:
     """Eight clients, so that FedFomo's five models are there; the third round, when all is in flow."""
-    e = experiment(name, make_samples([16] * 8), rounds=3)
+    e = experiment(name, make_dataset([16] * 8), rounds=3)
     ran = run_outcome(e, tmp_path)
     model, facts = e.task.model, METHODS[name].description
     one = nbytes(model.parameters)
@@ -41,7 +41,7 @@ def test_messages_and_private_state_are_as_told(name: str, tmp_path: Path) -> No
         return total
 
     store = RunStore.open(tmp_path)
-    down, up = (stored_records(store, 3, name, "training") for name in ("bytes_down", "bytes_up"))
+    down, up = (client_values(store, 3, name, "training") for name in ("bytes_down", "bytes_up"))
     store.close()
     assert set(down.values()) == {told(facts.down)}
     assert set(up.values()) == {told(facts.up)}

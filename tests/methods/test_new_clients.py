@@ -26,7 +26,7 @@ from feddbe.simulation.client import ClientTask, run_client
 from feddbe.state import State
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import are_identical, experiment, make_samples, run_outcome
+from tests.federation import are_identical, experiment, make_dataset, run_outcome
 
 FOUR = [40, 44, 28, 36]
 
@@ -50,7 +50,7 @@ def noted(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def with_model(name: str, model: Any, **options: Any) -> Experiment:
     chosen = {"partition": "natural", "rounds": 1, "lr": 0.1, **options}
-    return resolve(name, Config(**chosen), dataset=make_samples(FOUR), model=model)
+    return resolve(name, Config(**chosen), dataset=make_dataset(FOUR), model=model)
 
 
 def message(e: Experiment, folder: Path) -> State:
@@ -180,7 +180,7 @@ def test_newton_at_both_ends(tmp_path: Path) -> None:
 
 def test_newton_with_a_head_that_bends_has_the_gauss_newton_matrix(tmp_path: Path) -> None:
     """h = linear, ReLU, linear, small enough to write J_j down: W2 diag(W1 z_j + b1 > 0) W1."""
-    e = experiment("fedavg+dbe", make_samples(FOUR), new_clients=1, cut="fc1.0")
+    e = experiment("fedavg+dbe", make_dataset(FOUR), new_clients=1, cut="fc1.0")
     received = message(e, tmp_path)
     x = e.task.dataset.inputs(e.task.dataset.x[torch.from_numpy(e.task.split.train[3])]).flatten(1).double()
     y = e.task.dataset.y[torch.from_numpy(e.task.split.train[3])]
@@ -199,7 +199,7 @@ def test_newton_with_a_head_that_bends_has_the_gauss_newton_matrix(tmp_path: Pat
 
 @pytest.mark.parametrize("adaptation", ["full", *new_clients.ADAPTATIONS])
 def test_accuracy_after_each_epoch_is_that_of_so_many(adaptation: str, tmp_path: Path) -> None:
-    e = experiment("fedavg+dbe", make_samples(FOUR), new_clients=1, adapt_epochs=4, adaptation=adaptation)
+    e = experiment("fedavg+dbe", make_dataset(FOUR), new_clients=1, adapt_epochs=4, adaptation=adaptation)
     server = run_outcome(e, tmp_path).server
     store = RunStore.open(tmp_path)
     found, rows = summary.read_new_clients(store), store.records(2)
@@ -220,12 +220,12 @@ def test_ways_are_those_of_the_option() -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("fedavg", {"adaptation": "prbm"}, "adapt = prbm; not for fedavg: it has no p_i, as +prbm and +dbe have"),
-    ("fedavg+mr", {"adaptation": "prbm"}, "adapt = prbm; not for fedavg+mr: it has no p_i"),
+    ("fedavg", {"adaptation": "prbm"}, "adaptation = prbm; not for fedavg: it has no p_i, as +prbm and +dbe have"),
+    ("fedavg+mr", {"adaptation": "prbm"}, "adaptation = prbm; not for fedavg+mr: it has no p_i"),
     (
         "fedavg+dbe",
         {"adaptation": "newton", "new_clients": 0},
-        "adapt = newton; it is about newcomers, of which",
+        "adaptation = newton; there are no new clients to adapt",
     ),
     ("fedavg+dbe", {"adaptation": "newtn"}, "unknown adaptation 'newtn'; did you mean 'newton'"),
 ]
@@ -234,12 +234,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("name", "options", "line"), REFUSED)
 def test_refusals(name: str, options: dict[str, Any], line: str) -> None:
     with pytest.raises(InvalidInputError, match=re.escape(line)):
-        experiment(name, make_samples(FOUR), **{"new_clients": 1, **options})
+        experiment(name, make_dataset(FOUR), **{"new_clients": 1, **options})
 
 
 def test_another_way_in_is_another_run() -> None:
     hashes = {
-        experiment("fedavg+dbe", make_samples(FOUR), new_clients=1, adaptation=way).config_hash
+        experiment("fedavg+dbe", make_dataset(FOUR), new_clients=1, adaptation=way).config_hash
         for way in ("full", "prbm")
     }
     assert len(hashes) == 2

@@ -25,7 +25,7 @@ from feddbe.training.plan import Samples
 from feddbe.training.task import Context
 from feddbe.training.terms import Batch, TermContext, gradient_by_autograd
 from feddbe.training.trainer import ClientTrainer, TrainedModel
-from tests.federation import are_identical, experiment, make_samples, run_outcome
+from tests.federation import are_identical, experiment, make_dataset, run_outcome
 
 
 @pytest.mark.parametrize("name", ["fedprox(mu=0)", "moon(mu=0)"])
@@ -59,7 +59,7 @@ def test_scaffold_with_identical_clients_and_full_batches_is_fedavg(tmp_path: Pa
     """c and c_i are then equal, so the corrections cancel."""
 
     def copies(name: str) -> Experiment:
-        e = experiment(name, make_samples([60, 60]), batch_size=45, rounds=3)
+        e = experiment(name, make_dataset([60, 60]), batch_size=45, rounds=3)
         split = dataclasses.replace(e.task.split, train=RaggedArray.from_lists([e.task.split.train[0]] * 2))
         return dataclasses.replace(e, task=dataclasses.replace(e.task, split=split))
 
@@ -80,7 +80,7 @@ def test_ditto_without_the_pull_is_local_training(tmp_path: Path) -> None:
     alone = run_outcome(experiment("local", rounds=3), tmp_path / "local")
     ditto = run_outcome(experiment("ditto(lam=0)", rounds=3), tmp_path / "ditto")
     assert all(are_identical(alone.clients[c], ditto.clients[c]) for c in range(3))
-    assert [e["accuracy"] for e in alone.entries] == [e["accuracy"] for e in ditto.entries]
+    assert [e["accuracy"] for e in alone.rounds] == [e["accuracy"] for e in ditto.rounds]
 
 
 def test_ditto_with_a_strong_pull_stays_at_the_received_model() -> None:
@@ -106,7 +106,7 @@ def test_fedper_without_a_head_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
 
     def whole(name: str) -> Experiment:
         chosen = Config(partition="natural", rounds=2, lr=0.1, cut="3")
-        return resolve(name, chosen, dataset=make_samples(), model=build)
+        return resolve(name, chosen, dataset=make_dataset(), model=build)
 
     assert whole("fedper").task.model.head == ()
     shared, plain = (
@@ -162,7 +162,7 @@ def test_fedrods_balanced_softmax() -> None:
 
 
 def test_fedrod_trains_where_most_labels_are_missing(tmp_path: Path) -> None:
-    ran = run_outcome(experiment("fedrod", make_samples([24, 8]), rounds=2), tmp_path)
+    ran = run_outcome(experiment("fedrod", make_dataset([24, 8]), rounds=2), tmp_path)
     assert all(torch.isfinite(t).all() for t in ran.server.values())
 
 
@@ -195,7 +195,7 @@ def test_perfedavg_without_adaptation_is_fedavg_on_every_second_batch() -> None:
 def test_perfedavg_hessian_free_is_the_meta_gradient() -> None:
     """With D1 = D2 = D3 in the limit: w - beta (I - alpha H) g(w'), H from autograd, on one small client."""
     task = experiment(
-        "perfedavg", make_samples([2]), batch_size=1
+        "perfedavg", make_dataset([2]), batch_size=1
     ).task  # one training sample: each part is the whole
     theta = task.model.parameters
     up, _ = parse_method("perfedavg(hessian=free,alpha=0.05,beta=1)").train(
@@ -248,7 +248,7 @@ def test_apfl_at_its_ends(tmp_path: Path) -> None:
             experiment(f"apfl(alpha={alpha},adaptive=false)", **by_torch), tmp_path / f"apfl{alpha}"
         )
         assert are_identical(ran.server, plain.server)
-        assert [e["accuracy"] for e in ran.entries] == [e["accuracy"] for e in other.entries]
+        assert [e["accuracy"] for e in ran.rounds] == [e["accuracy"] for e in other.rounds]
     for client, state in alone.clients.items():
         for name, value in state.items():
             torch.testing.assert_close(ran.clients[client][name], value, rtol=0, atol=1e-6)
@@ -275,16 +275,16 @@ def test_apfls_gradient_of_alpha_is_the_numerical_one() -> None:
 def test_majority_is_the_floor(tmp_path: Path) -> None:
     e = experiment("majority", rounds=1)
     ran = run_outcome(e, tmp_path)
-    assert [entry["accuracy"]["weighted"] for entry in ran.entries if entry["accuracy"]] == [
+    assert [entry["accuracy"]["weighted"] for entry in ran.rounds if entry["accuracy"]] == [
         e.majority_accuracy
     ] * 2
-    assert ran.entries[1]["bytes_up"] == ran.entries[1]["bytes_down"] == 0
+    assert ran.rounds[1]["bytes_up"] == ran.rounds[1]["bytes_down"] == 0
 
 
 def test_local_training_sends_nothing(tmp_path: Path) -> None:
     ran = run_outcome(experiment("local"), tmp_path)
     assert ran.server == {}
-    assert all(entry["bytes_up"] == entry["bytes_down"] == 0 for entry in ran.entries)
+    assert all(entry["bytes_up"] == entry["bytes_down"] == 0 for entry in ran.rounds)
     assert ran.clients.keys() == {0, 1, 2}
 
 

@@ -28,7 +28,7 @@ from feddbe.state import State
 from feddbe.training.task import Context
 from feddbe.training.terms import prox
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import are_identical, experiment, make_samples, run_outcome
+from tests.federation import are_identical, experiment, make_dataset, run_outcome
 
 FILE = """
 from dataclasses import dataclass
@@ -117,14 +117,14 @@ def test_the_hash_follows_the_content_not_the_place(tmp_path: Path) -> None:
 
 
 def test_an_edited_method_does_not_continue_a_run(tmp_path: Path) -> None:
-    options = {"data": make_samples(), "out": str(tmp_path / "run"), **SMALL}
+    options = {"data": make_dataset(), "out": str(tmp_path / "run"), **SMALL}
     name = f"{write(tmp_path)}:MyProx"
     feddbe.run(name, rounds=1, **options)
     moved = f"{shutil.copy(tmp_path / 'mine.py', tmp_path / 'moved.py')}:MyProx"
     assert len(feddbe.run(moved, rounds=2, resume=True, **options)["rounds"]) == 3
     write(tmp_path, FILE.replace("mu: float = parameter(0.001", "mu: float = parameter(0.002"))
     with pytest.raises(
-        InvalidInputError, match=r"another configuration \(.*myprox mu 0.001 there, 0.002 now"
+        InvalidInputError, match=r"another configuration \(.*myprox mu 0.001 in the run, 0.002 now"
     ):
         feddbe.run(name, rounds=3, resume=True, **options)
     write(tmp_path, FILE.replace("(self.Every or 1)", "(self.Every or 2)"))
@@ -151,7 +151,7 @@ def test_another_process_finds_it_by_its_file(tmp_path: Path) -> None:
 def test_a_recipe_needs_a_name_that_others_know(tmp_path: Path) -> None:
     text = f"{write(tmp_path)}:MyProx"
     made = dataclasses.replace(experiment(text), in_memory="")
-    assert Recipe.of(made) is not None
+    assert Recipe.from_experiment(made) is not None
     assert not is_in_memory(parse_method(text))
     assert experiment(format_name(Nearby())).in_memory == "data and method"
 
@@ -170,7 +170,7 @@ def test_what_one_would_type() -> None:
 
 
 def test_a_run_of_an_object(tmp_path: Path) -> None:
-    options = {"data": make_samples(), "rounds": 1, **SMALL}
+    options = {"data": make_dataset(), "rounds": 1, **SMALL}
     one = feddbe.run(FedProx(mu=0.3), out=str(tmp_path / "one"), **options)
     two = feddbe.run(Nearby(mu=0.3), out=str(tmp_path / "two"), **options)
     assert (one["method"], two["method"]) == ("fedprox(mu=0.3)", "nearby(mu=0.3)")
@@ -179,9 +179,9 @@ def test_a_run_of_an_object(tmp_path: Path) -> None:
     with pytest.raises(
         InvalidInputError, match=r"unknown method 'nearby'; .*; a class of yours is made known by fedd"
     ):
-        feddbe.analyze(tmp_path / "two", analyses="discrepancy", data=make_samples())
+        feddbe.analyze(tmp_path / "two", analyses="discrepancy", data=make_dataset())
     METHODS["nearby"] = Nearby
-    assert feddbe.analyze(tmp_path / "two", analyses="discrepancy", data=make_samples())[0]["analyses"]
+    assert feddbe.analyze(tmp_path / "two", analyses="discrepancy", data=make_dataset())[0]["analyses"]
 
 
 def test_a_package(
@@ -198,12 +198,12 @@ def test_a_package(
     assert type(parse_method("myprox(mu=0.5)+dbe")) is Composed
     assert not is_in_memory(parse_method("myprox"))
     assert len(methods.source_sha256(METHODS["myprox"])) == 64
-    options = {"data": make_samples(), "out": str(tmp_path / "run"), **SMALL}
+    options = {"data": make_dataset(), "out": str(tmp_path / "run"), **SMALL}
     feddbe.run("myprox", rounds=1, **options)
     write(about, "Metadata-Version: 2.1\nName: package-of-mine\nVersion: 2\n", "METADATA")
     methods.installed_methods.cache_clear()
     remarks = feddbe.run("myprox", rounds=2, resume=True, **options)["remarks"]
-    assert "carried on with other versions: package-of-mine 1 then, 2 now" in remarks
+    assert "resumed with other versions: package-of-mine 1 before, 2 now" in remarks
     assert cli.main(["methods", "--json"]) == 0
     assert "myprox" in [one["name"] for one in json.loads(capsys.readouterr().out)["methods"]]
     write(

@@ -10,7 +10,7 @@ from feddbe.metrics.records import ALL
 from feddbe.metrics.representations.points import make_points
 from feddbe.simulation.recorder import pooled_indices, pooled_records
 from feddbe.training.task import Task
-from tests.federation import experiment, make_samples
+from tests.federation import experiment, make_dataset
 
 
 def test_drift_by_hand() -> None:
@@ -34,7 +34,7 @@ def test_the_probe_is_of_all_and_what_cannot_be_said_is_left_out() -> None:
 
 
 def test_a_client_sends_few_samples_and_always_the_same() -> None:
-    task: Task = experiment("fedavg", make_samples((600, 60))).task
+    task: Task = experiment("fedavg", make_dataset((600, 60))).task
     few, all_ = (pooled_indices(task, client) for client in (0, 1))
     assert len(few) == metrics.POOLED_SAMPLES < len(task.split.test[0])
     assert few == tuple(sorted(set(few)))

@@ -19,7 +19,7 @@ from feddbe.metrics.records import ALL, Value
 from feddbe.models.split_model import SplitModel
 from feddbe.runs.store import RunStore
 from feddbe.simulation.client import ClientTask, run_client
-from tests.federation import experiment, make_samples
+from tests.federation import experiment, make_dataset
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_what_cannot_be_given_is_refused() -> None:
 def test_a_new_measure_is_in_the_run_and_in_show(
     engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options: dict[str, Any] = {"data": make_samples(), "model": "mlp", "partition": "natural", "lr": 0.1}
+    options: dict[str, Any] = {"data": make_dataset(), "model": "mlp", "partition": "natural", "lr": 0.1}
     folder = str(tmp_path / "run")
     feddbe.run("fedavg+dbe", **options, rounds=1, metrics="norm,per_sample", engine=engine, out=folder)
     e = experiment("fedavg+dbe", rounds=1)

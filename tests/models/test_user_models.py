@@ -14,7 +14,7 @@ from feddbe.config.options import Config
 from feddbe.data.user.arrays import load_object
 from feddbe.errors import InvalidInputError
 from feddbe.runs.experiment import Experiment, resolve
-from tests.federation import are_identical, make_samples, run_outcome
+from tests.federation import are_identical, make_dataset, run_outcome
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
 MODEL = """
@@ -45,7 +45,7 @@ def write(folder: Path, text: str = MODEL, name: str = "my_models.py") -> Path:
 
 def own(path: Path, function: str = "build", **options: Any) -> Experiment:
     chosen = {"partition": "natural", "rounds": 2, "lr": 0.1, **options}
-    return resolve("fedavg+dbe", Config(model=f"{path}:{function}", **chosen), dataset=make_samples())
+    return resolve("fedavg+dbe", Config(model=f"{path}:{function}", **chosen), dataset=make_dataset())
 
 
 def test_the_model_at_its_cut(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_serial_pool_and_resume_agree(tmp_path: Path) -> None:
 
 
 def test_an_edited_model_does_not_continue_a_run(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"data": make_samples(), "partition": "natural", "engine": "serial", "lr": 0.1}
+    options: dict[str, Any] = {"data": make_dataset(), "partition": "natural", "engine": "serial", "lr": 0.1}
     options |= {"out": str(tmp_path / "run")}
     spec = f"{write(tmp_path)}:build"
     feddbe.run("fedavg", model=spec, rounds=1, **options)
@@ -169,7 +169,7 @@ def test_what_goes_wrong_is_one_line(tmp_path: Path, given: tuple[str, str], mes
     path = write(tmp_path, given[0])
     spec = f"{path}:{given[1]}" if given[1] else str(path)
     with pytest.raises(InvalidInputError) as caught:
-        resolve("fedavg", Config(model=spec, partition="natural"), dataset=make_samples())
+        resolve("fedavg", Config(model=spec, partition="natural"), dataset=make_dataset())
     assert message.replace("FILE ", f"'{path}' ").replace("FILE:", f"'{path}':") in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -230,8 +230,8 @@ def test_a_word_outside_of_the_embedding_is_one_line(tmp_path: Path) -> None:
 
 def test_the_learning_rate_of_an_own_model_is_said_to_be_a_guess(tmp_path: Path) -> None:
     path = f"{write(tmp_path)}:build"
-    silent = resolve("fedavg", Config(model=path, partition="natural"), dataset=make_samples())
-    assert "lr 0.01 is a guess for a model of your own" in silent.notes[0]
+    silent = resolve("fedavg", Config(model=path, partition="natural"), dataset=make_dataset())
+    assert "lr 0.01 is a guess for a user's model" in silent.notes[0]
     assert "feddbe tune" in silent.notes[0]
-    given = resolve("fedavg", Config(model=path, partition="natural", lr=0.01), dataset=make_samples())
+    given = resolve("fedavg", Config(model=path, partition="natural", lr=0.01), dataset=make_dataset())
     assert not any("guess" in remark for remark in given.notes)

@@ -16,7 +16,7 @@ from feddbe.reporting.matplotlib_backend import render
 from feddbe.reporting.tables import new_clients_table
 from feddbe.results.document import RunDocument
 from tests.documents import _accuracy, document
-from tests.federation import make_samples
+from tests.federation import make_dataset
 
 
 def joined(method: str, curve: list[float], adaptation: str = "full", **config: Any) -> RunDocument:
@@ -84,7 +84,7 @@ def test_nothing_to_draw_is_said() -> None:
 
 def test_a_run_with_newcomers_draws_them(tmp_path: Path) -> None:
     options: dict[str, Any] = {"partition": "natural", "model": "mlp", "rounds": 1, "adapt_epochs": 2}
-    run = feddbe.run("fedavg+dbe", data=make_samples([40, 28]), new_clients=1, out=str(tmp_path), **options)
+    run = feddbe.run("fedavg+dbe", data=make_dataset([40, 28]), new_clients=1, out=str(tmp_path), **options)
     assert run["new_clients"]
     assert len(run["new_clients"]["by_epoch"]) == 2
     drawn = feddbe.draw(tmp_path, [run])

@@ -138,9 +138,9 @@ def test_results_say_where_batch_norm_statistics_are() -> None:
 
 def test_remarks_are_below_the_table_with_the_run_they_belong_to() -> None:
     run = document("pfedme", RISING)
-    run["remarks"] = ["lr does nothing: its rates are lr_p and eta", "mr kappa 3, found by itself"]
+    run["remarks"] = ["lr has no effect: its rates are lr_p and eta", "mr kappa 3, found by itself"]
     said = words(tables.results_table([document("fedavg", RISING), run]))
-    assert "pfedme: lr does nothing: its rates are lr_p and eta; mr kappa 3, found by itself." in said
+    assert "pfedme: lr has no effect: its rates are lr_p and eta; mr kappa 3, found by itself." in said
     assert "fedavg:" not in said
 
 

@@ -41,7 +41,7 @@ from tests.federation import (
     Outcome,
     are_identical,
     experiment,
-    make_samples,
+    make_dataset,
     run_outcome,
     run_recorded,
 )
@@ -204,7 +204,7 @@ class TestCluster:
             are_identical(serial.server, ray.server)
             and serial.clients.keys() == ray.clients.keys()
             and all(are_identical(serial.clients[c], ray.clients[c]) for c in serial.clients)
-            and [{**a, "seconds": 0} for a in serial.entries] == [{**a, "seconds": 0} for a in ray.entries]
+            and [{**a, "seconds": 0} for a in serial.rounds] == [{**a, "seconds": 0} for a in ray.rounds]
         )
 
     def check_method(self, name: str) -> bool:

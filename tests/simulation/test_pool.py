@@ -27,7 +27,7 @@ from feddbe.simulation.engines.registry import Serial
 from feddbe.state import State, encode
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import are_identical, experiment, make_samples, run_outcome, run_recorded
+from tests.federation import are_identical, experiment, make_dataset, run_outcome, run_recorded
 
 
 class KillingPool(Pool):

@@ -56,7 +56,7 @@ def test_every_method_works_there(name: str, tmp_path: Path) -> None:
         ran = run_recorded(e, tmp_path, Serial(e.task.to(META), e.method))
     assert seen.there > 100 or e.method.base_name == "majority"
     assert all(t.device.type == "cpu" for t in ran.server.values())
-    assert len(ran.entries) == 3
+    assert len(ran.rounds) == 3
 
 
 @pytest.mark.parametrize("adaptation", ["full", "prbm", "newton"])

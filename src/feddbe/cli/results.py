@@ -251,7 +251,7 @@ def overhead(names: tuple[str, ...], as_json: bool) -> int:
 def _load_documents(names: tuple[str, ...]) -> list[RunDocument]:
     from feddbe.runs import folders, summary
 
-    return [summary.load_document(folder, hashes=False) for folder in folders.iterate_runs(names)]
+    return [summary.load_document(folder, hashes=False) for folder in folders.resolve_all_runs(names)]
 
 
 @click.command("analyze", cls=Command)

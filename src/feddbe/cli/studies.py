@@ -210,13 +210,13 @@ def _describe_replacement(*, small: bool, data: str | None) -> str:
 
 def _print_studies(studies: Sequence[PaperStudy], folder: Path) -> int:
     from feddbe.reporting.table import TEXT, Column, Table
-    from feddbe.studies.reproduce import plan_studies, study_runs
-    from feddbe.studies.runner import RemainingTime
+    from feddbe.studies.reproduce import plan_studies, study_specs
+    from feddbe.studies.runner import RemainingTimeEstimator
 
-    plans, clock = plan_studies(studies, folder), RemainingTime()
+    plans, clock = plan_studies(studies, folder), RemainingTimeEstimator()
     records = []
     for study in studies:
-        planned = [plans[cell] for cell in study_runs([study])]
+        planned = [plans[cell] for cell in study_specs([study])]
         missing = [run for run in planned if run.is_missing]
         records.append({
             "experiment": study.name,

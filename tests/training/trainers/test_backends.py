@@ -21,7 +21,7 @@ from feddbe.training import backends
 from feddbe.training.task import Context
 from feddbe.training.terms import Term, TermContext
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import are_identical, experiment, make_samples, run_outcome
+from tests.federation import are_identical, experiment, make_dataset, run_outcome
 
 
 def test_autograd_takes_every_plan_and_is_asked_last() -> None:
@@ -45,7 +45,7 @@ def test_a_new_trainer_is_one_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     backends.all_backends.cache_clear()
     try:
         options = {
-            "data": make_samples(),
+            "data": make_dataset(),
             "partition": "natural",
             "model": "mlp",
             "rounds": 1,
@@ -82,7 +82,7 @@ def _steepness(context: TermContext, carry: State) -> tuple[Tensor, State]:
 def test_a_run_says_who_trained_and_why_nobody_who_is_faster(tmp_path: Path) -> None:
     def ran(method: str | Method, trainer: str) -> tuple[list[str], list[str]]:
         out = tmp_path / str(method if isinstance(method, str) else method.name) / trainer
-        found = feddbe.run(method, data=make_samples(), trainer=trainer, out=str(out), **OPTIONS)
+        found = feddbe.run(method, data=make_dataset(), trainer=trainer, out=str(out), **OPTIONS)
         return found["trainers"], found["remarks"]
 
     assert ran("fedavg+dbe", "auto") == (["compiled"], [])
@@ -96,11 +96,11 @@ def test_a_run_says_who_trained_and_why_nobody_who_is_faster(tmp_path: Path) -> 
 
 
 def test_a_run_that_goes_on_with_another_trainer_says_so(tmp_path: Path) -> None:
-    options: dict[str, Any] = OPTIONS | {"data": make_samples(), "out": str(tmp_path)}
+    options: dict[str, Any] = OPTIONS | {"data": make_dataset(), "out": str(tmp_path)}
     feddbe.run("fedavg", **options)
     found = feddbe.run("fedavg", **options | {"rounds": 2, "resume": True, "trainer": "autograd"})
     assert found["trainers"] == ["autograd", "compiled"]
-    assert found["remarks"] == ["carried on with trainer autograd, before with auto: the last bits differ"]
+    assert found["remarks"] == ["resumed with trainer autograd, before with auto: the last bits differ"]
 
 
 def test_the_same_bits_wherever_a_client_trains(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_the_same_bits_wherever_a_client_trains(tmp_path: Path) -> None:
     one, two = (run_outcome(e, tmp_path / engine, engine) for engine in ("serial", "pool(workers=2)"))
     assert are_identical(one.server, two.server)
     assert all(are_identical(state, two.clients[client]) for client, state in one.clients.items())
-    assert [entry["accuracy"] for entry in one.entries] == [entry["accuracy"] for entry in two.entries]
+    assert [entry["accuracy"] for entry in one.rounds] == [entry["accuracy"] for entry in two.rounds]
 
 
 def test_steps_of_a_methods_own_close_over_nothing() -> None:

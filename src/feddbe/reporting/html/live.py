@@ -16,7 +16,7 @@ from typing import Any
 from feddbe.errors import InvalidInputError, StoreError
 from feddbe.reporting.html.blocks import ReportRun, ReportRuns, read_runs
 from feddbe.reporting.html.page import as_json, page_content, render
-from feddbe.runs.store import FILE
+from feddbe.runs.store import RUN_FILE
 
 HOST = "127.0.0.1"
 _HEADERS = {
@@ -95,7 +95,7 @@ def _readable(places: Sequence[Path]) -> tuple[ReportRuns, list[str]]:
 def _state(folder: Path) -> tuple[object, ...]:
     """What changes when a run's file does: a round goes to its WAL first."""
     found: list[object] = [folder]
-    for name in (FILE, f"{FILE}-wal"):
+    for name in (RUN_FILE, f"{RUN_FILE}-wal"):
         try:
             stat = (folder / name).stat()
             found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))

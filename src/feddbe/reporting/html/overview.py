@@ -25,7 +25,7 @@ from feddbe.reporting.table import TEXT, Column, Table, to_page_block
 from feddbe.reporting.tables import has_repetitions, moments_note, overhead_table, results_table, seeds_table
 from feddbe.results.document import AnalysisDocument, RunDocument
 from feddbe.results.fairness import compute_overhead
-from feddbe.runs.summary import retained_rounds
+from feddbe.runs.summary import count_private_values
 
 
 def summary_section(runs: ReportRuns) -> list[Block]:
@@ -60,7 +60,7 @@ _NOT_SETTINGS = ("method", "method_options", "out", "resume", "json", "quiet")
 
 def costs_section(runs: ReportRuns) -> list[Block]:
     """Time, traffic, what clients keep, memory."""
-    costs = [compute_overhead(run.document, retained_rounds(run.folder)) for run in runs.runs]
+    costs = [compute_overhead(run.document, count_private_values(run.folder)) for run in runs.runs]
     block = to_page_block(overhead_table(costs, runs.names), "overhead")
     return section("overhead", "Overhead", [block], of_all(runs, "overhead", "all"))
 

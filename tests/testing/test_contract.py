@@ -1,4 +1,4 @@
-"""`feddbe.testing.check` finds what is wrong with a method, one mistake each."""
+"""`check_method` reports each violation of the contract."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ class Dead(FedAvg):
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        (Random, r"random: on pool\(workers=2\) the server's state \('.*'\) is not what it is on serial; .*"),
-        (Boasts, "boasts: it says that it keeps 'own/', and does not"),
+        (Random, r"random: on pool\(workers=2\) the server's state \('.*'\) differs from serial; .*"),
+        (Boasts, "boasts: it declares that it keeps 'own/', but does not"),
         (
             Divides,
             r"divides: training diverged: loss = nan at client \d in round 2; .* \(after: same bits on .*",
@@ -121,29 +121,29 @@ class Dead(FedAvg):
         (Unfit, r"unfit: '.*' is not finite, with clients of \(40,\) samples"),
         (
             Dead,
-            "dead: factor = 1.02 changes nothing against 1.01 in 2 rounds; if it acts only beside others, .*",
+            "dead: factor = 1.02 changes nothing against 1.01 in 2 rounds; if it acts only with other .*",
         ),
     ],
 )
-def test_a_mistake_is_one_line(method: type[Method], words: str) -> None:
+def test_violation_is_a_one_line_error(method: type[Method], words: str) -> None:
     options = {"values": {"factor": [1.02]}} if method is Dead else {}
     with pytest.raises(AssertionError, match=f"^{words}$"):
         check_method(method, addons=[], **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(not testing.CAN_KILL, reason="forks")
-def test_what_is_kept_in_memory_does_not_survive_a_kill(tmp_path: Path) -> None:
+def test_state_in_memory_does_not_survive_a_kill(tmp_path: Path) -> None:
     METHODS["remembers"] = Remembers
     with pytest.raises(AssertionError, match=r"^remembers: killed and continued, the server's state "):
         testing.check_kill("remembers", tmp_path)
 
 
-def test_what_is_right_is_told() -> None:
-    found = check_method(Dead(on=True), engines=[], addons=["mr"], values={"factor": [1.02]})
-    assert found[1].startswith("dead(on=true)+mr: when continued after each round, ")
+def test_passed_checks_are_listed() -> None:
+    passed = check_method(Dead(on=True), engines=[], addons=["mr"], values={"factor": [1.02]})
+    assert passed[1].startswith("dead(on=true)+mr: when resumed after each round, ")
     acting = "weights (samples, uniform), on (true, false), factor (1.01, 1.02)"
-    assert found[2] == f"dead(on=true): options that act: {acting}"
-    assert len(found) == 3
+    assert passed[2] == f"dead(on=true): options that act: {acting}"
+    assert len(passed) == 3
 
 
 def test_wrong_arguments() -> None:
@@ -152,6 +152,6 @@ def test_wrong_arguments() -> None:
     ):
         check_method("fedavgg")
     with pytest.raises(InvalidInputError, match=r"^dead has no option 'of'; it has: weights, on, factor$"):
-        check_method(Dead, engines=[], addons=[], beside={"of": {}})
-    with pytest.raises(InvalidInputError, match=r"^'7' is not a method; expected a name, or an instance"):
+        check_method(Dead, engines=[], addons=[], prerequisites={"of": {}})
+    with pytest.raises(InvalidInputError, match=r"^'7' is not a method; give its name, or an instance"):
         check_method(7)  # type: ignore[arg-type]

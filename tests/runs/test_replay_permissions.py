@@ -1,4 +1,4 @@
-"""A run folder is not trusted: what it names is executed only if the user allows it, and has its content."""
+"""Code named by a stored run is executed only if the user allows it and its content is unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from feddbe import cli
 from feddbe.config.user_code import make_permission
 from feddbe.errors import InvalidInputError, StoreError
 from feddbe.export.client_model import load_client_model
-from feddbe.runs.store import FILE, RunStore, checksum
+from feddbe.runs.store import RUN_FILE, RunStore, checksum
 
 SMALL: dict[str, Any] = {"clients": 3, "partition": "iid", "model": "mlp", "engine": "serial", "lr": 0.1}
 LINE = "--clients 3 --partition iid --engine serial --lr 0.1 --rounds 1 --quiet"
@@ -103,7 +103,7 @@ def test_no_function_executes_a_file_that_a_run_names(use: Callable[[], object],
     assert not Path("executed").exists()
 
 
-def test_a_trusted_run_executes_no_other_content(run: Path) -> None:
+def test_trusted_run_does_not_execute_changed_content(run: Path) -> None:
     """Neither one without a hash nor with another one."""
     configure(run, method="stranger/evil.py:M")
     with pytest.raises(InvalidInputError, match="does not store the content of its method's file"):
@@ -121,19 +121,19 @@ def test_a_trusted_run_executes_no_other_content(run: Path) -> None:
 @pytest.mark.parametrize(
     "settings", [None, [], {}, {"method": 3}, {"method": "fedavg", "method_options": {}}, "fedavg"]
 )
-def test_a_configuration_that_is_none_is_one_line(settings: Any, run: Path) -> None:
+def test_invalid_configuration_is_a_one_line_error(settings: Any, run: Path) -> None:
     change(run, config=settings)
     for use in (
         lambda: feddbe.analyze("run", analyses="discrepancy", quiet=True),
         lambda: feddbe.run(out="run", resume=True, quiet=True),
     ):
-        with pytest.raises(StoreError, match=r"is damaged \(what is written about it: config\)"):
+        with pytest.raises(StoreError, match=r"is damaged \(its metadata: config\)"):
             use()
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", "", "nope"])
-def test_what_a_run_says_of_itself_is_json_or_damage(text: str, run: Path) -> None:
-    with sqlite3.connect(run / FILE) as database:
+def test_metadata_that_is_not_json_is_corrupt(text: str, run: Path) -> None:
+    with sqlite3.connect(run / RUN_FILE) as database:
         change = "UPDATE meta SET value = ?, crc = ? WHERE key = 'config'"
         database.execute(change, (text, checksum(("config", text))))
     database.close()
@@ -143,7 +143,7 @@ def test_what_a_run_says_of_itself_is_json_or_damage(text: str, run: Path) -> No
         feddbe.load(run)
 
 
-def test_a_state_of_another_model_is_one_line(run: Path) -> None:
+def test_state_of_another_model_is_a_one_line_error(run: Path) -> None:
     store = RunStore.open(run)
     server = store.server_state("best")
     store.write_server_state(
@@ -154,7 +154,7 @@ def test_a_state_of_another_model_is_one_line(run: Path) -> None:
         feddbe.analyze(run, analyses="discrepancy", quiet=True)
 
 
-def test_a_run_does_not_choose_another_machine(run: Path) -> None:
+def test_stored_remote_engine_is_not_used(run: Path) -> None:
     """Ray's wire carries pickled objects."""
     configure(run, engine="ray(address=203.0.113.7:6379)")
     with pytest.raises(
@@ -192,7 +192,7 @@ def build(shape, classes):
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def user_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run of the user's own method and model."""
     monkeypatch.chdir(tmp_path)
     Path("code").mkdir()
@@ -214,8 +214,8 @@ BOTH = "--code code/mine.py --code code/net.py:build"
         "run --resume --out run --dry-run --trust",
     ],
 )
-def test_own_code_is_executed_when_it_is_allowed(
-    command: str, own: Path, capsys: pytest.CaptureFixture[str]
+def test_allowed_user_code_is_executed(
+    command: str, user_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words, _, _ = command.partition(" --trust" if "--trust" in command else " --code")
     capsys.readouterr()
@@ -224,24 +224,28 @@ def test_own_code_is_executed_when_it_is_allowed(
     assert cli.main(command.split()) == 0
 
 
-def test_check_compares_the_state_of_an_own_model(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_compares_the_state_of_a_user_model(
+    user_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     assert cli.main(["check", "run"]) == 0
     assert capsys.readouterr().out == "run: whole, goes on from round 1\n"
 
 
-def test_code_that_moved_is_found_where_the_user_says(own: Path) -> None:
+def test_moved_code_is_used_from_the_named_path(user_run: Path) -> None:
     Path("code").rename("elsewhere")
     with pytest.raises(InvalidInputError, match=r"cannot read the method's file 'code/mine.py'"):
         feddbe.export_model("run", 0, out="home", trust=True)
-    taken = load_client_model("run", 0, allowed=make_permission(["elsewhere/mine.py", "elsewhere/net.py"]))
-    assert taken.about["model"] == "elsewhere/net.py:build"
+    client_model = load_client_model(
+        "run", 0, allowed=require_permission(["elsewhere/mine.py", "elsewhere/net.py"])
+    )
+    assert client_model.about["model"] == "elsewhere/net.py:build"
 
 
 @pytest.mark.parametrize("file", ["mine.py", "helper.py", "net.py"])
 @pytest.mark.parametrize("allowed", ["--trust", BOTH])
 def test_edited_code_is_not_executed(
-    file: str, allowed: str, own: Path, capsys: pytest.CaptureFixture[str]
+    file: str, allowed: str, user_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = Path("code", file)
     path.write_text(path.read_text() + "\nfrom pathlib import Path\nPath('executed').touch()\n")
@@ -252,18 +256,18 @@ def test_edited_code_is_not_executed(
     assert not Path("executed").exists()
 
 
-def test_a_name_that_the_user_gave_is_the_only_one(own: Path) -> None:
+def test_only_the_named_object_is_allowed(user_run: Path) -> None:
     with pytest.raises(InvalidInputError, match="this is not the model's file that"):
         feddbe.export_model("run", 0, out="home", code=["code/mine.py", "code/net.py:other"])
 
 
-def test_a_module_outside_of_the_folder_is_not_read(own: Path) -> None:
+def test_module_outside_of_the_folder_is_not_read(user_run: Path) -> None:
     """A stored list of modules cannot make the gate read other files."""
     store = RunStore.open(Path("run"))
     sources = store.meta("sources")
     store.close()
-    for name in ("../secret.py", str(own / "secret.py"), "../../etc/passwd"):
-        (own / "secret.py").write_text("")
+    for name in ("../secret.py", str(user_run / "secret.py"), "../../etc/passwd"):
+        (user_run / "secret.py").write_text("")
         sources["method"]["modules"][name] = hashlib.sha256(b"").hexdigest()
         change(Path("run"), sources=sources)
         with pytest.raises(
@@ -273,7 +277,7 @@ def test_a_module_outside_of_the_folder_is_not_read(own: Path) -> None:
         del sources["method"]["modules"][name]
 
 
-def test_what_a_run_stores_of_own_code(own: Path) -> None:
+def test_stored_content_of_user_code(user_run: Path) -> None:
     store = RunStore.open(Path("run"))
     sources = json.loads(json.dumps(store.meta("sources")))
     store.close()

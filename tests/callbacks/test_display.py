@@ -1,4 +1,4 @@
-"""Who is told of a run: what each of them makes of it, and that the right things are told."""
+"""Callbacks: hooks are called with the right values, and displays print them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import pytest
 
 import feddbe
 from feddbe.callbacks.base import Callback, CallbackList
-from feddbe.callbacks.display import Bars, Lines, Notebook, TimeEstimate, default_callback
+from feddbe.callbacks.display import (
+    NotebookProgress,
+    ProgressBars,
+    ProgressLines,
+    TimeEstimate,
+    default_callback,
+)
 from feddbe.results.document import RoundResult
 
 SMALL: dict[str, Any] = {
@@ -43,8 +49,8 @@ class Diary(Callback):
         self.entries.append(result)
 
 
-def test_every_entry_is_told_once_as_the_document_has_it(tmp_path: Path) -> None:
-    """Also of a run that is carried on: the entry between was begun by one and evaluated by the other."""
+def test_on_evaluation_is_called_once_per_round(tmp_path: Path) -> None:
+    """Also for a resumed run: its first process trains the last round, its second evaluates it."""
     first, second = Diary(), Diary()
     options = {**SMALL, "out": str(tmp_path / "run"), "validation": 0.2}
     feddbe.run("fedavg+dbe", rounds=2, callback=first, **options)
@@ -54,12 +60,12 @@ def test_every_entry_is_told_once_as_the_document_has_it(tmp_path: Path) -> None
     assert [entry["round"] for entry in first.entries] == [0, 1, 2]
     assert first.entries[:2] == document["rounds"][:2]
     assert second.entries == document["rounds"][2:]
-    again = Diary()
-    feddbe.run(resume=True, callback=again, out=options["out"])
-    assert again.entries == []
+    resumed = Diary()
+    feddbe.run(resume=True, callback=resumed, out=options["out"])
+    assert resumed.entries == []
 
 
-def test_it_is_left_whatever_happens(tmp_path: Path) -> None:
+def test_callback_is_left_on_errors(tmp_path: Path) -> None:
     diary = Diary()
     with pytest.raises(feddbe.InvalidInputError):
         feddbe.run("fedagv", callback=diary)
@@ -70,7 +76,7 @@ def test_it_is_left_whatever_happens(tmp_path: Path) -> None:
     assert diary.said[-1] == "exit"
 
 
-def test_several_are_told_in_their_order() -> None:
+def test_callback_list_calls_in_order() -> None:
     diaries = [Diary(), Diary()]
     with CallbackList(diaries) as both:
         both.on_run_begin("a", Path(), 0, 3)
@@ -78,32 +84,34 @@ def test_several_are_told_in_their_order() -> None:
     assert diaries[0].said == diaries[1].said == ["enter", ("a", 0, 3), 1, "exit"]
 
 
-def test_the_pace_says_which_round_was_evaluated_and_how_long_it_takes(
+def test_round_line_has_evaluated_round_and_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ten seconds a round: after 2 of the rounds 3, 4, 5 that are left one more is to come."""
-    now = iter([100.0, 110.0, 120.0, 130.0, 131.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    times = iter([100.0, 110.0, 120.0, 130.0, 131.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
     pace = TimeEstimate("fedavg", 2, 5)
-    assert pace.round(3, 0.25) == "fedavg: round 3 of 5, 25.00 % in round 2, 0:00:10, 0:00:20 left"
-    assert pace.round(4, 0.5) == "fedavg: round 4 of 5, 50.00 % in round 3, 0:00:20, 0:00:10 left"
-    assert pace.round(5, 0.75) == "fedavg: round 5 of 5, 75.00 % in round 4, 0:00:30"
-    assert pace.round(5, 1.0) == "fedavg: round 5 of 5, 100.00 % in round 5, 0:00:31"
+    assert pace.describe_round(3, 0.25) == "fedavg: round 3 of 5, 25.00 % in round 2, 0:00:10, 0:00:20 left"
+    assert pace.describe_round(4, 0.5) == "fedavg: round 4 of 5, 50.00 % in round 3, 0:00:20, 0:00:10 left"
+    assert pace.describe_round(5, 0.75) == "fedavg: round 5 of 5, 75.00 % in round 4, 0:00:30"
+    assert pace.describe_round(5, 1.0) == "fedavg: round 5 of 5, 100.00 % in round 5, 0:00:31"
 
 
-def test_the_pace_tells_how_long_the_rest_of_a_measurement_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_line_has_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Step 2 of 3 is at 25 % after 20 s: 60 s of it are left, and 80 s of the last."""
-    now = iter([100.0, 104.0, 105.0, 110.0, 124.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    times = iter([100.0, 104.0, 105.0, 110.0, 124.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
     pace = TimeEstimate("fedavg", 0, 3)
-    assert pace.round(1, None) == ""
-    assert pace.part(0.0) == "fedavg: 0% of step 2 of 3, 0:00:05", "how long it takes is not known yet"
-    assert pace.part(0.1) == "", "a line now and then is enough"
-    assert pace.part(0.25) == "fedavg: 25% of step 2 of 3, 0:00:24, about 0:02:20 left"
+    assert pace.describe_round(1, None) == ""
+    assert pace.describe_step(0.0) == "fedavg: 0% of step 2 of 3, 0:00:05", (
+        "how long it takes is not known yet"
+    )
+    assert pace.describe_step(0.1) == "", "a line now and then is enough"
+    assert pace.describe_step(0.25) == "fedavg: 25% of step 2 of 3, 0:00:24, about 0:02:20 left"
 
 
-def test_nothing_is_said_before_something_is_known() -> None:
-    assert TimeEstimate("fedavg", 0, 5).round(0, None) == ""
+def test_no_line_before_the_first_accuracy() -> None:
+    assert TimeEstimate("fedavg", 0, 5).describe_round(0, None) == ""
 
 
 class Terminal(io.StringIO):
@@ -111,14 +119,14 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_python_shows_bars_on_a_terminal_and_nothing_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_callback_shows_bars_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(default_callback()) is Callback
     monkeypatch.setattr(sys, "stderr", Terminal())
-    assert isinstance(default_callback(), Bars)
+    assert isinstance(default_callback(), ProgressBars)
     assert type(default_callback(quiet=True)) is Callback
 
 
-def test_bars_can_be_used_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_bars_can_be_reused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     for number in range(2):
@@ -127,37 +135,37 @@ def test_bars_can_be_used_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         terminal.truncate(0)
 
 
-def test_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    feddbe.run("fedavg", rounds=1, out=str(tmp_path), callback=Lines(), **SMALL)
+def test_progress_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    feddbe.run("fedavg", rounds=1, out=str(tmp_path), callback=ProgressLines(), **SMALL)
     out, err = capsys.readouterr()
     assert out == ""
     assert [line.split(", ")[0] for line in err.splitlines()] == ["fedavg: round 1 of 1"] * 2
 
 
-def test_a_notebook_has_a_line_that_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_notebook_line_is_updated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As in a kernel: a shell that has one, and a display that is updated."""
     display = pytest.importorskip("IPython.display", reason="IPython is not installed")
-    shown: list[list[str]] = []
+    displayed: list[list[str]] = []
 
     class Handle:
         def __init__(self, first: object) -> None:
-            shown.append([repr(first)])
-            self.lines = shown[-1]
+            displayed.append([repr(first)])
+            self.lines = displayed[-1]
 
         def update(self, thing: object) -> None:
             self.lines.append(repr(thing))
 
     monkeypatch.setattr(display, "display", lambda thing, display_id: Handle(thing))
     monkeypatch.setattr("IPython.get_ipython", lambda: type("Shell", (), {"kernel": 1})())
-    assert isinstance(default_callback(), Notebook)
+    assert isinstance(default_callback(), NotebookProgress)
     feddbe.run("fedavg", rounds=1, out=str(tmp_path), **SMALL)
-    (line,) = shown
+    (line,) = displayed
     assert line[0] == "fedavg: begins"
     assert line[-1].startswith("fedavg: round 1 of 1, ")
 
 
 def test_tensorboard_has_every_round(tmp_path: Path) -> None:
-    """Read back from the event files, also of a run that is carried on."""
+    """Scalars are read back from the event files, also for a resumed run."""
     pytest.importorskip("tensorboard", reason="the extra 'tensorboard' is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -171,14 +179,16 @@ def test_tensorboard_has_every_round(tmp_path: Path) -> None:
         events = EventAccumulator(str(tmp_path / "board" / "both" / document["method"]))
         events.Reload()
         for tag, reading in (("accuracy/weighted", "weighted"), ("accuracy/worst_tenth", "worst_tenth")):
-            found = {event.step: event.value for event in events.Scalars(tag)}
-            assert found == pytest.approx(dict(document.curve(reading)))
+            scalars = {event.step: event.value for event in events.Scalars(tag)}
+            assert scalars == pytest.approx(dict(document.curve(reading)))
         losses = {event.step: event.value for event in events.Scalars("train_loss")}
-        there = {e["round"]: e["train_loss"] for e in document["rounds"] if e["train_loss"] is not None}
-        assert losses == pytest.approx(there)
+        expected_losses = {
+            e["round"]: e["train_loss"] for e in document["rounds"] if e["train_loss"] is not None
+        }
+        assert losses == pytest.approx(expected_losses)
 
 
-def test_without_tensorboard_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tensorboard_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(feddbe.InvalidInputError, match=r"pip install 'feddbe\[tensorboard\]'"):
         feddbe.callbacks.TensorBoard("board")

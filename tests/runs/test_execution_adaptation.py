@@ -1,4 +1,4 @@
-"""What comes after the last round (fine-tuning, newcomers), and how a round is chosen."""
+"""Fine-tuning and new clients after the last round, and selection of the best round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from feddbe.simulation.client import ClientTask, run_client
 from feddbe.state import State, matches_pattern, strip_prefix
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import are_identical, experiment, make_samples, run_outcome
+from tests.federation import are_identical, experiment, make_dataset, run_outcome
 
 
 def final(name: str, folder: Path) -> tuple[Experiment, State]:
@@ -62,7 +62,7 @@ def test_fine_tuning_is_plain_training_of_the_final_global_model(name: str, tmp_
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fedprox(mu=1)", "moon"])
-def test_newcomers_keep_the_methods_own_training(name: str, tmp_path: Path) -> None:
+def test_new_clients_train_by_the_method(name: str, tmp_path: Path) -> None:
     e, server = final(name, tmp_path)
     _, new = adapted(e, server)
     model = {n: server[n] for n in e.task.model.parameters}
@@ -70,13 +70,13 @@ def test_newcomers_keep_the_methods_own_training(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["fedavg", "perfedavg", "fedprox(mu=0)"])
-def test_a_newcomer_without_terms_of_the_methods_trains_plainly(name: str, tmp_path: Path) -> None:
+def test_new_client_without_terms_trains_by_plain_sgd(name: str, tmp_path: Path) -> None:
     e, server = final(name, tmp_path)
     _, new = adapted(e, server)
     assert are_identical(new, ClientTrainer(e.task, 3, 0).fit(server, epochs=3).params)
 
 
-def test_fine_tuning_with_prbm_trains_the_vector_too(tmp_path: Path) -> None:
+def test_fine_tuning_with_prbm_trains_the_vector(tmp_path: Path) -> None:
     e = experiment("fedavg+dbe+ft")
     ran = run_outcome(e, tmp_path)
     local = ClientTrainer(e.task, 3, 1)
@@ -93,7 +93,7 @@ def test_fedbabu_tunes_body_and_head_from_the_global_body_without_mr(tmp_path: P
     assert not any(torch.equal(tuned[n], e.task.model.parameters[n]) for n in e.task.model.head)
 
 
-def test_dbe_adapts_with_a_new_translation_and_the_servers_mean(tmp_path: Path) -> None:
+def test_dbe_adapts_with_a_new_vector_and_the_server_mean(tmp_path: Path) -> None:
     e, server = final("fedavg+dbe", tmp_path)
     local, tuned = adapted(e, server)
     with_mr = (
@@ -101,48 +101,48 @@ def test_dbe_adapts_with_a_new_translation_and_the_servers_mean(tmp_path: Path) 
     )
     assert local.extras["prbm"].value.abs().sum() > 0
     assert not are_identical(tuned, with_mr)
-    again, _ = adapted(e, server)
-    assert torch.equal(local.extras["prbm"].value, again.extras["prbm"].value)
+    repeated, _ = adapted(e, server)
+    assert torch.equal(local.extras["prbm"].value, repeated.extras["prbm"].value)
 
 
-def test_adapted_is_recorded_where_the_method_has_it_and_starts_from_the_last_server(tmp_path: Path) -> None:
+def test_adapted_accuracy_starts_from_the_last_server_state(tmp_path: Path) -> None:
     e = experiment("fedavg+ft", adapt_epochs=4)
     ran = run_outcome(e, tmp_path)
-    assert [entry["adapted"] is not None for entry in ran.entries] == [False, False, True]
-    assert ran.entries[2]["moment"] == "before"
+    assert [entry["adapted"] is not None for entry in ran.rounds] == [False, False, True]
+    assert ran.rounds[2]["moment"] == "before"
     replies = [
         run_client(e.task, e.method, ClientTask(c, 3, evaluate=True, adapt_epochs=4), ran.server, None)
         for c in range(3)
     ]
-    found = [r.metrics["adapted"]["accuracy"] for r in replies]
-    expected = float(sum(value * n for value, n in found) / sum(n for _, n in found))
-    assert ran.entries[2]["adapted"]["weighted"] == expected  # type: ignore[index]
+    accuracies = [r.metrics["adapted"]["accuracy"] for r in replies]
+    expected = float(sum(value * n for value, n in accuracies) / sum(n for _, n in accuracies))
+    assert ran.rounds[2]["adapted"]["weighted"] == expected  # type: ignore[index]
     plain = run_outcome(experiment("fedavg"), tmp_path / "plain")
     assert are_identical(ran.server, plain.server)
-    assert all(entry["adapted"] is None for entry in plain.entries)
+    assert all(entry["adapted"] is None for entry in plain.rounds)
 
 
-def test_perfedavg_counts_after_one_step_and_records_the_global_model_too(tmp_path: Path) -> None:
+def test_perfedavg_records_adapted_and_global_model(tmp_path: Path) -> None:
     ran = run_outcome(experiment("perfedavg(alpha=0.5)"), tmp_path)
-    for entry in ran.entries:
+    for entry in ran.rounds:
         assert entry["moment"] == "adapted"
         assert entry["accuracy"] == entry["adapted"]
         assert entry["before"] is not None
-    assert ran.entries[1]["before"] != ran.entries[1]["adapted"]
+    assert ran.rounds[1]["before"] != ran.rounds[1]["adapted"]
 
 
-def test_newcomers_take_no_part_and_adapt_at_the_end(tmp_path: Path) -> None:
-    data = make_samples([40, 44, 28, 36])
+def test_new_clients_only_adapt_after_training(tmp_path: Path) -> None:
+    data = make_dataset([40, 44, 28, 36])
     e = experiment("fedavg+dbe", data, new_clients=1, adapt_epochs=2)
     ran = run_outcome(e, tmp_path)
     assert ran.clients.keys() == {0, 1, 2}
     store = RunStore.open(tmp_path)
-    found = read_new_clients(store)
+    result = read_new_clients(store)
     moments = {row.moment for t in range(3) for row in store.records(t) if row.client == 3}
     store.close()
     assert moments == {"newcomers before", "newcomers adapted 1", "newcomers adapted"}
-    assert found
-    assert (found["round"], found["clients"], found["epochs"]) == (2, 1, 2)
+    assert result
+    assert (result["round"], result["clients"], result["epochs"]) == (2, 1, 2)
     reply = run_client(
         e.task,
         e.method,
@@ -150,23 +150,23 @@ def test_newcomers_take_no_part_and_adapt_at_the_end(tmp_path: Path) -> None:
         ran.server,
         None,
     )
-    for when, accuracy in (("before", found["before"]), ("adapted", found["adapted"])):
+    for when, accuracy in (("before", result["before"]), ("adapted", result["adapted"])):
         assert accuracy
         assert accuracy["weighted"] == float(reply.metrics[when]["accuracy"][0])
 
 
 @pytest.mark.parametrize("name", ["fedavg+dbe", "scaffold+dbe", "moon", "ditto", "apfl"])
-def test_the_others_do_not_notice_who_comes_later(name: str, tmp_path: Path) -> None:
-    three, four = make_samples([40, 44, 28]), make_samples([40, 44, 28, 36])
+def test_training_clients_are_independent_of_new_clients(name: str, tmp_path: Path) -> None:
+    three, four = make_dataset([40, 44, 28]), make_dataset([40, 44, 28, 36])
     ran = run_outcome(experiment(name, four, new_clients=1, participation=0.67), tmp_path / "four")
-    alone = run_outcome(experiment(name, three, participation=0.67), tmp_path / "three")
-    assert are_identical(ran.server, alone.server)
-    assert ran.clients.keys() == alone.clients.keys()
-    assert all(are_identical(ran.clients[c], alone.clients[c]) for c in alone.clients)
+    without_new = run_outcome(experiment(name, three, participation=0.67), tmp_path / "three")
+    assert are_identical(ran.server, without_new.server)
+    assert ran.clients.keys() == without_new.clients.keys()
+    assert all(are_identical(ran.clients[c], without_new.clients[c]) for c in without_new.clients)
 
 
 @pytest.mark.parametrize("name", ["ditto", "pfedme", "apfl", "fedrod"])
-def test_a_newcomers_personal_model_begins_at_the_global_one(name: str, tmp_path: Path) -> None:
+def test_personal_model_of_a_new_client_starts_from_the_global_model(name: str, tmp_path: Path) -> None:
     e, server = final(name, tmp_path)
     for key, value in strip_prefix(e.method.init_new_client(Context(e.task, 3), server), "personal/").items():
         assert torch.equal(value, server[key])
@@ -174,27 +174,27 @@ def test_a_newcomers_personal_model_begins_at_the_global_one(name: str, tmp_path
 
 
 @pytest.mark.parametrize("name", ["fedper", "fedrep"])
-def test_a_newcomers_head_begins_at_the_start_where_the_server_has_none(name: str, tmp_path: Path) -> None:
+def test_head_of_a_new_client_starts_from_the_initial_head(name: str, tmp_path: Path) -> None:
     e, server = final(name, tmp_path)
     private = strip_prefix(e.method.init_new_client(Context(e.task, 3), server), "personal/")
     assert are_identical(private, {n: e.task.model.parameters[n] for n in e.task.model.head})
 
 
-def test_a_fomo_newcomer_chooses_among_the_others_models(tmp_path: Path) -> None:
-    ran = run_outcome(experiment("fedfomo", make_samples([40, 44, 28, 36]), new_clients=1), tmp_path)
+def test_fedfomo_new_client_selects_models_of_other_clients(tmp_path: Path) -> None:
+    ran = run_outcome(experiment("fedfomo", make_dataset([40, 44, 28, 36]), new_clients=1), tmp_path)
     store = RunStore.open(tmp_path)
-    found = read_new_clients(store)
-    assert found
-    assert found["adapted"]
-    assert found["adapted"]["weighted"] > 0
+    result = read_new_clients(store)
+    assert result
+    assert result["adapted"]
+    assert result["adapted"]["weighted"] > 0
     store.close()
     assert ran.server["fomo/uploaded"].tolist() == [1, 1, 1, 0]
 
 
-def test_who_cannot_join_late_is_told_why() -> None:
-    with pytest.raises(InvalidInputError, match="apple needs join = 1 and no newcomers"):
+def test_unsupported_new_clients_are_rejected_with_the_reason() -> None:
+    with pytest.raises(InvalidInputError, match="apple needs participation = 1 and no new clients"):
         experiment("apple", new_clients=1)
-    with pytest.raises(InvalidInputError, match="newcomers = 3; of 3 clients at least one must train"):
+    with pytest.raises(InvalidInputError, match="new_clients = 3; at least one of 3 clients must train"):
         experiment("fedavg", new_clients=3)
 
 
@@ -202,13 +202,13 @@ def test_who_cannot_join_late_is_told_why() -> None:
 
 
 def test_validation_data_is_the_end_of_the_training_data() -> None:
-    plain, held = experiment("fedavg").task.split, experiment("fedavg", validation=0.25).task.split
+    plain, with_validation = experiment("fedavg").task.split, experiment("fedavg", validation=0.25).task.split
     for client in range(3):
         n = len(plain.train[client])
-        assert len(held.validation[client]) == int(0.25 * n)
-        whole = np.concatenate([held.train[client], held.validation[client]])
+        assert len(with_validation.validation[client]) == int(0.25 * n)
+        whole = np.concatenate([with_validation.train[client], with_validation.validation[client]])
         assert np.array_equal(whole, plain.train[client])
-        assert np.array_equal(held.test[client], plain.test[client])
+        assert np.array_equal(with_validation.test[client], plain.test[client])
 
 
 def test_the_best_round_is_chosen_on_validation_data(tmp_path: Path) -> None:
@@ -229,8 +229,8 @@ def test_the_best_round_is_chosen_on_validation_data(tmp_path: Path) -> None:
         assert kept == best["round"]
 
 
-def test_one_training_sample_is_not_held_out() -> None:
-    split = experiment("fedavg", make_samples([60, 2]), validation=0.5).task.split
+def test_single_training_sample_is_not_held_out() -> None:
+    split = experiment("fedavg", make_dataset([60, 2]), validation=0.5).task.split
     assert (len(split.train[1]), len(split.validation[1])) == (1, 0)
 
 
@@ -249,5 +249,5 @@ def test_options_of_other_parts_follow_the_variant() -> None:
 )
 def test_every_method_has_a_training_loss(name: str, tmp_path: Path) -> None:
     """Of methods with steps of their own too."""
-    losses = [entry["train_loss"] for entry in run_outcome(experiment(name), tmp_path).entries[1:]]
+    losses = [entry["train_loss"] for entry in run_outcome(experiment(name), tmp_path).rounds[1:]]
     assert all(loss is not None and 0 < loss < 10 for loss in losses)

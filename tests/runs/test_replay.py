@@ -1,4 +1,4 @@
-"""Back to a round of a run: the same states, the same work, the same numbers; and the run stays as it was."""
+"""Replay of a stored round: the same states and results, and an unchanged run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from feddbe.errors import InvalidInputError, StoreError
 from feddbe.methods.registry import METHODS
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.replay import Checkpoint, load_experiment
-from feddbe.runs.store import FILE, RunStore
+from feddbe.runs.store import RUN_FILE, RunStore
 from feddbe.simulation import engines
 from feddbe.simulation.client import ClientResult
 from feddbe.simulation.engines.registry import Serial
@@ -26,15 +26,15 @@ from feddbe.state import decode
 from tests.federation import (
     COMBINATIONS,
     are_identical,
+    client_values,
     experiment,
-    make_samples,
+    make_dataset,
     run_outcome,
-    stored_records,
 )
 from tests.oracles import fedavg as oracle
 
 
-def look(
+def run_at_checkpoint(
     e: Experiment,
     folder: Path,
     which: str,
@@ -43,48 +43,48 @@ def look(
     engine: str = "serial",
 ) -> tuple[int, list[ClientResult]]:
     """The entry, and what all clients see of all their test samples."""
-    store, made = RunStore.open(folder), engines.create_engine(engine, e.task, e.method)
+    store, instance = RunStore.open(folder), engines.create_engine(engine, e.task, e.method)
     try:
         entry = Checkpoint(store, e, which)
         jobs = entry.client_tasks(moments, places, dict.fromkeys(range(e.task.members)))
-        return entry.round, entry.run_tasks(jobs, made)
+        return entry.round, entry.run_tasks(jobs, instance)
     finally:
-        made.close()
+        instance.close()
         store.close()
 
 
 def accuracies(replies: list[ClientResult], moment: str) -> dict[int, float]:
     """By hand, from what was at the place `logits`."""
-    found = {}
+    accuracy_by_client = {}
     for reply in replies:
         hits = (reply.representations[f"{moment}/logits"].argmax(1) == reply.representations["y"]).sum()
-        found[reply.client] = float(Fraction(int(hits), len(reply.representations["y"])))
-    return found
+        accuracy_by_client[reply.client] = float(Fraction(int(hits), len(reply.representations["y"])))
+    return accuracy_by_client
 
 
 def stored(folder: Path, entry: int, moment: str) -> dict[int, float | None]:
     store = RunStore.open(folder)
-    found = stored_records(store, entry, "accuracy", moment)
+    accuracy_by_client = client_values(store, entry, "accuracy", moment)
     store.close()
-    return found
+    return accuracy_by_client
 
 
 def everything(folder: Path) -> list[tuple[Any, ...]]:
-    with sqlite3.connect(folder / FILE) as db:
+    with sqlite3.connect(folder / RUN_FILE) as db:
         tables = ("SELECT * FROM states ORDER BY 1, 2", "SELECT * FROM rows", "SELECT * FROM meta")
-        found = [row for table in tables for row in db.execute(table)]
+        rows = [row for table in tables for row in db.execute(table)]
     db.close()
-    return found
+    return rows
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)
-def test_before_is_what_was_evaluated_and_after_what_the_next_round_does(name: str, tmp_path: Path) -> None:
+def test_replay_repeats_evaluation_and_training(name: str, tmp_path: Path) -> None:
     """Two rounds, looked at; then a third, whose clients start from there. Their accuracies are equal."""
     e = experiment(name)
     run_outcome(e, tmp_path)
     before = everything(tmp_path)
     moments = ("before", "after", *["adapted"] * bool(e.method.adapts))
-    _, replies = look(e, tmp_path, "last", moments, ("logits",))
+    _, replies = run_at_checkpoint(e, tmp_path, "last", moments, ("logits",))
     assert everything(tmp_path) == before, "nothing of the run has changed"
     if e.method.base_name == "majority":
         assert [reply.representations for reply in replies] == [{}] * 3, "it has no model"
@@ -101,7 +101,7 @@ STEPS: dict[str, Any] = {"lr": 1.0, "participation": 0.67, "rounds": 6}
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)
-def test_the_best_entry_has_the_states_that_it_was_evaluated_with(name: str, tmp_path: Path) -> None:
+def test_best_round_has_the_states_of_its_evaluation(name: str, tmp_path: Path) -> None:
     """They are those of a run that ended there."""
     chosen = STEPS | ({"participation": 1.0} if METHODS[name.split("+")[0]].needs_all_clients else {})
     e = experiment(name, **chosen)
@@ -123,41 +123,44 @@ def test_the_best_entry_has_the_states_that_it_was_evaluated_with(name: str, tmp
     store.close()
     ended.close()
     if e.method.base_name != "majority":
-        round, replies = look(e, tmp_path / "whole", "best", ("before", "after"), ("logits",))
+        round, replies = run_at_checkpoint(e, tmp_path / "whole", "best", ("before", "after"), ("logits",))
         assert accuracies(replies, "before") == stored(tmp_path / "whole", round, "before")
         after = stored(tmp_path / "whole", round, "after")
-        found = accuracies(replies, "after")
-        assert {client: found[client] for client in after} == after
+        repeated = accuracies(replies, "after")
+        assert {client: repeated[client] for client in after} == after
 
 
-def test_workers_show_what_serial_shows(tmp_path: Path) -> None:
+def test_pool_and_serial_give_the_same_representations(tmp_path: Path) -> None:
     """Also large representations, which go as shared memory; and the rows that were asked for."""
-    e = experiment("fedavg+dbe", make_samples((600, 300, 200)), rounds=1)
+    e = experiment("fedavg+dbe", make_dataset((600, 300, 200)), rounds=1)
     run_outcome(e, tmp_path)
-    places = ("fc1.0", "fc1", "z_g", "z", "logits")
-    _, serial = look(e, tmp_path, "last", ("before", "after"), places)
-    _, pool = look(e, tmp_path, "last", ("before", "after"), places, "pool(workers=2)")
+    layers = ("fc1.0", "fc1", "z_g", "z", "logits")
+    _, serial = run_at_checkpoint(e, tmp_path, "last", ("before", "after"), layers)
+    _, pool = run_at_checkpoint(e, tmp_path, "last", ("before", "after"), layers, "pool(workers=2)")
     assert [
         are_identical(a.representations, b.representations) for a, b in zip(serial, pool, strict=True)
     ] == [True] * 3
-    seen = serial[0].representations
-    assert seen.keys() == {"y", *(f"{moment}/{place}" for moment in ("before", "after") for place in places)}
-    assert seen["before/fc1.0"].shape == (len(e.task.split.test[0]), 64)
-    assert torch.equal(seen["before/fc1"], seen["before/z_g"])
-    assert not torch.equal(seen["before/z"], seen["before/z_g"])
+    representations = serial[0].representations
+    assert representations.keys() == {
+        "y",
+        *(f"{moment}/{layer}" for moment in ("before", "after") for layer in layers),
+    }
+    assert representations["before/fc1.0"].shape == (len(e.task.split.test[0]), 64)
+    assert torch.equal(representations["before/fc1"], representations["before/z_g"])
+    assert not torch.equal(representations["before/z"], representations["before/z_g"])
     store, engine = RunStore.open(tmp_path), Serial(e.task, e.method)
     entry = Checkpoint(store, e, "last")
-    (some,) = entry.run_tasks(entry.client_tasks(["before"], ["z"], {0: [2, 5]}), engine)
-    assert torch.equal(some.representations["before/z"], seen["before/z"][[2, 5]])
-    assert torch.equal(some.representations["y"], seen["y"][[2, 5]])
+    (selected,) = entry.run_tasks(entry.client_tasks(["before"], ["z"], {0: [2, 5]}), engine)
+    assert torch.equal(selected.representations["before/z"], representations["before/z"][[2, 5]])
+    assert torch.equal(selected.representations["y"], representations["y"][[2, 5]])
     store.close()
 
 
-def test_features_are_those_of_a_plain_loop(tmp_path: Path) -> None:
+def test_representations_match_a_plain_loop(tmp_path: Path) -> None:
     """FedAvg+DBE: one client's f after local training, and its p_i, by torch's own SGD."""
     e = experiment("fedavg+dbe(kappa=3,mu=0.5)", rounds=2)
     ran = run_outcome(e, tmp_path)
-    _, replies = look(e, tmp_path, "last", ("after",), ("fc1.1", "z_g", "z", "logits"))
+    _, replies = run_at_checkpoint(e, tmp_path, "last", ("after",), ("fc1.1", "z_g", "z", "logits"))
     client, data = 1, e.task.dataset
     p = ran.clients[client]["prbm"].clone()
     x, y = data.inputs(data.x), data.y
@@ -172,9 +175,9 @@ def test_features_are_those_of_a_plain_loop(tmp_path: Path) -> None:
         )
         hidden = linear(flat(x[test]))
         z_g = relu(hidden)
-        wanted = {"fc1.1": hidden, "z_g": z_g, "z": z_g + p, "logits": last(z_g + p)}
-    for place, tensor in wanted.items():
-        assert torch.allclose(replies[client].representations[f"after/{place}"], tensor, atol=1e-5), place
+        expected = {"fc1.1": hidden, "z_g": z_g, "z": z_g + p, "logits": last(z_g + p)}
+    for layer, tensor in expected.items():
+        assert torch.allclose(replies[client].representations[f"after/{layer}"], tensor, atol=1e-5), layer
     assert (p - ran.clients[client]["prbm"]).abs().max() > 1e-3, "it was trained"
 
 
@@ -186,52 +189,54 @@ def on(folder: Path, **options: Any) -> RunStore:
     return RunStore.open(folder)
 
 
-def test_a_run_that_did_not_keep_the_best_states_says_so(tmp_path: Path) -> None:
+def test_missing_best_states_are_reported(tmp_path: Path) -> None:
     e = experiment("ditto", **STEPS)
     run_outcome(e, tmp_path)
-    db = sqlite3.connect(tmp_path / FILE)
+    db = sqlite3.connect(tmp_path / RUN_FILE)
     db.execute("DELETE FROM states WHERE kind = 'PRIVATE'")
     db.execute("DELETE FROM meta WHERE key = 'keeps_best'")
     db.commit()
     db.close()
-    with pytest.raises(StoreError, match=r"did not keep the clients' states of the best round; .*last$"):
-        look(e, tmp_path, "best", ("before",), ("z",))
-    assert look(e, tmp_path, "last", ("before",), ("z",))[0] == STEPS["rounds"]
+    with pytest.raises(StoreError, match=r"did not retain the clients' states of the best round; .*last$"):
+        run_at_checkpoint(e, tmp_path, "best", ("before",), ("z",))
+    assert run_at_checkpoint(e, tmp_path, "last", ("before",), ("z",))[0] == STEPS["rounds"]
 
 
-def test_a_run_is_made_again_from_what_is_stored(tmp_path: Path) -> None:
+def test_experiment_is_rebuilt_from_the_store(tmp_path: Path) -> None:
     store = on(tmp_path, rounds=1, lr=0.07, local_epochs=2)
-    found = load_experiment(store)
-    assert found.config_hash == store.meta("config_hash")
-    assert (found.task.training.lr, found.task.training.local_epochs) == (0.07, 2)
+    experiment = load_experiment(store)
+    assert experiment.config_hash == store.meta("config_hash")
+    assert (experiment.task.training.lr, experiment.task.training.local_epochs) == (0.07, 2)
     with store.transaction(1):
-        store.set_meta("config", store.meta("config") | {"epochs": 3})
+        store.set_meta("config", store.meta("config") | {"local_epochs": 3})
     with pytest.raises(
         InvalidInputError,
-        match=r"is another here \(its data, its model or its method differ\); copy the files",
+        match=r"differs on this machine \(its data, its model or its method differ\); copy the files",
     ):
         load_experiment(store)
     store.close()
 
 
-def test_what_came_from_python_is_given_again(tmp_path: Path) -> None:
+def test_python_objects_must_be_passed_again(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU(), nn.Linear(10, 10))
     options: dict[str, Any] = {"rounds": 1, "engine": "serial", "partition": "natural"}
-    feddbe.run("fedavg", data=make_samples(), model=model, out=str(tmp_path), **options)
+    feddbe.run("fedavg", data=make_dataset(), model=model, out=str(tmp_path), **options)
     store = RunStore.open(tmp_path)
-    with pytest.raises(InvalidInputError, match=r"the model of '.*' came from Python; give it again: model="):
+    with pytest.raises(
+        InvalidInputError, match=r"the model of '.*' was a Python object; pass it again: model="
+    ):
         load_experiment(store)
-    with pytest.raises(InvalidInputError, match=r"the run in '.*' cannot be made again: .*tiny"):
+    with pytest.raises(InvalidInputError, match=r"the run in '.*' cannot be rebuilt: .*tiny"):
         load_experiment(store, model=model)
-    assert load_experiment(store, dataset=make_samples(), model=model).config_hash == store.meta(
+    assert load_experiment(store, dataset=make_dataset(), model=model).config_hash == store.meta(
         "config_hash"
     )
-    with pytest.raises(InvalidInputError, match="is another here"):
-        load_experiment(store, dataset=make_samples((60, 44, 20)), model=model)
+    with pytest.raises(InvalidInputError, match="differs on this machine"):
+        load_experiment(store, dataset=make_dataset((60, 44, 20)), model=model)
     store.close()
 
 
-def test_there_must_be_a_round_and_a_moment(tmp_path: Path) -> None:
+def test_unknown_round_and_moment_are_rejected(tmp_path: Path) -> None:
     e = experiment("fedavg")
     store = RunStore.create(tmp_path, {"config_hash": e.config_hash}, initial_server_state(e))
     with pytest.raises(InvalidInputError, match="has no finished round yet"):

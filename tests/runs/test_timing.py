@@ -1,4 +1,4 @@
-"""What a run would cost: of every method, whatever is asked of it."""
+"""Estimated cost of a run, for every method."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("name", [*(n for n in COMBINATIONS if "fedgen" not in n), "fedgen(steps=2)"])
 def test_every_method_has_an_estimate(name: str) -> None:
-    found = preview_run(experiment(name, engine="pool(workers=2)", adapt_epochs=1))
-    assert found["estimate"]["seconds"] > 0
-    assert found["estimate"]["workers"] == 2
-    assert found["method"] == name
+    preview = preview_run(experiment(name, engine="pool(workers=2)", adapt_epochs=1))
+    assert preview["estimate"]["seconds"] > 0
+    assert preview["estimate"]["workers"] == 2
+    assert preview["method"] == name
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_whatever_is_asked(options: dict[str, Any]) -> None:
-    found = preview_run(experiment("fedavg+ft", **{"adapt_epochs": 1, **options}))
-    assert found["estimate"]["seconds"] > 0
-    assert set(found["settings"]["lr"]) == {"value", "from"}
+def test_estimate_with_other_options(options: dict[str, Any]) -> None:
+    preview = preview_run(experiment("fedavg+ft", **{"adapt_epochs": 1, **options}))
+    assert preview["estimate"]["seconds"] > 0
+    assert set(preview["settings"]["lr"]) == {"value", "from"}
 
 
-def test_it_grows_with_the_rounds_and_the_data() -> None:
+def test_estimate_grows_with_rounds_and_data() -> None:
     few, many = (preview_run(experiment("fedavg", rounds=rounds))["estimate"] for rounds in (5, 5000))
     assert many["seconds"] > 50 * few["seconds"]
 
 
-def test_phases_of_a_client_of_middling_size() -> None:
+def test_phases_of_a_client_of_median_size() -> None:
     """Of 60, 44 and 28 samples the middle one has 33 to train on and 11 to test with, before and after."""
     e = experiment("fedavg+dbe", local_epochs=2, batch_size=10, engine="pool(workers=2)")
-    found = preview_run(e)
-    client = found["client"]
+    preview = preview_run(e)
+    client = preview["client"]
     assert (client["steps"], client["predictions"]) == (2 * 3, 2 * 11)
     assert client["milliseconds"].keys() == {"training", "evaluation", "states", "store"}
-    assert all(taken > 0 for taken in client["milliseconds"].values())
-    assert found["trainers"]
+    assert all(value > 0 for value in client["milliseconds"].values())
+    assert preview["trainers"]
     assert client["bytes_up"] == nbytes(e.task.model.parameters)
 
 
 @pytest.mark.parametrize(("method", "models"), [("fedavg", 0), ("ditto", 1), ("fedfomo", 2)])
-def test_bytes_that_a_client_keeps(method: str, models: int) -> None:
+def test_bytes_of_private_states(method: str, models: int) -> None:
     kept = preview_run(experiment(method, engine="serial"))["client"]["bytes_kept"]
     assert models * 4 * 4810 <= kept < models * 4 * 4810 + 2000

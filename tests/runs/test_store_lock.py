@@ -1,4 +1,4 @@
-"""One process at a time works on a run."""
+"""The lock of a run: one process at a time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from feddbe.runs.store import exclusive
 OPTIONS: dict[str, Any] = {"clients": 3, "partition": "iid", "engine": "serial"}
 
 
-def test_one_at_a_time_and_nothing_is_left(tmp_path: Path) -> None:
+def test_lock_is_exclusive_and_removed(tmp_path: Path) -> None:
     with (
         exclusive(tmp_path),
-        pytest.raises(StoreError, match=r"is in use: .* another --out$"),
+        pytest.raises(StoreError, match=r"is in use by .* another --out$"),
         exclusive(tmp_path, 0),
     ):
         pass
@@ -35,7 +35,7 @@ def _count(folder: Path, times: int) -> None:
             number.write_text(str(int(number.read_text()) + 1))
 
 
-def test_processes_that_wait_get_it_in_turn(tmp_path: Path) -> None:
+def test_waiting_processes_get_the_lock_in_turn(tmp_path: Path) -> None:
     """Though its file goes away each time."""
     (tmp_path / "number").write_text("0")
     spawn = multiprocessing.get_context("fork")
@@ -47,26 +47,26 @@ def test_processes_that_wait_get_it_in_turn(tmp_path: Path) -> None:
     assert (tmp_path / "number").read_text() == "90"
 
 
-class _Second(Callback):
-    """Tries to carry the same run on from within, and reads it."""
+class ResumingCallback(Callback):
+    """Tries to resume the same run while it is in progress, and reads it."""
 
-    said = ""
+    message = ""
     read = -1
 
     def __init__(self, out: str) -> None:
         self.out = out
 
     def on_round_end(self, done: int, accuracy: float | None) -> None:
-        if done == 1 and not self.said:
+        if done == 1 and not self.message:
             with pytest.raises(StoreError) as error:
                 feddbe.run("fedavg", **OPTIONS, rounds=2, out=self.out, resume=True)
-            self.said, self.read = str(error.value), len(feddbe.load(self.out)["rounds"])
+            self.message, self.read = str(error.value), len(feddbe.load(self.out)["rounds"])
 
 
-def test_nobody_else_carries_a_run_on_meanwhile(tmp_path: Path) -> None:
-    watch = _Second(str(tmp_path / "run"))
-    document = feddbe.run("fedavg", **OPTIONS, rounds=2, out=watch.out, callback=watch)
-    assert watch.said.startswith(f"'{watch.out}' is in use: another process works on this run;")
-    assert watch.read == 2
+def test_run_in_progress_cannot_be_resumed_elsewhere(tmp_path: Path) -> None:
+    callback = ResumingCallback(str(tmp_path / "run"))
+    document = feddbe.run("fedavg", **OPTIONS, rounds=2, out=callback.out, callback=callback)
+    assert callback.message.startswith(f"'{callback.out}' is in use by another process;")
+    assert callback.read == 2
     assert len(document["rounds"]) == 3
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["run.sqlite"]

@@ -14,7 +14,7 @@ import pytest
 import feddbe
 from feddbe.cli.main import main
 from feddbe.data.builtin import digits
-from feddbe.runs.store import FILE, RunStore, sharing_stores
+from feddbe.runs.store import RUN_FILE, RunStore, sharing_stores
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def openings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     connect = sqlite3.connect
 
     def count(path: Any, *args: Any, **options: Any) -> Any:
-        if Path(path).name == FILE:
+        if Path(path).name == RUN_FILE:
             counts[Path(path).parent.name] += 1
         return connect(path, *args, **options)
 
@@ -64,7 +64,7 @@ def test_each_run_is_opened_once(
 
 
 @pytest.mark.parametrize("words", ["predict both/fedavg --data new.npz", "export both/fedavg --out model"])
-def test_the_run_of_a_client_s_model_is_opened_once(
+def test_run_of_a_client_model_is_opened_once(
     words: str, folder: Path, openings: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -73,7 +73,7 @@ def test_the_run_of_a_client_s_model_is_opened_once(
     assert openings == {"fedavg": 1}
 
 
-def test_a_shared_store_is_closed_at_the_end_of_the_block(folder: Path) -> None:
+def test_shared_store_is_closed_at_the_end_of_the_block(folder: Path) -> None:
     with sharing_stores():
         first = RunStore.open(folder / "both" / "fedavg")
         second = RunStore.open(folder / "both" / "fedavg")
