@@ -14,7 +14,7 @@ from feddbe.errors import CorruptRunError, InvalidInputError, StoreError, unknow
 
 if TYPE_CHECKING:
     from feddbe.reporting.table import Table
-    from feddbe.reporting.tables import RunRow
+    from feddbe.reporting.tables import RunRecord
     from feddbe.results.document import RunDocument
 
 
@@ -49,7 +49,7 @@ def runs(where: Path | None, as_json: bool) -> int:
     return 0
 
 
-def _row(path: Path, root: Path) -> RunRow:
+def _row(path: Path, root: Path) -> RunRecord:
     from feddbe.results.document import is_finished, status_note
     from feddbe.runs import summary
 
@@ -57,7 +57,7 @@ def _row(path: Path, root: Path) -> RunRow:
     try:
         document = summary.load_document(path, hashes=False)
     except StoreError as error:
-        nothing: RunRow = {
+        nothing: RunRecord = {
             "name": name, "method": "-", "data": "-", "seed": None, "begun": "", "rounds": 0,
             "best": None, "last": None, "state": "damaged" if isinstance(error, CorruptRunError) else "unreadable",
         }  # fmt: skip

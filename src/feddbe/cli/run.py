@@ -129,7 +129,7 @@ def _show(documents: list[RunDocument], folder: Path, *, as_json: bool, single: 
     if not as_json:
         print()
         for path in drawn:
-            print(f"{'new' if path.stem == 'newcomers' else path.stem:<7} {path}")
+            print(f"{'new' if path.stem == 'new_clients' else path.stem:<7} {path}")
         print(f"run     {folder}")
 
 

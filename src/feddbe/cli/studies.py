@@ -110,7 +110,7 @@ def _show_search(found: TuneResult, options: Config) -> None:
     footer = [record("", trial) for trial in others]
     print_renderable(Table(columns, compared, note=words, footer=footer))
     name, more = found.best_name(found.best.values)
-    print(f"use it   {overview.line(name, vars(options) | more | {'validation': 0.0})}")
+    print(f"use it   {overview.format_run_command(name, vars(options) | more | {'validation': 0.0})}")
 
 
 def _paper(found: TuneResult) -> str:
