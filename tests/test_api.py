@@ -248,7 +248,7 @@ def test_a_run_can_be_looked_at() -> None:
     run = feddbe.run("fedavg+dbe", **SMALL, model="mlp", seed=4)
     assert run.curve() == [(e["round"], e["accuracy"]["weighted"]) for e in run["rounds"]]
     assert run.curve("mean")[2] == (2, run["last"]["accuracy"]["mean"])
-    with pytest.raises(feddbe.InvalidInputError, match="unknown reading 'men'; did you mean 'mean'"):
+    with pytest.raises(feddbe.InvalidInputError, match="unknown statistic 'men'; did you mean 'mean'"):
         run.curve("men")
     clients = run.clients()
     assert [client["client"] for client in clients] == [0, 1, 2]

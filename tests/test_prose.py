@@ -25,7 +25,7 @@ from feddbe.studies import paper, reproduce, tune
 from feddbe.training import backends
 from tests.documents import document
 from tests.federation import experiment, run_outcome
-from tests.reporting.test_newcomers import joined
+from tests.reporting.test_new_clients import new_clients_run
 from tests.training.trainers.test_compiled import plan_of
 
 SOURCES = Path(feddbe.__file__).parent
@@ -107,7 +107,7 @@ def test_how_newcomers_adapt_is_added_unless_settings_say_it(
     others: tuple[str, ...], said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`said`: whether the picture adds it to the line's name, whatever that is."""
-    runs = [joined("fedavg", [0.1, 0.2], way) for way in ("newton", *others)]
+    runs = [new_clients_run("fedavg", [0.1, 0.2], way) for way in ("newton", *others)]
     plain = curves.mean_curves
 
     def renamed(*given: Any) -> list[Any]:

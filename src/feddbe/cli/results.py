@@ -24,7 +24,7 @@ from feddbe.errors import CorruptRunError, InvalidInputError, StoreError
 
 if TYPE_CHECKING:
     from feddbe.reporting.table import Table
-    from feddbe.reporting.tables import RunRow
+    from feddbe.reporting.tables import RunRecord
     from feddbe.results.document import RunDocument
 
 

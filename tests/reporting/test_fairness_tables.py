@@ -1,4 +1,4 @@
-"""Tables of fairness and overhead: the right numbers in 80 columns and in 60, and what is missing is said."""
+"""Tables of fairness and overhead: numbers, widths from 60 to 120 columns, and missing baselines."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.documents import document
 LONG = "fedprox+dbe(kappa=50,mu=1,init_mean=debiased)"
 
 
-def text(shown: RenderableType, width: int = 80) -> str:
+def print_table(table: RenderableType, width: int = 80) -> str:
     out = io.StringIO()
-    Console(file=out, width=width).print(shown)
+    Console(file=out, width=width).print(table)
     return out.getvalue()
 
 
@@ -26,31 +26,31 @@ def row(name: str, table: str) -> list[str]:
 
 def test_fairness_in_percent_with_pairs() -> None:
     runs = [document(method, [0.1, 0.9]) for method in ("fedavg+dbe", "fedavg", "local")]
-    found = compute_fairness(
+    fairness = compute_fairness(
         runs, [{0: 0.9, 1: 0.5, 2: 0.5}, {0: 0.8, 1: 0.6, 2: 0.5}, {0: 0.7, 1: 0.2, 2: 0.1}]
     )
-    table = text(fairness_table(found))
+    table = print_table(fairness_table(fairness))
     assert row("fedavg+dbe", table) == [
         *("fedavg+dbe", "1", "63.33", "18.86", "50.00", "50.00", "50.00"),
         *("3/0/0", "1/1/1"),
     ]
     assert row("local", table)[-1] == "0/0/3", "against fedavg, not against itself"
     assert "over 3 clients" in table
-    assert missing_baselines(found) == ""
+    assert missing_baselines(fairness) == ""
 
 
-def test_without_baselines_the_rest_is_shown_and_it_is_said() -> None:
-    found = compute_fairness([document("ditto", [0.5])], [{0: 0.9, 1: 0.5}])
-    assert "against" not in text(fairness_table(found)).lower()
-    assert missing_baselines(found).startswith("no run of local or fedavg with the same clients")
-    alone = compute_fairness([document("fedavg", [0.5])], [{0: 0.9}])
-    assert "local" in missing_baselines(alone)
-    assert "fedavg" not in missing_baselines(alone)
+def test_missing_baselines_are_named_and_the_rest_is_shown() -> None:
+    fairness = compute_fairness([document("ditto", [0.5])], [{0: 0.9, 1: 0.5}])
+    assert "against" not in print_table(fairness_table(fairness)).lower()
+    assert missing_baselines(fairness).startswith("no run of local or fedavg with the same clients")
+    only_fedavg = compute_fairness([document("fedavg", [0.5])], [{0: 0.9}])
+    assert "local" in missing_baselines(only_fedavg)
+    assert "fedavg" not in missing_baselines(only_fedavg)
 
 
 def test_overhead_per_client_and_round_and_in_total() -> None:
     runs = [document("fedavg+dbe", [0.1, 0.5, 0.9, 0.8]), document("majority", [None])]
-    table = text(
+    table = print_table(
         overhead_table(
             [compute_overhead(runs[0], 13706), compute_overhead(runs[1], None)], ["fedavg+dbe", "majority"]
         )
@@ -73,7 +73,7 @@ def test_tables_fit(width: int) -> None:
         fairness_table(compute_fairness(runs, accuracies)),
         overhead_table(costs, [LONG, "fedavg", "local"]),
     ):
-        lines = text(table, width).splitlines()
+        lines = print_table(table, width).splitlines()
         assert max(map(len, lines)) <= width
         assert any(line.startswith("fedprox+dbe") for line in lines)
         assert "…" not in "".join(lines), "nothing is cut off"

@@ -1,4 +1,4 @@
-"""`feddbe report` as it is typed."""
+"""The command `feddbe report`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.test_cli_process import finish, start
 
 
 @pytest.fixture(autouse=True)
-def _here(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _run_in_tmp_path(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runs").symlink_to(runs)
     monkeypatch.chdir(tmp_path)
 
@@ -26,7 +26,7 @@ def _here(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("report s0 s1/fedavg s0/fedavg -o all.html", "all.html", 3),
     ],
 )
-def test_it_says_where_the_page_is(
+def test_command_prints_the_path_of_the_page(
     line: str, path: str, count: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(shlex.split(line)) == 0
@@ -36,7 +36,7 @@ def test_it_says_where_the_page_is(
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
         ("report", "missing argument"),
         ("report nowhere", "'nowhere' is not the folder of a run"),
@@ -49,15 +49,15 @@ def test_it_says_where_the_page_is(
         ("report --live s0 --port x", "'x' is not a valid integer"),
     ],
 )
-def test_mistakes_are_one_line(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_line(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(shlex.split(line)) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert words in err
+    assert message in err
     assert err.count("\n") == 1
 
 
-def test_ctrl_c_ends_what_is_served() -> None:
+def test_ctrl_c_stops_the_server() -> None:
     with start(["report", "--live", "runs"], Path()) as server:
         assert server.stdout is not None
         assert server.stdout.readline().startswith("report  http://127.0.0.1:")
