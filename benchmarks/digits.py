@@ -77,7 +77,7 @@ def _percent(found: Sequence[Accuracy | None]) -> list[float]:
 
 
 def _shown(values: Sequence[float], *, sign: bool = False) -> str:
-    return mean_interval(values).shown(sign=sign) if values else ""
+    return mean_interval(values).format(sign=sign) if values else ""
 
 
 if __name__ == "__main__":

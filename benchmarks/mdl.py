@@ -29,7 +29,7 @@ import torch
 from feddbe.metrics.representations.mdl import (
     FULL,
     Settings,
-    initial_probe,
+    init_probes,
     map_parallel,
     mdl,
     single_threaded,
@@ -77,7 +77,7 @@ class Size:
             np.stack([rng.permutation(len(given.y))[:size] for _ in range(settings.seeds)])
         )
         streams = [np.random.RandomState(s) for s in range(settings.seeds)]
-        self.programs = [initial_probe(self.widths, streams) for _ in range(torch.get_num_threads())]
+        self.programs = [init_probes(self.widths, streams) for _ in range(torch.get_num_threads())]
 
     def run(self, steps: int) -> None:
         def one(parameters: list[torch.Tensor], stop: Event) -> None:

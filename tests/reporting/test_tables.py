@@ -199,7 +199,7 @@ def test_what_follows_from_other_data_is_not_said() -> None:
 
 
 def test_results_name_the_data_of_a_floor_only_where_floors_differ() -> None:
-    two = [document("a", RISING, floor=0.2), document("b", RISING, floor=0.3, data="har")]
+    two = [document("a", RISING, majority_accuracy=0.2), document("b", RISING, majority_accuracy=0.3, data="har")]
     found = lines(tables.results_table(two))
     assert row(found, "majority class, digits")[-1] == "20.00"
     assert row(found, "majority class, har")[-1] == "30.00"

@@ -14,7 +14,7 @@ from feddbe.results.document import RunDocument
 from tests.documents import document
 from tests.reporting.test_tables import LONG, lines, words
 
-CURVE = document(LONG, [0.07 + 0.9 * t / 1999 for t in range(2000)], floor=0.214)
+CURVE = document(LONG, [0.07 + 0.9 * t / 1999 for t in range(2000)], majority_accuracy=0.214)
 
 
 def chart(documents: Sequence[RunDocument]) -> terminal.CurveChart:
@@ -47,7 +47,7 @@ def plot(found: list[str]) -> list[str]:
 
 def test_the_curve_climbs_through_the_floor_in_ascii() -> None:
     """From 0 to 100 % in a straight line over 9 rows: each row has its share of columns, left to right."""
-    straight = document("fedavg", [0.0, 0.25, 0.5, 0.75, 1.0], floor=0.25)
+    straight = document("fedavg", [0.0, 0.25, 0.5, 0.75, 1.0], majority_accuracy=0.25)
     rows = plot(lines(chart([straight]), 77, "ascii"))
     assert len(rows) == 9
     starts = [re.search(r"[*O]", line) for line in rows]
@@ -93,13 +93,13 @@ def test_braille_dots_are_in_their_places() -> None:
 @pytest.mark.parametrize("floor", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("width", [20, 60])
 def test_short_and_flat_curves_have_their_mark(curve: list[float | None], floor: float, width: int) -> None:
-    found = plot(lines(chart([document("fedavg", curve, floor=floor)]), width))
+    found = plot(lines(chart([document("fedavg", curve, majority_accuracy=floor)]), width))
     assert len(found) == 9
     assert sum(line.count("◆") for line in found) == 1
 
 
 def test_equal_accuracies_of_one_hundred_stay_on_the_scale() -> None:
-    found = lines(chart([document("fedavg", [1.0, 1.0], floor=1.0)]))
+    found = lines(chart([document("fedavg", [1.0, 1.0], majority_accuracy=1.0)]))
     assert [int(line[:3]) for line in found if "┤" in line] == [100, 95, 90]
 
 

@@ -235,7 +235,7 @@ def test_code_that_moved_is_found_where_the_user_says(own: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"cannot read the method's file 'code/mine.py'"):
         feddbe.export_model("run", 0, out="home", trust=True)
     taken = load_client_model("run", 0, allowed=require_permission(["elsewhere/mine.py", "elsewhere/net.py"]))
-    assert taken.about["model"] == "elsewhere/net.py:build"
+    assert taken.description["model"] == "elsewhere/net.py:build"
 
 
 @pytest.mark.parametrize("file", ["mine.py", "helper.py", "net.py"])

@@ -43,7 +43,7 @@ from feddbe.results.curves import (
     ACCURACY,
     MeanCurve,
     MetricSeries,
-    band_meaning,
+    describe_band,
     mean_and_band,
     mean_curves,
     metric_series,
@@ -54,7 +54,7 @@ from feddbe.results.document import (
     accuracy_curve,
     describe_moment,
     distinguishing_settings,
-    is_fine_tuned,
+    new_clients_curve,
     run_labels,
     run_title,
     status_note,
@@ -116,7 +116,7 @@ def metric_panel(
         max_rounds: Rounds that are drawn at most; None: all.
         show_moment: Whether names say when the accuracy was measured.
     """
-    curves = mean_curves(documents, metric.points)
+    curves = mean_curves(documents, metric.read_curve)
     marks = [_best_mark(curve) if metric.is_primary else None for curve in curves]
     rounds, step = thin({x for curve in curves for x in curve.x}, max_rounds, [m.x for m in marks if m])
     series = []
@@ -127,7 +127,11 @@ def metric_panel(
     if metric.is_primary:
         series += _unevaluated(documents, len(series), colors)
     runs = [run for curve in curves for run in curve.runs]
-    floors = sorted({round(100 * run["majority_accuracy"], 2) for run in runs}) if metric.has_floor else []
+    floors = (
+        sorted({round(100 * run["majority_accuracy"], 2) for run in runs})
+        if metric.has_majority_reference
+        else []
+    )
     note = f"Every {_ordinal(step)} round is drawn, with the best and the last." if step > 1 else ""
     return Curves(
         name=metric.name,
@@ -135,14 +139,14 @@ def metric_panel(
         y_axis=Axis(metric.label, metric.unit),
         series=tuple(series),
         references=tuple(Reference(y, f"majority class of each client: {y:.2f} %") for y in floors),
-        band=band_meaning([len(curve.runs) for curve in curves]),
+        band=describe_band([len(curve.runs) for curve in curves]),
         note=note,
     )
 
 
 def adaptation_curves(documents: Sequence[RunDocument], colors: Colors | None = None) -> Figure:
     """Return the accuracy of new clients over the epochs for which they adapt the model."""
-    curves = mean_curves(documents, is_fine_tuned)
+    curves = mean_curves(documents, new_clients_curve)
     firsts = [curve.runs[0] for curve in curves]
     series = []
     for index, (curve, name) in enumerate(zip(curves, _unique_names(curves), strict=True)):
@@ -157,7 +161,7 @@ def adaptation_curves(documents: Sequence[RunDocument], colors: Colors | None = 
         x_axis=Axis("epoch"),
         y_axis=Axis("test accuracy of new clients", "%"),
         series=tuple(series),
-        band=band_meaning([len(curve.runs) for curve in curves]),
+        band=describe_band([len(curve.runs) for curve in curves]),
     )
     caption = "Weighted by samples, after each epoch of local adaptation; epoch 0 is the model as received."
     return Figure("new_clients", run_title(documents), (panel,), caption)
@@ -267,7 +271,7 @@ def client_ranks(
         x_axis=Axis("clients, sorted by accuracy", "%"),
         y_axis=ACCURACY_AXIS,
         series=tuple(series),
-        band=band_meaning([len(group) for group in together]),
+        band=describe_band([len(group) for group in together]),
         shaded=(0, 100 * widest),
         is_stepped=True,
     )

@@ -111,7 +111,7 @@ def _one_line(place: PaperCell | None, letters: dict[str, str]) -> str:
 
 
 def _ours(place: PaperCell, letters: dict[str, str]) -> str:
-    text = place.ours.shown(place.digits) if place.ours else place.state
+    text = place.ours.format(place.digits) if place.ours else place.state
     return f"{text} {','.join(letters[mark] for mark in place.marks)}".strip()
 
 

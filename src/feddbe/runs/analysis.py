@@ -80,7 +80,7 @@ def run_analyses(
 ) -> None:
     """Take what is not in the run's file yet. What is finished stays there, also if the rest fails."""
     for what in question.analyses if question.per_client else ():
-        if not ANALYSES[what].per_client:
+        if not ANALYSES[what].supports_per_client:
             raise InvalidInputError(f"{what} cannot be taken of single clients; leave out --per-client")
     store = RunStore.open(folder)
     try:
@@ -99,7 +99,7 @@ def load_embedding(document: RunDocument, one: AnalysisDocument) -> Points:
     try:
         state = store.state(result_key(one["round"], one["moment"], f"{one['analysis']}{AT}{one['layer']}"))
         assert state is not None
-        return registry.as_points(decode(state))
+        return registry.points_from_state(decode(state))
     finally:
         store.close()
 
@@ -115,7 +115,7 @@ def _missing_items(store: RunStore, question: AnalysisRequest) -> list[_Analysis
     found = []
     for what in question.analyses:
         settings, quick = registry.analysis_settings(what, quick=question.quick)
-        each = question.per_client and ANALYSES[what].per_client
+        each = question.per_client and ANALYSES[what].supports_per_client
         for place in question.layers:
             for moment in question.moments:
                 one = _AnalysisItem(
@@ -137,8 +137,8 @@ def _compute_missing(
     sizes = [len(rows) for rows in task.split.test[: task.members]]
     rows = _chosen(sizes, question.samples, each=question.per_client)
     callback.on_run_begin(f"{experiment.name}: representations", store.folder, 0, 1 + len(wanted))
-    own = [one for one in wanted if not ANALYSES[one.analysis].shared]
-    shared = [one for one in wanted if ANALYSES[one.analysis].shared]
+    own = [one for one in wanted if not ANALYSES[one.analysis].compares_under_each_model]
+    shared = [one for one in wanted if ANALYSES[one.analysis].compares_under_each_model]
     if own:
         _compute_pooled(entry, own, rows, callback)
     for what in dict.fromkeys(one.analysis for one in shared):
@@ -179,7 +179,7 @@ def _compute_pooled(
         what = one.analysis, sha256(points.x.tobytes()).hexdigest()
         if what not in same:
             same[what] = registry.compute_analysis(
-                one.analysis, points, task.dataset.classes, _keywords(one), each=one.per_client
+                one.analysis, points, task.dataset.classes, _keywords(one), per_client=one.per_client
             )
         about = {"samples": len(points.y), "seconds": time.perf_counter() - began}
         _write(store, entry.round, one, same[what], about)

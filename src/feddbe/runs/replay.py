@@ -21,7 +21,7 @@ from feddbe.data.split import Indices, RaggedArray
 from feddbe.errors import FeddbeError, InvalidInputError, StoreError, truncate, unknown_name
 from feddbe.methods.registry import METHODS
 from feddbe.metrics.representations import registry
-from feddbe.metrics.representations.discrepancy import has_enough_samples
+from feddbe.metrics.representations.discrepancy import enough_samples_mask
 from feddbe.metrics.representations.points import AnalysisResult, make_points
 from feddbe.models.registry import ModelSource
 from feddbe.paths import expand_path
@@ -307,7 +307,7 @@ def compare_under_each_model(
     tests = [_choose(task.split.test[client], positions) for client, positions in chosen.items()]
     counts = np.array([len(rows) for rows in tests])
     owners = np.repeat(list(chosen), counts)
-    enough = has_enough_samples(np.array(list(chosen)), counts)
+    enough = enough_samples_mask(np.array(list(chosen)), counts)
     clients = np.array(list(chosen))[enough].tolist()
     parts: dict[View, list[AnalysisResult]] = {view: [] for view in views}
     for reply in _ask_on_all_samples(entry, clients, np.concatenate(tests), views, callback):
@@ -324,7 +324,7 @@ def compare_under_each_model(
                 alone = {**settings, "clients": (reply.client,)}
                 known[key] = registry.compute_analysis(what, seen, task.dataset.classes, alone)
             part.append(known[key])
-    return {view: registry.combine_models(part) for view, part in parts.items()}
+    return {view: registry.combine_client_results(part) for view, part in parts.items()}
 
 
 def _ask_on_all_samples(

@@ -14,8 +14,8 @@ from torch import Tensor
 from feddbe.errors import FeddbeError
 from feddbe.methods import new_clients
 from feddbe.methods.base import MODEL, Method, undeclared_names
-from feddbe.metrics.builtin import compute, required_inputs
-from feddbe.metrics.records import MetricsByMoment, Numbers
+from feddbe.metrics.builtin import compute_metrics, required_inputs
+from feddbe.metrics.records import MetricsByMoment, MetricValues
 from feddbe.state import State, add_prefix, drop_keys, matches_pattern, nbytes, strip_prefix, to_device
 from feddbe.training.task import Context, Task, device_settings
 from feddbe.training.trainer import ClientTrainer
@@ -58,7 +58,7 @@ class ClientResult(NamedTuple):
     metrics: MetricsByMoment = {}  # noqa: RUF012
     """By moment, of the model that it received: `validation` is on training data that was held out, at the
     moment that the method is judged by, `train` on the training data."""
-    training_metrics: Numbers = {}  # noqa: RUF012
+    training_metrics: MetricValues = {}  # noqa: RUF012
     """Of local training: `loss`, `seconds` of the whole call, `bytes_up`, `bytes_down` with the constants,
     and measures of the training itself."""
     trainers: Mapping[str, str] = {}
@@ -165,7 +165,9 @@ class _ClientSession:
         local, ctx = self.trainer(self.task), Context(self.task, self.client_task.round)
         return local, self.method.inference_params(ctx, local, self.message, private)
 
-    def compute_metrics(self, moment: str, trainer: ClientTrainer, state: State, on: str = "test") -> Numbers:
+    def compute_metrics(
+        self, moment: str, trainer: ClientTrainer, state: State, on: str = "test"
+    ) -> MetricValues:
         """The measures of one pass over these rows; of the test rows also what the job wants to see."""
         job, method = self.client_task, self.method
         shown = job.layers if on == "test" and self.task.model.parameters.keys() <= state.keys() else ()
@@ -184,9 +186,9 @@ class _ClientSession:
         for place in shown:
             self.representations[f"{moment}/{place}"] = given[place][rows].flatten(1)
             self.representations["y"] = y[rows]
-        return compute(job.metrics, given) if len(y) else {}
+        return compute_metrics(job.metrics, given) if len(y) else {}
 
-    def evaluate(self) -> dict[str, Numbers]:
+    def evaluate(self) -> dict[str, MetricValues]:
         """By moment, of what it received."""
         job, method, task = self.client_task, self.method, self.task
         judged = self.inference_model(self.private)
@@ -217,7 +219,7 @@ class _ClientSession:
             state = method.finetune(ctx, local, self.message, self.private)
         return local, state
 
-    def work(self, measured: dict[str, Numbers], start: float) -> ClientResult:
+    def work(self, measured: dict[str, MetricValues], start: float) -> ClientResult:
         """Prepare or train, as the job says.
 
         Args:
@@ -239,17 +241,17 @@ class _ClientSession:
         trained = self._training_metrics(local, upload, time.perf_counter() - start)
         return ClientResult(job.client, upload, kept, measured, trained, local.trainers)
 
-    def _training_metrics(self, trainer: ClientTrainer, upload: State, seconds: float) -> Numbers:
+    def _training_metrics(self, trainer: ClientTrainer, upload: State, seconds: float) -> MetricValues:
         """Return the loss and the cost of local training, and the metrics of training itself."""
         cost = {"seconds": seconds, "bytes_up": nbytes(upload), "bytes_down": self.bytes_down}
-        trained: Numbers = {}
+        trained: MetricValues = {}
         values: dict[str, float] = dict(cost)
         loss_sum, samples = trainer.losses.get("shared", (0.0, 0))
         if samples:
             trained["loss"] = (loss_sum / samples, samples)
             values |= {"loss_sum": float(loss_sum / samples * samples), "samples": samples}
         trained |= {name: (value, 1) for name, value in cost.items()}
-        return trained | compute(self.client_task.metrics, values)
+        return trained | compute_metrics(self.client_task.metrics, values)
 
     def with_statistics(self, up: State, new: State, buffers: dict[str, State]) -> tuple[State, State | None]:
         """What is sent and what is kept (None: it is unchanged), BatchNorm statistics with them."""

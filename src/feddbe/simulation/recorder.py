@@ -11,7 +11,7 @@ import numpy as np
 from feddbe import metrics, seeds
 from feddbe.callbacks.base import Callback
 from feddbe.methods.base import Method
-from feddbe.metrics.records import ALL, Numbers, Record, client_records
+from feddbe.metrics.records import ALL, MetricValues, Record, client_records
 from feddbe.metrics.representations.points import Points, make_points
 from feddbe.results.document import build_round_result, selection_accuracy
 from feddbe.simulation.client import ClientResult, MissingClient
@@ -34,7 +34,7 @@ class Recorder:
         self.moment = "adapted" if method.adapts == "each" else "before"
         """The moment at which a client's model is deployed, and so judged."""
         self.metrics = metrics.parse_metrics(metric_names)
-        self.layers = ("z_g",) if metrics.required_inputs(self.metrics) & metrics.POOLED else ()
+        self.layers = ("z_g",) if metrics.required_inputs(self.metrics) & metrics.POOLED_INPUTS else ()
         """Layers whose representations clients send, for pooled metrics."""
         self.contacted = store.participants()
         """Clients that took part in a round, and so know the constants."""
@@ -44,7 +44,7 @@ class Recorder:
         last = store.last_round()
         self._unreported = [record for record in store.aggregate_records() if record.round == last]
         """Records over all clients of rounds that are not evaluated yet."""
-        self._costs = dict[int, Numbers]()
+        self._costs = dict[int, MetricValues]()
         """What each client's training of the last round resulted in."""
         self._next_memory_check = 0.0
 

@@ -13,9 +13,15 @@ from feddbe.errors import InvalidInputError
 from feddbe.reporting.build_figures import analysis_figures, client_distribution, learning_curves
 from feddbe.reporting.matplotlib_backend import draw as draw_figure
 from feddbe.reporting.paper_table import PaperCell, PaperTable
-from feddbe.results.document import Extent, RunDocument, best_so_far, run_extent
+from feddbe.results.document import Extent, RunDocument, has_completed, run_extent
 from feddbe.results.seeds import counted_runs
-from feddbe.results.statistics import RULE, Comparison, judge, mean_interval, paired_differences
+from feddbe.results.statistics import (
+    VERDICT_RULE,
+    Comparison,
+    judge_comparisons,
+    mean_interval,
+    paired_differences,
+)
 from feddbe.runs import analysis, folders
 from feddbe.runs.analysis import AnalysisRequest
 from feddbe.studies import paper, runner
@@ -215,7 +221,7 @@ def _ended(study: PaperStudy, planned: PlannedRun) -> bool:
     """Whether this run went as far as the published ones."""
     patience = planned.experiment.options.patience if planned.experiment else None
     return bool(planned.skip_reason) or bool(
-        planned.document and best_so_far(planned.document, study.rounds, patience)
+        planned.document and has_completed(planned.document, study.rounds, patience)
     )
 
 
@@ -238,15 +244,15 @@ def _gains(study: PaperStudy, plans: Plans) -> list[str]:
         if base and difference:
             runs = [*_counted(slot.run_specs, plans).values(), *_counted(base.run_specs, plans).values()]
             on_test = any(paper.is_chosen_on_test(slot.column.read, run) for run in runs)
-            shown = difference.shown(sign=True)
+            shown = difference.format(sign=True)
             names.append(f"{slot.row.name} against {base.row.name}, {slot.column.title}: {shown}")
             comparisons.append(Comparison(difference, on_test))
     by_verdict: dict[str, list[str]] = {}
-    for name, verdict in zip(names, judge(comparisons), strict=True):
+    for name, verdict in zip(names, judge_comparisons(comparisons), strict=True):
         words = verdict.outcome or f"no verdict ({verdict.reason})"
         by_verdict.setdefault(words.capitalize(), []).append(name)
     gains = [f"{verdict}: {'; '.join(those)}." for verdict, those in by_verdict.items()]
-    return [*gains, RULE] if gains else []
+    return [*gains, VERDICT_RULE] if gains else []
 
 
 def _is_plain(other: TableCell, cell: TableCell) -> bool:

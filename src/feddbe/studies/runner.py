@@ -31,7 +31,7 @@ from feddbe.data.dataset import Dataset
 from feddbe.errors import DataMissingError, DivergenceError, FeddbeError, InvalidInputError, StoreError
 from feddbe.models.registry import ModelSource
 from feddbe.paths import expand_path
-from feddbe.results.document import RunDocument, best_so_far, last_round, status_note, truncate_run
+from feddbe.results.document import RunDocument, has_completed, last_round, status_note, truncate_run
 from feddbe.runs import folders
 from feddbe.runs.execution import resolve_request, run_or_resume
 from feddbe.runs.experiment import Experiment
@@ -114,7 +114,9 @@ class PlannedRun:
     def is_done(self) -> bool:
         """Whether it needs no more rounds."""
         asked = self.experiment and self.experiment.options
-        return bool(asked and self.document and best_so_far(self.document, asked.rounds or 0, asked.patience))
+        return bool(
+            asked and self.document and has_completed(self.document, asked.rounds or 0, asked.patience)
+        )
 
     @property
     def is_missing(self) -> bool:

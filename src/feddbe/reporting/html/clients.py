@@ -29,7 +29,7 @@ from feddbe.reporting.html.blocks import (
 from feddbe.reporting.html.overview import holding, of_all, of_each
 from feddbe.reporting.table import to_page_block
 from feddbe.reporting.tables import fairness_table, new_clients_table
-from feddbe.results.document import is_fine_tuned
+from feddbe.results.document import new_clients_curve
 from feddbe.results.fairness import compute_fairness
 from feddbe.runs import summary
 
@@ -98,7 +98,7 @@ def new_clients_section(runs: ReportRuns) -> list[Block]:
     if table is None:
         return []
     figure = adaptation_curves(runs.documents, runs.colors)
-    drawn = [figure_block(figure)] if any(map(is_fine_tuned, runs.documents)) else []
+    drawn = [figure_block(figure)] if any(map(new_clients_curve, runs.documents)) else []
     blocks = [*drawn, to_page_block(table, "joined")]
     return section("new_clients", "Newcomers", blocks, of_each(runs, "show"))
 
