@@ -56,11 +56,11 @@ def test_memory_of_workers_counts() -> None:
 
 FAULTS = """
 import resource, sys, torch
-from feddbe.simulation.engines.base import keep_freed
+from feddbe.simulation.engines.base import keep_freed_memory
 if sys.argv[1] == "kept":
-    keep_freed()
-for round in range(6):
-    if round == 1:  # nothing to reuse before
+    keep_freed_memory()
+for repeat in range(6):
+    if repeat == 1:  # nothing to reuse before
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     states = [torch.ones(3 * 2**20) for _ in range(10)]
     del states
