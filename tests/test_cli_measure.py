@@ -218,8 +218,8 @@ def test_of_each_client_alone(compared: Shell) -> None:
 
 
 MISTAKES = [
-    ("c --analyses mld", "unknown measure of representations 'mld'; did you mean 'mdl'? allowed: "),
-    ("c --analyses ,", "nothing to measure; choose of discrepancy, discrepancy-shared, mdl, probe, tsne"),
+    ("c --analyses mld", "unknown analysis 'mld'; did you mean 'mdl'? allowed: "),
+    ("c --analyses ,", "no analysis is selected; allowed: discrepancy, discrepancy-shared, mdl, probe, tsne"),
     ("c --layers cov1", "unknown layer 'cov1'; allowed: fc1, fc1.0, fc1.1, fc1.2, logits, z, z_g"),
     ("c --round first", "unknown round 'first'; allowed: best, last"),
     ("c --moment during", "unknown moment of fedavg 'during'; "),
@@ -228,8 +228,8 @@ MISTAKES = [
     ("c --samples 10", "9 training samples (nine tenths of those given) are too few for 10 different sizes"),
     ("c --analyses tsne --per-client", "tsne cannot be taken of single clients; leave out --per-client"),
     ("nowhere", "'nowhere' is not the folder of a run"),
-    ("one --analyses discrepancy", "discrepancy of 1 client: there must be another one"),
-    ("one --analyses discrepancy-shared", "discrepancy of 1 client: there must be another one"),
+    ("one --analyses discrepancy", "discrepancy needs two or more clients: got 1"),
+    ("one --analyses discrepancy-shared", "discrepancy needs two or more clients: got 1"),
     ("none --analyses discrepancy-shared", "majority deploys no model: it has no representations"),
     ("none --analyses probe", "majority deploys no model: it has no representations"),
     ("c --quick --samples 10 --per-client", "mdl of single clients: 9 training samples"),

@@ -59,7 +59,7 @@ def test_privacy_page_explains_every_message() -> None:
 
 def test_privacy_page_lists_every_measure() -> None:
     listed = table("number")
-    known = {name: asks for name, (_, asks) in metrics.registered_metrics().items()}
+    known = {name: registered.inputs for name, registered in metrics.registered_metrics().items()}
     assert {*known} <= {*listed}
     for name, asks in known.items():
-        assert ("representations" in listed[name][0]) == (asks == metrics.POOLED), name
+        assert ("representations" in listed[name][0]) == (asks == metrics.POOLED_INPUTS), name

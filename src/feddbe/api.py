@@ -22,7 +22,7 @@ from feddbe.models.registry import ModelSource
 from feddbe.reporting import build_figures, matplotlib_backend
 from feddbe.reporting.figure import Figure
 from feddbe.reporting.run import Run, Runs, Sweep
-from feddbe.results.document import RunDocument, accuracy_curve, is_fine_tuned
+from feddbe.results.document import RunDocument, accuracy_curve, new_clients_curve
 from feddbe.runs import analysis, folders, summary
 from feddbe.runs.analysis import AnalysisRequest
 from feddbe.runs.execution import run_requests
@@ -169,7 +169,7 @@ def draw(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -
     figures = []
     if any(map(accuracy_curve, runs)):  # a run may have diverged in round 1
         figures.append(build_figures.learning_curves(runs))
-    if any(map(is_fine_tuned, runs)):
+    if any(map(new_clients_curve, runs)):
         figures.append(build_figures.adaptation_curves(runs))
     store = RunStore.open(Path(runs[0]["folder"]))
     labels = store.meta("labels")

@@ -14,7 +14,7 @@ from feddbe.results.document import RunDocument
 from tests.documents import document
 from tests.reporting.test_tables import LONG, lines, words
 
-CURVE = document(LONG, [0.07 + 0.9 * t / 1999 for t in range(2000)], floor=0.214)
+CURVE = document(LONG, [0.07 + 0.9 * t / 1999 for t in range(2000)], majority_accuracy=0.214)
 
 
 def chart(documents: Sequence[RunDocument]) -> terminal.CurveChart:

@@ -66,7 +66,7 @@ def test_table_has_values_differences_and_verdicts() -> None:
     assert ditto
     assert dbe
     assert plain.ours
-    assert plain.ours.shown() == "86.00 ± 2.48"
+    assert plain.ours.format() == "86.00 ± 2.48"
     assert plain.difference == pytest.approx(0.15)
     assert plain.marks == ("1 round of up to 2000",)
     assert (ditto.ours, ditto.state) == (None, "not run")

@@ -43,7 +43,7 @@ from feddbe.results.curves import (
     ACCURACY,
     MeanCurve,
     MetricSeries,
-    band_meaning,
+    describe_band,
     mean_and_band,
     mean_curves,
     metric_series,
@@ -54,7 +54,7 @@ from feddbe.results.document import (
     accuracy_curve,
     describe_moment,
     distinguishing_settings,
-    is_fine_tuned,
+    new_clients_curve,
     run_labels,
     run_title,
     status_note,
@@ -117,7 +117,7 @@ def metric_panel(
         max_rounds: Rounds that are drawn at most; None: all.
         show_moment: If True, names include the moment of the accuracy.
     """
-    curves = mean_curves(documents, metric.points)
+    curves = mean_curves(documents, metric.read_curve)
     marks = [_best_mark(curve) if metric.is_primary else None for curve in curves]
     all_rounds = {x for curve in curves for x in curve.x}
     rounds, step = thin_rounds(all_rounds, max_rounds, [mark.x for mark in marks if mark])
@@ -164,7 +164,7 @@ def adaptation_curves(documents: Sequence[RunDocument], colors: Colors | None = 
         x_axis=Axis("epoch"),
         y_axis=Axis("test accuracy of new clients", "%"),
         series=tuple(series),
-        band=band_meaning([len(curve.runs) for curve in curves]),
+        band=describe_band([len(curve.runs) for curve in curves]),
     )
     caption = "Weighted by samples, after each epoch of local adaptation; epoch 0 is the received model."
     return Figure("new_clients", run_title(documents), (panel,), caption)

@@ -112,18 +112,18 @@ class Kind:
 
 
 def _format_interval(value: Interval | None) -> str:
-    return "-" if value is None else value.shown()
+    return "-" if value is None else value.format()
 
 
 def _format_difference(value: Interval | None) -> str:
-    return "" if value is None else value.shown(sign=True)
+    return "" if value is None else value.format(sign=True)
 
 
 def _interval_values(key: str, value: Interval | None) -> dict[str, Any]:
     """Return mean and half width as fractions of one, as all accuracies for programs."""
     if value is None:
         return {key: None, f"{key}_half": None}
-    return {key: value.mean / 100, f"{key}_half": value.half / 100}
+    return {key: value.mean / 100, f"{key}_half": value.half_width / 100}
 
 
 def _interval_mean(value: Interval | None) -> float | None:

@@ -54,8 +54,8 @@ from feddbe.results.document import (
     status_note,
 )
 from feddbe.results.fairness import BASELINES, Fairness, Overhead
-from feddbe.results.seeds import SeedGroup, best_on_validation, group_seeds, unequal_rounds
-from feddbe.results.statistics import RULE, Interval
+from feddbe.results.seeds import SeedGroup, best_on_validation, group_seeds, methods_with_unequal_rounds
+from feddbe.results.statistics import VERDICT_RULE, Interval
 from feddbe.runs.folders import slug
 from feddbe.runs.summary import ClientRecord
 
@@ -631,7 +631,9 @@ def _judgment_note(experiments: Sequence[SeedGroup]) -> str:
         if reason and reason.is_obstacle:
             reasons.setdefault(reason, []).append(experiment.name)
     not_judged = [f" Not judged, {reason}: {', '.join(names)}." for reason, names in reasons.items()]
-    return f"Differences are between runs with equal seed, split and rounds. {RULE}{''.join(not_judged)}"
+    return (
+        f"Differences are between runs with equal seed, split and rounds. {VERDICT_RULE}{''.join(not_judged)}"
+    )
 
 
 def _excluded_note(documents: Sequence[RunDocument], experiments: Sequence[SeedGroup]) -> str:

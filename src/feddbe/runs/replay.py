@@ -24,7 +24,7 @@ from feddbe.data.split import Indices, RaggedArray
 from feddbe.errors import FeddbeError, InvalidInputError, StoreError, truncate, unknown_name
 from feddbe.methods.registry import METHODS
 from feddbe.metrics.representations import registry
-from feddbe.metrics.representations.discrepancy import has_enough_samples
+from feddbe.metrics.representations.discrepancy import enough_samples_mask
 from feddbe.metrics.representations.points import AnalysisResult, make_points
 from feddbe.models.registry import ModelSource
 from feddbe.paths import expand_path

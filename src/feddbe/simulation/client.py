@@ -14,8 +14,8 @@ from torch import Tensor
 from feddbe.errors import FeddbeError
 from feddbe.methods import new_clients
 from feddbe.methods.base import MODEL, Method, undeclared_names
-from feddbe.metrics.builtin import compute, required_inputs
-from feddbe.metrics.records import MetricsByMoment, Numbers
+from feddbe.metrics.builtin import compute_metrics, required_inputs
+from feddbe.metrics.records import MetricsByMoment, MetricValues
 from feddbe.state import State, add_prefix, drop_keys, matches_pattern, nbytes, strip_prefix, to_device
 from feddbe.training.task import Context, Task, device_settings
 from feddbe.training.trainer import ClientTrainer
@@ -306,7 +306,7 @@ class _ClientSession:
     def _trainer(self, task: Task) -> ClientTrainer:
         return ClientTrainer(task, self.client_task.round, self.client_task.client, self.buffers)
 
-    def _training_metrics(self, trainer: ClientTrainer, upload: State, seconds: float) -> Numbers:
+    def _training_metrics(self, trainer: ClientTrainer, upload: State, seconds: float) -> MetricValues:
         """Return the loss and the cost of local training, and the metrics of training itself."""
         costs = {"seconds": seconds, "bytes_up": nbytes(upload), "bytes_down": self.bytes_down}
         metrics: Numbers = {}

@@ -11,7 +11,7 @@ import numpy as np
 from feddbe import metrics, seeds
 from feddbe.callbacks.base import Callback
 from feddbe.methods.base import Method
-from feddbe.metrics.records import ALL, Numbers, Record, client_records
+from feddbe.metrics.records import ALL, MetricValues, Record, client_records
 from feddbe.metrics.representations.points import Points, make_points
 from feddbe.results.document import build_round_result, selection_accuracy
 from feddbe.simulation.client import ClientResult, MissingClient
@@ -35,7 +35,7 @@ class Recorder:
         self.moment = "adapted" if method.adapts == "each" else "before"
         """Moment at which a client's model is deployed, and therefore evaluated."""
         self.metrics = metrics.parse_metrics(metric_names)
-        self.layers = ("z_g",) if metrics.required_inputs(self.metrics) & metrics.POOLED else ()
+        self.layers = ("z_g",) if metrics.required_inputs(self.metrics) & metrics.POOLED_INPUTS else ()
         """Layers whose representations clients send, for pooled metrics."""
         self.contacted = store.participants()
         """Clients that took part in a round, and therefore have the constants."""

@@ -13,9 +13,15 @@ from feddbe.errors import InvalidInputError
 from feddbe.reporting.build_figures import analysis_figures, client_distribution, learning_curves
 from feddbe.reporting.matplotlib_backend import draw
 from feddbe.reporting.paper_table import PaperCell, PaperTable
-from feddbe.results.document import Extent, RunDocument, best_so_far, run_extent
+from feddbe.results.document import Extent, RunDocument, has_completed, run_extent
 from feddbe.results.seeds import counted_runs
-from feddbe.results.statistics import RULE, Comparison, judge, mean_interval, paired_differences
+from feddbe.results.statistics import (
+    VERDICT_RULE,
+    Comparison,
+    judge_comparisons,
+    mean_interval,
+    paired_differences,
+)
 from feddbe.runs import analysis, folders
 from feddbe.runs.analysis import AnalysisRequest
 from feddbe.studies import paper, runner

@@ -32,7 +32,7 @@ from feddbe.data.dataset import Dataset
 from feddbe.errors import DataMissingError, DivergenceError, FeddbeError, InvalidInputError, StoreError
 from feddbe.models.registry import ModelSource
 from feddbe.paths import expand_path
-from feddbe.results.document import RunDocument, best_so_far, last_round, status_note, truncate_run
+from feddbe.results.document import RunDocument, has_completed, last_round, status_note, truncate_run
 from feddbe.runs import folders
 from feddbe.runs.execution import resolve_request, run_or_resume
 from feddbe.runs.experiment import Experiment

@@ -29,7 +29,7 @@ from feddbe.reporting.html.blocks import (
 from feddbe.reporting.html.overview import commands_per_run, data_command, joint_command
 from feddbe.reporting.table import to_page_block
 from feddbe.reporting.tables import fairness_table, new_clients_table
-from feddbe.results.document import is_fine_tuned
+from feddbe.results.document import new_clients_curve
 from feddbe.results.fairness import compute_fairness
 from feddbe.runs import summary
 

@@ -1,4 +1,4 @@
-"""Accuracy over clients, rank statistics and the floor, against numbers found by hand."""
+"""Aggregates over clients, AUC and majority accuracy, against values computed by hand."""
 
 from __future__ import annotations
 
@@ -22,55 +22,55 @@ from feddbe.metrics.records import Aggregates, aggregate_clients
 # --- over clients
 
 
-def over(samples: list[int], correct: list[int]) -> Aggregates | None:
-    """The readings of clients with so many hits."""
+def aggregate(samples: list[int], correct: list[int]) -> Aggregates | None:
+    """Return the aggregates of clients with these numbers of correct predictions."""
     return aggregate_clients([(Fraction(c, max(n, 1)), n) for n, c in zip(samples, correct, strict=True)])
 
 
-def test_four_readings_by_hand() -> None:
+def test_aggregates_by_hand() -> None:
     """Accuracies 1/2, 3/4, 1, 0: weighted (1 + 3 + 10 + 0) / (2 + 4 + 10 + 4) = 14/20; mean 9/16;
     worst tenth the lowest ceil(4/10) = 1; variance (1 + 9 + 49 + 81) / 256 / 4 = 140/1024 = 35/256."""
-    found = over([2, 4, 10, 4], [1, 3, 10, 0])
-    assert found is not None
-    assert found["weighted"] == pytest.approx(14 / 20)
-    assert found["mean"] == pytest.approx(9 / 16)
-    assert found["worst_tenth"] == 0
-    assert found["std"] == pytest.approx(math.sqrt(35 / 256))
+    aggregates = aggregate([2, 4, 10, 4], [1, 3, 10, 0])
+    assert aggregates is not None
+    assert aggregates["weighted"] == pytest.approx(14 / 20)
+    assert aggregates["mean"] == pytest.approx(9 / 16)
+    assert aggregates["worst_tenth"] == 0
+    assert aggregates["std"] == pytest.approx(math.sqrt(35 / 256))
 
 
 @pytest.mark.parametrize(
     ("clients", "worst"), [(1, 0.0), (10, 0.0), (11, 0.5), (20, 0.5), (21, 1.0), (30, 1.0), (31, 1.5)]
 )
-def test_the_worst_tenth_is_rounded_up(clients: int, worst: float) -> None:
+def test_worst_tenth_is_rounded_up(clients: int, worst: float) -> None:
     """Client k has k of 100 right: the lowest m = ceil(N / 10) have (m - 1) / 2 percent on average."""
     order = np.random.RandomState(0).permutation(clients).tolist()
-    found = over([100] * clients, order)
-    assert found is not None
-    assert found["worst_tenth"] == pytest.approx(worst / 100)
+    aggregates = aggregate([100] * clients, order)
+    assert aggregates is not None
+    assert aggregates["worst_tenth"] == pytest.approx(worst / 100)
 
 
-def test_the_worst_tenth_is_not_weighted_by_samples() -> None:
+def test_worst_tenth_is_not_weighted_by_samples() -> None:
     """11 clients, so the lowest 2: (0/100 + 1/2) / 2 = 1/4, where weighted it would be 1/102."""
-    found = over([100, 2, *[5] * 9], [0, 1, *[5] * 9])
-    assert found is not None
-    assert found["worst_tenth"] == pytest.approx(1 / 4)
+    aggregates = aggregate([100, 2, *[5] * 9], [0, 1, *[5] * 9])
+    assert aggregates is not None
+    assert aggregates["worst_tenth"] == pytest.approx(1 / 4)
 
 
 def test_clients_without_test_samples_do_not_count() -> None:
-    assert over([4, 0, 2], [1, 0, 2]) == over([4, 2], [1, 2])
-    assert over([0, 0], [0, 0]) is None
-    assert over([], []) is None
+    assert aggregate([4, 0, 2], [1, 0, 2]) == aggregate([4, 2], [1, 2])
+    assert aggregate([0, 0], [0, 0]) is None
+    assert aggregate([], []) is None
 
 
 def test_one_client() -> None:
-    assert over([8], [6]) == {"weighted": 0.75, "mean": 0.75, "worst_tenth": 0.75, "std": 0.0}
+    assert aggregate([8], [6]) == {"weighted": 0.75, "mean": 0.75, "worst_tenth": 0.75, "std": 0.0}
 
 
 # --- one client
 
 
 def approx(*value: float) -> Any:
-    """A value and its weight."""
+    """Return an approximation of a value and its weight."""
     return pytest.approx(value, abs=1e-12, rel=1e-6)
 
 
@@ -97,42 +97,42 @@ def test_auc_by_hand() -> None:
     assert auc(logits, torch.tensor([0, 1])) == approx(6 / 8, 2)
 
 
-def test_auc_of_what_is_no_number_is_none_either() -> None:
+def test_auc_of_nan_is_nan() -> None:
     logits = torch.tensor([[0.0, 1.0], [float("nan"), 0.0]])
-    found = auc(logits, torch.tensor([0, 1]))
-    assert found is not None
-    assert math.isnan(found[0])
+    result = auc(logits, torch.tensor([0, 1]))
+    assert result is not None
+    assert math.isnan(result[0])
 
 
-def test_auc_is_of_probabilities_not_of_logits() -> None:
+def test_auc_ranks_probabilities_not_logits() -> None:
     """Adding 10 to one sample's logits changes no probability, though it would change their ranks."""
     logits, y = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
     shifted = logits + torch.tensor([[0.0], [10.0]])
     assert auc(shifted, y) == auc(logits, y) == (1.0, 2)
 
 
-def test_hits_and_loss_by_hand() -> None:
-    """Logits (0, ln 3) give 1/4 and 3/4: labels 1, 1, 0 are two hits, and the loss (2 ln(4/3) + ln 4) / 3."""
+def test_accuracy_and_loss_by_hand() -> None:
+    """Logits (0, ln 3) give 1/4 and 3/4: labels 1, 1, 0 have two correct and loss (2 ln(4/3) + ln 4) / 3."""
     logits, y = torch.tensor([[0.0, math.log(3)]] * 3), torch.tensor([1, 1, 0])
     assert accuracy(logits, y) == (Fraction(2, 3), 3)
     assert loss(logits, y) == approx((2 * math.log(4 / 3) + math.log(4)) / 3, 3)
 
 
-def test_with_one_class_there_is_nothing_to_rank() -> None:
+def test_auc_of_a_single_class_is_undefined() -> None:
     assert auc(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64)) is None
 
 
 @given(st.lists(st.tuples(st.integers(1, 500), st.floats(0, 1)), min_size=1, max_size=30))
-def test_the_weighted_accuracy_is_all_hits_over_all_samples(clients: list[tuple[int, float]]) -> None:
-    """To the last bit, which (hits / n) n / n would not give."""
+def test_weighted_accuracy_is_all_correct_over_all_samples(clients: list[tuple[int, float]]) -> None:
+    """It is exact to the last bit, which (hits / n) n / n would not be."""
     sizes = [n for n, _ in clients]
     hits = [int(share * n) for n, share in clients]
-    found = over(sizes, hits)
-    assert found is not None
-    assert found["weighted"] == sum(hits) / sum(sizes)
+    aggregates = aggregate(sizes, hits)
+    assert aggregates is not None
+    assert aggregates["weighted"] == sum(hits) / sum(sizes)
 
 
-# --- the floor
+# --- majority accuracy
 
 
 def _federation(y: list[int], train: list[list[int]], test: list[list[int]]) -> tuple[Dataset, Split]:
@@ -140,20 +140,20 @@ def _federation(y: list[int], train: list[list[int]], test: list[list[int]]) -> 
     return Dataset("toy", torch.zeros(len(y), 1), torch.tensor(y), 3), Split.from_arrays(rows[0], rows[1])
 
 
-def test_the_floor_by_hand() -> None:
-    """Client 0 trains on 2 2 0 and says 2: right for 2 and 2 of its test labels 2 1 2. Client 1 trains on
-    0 1 (a tie, the smaller label) and says 0: right for none of 1. In all 2 of 4; unweighted it were 1/3."""
-    found = majority_accuracy(
+def test_majority_accuracy_by_hand() -> None:
+    """Client 0 trains on 2 2 0 and predicts 2: two of its test labels 2 1 2 are correct. Client 1 trains on
+    0 1 (a tie, the smaller label) and predicts 0, which is wrong for 1: 2 of 4; unweighted it is 1/3."""
+    accuracy_ = majority_accuracy(
         *_federation([2, 2, 0, 2, 1, 2, 0, 1, 1], [[0, 1, 2], [6, 7]], [[3, 4, 5], [8]])
     )
-    assert found == pytest.approx(2 / 4)
+    assert accuracy_ == pytest.approx(2 / 4)
 
 
-def test_the_floor_follows_the_training_labels_not_the_test_labels() -> None:
+def test_majority_accuracy_uses_training_labels() -> None:
     assert majority_accuracy(*_federation([0, 1, 1], [[0]], [[1, 2]])) == 0
     assert majority_accuracy(*_federation([1, 1, 1], [[0]], [[1, 2]])) == 1
 
 
-def test_the_floor_without_test_samples() -> None:
+def test_majority_accuracy_without_test_samples() -> None:
     assert majority_accuracy(*_federation([0, 1], [[0], [1]], [[], []])) == 0
     assert majority_accuracy(*_federation([0, 1, 1], [[0], [1]], [[], [2]])) == 1

@@ -1,4 +1,4 @@
-"""Memory in use, of this process and its workers."""
+"""Memory of this process and its workers."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ import pytest
 from feddbe.simulation.engines.base import peak_memory_mb
 
 
-def touched(megabytes: int) -> mmap.mmap:
-    """Memory straight from the system: what malloc gives may have been in use before."""
+def allocate(megabytes: int) -> mmap.mmap:
+    """Return memory directly from the system; malloc might reuse pages that were counted before."""
     block = mmap.mmap(-1, megabytes * 2**20)
     np.frombuffer(block, np.uint8)[:] = 1
     return block
 
 
-def test_memory_in_use_grows_with_what_is_touched() -> None:
-    """Other allocations of the process come and go, so half of it must show."""
+def test_memory_grows_with_touched_pages() -> None:
+    """Other allocations vary, so at least half of it must be visible."""
     before = peak_memory_mb()
     assert before > 10, "a Python with torch in it"
-    with touched(200):
+    with allocate(200):
         assert 100 < peak_memory_mb() - before < 300
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is the peak")
-def test_memory_that_is_given_back_does_not_count() -> None:
-    with touched(200):
+def test_released_memory_does_not_count() -> None:
+    with allocate(200):
         before = peak_memory_mb()
     assert peak_memory_mb() < before - 100
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is this process's own")
-def test_workers_count() -> None:
-    """Much, because what processes share moves from one to the others as they come and go."""
+def test_memory_of_workers_counts() -> None:
+    """The amount is large, because the attribution of shared pages changes when processes start and end."""
     before, hold = peak_memory_mb(), "import time; much = b'x' * (200 << 20); time.sleep(60)"
     worker = multiprocessing.get_context("spawn").Process(target=exec, args=(hold, {}))
     worker.start()
@@ -51,16 +51,16 @@ def test_workers_count() -> None:
     finally:
         worker.kill()
         worker.join()
-    assert peak_memory_mb() < before + 100, "what has ended no longer counts"
+    assert peak_memory_mb() < before + 100, "ended processes no longer count"
 
 
 FAULTS = """
 import resource, sys, torch
-from feddbe.simulation.engines.base import keep_freed
+from feddbe.simulation.engines.base import keep_freed_memory
 if sys.argv[1] == "kept":
-    keep_freed()
-for round in range(6):
-    if round == 1:  # before there was nothing to use again
+    keep_freed_memory()
+for repeat in range(6):
+    if repeat == 1:  # nothing to reuse before
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     states = [torch.ones(3 * 2**20) for _ in range(10)]
     del states
@@ -69,8 +69,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-def test_memory_that_was_freed_is_used_again() -> None:
-    """Ten states of 12 MB five times are 153,600 pages."""
+def test_freed_memory_is_reused() -> None:
+    """Five times ten states of 12 MB are 153,600 pages."""
     kept, not_kept = (
         int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, check=True).stdout)
         for how in ("kept", "not")

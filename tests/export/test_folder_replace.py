@@ -1,4 +1,4 @@
-"""An export is there as a whole or not at all, and never written through a link."""
+"""An export is written completely or not at all, and never through a link."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import pytest
 from feddbe.errors import InvalidInputError
 from feddbe.export import export_model
 from feddbe.export.folder import replace_folder
-from tests.export.test_deployed import trained
+from tests.export.test_client_model import train_run
 
 NAMES = {"a", "b", "mark"}
 
 
 @contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """As on a disk that is full."""
+def limit_file_size(size: int) -> Iterator[None]:
+    """Simulate a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -34,7 +34,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def content(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -45,28 +45,27 @@ def large(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("size", [60_000, 110_000], ids=["model.safetensors", "model.pt2"])
-def test_a_full_disk_leaves_the_older_export_whole(size: int, tmp_path: Path) -> None:
-    """Whichever file does not fit."""
-    run, home = trained(tmp_path, "fedavg+dbe", large, rounds=1), tmp_path / "out" / "home"
+def test_full_disk_leaves_older_export_unchanged(size: int, tmp_path: Path) -> None:
+    run, home = train_run(tmp_path, "fedavg+dbe", large, rounds=1), tmp_path / "out" / "home"
     home.mkdir(parents=True)
     (home / "preprocessing.json").write_text(json.dumps({"client": 0}))
     (home / "model.safetensors").write_bytes(b"the weights of client 0")
-    before = content(home)
+    before = read_files(home)
     with (
-        files_of_at_most(size),
+        limit_file_size(size),
         pytest.raises(InvalidInputError, match=r"cannot write to .*home': ") as caught,
     ):
         export_model(run, 1, out=home)
     assert "\n" not in str(caught.value)
-    assert content(home) == before
+    assert read_files(home) == before
     assert [path.name for path in home.parent.iterdir()] == ["home"]
 
 
 KILLED = """
 import sys, time
 from pathlib import Path
-from feddbe.export.folder import replaced_folder
-with replaced_folder(Path(sys.argv[1]), {"a", "b", "mark"}, "mark") as new:
+from feddbe.export.folder import replace_folder
+with replace_folder(Path(sys.argv[1]), {"a", "b", "mark"}, "mark") as new:
     for name in ("a", "b", "mark"):
         (new / name).write_text("client 1")
         print(name, flush=True)
@@ -74,7 +73,7 @@ with replaced_folder(Path(sys.argv[1]), {"a", "b", "mark"}, "mark") as new:
 """
 
 
-def test_a_kill_leaves_the_older_one_whole_and_the_next_one_cleans_up(tmp_path: Path) -> None:
+def test_kill_leaves_older_export_and_next_export_cleans_up(tmp_path: Path) -> None:
     folder = tmp_path / "home"
     with replace_folder(folder, NAMES, "mark") as new:
         for name in NAMES:
@@ -85,19 +84,19 @@ def test_a_kill_leaves_the_older_one_whole_and_the_next_one_cleans_up(tmp_path: 
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert {path.name for path in tmp_path.iterdir()} > {"home"}
-    assert content(folder) == dict.fromkeys(NAMES, b"client 0")
+    assert read_files(folder) == dict.fromkeys(NAMES, b"client 0")
     with replace_folder(folder, NAMES, "mark") as new:
         (new / "mark").write_text("client 2")
-    assert content(folder) == {"mark": b"client 2"}
+    assert read_files(folder) == {"mark": b"client 2"}
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
-def test_an_unfinished_folder_of_a_living_process_stays(tmp_path: Path) -> None:
+def test_unfinished_folder_of_a_live_process_stays(tmp_path: Path) -> None:
     with replace_folder(tmp_path / "home", NAMES, "mark") as first:
         with replace_folder(tmp_path / "home", NAMES, "mark") as second:
             (second / "mark").write_text("second")
         (first / "mark").write_text("first")
-    assert content(tmp_path / "home") == {"mark": b"first"}
+    assert read_files(tmp_path / "home") == {"mark": b"first"}
 
 
 def test_nothing_is_written_through_links(tmp_path: Path) -> None:
@@ -112,14 +111,14 @@ def test_nothing_is_written_through_links(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "years of work"
     assert not (folder / "a").is_symlink()
     (tmp_path / "link").symlink_to(folder)
-    with pytest.raises(InvalidInputError, match="link' is a link, through which nothing is written"):
-        export_link(tmp_path / "link")
+    with pytest.raises(InvalidInputError, match="link' is a link, which is never written through"):
+        replace(tmp_path / "link")
     (tmp_path / "nowhere").symlink_to(tmp_path / "not there")
     with pytest.raises(InvalidInputError, match="nowhere' is a link"):
-        export_link(tmp_path / "nowhere")
+        replace(tmp_path / "nowhere")
 
 
-def export_link(path: Path) -> None:
+def replace(path: Path) -> None:
     with replace_folder(path, NAMES, "mark"):
         pass
 
@@ -129,10 +128,8 @@ def test_other_files_are_not_removed(names: list[str], tmp_path: Path) -> None:
     for name in names:
         (tmp_path / "home").mkdir(exist_ok=True)
         (tmp_path / "home" / name).touch()
-    with pytest.raises(
-        InvalidInputError, match=rf"holds something else \('{names[-1]}'\); choose another --out"
-    ):
-        export_link(tmp_path / "home")
+    with pytest.raises(InvalidInputError, match=rf"has other files \('{names[-1]}'\); choose another --out"):
+        replace(tmp_path / "home")
     assert len(list((tmp_path / "home").iterdir())) == len(names)
 
 
@@ -141,10 +138,10 @@ def test_the_working_directory_is_not_replaced(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path / "here")
     for path in (Path(), Path(".."), tmp_path / "here", tmp_path):
         with pytest.raises(InvalidInputError, match="is the working directory or above it"):
-            export_link(path)
+            replace(path)
 
 
-def test_a_folder_has_the_rights_that_others_have(tmp_path: Path) -> None:
+def test_folder_has_default_permissions(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    export_link(tmp_path / "home")
+    replace(tmp_path / "home")
     assert (tmp_path / "home").stat().st_mode == (tmp_path / "other").stat().st_mode

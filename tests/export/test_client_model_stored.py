@@ -1,4 +1,4 @@
-"""What is predicted and exported is what the run stored, whatever became of its training data and code."""
+"""Predictions and exports use what the run stored, even if its training data or code changed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from feddbe.config.user_code import make_permission
 from feddbe.errors import FeddbeError, InvalidInputError, StoreError
 from feddbe.export import predict
 from feddbe.export.client_model import load_client_model
-from tests.export.test_deployed import trained
-from tests.runs.test_replay_permissions import change
+from tests.export.test_client_model import train_run
+from tests.runs.test_gate import change
 
 ROWS = [(k % 11, (7 * k) % 13, "abc"[k % 3], ("no", "yes")[(k % 11) > 5], "xyz"[k % 3]) for k in range(90)]
 HEADER = "age,height,job,buys,client"
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Path:
         return {"data": f"{folder / 'people.csv'}?label=buys", "model": "mlp"}
 
     (tmp_path / "new.csv").write_text("age,height,job\n10,3,a\n0,12,b\n5,5,c\n")
-    return trained(tmp_path, "fedavg+dbe", make)
+    return train_run(tmp_path, "fedavg+dbe", make)
 
 
 EDITS: dict[str, dict[str, Any]] = {
@@ -58,13 +58,13 @@ def test_predict_uses_stored_preprocessing(
     after = predict(run, "y", tmp_path / "new.csv")
     assert after == before | {"remark": after["remark"]}
     assert cli.main(f"predict {run} --client y --data {tmp_path / 'new.csv'}".split()) == 0
-    assert "training data are not those that the run began with" in capsys.readouterr().err
+    assert "training data have changed since the run started" in capsys.readouterr().err
 
 
 def test_clients_are_those_of_the_run(run: Path, tmp_path: Path) -> None:
     table(tmp_path, rename={",x\n": ",Metz\n", ",y\n": ",Paris\n", ",z\n": ",Ulm\n"})
-    assert load_client_model(run, "y").about["client"] == 1
-    with pytest.raises(InvalidInputError, match="there is no client 'Ulm'; the run has 3: x, y, z"):
+    assert load_client_model(run, "y").description["client"] == 1
+    with pytest.raises(InvalidInputError, match="unknown client 'Ulm'; the run has 3: x, y, z"):
         load_client_model(run, "Ulm")
 
 
@@ -83,14 +83,14 @@ WRONG: list[Any] = [
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
-def test_a_stored_preprocessing_that_is_none_is_one_line(wrong: Any, run: Path, tmp_path: Path) -> None:
+def test_invalid_stored_preprocessing_is_one_line(wrong: Any, run: Path, tmp_path: Path) -> None:
     about = load_client_model(run, 1).preprocessing.to_json()
     change(run, preprocessing=about | wrong if isinstance(wrong, dict) and wrong else wrong)
-    with pytest.raises(StoreError, match=r"is damaged \(what is written about it: preprocessing\)"):
+    with pytest.raises(StoreError, match=r"is damaged \(metadata: preprocessing\)"):
         predict(run, "y", tmp_path / "new.csv")
 
 
-def test_stored_names_that_are_none_are_one_line(run: Path) -> None:
+def test_invalid_stored_names_are_one_line(run: Path) -> None:
     change(run, label_names=["yes"])
     with pytest.raises(StoreError, match="label_names"):
         load_client_model(run, 1)
@@ -99,7 +99,7 @@ def test_stored_names_that_are_none_are_one_line(run: Path) -> None:
         load_client_model(run, 1)
 
 
-# --- the accuracy that the run has
+# --- the stored accuracy
 
 MODEL = """
 import json
@@ -120,19 +120,21 @@ def build(classes):
 """
 
 
-def test_export_refuses_a_model_that_scores_otherwise(tmp_path: Path) -> None:
-    """What a model reads from a file of its own is in no hash."""
+def test_model_with_other_accuracy_is_rejected(tmp_path: Path) -> None:
+    """Files that a model reads are not in its hash."""
 
     def make(folder: Path) -> dict[str, Any]:
         (folder / "net.py").write_text(MODEL)
         (folder / "factor.json").write_text("1")
         return {"data": "digits", "model": f"{folder / 'net.py'}:build", "clients": 3, "partition": "iid"}
 
-    run = trained(tmp_path, "fedavg", make, rounds=1)
-    allowed = make_permission(trust=True)
-    assert load_client_model(run, 1, allowed=allowed).about["accuracy"] > 0.5
+    run = train_run(tmp_path, "fedavg", make, rounds=1)
+    allowed = require_permission(trust=True)
+    assert load_client_model(run, 1, allowed=allowed).description["accuracy"] > 0.5
     (tmp_path / "factor.json").write_text("-1")
-    with pytest.raises(FeddbeError, match=r"client 1 scores .* % on its test rows here, and .* % in the run"):
+    with pytest.raises(
+        FeddbeError, match=r"client 1 has an accuracy of .* % on its test data now, and of .* % in the run"
+    ):
         load_client_model(run, 1, allowed=allowed)
 
 
@@ -145,7 +147,7 @@ def test_new_arrays_must_be_finite(tmp_path: Path) -> None:
         np.savez(folder / "a.npz", x=x, y=np.arange(60) % 2, client=np.arange(60) // 20)
         return {"data": str(folder / "a.npz"), "model": "mlp"}
 
-    run = trained(tmp_path, "fedavg", make, rounds=1)
+    run = train_run(tmp_path, "fedavg", make, rounds=1)
     for value in (np.nan, np.inf, 1e300):
         np.savez(tmp_path / "new.npz", x=np.array([[0.0, 1, 2, 3], [0, value, 2, 3]]))
         with pytest.raises(
