@@ -66,7 +66,7 @@ def create_loop(name: str, dataset: Dataset, folder: Path, trainer: str = "auto"
         engines.create_engine("serial", experiment.task, experiment.method),
         base.Callback(),
     )
-    loop.run_initialization()
+    loop.run_setup()
     return loop
 
 

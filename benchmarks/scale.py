@@ -1,7 +1,7 @@
 """Seconds, memory and disk space of runs with very many clients, 50 of which take part in a round.
 
     python benchmarks/scale.py [--clients 1000 10000 100000 1000000] [--methods ...] [--rounds 20]
-        [--engine pool] [--json FILE]
+        [--engine pool] [--json RUN_FILE]
 
 The data is random: N clients with 12 samples each (2, where there are a million) of 32 numbers in 10
 classes, each client with its own two labels and shift; the partition is the client
@@ -107,7 +107,7 @@ def run_once(method: str, clients: int, rounds: int, engine: str, folder: Path) 
     loop.evaluate_final()
     workers.close()
     store.close()
-    size = (folder / FILE).stat().st_size
+    size = (folder / RUN_FILE).stat().st_size
     start = time.perf_counter()
     api.load(folder, hashes=False)
     show_seconds = time.perf_counter() - start

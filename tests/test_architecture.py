@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from docs.imports import ROOMS, modules, room, uses
+from docs.imports import PACKAGES, imported_modules, modules, package_of
 from docs.size import frames_to_first_step
 
 SOURCES = sorted(modules())
 
 
 def test_every_module_is_in_a_room() -> None:
-    assert {room(name) for name in SOURCES} <= set(ROOMS)
+    assert {package_of(name) for name in SOURCES} <= set(PACKAGES)
 
 
 @pytest.mark.parametrize("module", SOURCES)
 def test_arrows_go_one_way(module: str) -> None:
     """A room imports those before it in the list, and itself."""
-    allowed = ROOMS[: ROOMS.index(room(module)) + 1]
-    assert {used for used in uses(module) if room(used) not in allowed} == set()
+    allowed = PACKAGES[: PACKAGES.index(package_of(module)) + 1]
+    assert {used for used in imported_modules(module) if package_of(used) not in allowed} == set()
 
 
 @pytest.mark.parametrize("module", SOURCES)

@@ -693,9 +693,7 @@ def test_runs_survives_folders_that_are_no_runs(shell: Shell, tmp_path: Path) ->
     assert "garbage" in err
     code, out, err = shell(f"run fedavg --rounds 1 {SMALL} --resume --json")
     assert (code, json.loads(out)["folder"]) == (0, "runs/good")
-    assert err.startswith(
-        "feddbe: skipped: 'runs/garbage/run.sqlite' is damaged (file is not a database)"
-    )
+    assert err.startswith("feddbe: skipped: 'runs/garbage/run.sqlite' is damaged (file is not a database)")
     assert err.count("\n") == 1
 
 

@@ -121,7 +121,7 @@ def compare(
         return Runs(map(Run, documents))
     if callback is not None:
         raise InvalidInputError("callback: not supported with several seeds or values, which run in parallel")
-    plans = sweep.plan_sweep(sweep.with_validation(spec), dataset=dataset, model=module)
+    plans = sweep.plan_sweep(sweep.require_validation(spec), dataset=dataset, model=module)
     with default_callback(quiet=quiet) as display:
         documents = sweep.sweep_documents(*sweep.run_sweep(plans, sweep.RunCounter(plans, display)))
     return (Sweep if spec.is_grid else Runs)(map(Run, documents))
@@ -247,7 +247,7 @@ def analyze(
     names = [runs] if isinstance(runs, str | Path) else runs
     permission = make_permission(code, trust=trust)
     with sharing_stores(), _callbacks(callback, quiet=quiet) as callbacks:
-        run_folders = folders.iterate_runs(map(str, names))
+        run_folders = folders.resolve_all_runs(map(str, names))
         for folder in run_folders:
             analysis.run_analyses(
                 folder,

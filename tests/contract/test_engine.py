@@ -103,7 +103,9 @@ def test_another_engine_cannot_read_a_receipt(tmp_path: Path) -> None:
     engine = Breaking(experiment("ditto", rounds=1))
     engine.failed = {1}
     run_recorded(experiment("ditto", rounds=1), tmp_path, engine)
-    with pytest.raises(StoreError, match=r"only the receipt of a state of round 1 .* the engine that started"):
+    with pytest.raises(
+        StoreError, match=r"only the receipt of a state of round 1 .* the engine that started"
+    ):
         run_outcome(experiment("ditto", rounds=2), tmp_path)
 
 
@@ -196,7 +198,7 @@ def test_too_few_is_one_line_and_the_round_is_not_written(least: int | None, tmp
 
 
 def test_the_preparation_can_be_too_small(tmp_path: Path) -> None:
-    e = experiment("fedgen", make_samples([40, 40, 30, 24]), min_replies=3)
+    e = experiment("fedgen", make_dataset([40, 40, 30, 24]), min_replies=3)
     with pytest.raises(FeddbeError, match=r"in round 0 .*: 2 of 4 replied, required: 3"):
         run_recorded(e, tmp_path, Without(e))
     store = RunStore.open(tmp_path)

@@ -16,7 +16,7 @@ from feddbe.errors import FeddbeError, InvalidInputError, StoreError
 from feddbe.export import predict
 from feddbe.export.client_model import load_client_model
 from tests.export.test_client_model import train_run
-from tests.runs.test_gate import change
+from tests.runs.test_replay_permissions import change
 
 ROWS = [(k % 11, (7 * k) % 13, "abc"[k % 3], ("no", "yes")[(k % 11) > 5], "xyz"[k % 3]) for k in range(90)]
 HEADER = "age,height,job,buys,client"
@@ -129,7 +129,7 @@ def test_model_with_other_accuracy_is_rejected(tmp_path: Path) -> None:
         return {"data": "digits", "model": f"{folder / 'net.py'}:build", "clients": 3, "partition": "iid"}
 
     run = train_run(tmp_path, "fedavg", make, rounds=1)
-    allowed = require_permission(trust=True)
+    allowed = make_permission(trust=True)
     assert load_client_model(run, 1, allowed=allowed).description["accuracy"] > 0.5
     (tmp_path / "factor.json").write_text("-1")
     with pytest.raises(

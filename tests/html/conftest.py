@@ -37,5 +37,5 @@ def _write_mdl(folder: Path) -> None:
     item = _AnalysisItem("mdl", "before", "z_g", quick, False, settings | {"samples": 60})
     store = RunStore.open(folder)
     result = AnalysisResult({"": 123.0, "bits": 177.0, "std": 4.5})
-    _write(store, checkpoint_round(store, "best"), item, result, {"samples": 60, "seconds": 1.0})
+    _write_result(store, checkpoint_round(store, "best"), item, result, 60, 1.0)
     store.close()

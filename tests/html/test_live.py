@@ -23,7 +23,7 @@ from tests.html.conftest import SMALL
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
     """Return the port that serves the runs in `tmp_path`."""
-    server = _create_server(lambda: folders.list_names(tmp_path), 0)
+    server = _create_server(lambda: folders.list_runs(tmp_path), 0)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server.server_port
@@ -96,7 +96,7 @@ def test_content_follows_new_and_resumed_runs(port: int, tmp_path: Path) -> None
 def test_a_corrupt_run_is_reported_and_the_others_are_shown(port: int, tmp_path: Path) -> None:
     feddbe.run("fedavg", out=str(tmp_path / "a"), rounds=1, **SMALL)
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / FILE).write_bytes(b"no database" * 99)
+    (tmp_path / "b" / RUN_FILE).write_bytes(b"no database" * 99)
     content = json.loads(request(port)[2])
     assert [row[0] for row in content["sections"][0]["blocks"][0]["rows"]] == ["fedavg"]
     (failed,) = content["failed"]

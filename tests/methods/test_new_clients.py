@@ -220,7 +220,11 @@ def test_ways_are_those_of_the_option() -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("fedavg", {"adaptation": "prbm"}, "adaptation = prbm; not for fedavg: it has no p_i, as +prbm and +dbe have"),
+    (
+        "fedavg",
+        {"adaptation": "prbm"},
+        "adaptation = prbm; not for fedavg: it has no p_i, as +prbm and +dbe have",
+    ),
     ("fedavg+mr", {"adaptation": "prbm"}, "adaptation = prbm; not for fedavg+mr: it has no p_i"),
     (
         "fedavg+dbe",

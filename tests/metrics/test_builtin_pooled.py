@@ -9,8 +9,9 @@ from feddbe import metrics
 from feddbe.metrics.records import ALL
 from feddbe.metrics.representations.points import make_points
 from feddbe.simulation.recorder import pooled_indices, pooled_records
+from feddbe.testing.contract import make_dataset
 from feddbe.training.task import Task
-from tests.federation import experiment, make_dataset
+from tests.federation import experiment
 
 
 def test_drift_by_hand() -> None:
@@ -34,7 +35,7 @@ def test_probe_is_over_all_clients_and_undefined_metrics_are_skipped() -> None:
 
 
 def test_client_sends_a_fixed_small_sample() -> None:
-    task: Task = experiment("fedavg", make_samples((600, 60))).task
+    task: Task = experiment("fedavg", make_dataset((600, 60))).task
     few, all_ = (pooled_indices(task, client) for client in (0, 1))
     assert len(few) == metrics.POOLED_SAMPLES < len(task.split.test[0])
     assert few == tuple(sorted(set(few)))

@@ -237,9 +237,9 @@ def test_moved_code_is_used_from_the_named_path(user_run: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"cannot read the method's file 'code/mine.py'"):
         feddbe.export_model("run", 0, out="home", trust=True)
     client_model = load_client_model(
-        "run", 0, allowed=require_permission(["elsewhere/mine.py", "elsewhere/net.py"])
+        "run", 0, allowed=make_permission(["elsewhere/mine.py", "elsewhere/net.py"])
     )
-    assert client_model.about["model"] == "elsewhere/net.py:build"
+    assert client_model.description["model"] == "elsewhere/net.py:build"
 
 
 @pytest.mark.parametrize("file", ["mine.py", "helper.py", "net.py"])

@@ -34,6 +34,7 @@ from feddbe.simulation.engines import ray as ray_engine
 from feddbe.simulation.engines.base import Broadcasts, ClientStates, TimeoutPolicy
 from feddbe.simulation.engines.ray import LOOPBACK_ONLY
 from feddbe.state import State
+from feddbe.testing.contract import make_dataset
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
 from tests.federation import (
@@ -41,7 +42,6 @@ from tests.federation import (
     Outcome,
     are_identical,
     experiment,
-    make_dataset,
     run_outcome,
     run_recorded,
 )
@@ -184,7 +184,7 @@ class TestCluster:
 
     @cached_property
     def faulty_run(self) -> tuple[Experiment, Outcome]:
-        e = replace(experiment("scaffold", make_samples([44] * 6), rounds=3), method=FaultyScaffold())
+        e = replace(experiment("scaffold", make_dataset([44] * 6), rounds=3), method=FaultyScaffold())
         return e, run_outcome(e, self.folder / "faulty")
 
     def is_equal_to_serial(
@@ -284,7 +284,7 @@ class TestCluster:
 
     def check_copies(self) -> bool:
         """Return True if a client that overwrites its message changes only its own copy."""
-        e = experiment("fedavg", make_samples([24] * 6))
+        e = experiment("fedavg", make_dataset([24] * 6))
         engine = engines.create_engine(self.engine, e.task, OverwritingFedAvg())
         tasks = [ClientTask(c, 1, "train") for c in range(6)]
         message = Broadcasts(dict(e.task.model.parameters))

@@ -25,9 +25,10 @@ from feddbe.simulation.engines.base import Broadcasts, ClientStates, TimeoutPoli
 from feddbe.simulation.engines.pool import PackedState, Pool
 from feddbe.simulation.engines.registry import Serial
 from feddbe.state import State, encode
+from feddbe.testing.contract import make_dataset
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import are_identical, experiment, make_dataset, run_outcome, run_recorded
+from tests.federation import are_identical, experiment, run_outcome, run_recorded
 
 
 class KillingPool(Pool):
@@ -49,7 +50,7 @@ class KillingPool(Pool):
 
 
 def test_killed_worker_is_replaced_and_its_client_run_again(tmp_path: Path) -> None:
-    e = experiment("fedavg+dbe", make_samples([44] * 6), rounds=3)
+    e = experiment("fedavg+dbe", make_dataset([44] * 6), rounds=3)
     expected = run_outcome(e, tmp_path / "serial")
     pool = KillingPool(e.task, e.method, 2)
     before = set(pool.pids)
@@ -100,7 +101,7 @@ class _DyingMethod(FedAvg):
 
 
 def test_client_that_kills_its_worker_is_named_in_a_group() -> None:
-    e = experiment("fedavg", make_samples([44] * 12))
+    e = experiment("fedavg", make_dataset([44] * 12))
     tasks = [ClientTask(c, 1, "train") for c in range(12)]
     message = Broadcasts(e.task.model.parameters)
     pool = Pool(e.task, _DyingMethod(), 1)
@@ -111,7 +112,7 @@ def test_client_that_kills_its_worker_is_named_in_a_group() -> None:
 
 
 def test_short_tasks_are_sent_in_groups() -> None:
-    e = experiment("fedavg+dbe", make_samples([44] * 12))
+    e = experiment("fedavg+dbe", make_dataset([44] * 12))
     tasks = [ClientTask(c, 1, "train", evaluate=True) for c in range(12)]
     warnings = list[str]()
     message = Broadcasts(e.task.model.parameters | {"mean": torch.zeros(e.task.model.feature_shape)})
@@ -177,7 +178,7 @@ def test_large_state_stays_cached_in_its_worker(cache_bytes: int, monkeypatch: p
     """It is sent if the round was not committed, the worker is new, or its cache is full."""
     monkeypatch.setattr(pool_module, "LARGE_BYTES", 1000)
     monkeypatch.setattr(pool_module, "CACHE_BYTES", cache_bytes)
-    e = experiment("ditto", make_samples([44] * 4))
+    e = experiment("ditto", make_dataset([44] * 4))
     pool_states, serial_states = _States(), _States()
     message = Broadcasts(e.task.model.parameters)
     pool = Pool(e.task, e.method, 1)
@@ -230,7 +231,7 @@ class StoppingPool(Pool):
 
 
 def test_hung_worker_is_named_and_replaced_and_its_client_run_again(tmp_path: Path) -> None:
-    e = experiment("fedavg+dbe", make_samples([44] * 6), rounds=3)
+    e = experiment("fedavg+dbe", make_dataset([44] * 6), rounds=3)
     expected = run_outcome(e, tmp_path / "serial")
     warnings = list[str]()
     pool = StoppingPool(e.task, e.method, 2, TimeoutPolicy(timeout=3.0, warn=warnings.append))
@@ -298,7 +299,7 @@ def test_unpicklable_error_is_raised_with_its_text(tmp_path: Path) -> None:
 
 
 def test_clients_with_more_samples_are_first() -> None:
-    e = experiment("fedavg", make_samples([24, 60, 44]))
+    e = experiment("fedavg", make_dataset([24, 60, 44]))
     pool = Pool(e.task, e.method, 1)
     tasks = [ClientTask(c, 1, "train") for c in range(3)]
     order = [result.client for result in pool.run(tasks, Broadcasts(e.task.model.parameters), _NoStates())]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from feddbe.simulation.client import ClientTask
 from feddbe.simulation.engines.pool import TaskQueue, task_cost
-from tests.federation import experiment, make_samples
+from tests.federation import experiment, make_dataset
 
 
 def test_task_cost_by_hand() -> None:
     """A client with 40 samples has 30 for training, which count three times, and 10 for testing."""
-    task = experiment("fedavg", make_samples([40]), local_epochs=2).task
+    task = experiment("fedavg", make_dataset([40]), local_epochs=2).task
     assert (task.samples[0], len(task.split.test[0])) == (30, 10)
     assert task_cost(task, ClientTask(0, 1, evaluate=True)) == 10
     assert task_cost(task, ClientTask(0, 1, "train")) == 3 * 2 * 30
@@ -18,7 +18,7 @@ def test_task_cost_by_hand() -> None:
 
 
 def make_queue(sizes: list[int], group_size: int, workers: int = 2) -> TaskQueue:
-    task = experiment("fedavg", make_samples(sizes)).task
+    task = experiment("fedavg", make_dataset(sizes)).task
     return TaskQueue(
         task, [ClientTask(client, 1, "train") for client in range(len(sizes))], workers, group_size
     )

@@ -61,7 +61,7 @@ def test_table_has_values_differences_and_verdicts() -> None:
         return document(spec.method, [0.1, 0.85 + 0.01 * spec.seed + gains[spec.method]], seed=spec.seed)
 
     table = reproduce.compare_with_paper(study, by_hand(study, curve))
-    plain, dbe, ditto = (table.at(row, "FMNIST") for row in ("FedAvg", "FedAvg+DBE", "Ditto"))
+    plain, dbe, ditto = (table.find_cell(row, "FMNIST") for row in ("FedAvg", "FedAvg+DBE", "Ditto"))
     assert plain
     assert ditto
     assert dbe
@@ -69,7 +69,7 @@ def test_table_has_values_differences_and_verdicts() -> None:
     assert plain.ours.format() == "86.00 ± 2.48"
     assert plain.difference == pytest.approx(0.15)
     assert plain.marks == ("1 round of up to 2000",)
-    assert (ditto.ours, ditto.state) == (None, "not run")
+    assert (ditto.ours, ditto.status) == (None, "not run")
     text = text_of(table, 120)
     assert "86.00 ± 2.48 a" in text
     assert re.search(r"85\.85 +\+0\.15", text)
@@ -126,7 +126,7 @@ def test_derived_columns_are_paired_with_the_plain_method() -> None:
     study = load_study("personalized-mr").select(["Ditto+MR"])
     curves = {"ditto": [0.30, 0.40, 0.50], "ditto+mr": [0.31, 0.42, 0.53]}
     plans = by_hand(study, lambda cell: document(cell.method, [curves[cell.method][cell.seed]]))
-    cell = reproduce.compare_with_paper(study, plans).at("Ditto+MR", "improvement")
+    cell = reproduce.compare_with_paper(study, plans).find_cell("Ditto+MR", "improvement")
     assert cell
     assert cell.ours
     assert cell.ours.mean == pytest.approx(2.0)
@@ -143,7 +143,7 @@ def test_marks_of_fewer_trials_divergence_and_other_data() -> None:
     first = next(iter(plans.values())).document
     assert first
     first["diverged"] = {"round": 2, "client": 0, "what": "loss", "value": "nan"}
-    cell = reproduce.compare_with_paper(study, plans).at("FedAvg", "CNN")
+    cell = reproduce.compare_with_paper(study, plans).find_cell("FedAvg", "CNN")
     assert cell
     assert cell.marks == (
         "fmnist instead of tiny_imagenet",
@@ -161,7 +161,7 @@ def test_run_that_stopped_by_the_published_rule_has_no_mark() -> None:
     study = load_study("practical", trials=1).select(["fedavg/fmnist"])
     cell = reproduce.compare_with_paper(
         study, by_hand(study, lambda cell: document(cell.method, [0.1, 0.5] + [0.4] * 101))
-    ).at("FedAvg", "FMNIST")
+    ).find_cell("FedAvg", "FMNIST")
     assert cell
     assert cell.marks == ()
 
@@ -175,7 +175,7 @@ def test_fedbabu_value_is_after_fine_tuning() -> None:
         run["last"]["adapted"] = {"weighted": 0.9, "mean": 0.9, "worst_tenth": 0.9, "std": 0.0}
         return run
 
-    cell = reproduce.compare_with_paper(study, by_hand(study, curve)).at("FedBABU", "FMNIST")
+    cell = reproduce.compare_with_paper(study, by_hand(study, curve)).find_cell("FedBABU", "FMNIST")
     assert cell
     assert cell.ours
     assert cell.ours.mean == pytest.approx(90)
@@ -257,15 +257,19 @@ def test_mdl_is_from_the_best_round_before_local_training() -> None:
     assert paper.read_value("mdl@conv1", run) is None
     study = load_study("ablation", trials=1).select(["FedAvg/MDL CNN"])
     run["analyses"] = run["analyses"][:-1]
-    cell = reproduce.compare_with_paper(study, by_hand(study, lambda cell: run)).at("FedAvg", "MDL CNN")
+    cell = reproduce.compare_with_paper(study, by_hand(study, lambda cell: run)).find_cell(
+        "FedAvg", "MDL CNN"
+    )
     assert cell
     assert cell.ours
     assert (cell.ours.mean, cell.theirs) == (5.0, 3844)
     assert "quick MDL" in cell.marks
     run["analyses"] = []
-    cell = reproduce.compare_with_paper(study, by_hand(study, lambda cell: run)).at("FedAvg", "MDL CNN")
+    cell = reproduce.compare_with_paper(study, by_hand(study, lambda cell: run)).find_cell(
+        "FedAvg", "MDL CNN"
+    )
     assert cell
-    assert cell.state == "not measured"
+    assert cell.status == "not measured"
 
 
 def test_all_ends_with_a_report(shell: Shell) -> None:

@@ -100,7 +100,7 @@ def load_client_model(
     """
     store = RunStore.open(folders.resolve_run(str(run)))
     try:
-        experiment = load_experiment(store, dataset=is_in_memory(data), model=model, allowed=allowed)
+        experiment = load_experiment(store, dataset=dataset_from_object(data), model=model, allowed=allowed)
         checkpoint = Checkpoint(store, experiment, round)
         task, method = experiment.task, experiment.method
         dataset = task.dataset
@@ -267,7 +267,7 @@ def predict(
         The model's description, with `labels`, and `rows` with `label` and `probabilities` of each row.
     """
     client_model = load_client_model(
-        run, client, round, trained_on, model, require_permission(code, trust=trust)
+        run, client, round, trained_on, model, make_permission(code, trust=trust)
     )
     path = expand_path(data)
     try:

@@ -90,7 +90,7 @@ def export_model(
     Raises:
         InvalidInputError: The model cannot be exported, or the folder cannot be written or replaced.
     """
-    client_model = load_client_model(run, client, round, data, model, require_permission(code, trust=trust))
+    client_model = load_client_model(run, client, round, data, model, make_permission(code, trust=trust))
     description = client_model.description
     name = f"{Path(description['run']).name}-client-{description['client_name']}"
     folder = expand_path(out or "".join(c if c.isalnum() or c in "+-._" else "_" for c in name))

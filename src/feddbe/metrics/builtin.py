@@ -166,7 +166,7 @@ def majority_accuracy(dataset: Dataset, split: Split, members: int | None = None
     train, test = split.train[:members], split.test[:members]
     chunk = max(1, 2**20 // classes)  # clients at a time, which limits the memory of their label counts
     starts = range(0, max(1, len(train)), chunk)
-    labels = [train[start : start + chunk].counts(y, classes).argmax(1) for start in starts]
+    labels = [train[start : start + chunk].histogram(y, classes).argmax(1) for start in starts]
     correct = y[test.flat] == np.concatenate(labels)[test.owners]
     return int(correct.sum()) / len(correct) if len(correct) else 0.0
 

@@ -133,7 +133,7 @@ def metric_panel(
     references = [
         Reference(accuracy, f"majority class of each client: {accuracy:.2f} %")
         for accuracy in sorted(majority_accuracies)
-        if metric.has_floor
+        if metric.has_majority_reference
     ]
     note = f"Every {_ordinal(step)} round is drawn, with the best and the last." if step > 1 else ""
     return Curves(
@@ -142,14 +142,14 @@ def metric_panel(
         y_axis=Axis(metric.label, metric.unit),
         series=tuple(series),
         references=tuple(references),
-        band=band_meaning([len(curve.runs) for curve in curves]),
+        band=describe_band([len(curve.runs) for curve in curves]),
         note=note,
     )
 
 
 def adaptation_curves(documents: Sequence[RunDocument], colors: Colors | None = None) -> Figure:
     """Return the accuracy of new clients over the epochs of adaptation."""
-    curves = mean_curves(documents, is_fine_tuned)
+    curves = mean_curves(documents, new_clients_curve)
     first_runs = [curve.runs[0] for curve in curves]
     series = []
     for index, (curve, name) in enumerate(zip(curves, _unique_names(curves), strict=True)):
@@ -281,7 +281,7 @@ def client_ranks(
         x_axis=Axis("clients, sorted by accuracy", "%"),
         y_axis=ACCURACY_AXIS,
         series=tuple(series),
-        band=band_meaning([len(group) for group in groups]),
+        band=describe_band([len(group) for group in groups]),
         shaded=(0, 100 * worst_tenth_share),
         is_stepped=True,
     )

@@ -117,7 +117,7 @@ def _format_in_one_line(cell: PaperCell | None, letters: dict[str, str]) -> str:
 
 
 def _format_ours(cell: PaperCell, letters: dict[str, str]) -> str:
-    text = cell.ours.shown(cell.digits) if cell.ours else cell.status
+    text = cell.ours.format(cell.digits) if cell.ours else cell.status
     return f"{text} {','.join(letters[mark] for mark in cell.marks)}".strip()
 
 

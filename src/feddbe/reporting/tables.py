@@ -603,7 +603,7 @@ def sweep_table(documents: Sequence[RunDocument]) -> Table:
         *_verdict_columns(baseline, is_compared=is_compared, is_shown=is_chosen),
         *_PROGRAM_COLUMNS,
     ]
-    unequal_methods = unequal_rounds(experiments)
+    unequal_methods = methods_with_unequal_rounds(experiments)
     sentences = [
         f"{run_title(documents)}.",
         "Accuracy in %, mean ± 95 % interval over seeds, in the round that is best on validation data: "

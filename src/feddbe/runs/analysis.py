@@ -92,7 +92,7 @@ def run_analyses(
         callback: Notified of the progress.
     """
     for name in request.analyses if request.per_client else ():
-        if not ANALYSES[name].per_client:
+        if not ANALYSES[name].supports_per_client:
             raise InvalidInputError(f"{name} cannot analyze single clients; leave out --per-client")
     callback = callback or Callback()
     with closing(RunStore.open(folder)) as store:
@@ -108,7 +108,7 @@ def load_embedding(document: RunDocument, analysis: AnalysisDocument) -> Points:
     with closing(RunStore.open(Path(document["folder"]))) as store:
         state = store.state(result_key(analysis["round"], analysis["moment"], name))
         assert state is not None
-        return registry.as_points(decode(state))
+        return registry.points_from_state(decode(state))
 
 
 def result_key(round_: int, moment: str, name: str) -> str:
@@ -124,7 +124,7 @@ def _missing_items(store: RunStore, request: AnalysisRequest) -> list[_AnalysisI
     for name in request.analyses:
         settings, quick = registry.analysis_settings(name, quick=request.quick)
         settings = {**settings, "samples": request.samples}
-        per_client = request.per_client and ANALYSES[name].per_client
+        per_client = request.per_client and ANALYSES[name].supports_per_client
         for layer in request.layers:
             for moment in request.moments:
                 item = _AnalysisItem(name, moment, layer, quick, per_client, settings)
@@ -144,8 +144,8 @@ def _compute_missing(
     sizes = [len(test) for test in task.split.test[: task.members]]
     sample_indices = _select_samples(sizes, request.samples, per_client=request.per_client)
     callback.on_run_begin(f"{experiment.name}: representations", store.folder, 0, 1 + len(items))
-    pooled = [item for item in items if not ANALYSES[item.analysis].shared]
-    shared = [item for item in items if ANALYSES[item.analysis].shared]
+    pooled = [item for item in items if not ANALYSES[item.analysis].compares_under_each_model]
+    shared = [item for item in items if ANALYSES[item.analysis].compares_under_each_model]
     if pooled:
         _compute_pooled(checkpoint, pooled, sample_indices, callback)
     samples = sum(sizes[client] if ix is None else len(ix) for client, ix in sample_indices.items())
@@ -190,7 +190,7 @@ def _compute_pooled(
         if key not in known:
             classes = experiment.task.dataset.classes
             known[key] = registry.compute_analysis(
-                item.analysis, points, classes, _keywords(item), each=item.per_client
+                item.analysis, points, classes, _keywords(item), per_client=item.per_client
             )
         seconds = time.perf_counter() - started
         _write_result(store, checkpoint.round, item, known[key], len(points.y), seconds)

@@ -247,7 +247,7 @@ def describe_run(experiment: Experiment, server_state: State) -> dict[str, Any]:
     return {
         "config": experiment.config,
         "config_hash": experiment.config_hash,
-        "layout": layout_of(server_state),
+        "layout": describe_layout(server_state),
         "majority_accuracy": experiment.majority_accuracy,
         "bn_buffers": experiment.options.bn_buffers if task.model.buffers else None,
         "note": task.dataset.note,

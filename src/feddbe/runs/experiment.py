@@ -122,21 +122,21 @@ def _resolve_common(
     in_memory: str,
 ) -> _Common:
     dataset, split, options = federated
-    source = model or options.model or models.default_model(tuple(dataset.x.shape[1:]), dataset.tokens)
+    source = model or options.model or models.default_model(tuple(dataset.x.shape[1:]), dataset.num_words)
     if isinstance(source, str) and is_file_reference(source):
-        source = resolve_builder(source)
+        source = load_builder(source)
     builtin: ParsedName[Parameters] | None = None
     if isinstance(source, str):
-        builtin = models.find_model(source, DefaultLayers(options.variant, "").part_settings())
+        builtin = models.parse_model(source, DefaultLayers(options.variant, "").part_settings())
     model_text = str(builtin) if builtin else "own"
     defaults = DefaultLayers(options.variant, dataset.name, builtin.name if builtin else "own")
     sample_index = 0
-    if dataset.tokens:  # the sample with the largest token
+    if dataset.num_words:  # the sample with the largest token
         sample_index = int(dataset.x.argmax()) // dataset.x[0].numel()
     sample = dataset.inputs(dataset.x[sample_index : sample_index + 1])
     cut = options.cut or defaults["cut"]
     built = models.build_model(
-        model_text if builtin else source, sample, dataset.classes, cut, options.seed, words=dataset.tokens
+        model_text if builtin else source, sample, dataset.classes, cut, options.seed, words=dataset.num_words
     )
     rounds = int(defaults["rounds"]) if options.rounds is None else options.rounds
     options = dataclasses.replace(
@@ -203,7 +203,7 @@ def _resolve_one(parsed: MethodName, common: _Common) -> Experiment:
     config = option_values | {"method": name, "method_options": hyperparameters(method)}
     config |= dict.fromkeys(ignored)
     identity = {key: config[key] for key in option_values if identity_of_key(key) in ("yes", "seed")}
-    identity |= methods.identity(method)
+    identity |= methods.method_identity(method)
     identity |= common.content
     sources = {"model": common.source, "method": methods.stored_source(method)}
     objects = [common.in_memory, "method" if methods.is_in_memory(method) else ""]
@@ -233,8 +233,11 @@ def _settings(
         origins |= {"partition": from_data, "clients": from_data}
     origins |= {"method": "given"} | common.origins
     parts = dict(config["method_options"])
-    explicit = parsed.options_in_brackets
-    for component in (data.find_dataset(common.requested.data, defaults.part_settings()), common.model):
+    explicit = parsed.explicit_options
+    for component in (
+        data.find_builtin_dataset(common.requested.data, defaults.part_settings()),
+        common.model,
+    ):
         if component:
             parts[component.name] = dataclasses.asdict(component.options)
             explicit |= {f"{component.name} {key}" for key in component.explicit_options}

@@ -353,7 +353,7 @@ def compare_under_each_model(
     counts = np.array([len(test) for test in tests])
     all_clients = np.array(list(sample_indices))
     owners = np.repeat(list(sample_indices), counts)
-    clients = all_clients[has_enough_samples(all_clients, counts)].tolist()
+    clients = all_clients[enough_samples_mask(all_clients, counts)].tolist()
     results: dict[View, list[AnalysisResult]] = {view: [] for view in views}
     for client_result in _run_on_all_samples(checkpoint, clients, np.concatenate(tests), views, callback):
         representations = client_result.representations
@@ -372,7 +372,7 @@ def compare_under_each_model(
                     analysis, points, task.dataset.classes, client_settings
                 )
             view_results.append(known[key])
-    return {view: registry.combine_models(view_results) for view, view_results in results.items()}
+    return {view: registry.combine_client_results(view_results) for view, view_results in results.items()}
 
 
 def _run_on_all_samples(

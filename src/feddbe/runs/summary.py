@@ -74,7 +74,7 @@ def build_document(store: RunStore, *, hashes: bool = True) -> RunDocument:
 
 def describe_divergence(error: DivergenceError) -> Divergence:
     """Return the error as it is stored; its value is text because JSON has no nan."""
-    return {"round": error.round, "client": error.client, "what": error.what, "value": str(error.value)}
+    return {"round": error.round, "client": error.client, "what": error.quantity, "value": str(error.value)}
 
 
 def read_divergence(store: RunStore) -> Divergence | None:

@@ -144,7 +144,7 @@ class _TimedEngine:
                 training = dataclasses.replace(task, evaluate=False)
                 with self._time(task, "training"):
                     trained = run_client(self.task, self.method, training, message, private)
-                result = trained._replace(metrics=result.metrics)
+                result = dataclasses.replace(trained, metrics=result.metrics)
             with self._time(task, "states"):
                 new_state = encode(result.private) if result.private else None
                 encode(result.upload)  # as it would be sent
@@ -153,7 +153,7 @@ class _TimedEngine:
                 with self._time(task, "store"):
                     states.write_pending(task.client, new_state)
                 self.kept_bytes = max(self.kept_bytes, len(new_state))
-            yield result._replace(private=None)
+            yield dataclasses.replace(result, private=None)
 
     def close(self) -> None:
         pass

@@ -61,7 +61,7 @@ class ClientResult:
     metrics: MetricsByMoment = field(default_factory=dict)
     """Metrics of the received model by moment. `validation` is computed on held-out training data, for the
     model that the method deploys."""
-    training_metrics: Numbers = field(default_factory=dict)
+    training_metrics: MetricValues = field(default_factory=dict)
     """Metrics of local training: `loss`, `seconds` of the whole call, `bytes_up`, `bytes_down` (with
     constants), and the requested metrics of training itself."""
     trainers: Mapping[str, str] = field(default_factory=dict)
@@ -198,7 +198,7 @@ class _ClientSession:
         private = drop_keys(private, [BUFFER])
         return cls(task, method, client_task, message, private, buffers, nbytes(received), {})
 
-    def evaluate(self) -> dict[str, Numbers]:
+    def evaluate(self) -> dict[str, MetricValues]:
         """Return the metrics of the received model by moment."""
         model = self.inference_model(self.private)
         metrics = {"before": self.compute_metrics("before", *model)}
@@ -216,7 +216,7 @@ class _ClientSession:
             metrics["validation"] = self.compute_metrics("validation", *model, on="validation")
         return metrics
 
-    def train(self, metrics: dict[str, Numbers], started: float) -> ClientResult:
+    def train(self, metrics: dict[str, MetricValues], started: float) -> ClientResult:
         """Set up or train, and return the result.
 
         Args:
@@ -277,7 +277,9 @@ class _ClientSession:
         state = new_clients.adapt(adaptation, self.method, context, trainer, self.message, self.private)
         return trainer, state
 
-    def compute_metrics(self, moment: str, trainer: ClientTrainer, state: State, on: str = "test") -> Numbers:
+    def compute_metrics(
+        self, moment: str, trainer: ClientTrainer, state: State, on: str = "test"
+    ) -> MetricValues:
         """Return the metrics of one pass over these samples; on test data, collect the representations."""
         has_model = self.task.model.parameters.keys() <= state.keys()
         layers = self.client_task.layers if on == "test" and has_model else ()
@@ -301,7 +303,7 @@ class _ClientSession:
         for layer in layers:
             self.representations[f"{moment}/{layer}"] = inputs[layer][selected].flatten(1)
             self.representations["y"] = y[selected]
-        return compute(self.client_task.metrics, inputs) if len(y) else {}
+        return compute_metrics(self.client_task.metrics, inputs) if len(y) else {}
 
     def _trainer(self, task: Task) -> ClientTrainer:
         return ClientTrainer(task, self.client_task.round, self.client_task.client, self.buffers)
@@ -309,14 +311,14 @@ class _ClientSession:
     def _training_metrics(self, trainer: ClientTrainer, upload: State, seconds: float) -> MetricValues:
         """Return the loss and the cost of local training, and the metrics of training itself."""
         costs = {"seconds": seconds, "bytes_up": nbytes(upload), "bytes_down": self.bytes_down}
-        metrics: Numbers = {}
+        metrics: MetricValues = {}
         inputs: dict[str, float] = dict(costs)
         loss_sum, samples = trainer.losses.get("shared", (0.0, 0))
         if samples:
             metrics["loss"] = (loss_sum / samples, samples)
             inputs |= {"loss_sum": float(loss_sum / samples * samples), "samples": samples}
         metrics |= {name: (value, 1) for name, value in costs.items()}
-        return metrics | compute(self.client_task.metrics, inputs)
+        return metrics | compute_metrics(self.client_task.metrics, inputs)
 
 
 def _check_declared(method: Method, verb: str, names: list[str]) -> None:

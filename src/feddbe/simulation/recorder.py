@@ -49,7 +49,7 @@ class Recorder:
         last = store.last_round()
         self._unreported = [record for record in store.aggregate_records() if record.round == last]
         """Records over all clients of rounds that are not evaluated yet."""
-        self._costs = dict[int, Numbers]()
+        self._costs = dict[int, MetricValues]()
         """Metrics of each client's training in the last round."""
         self._next_memory_check = 0.0
 
@@ -107,7 +107,7 @@ class Recorder:
         accuracy = by_moment.get("validation", by_moment.get(self.moment))
         if accuracy is not None:
             if accuracy > max(self.accuracy.values(), default=-1.0):
-                self.store.promote_to_best(moves=is_replaced)
+                self.store.promote_to_best(move=is_replaced)
             self.accuracy[round_] = accuracy
 
     def record_new_clients(

@@ -251,7 +251,7 @@ def _is_complete(study: PaperStudy, planned: PlannedRun) -> bool:
     if planned.skip_reason:
         return True
     patience = planned.experiment.options.patience if planned.experiment else None
-    return bool(planned.document and best_so_far(planned.document, study.rounds, patience))
+    return bool(planned.document and has_completed(planned.document, study.rounds, patience))
 
 
 def _describe_rounds(study: PaperStudy, used: Sequence[PlannedRun]) -> str:
@@ -280,15 +280,15 @@ def _addon_gains(study: PaperStudy, plans: Plans) -> list[str]:
                 *_counted_documents(base.run_specs, plans).values(),
             ]
             on_test = any(paper.is_chosen_on_test(cell.column.read, document) for document in documents)
-            gain = difference.shown(sign=True)
+            gain = difference.format(sign=True)
             names.append(f"{cell.row.name} against {base.row.name}, {cell.column.title}: {gain}")
             comparisons.append(Comparison(difference, on_test))
     names_by_verdict: dict[str, list[str]] = {}
-    for name, verdict in zip(names, judge(comparisons), strict=True):
+    for name, verdict in zip(names, judge_comparisons(comparisons), strict=True):
         outcome = verdict.outcome or f"no verdict ({verdict.reason})"
         names_by_verdict.setdefault(outcome.capitalize(), []).append(name)
     gains = [f"{outcome}: {'; '.join(cell_names)}." for outcome, cell_names in names_by_verdict.items()]
-    return [*gains, RULE] if gains else []
+    return [*gains, VERDICT_RULE] if gains else []
 
 
 def _is_plain_method(other: TableCell, cell: TableCell) -> bool:

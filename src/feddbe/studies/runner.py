@@ -115,7 +115,7 @@ class PlannedRun:
         if self.experiment is None or self.document is None:
             return False
         options = self.experiment.options
-        return bool(best_so_far(self.document, options.rounds or 0, options.patience))
+        return bool(has_completed(self.document, options.rounds or 0, options.patience))
 
     @property
     def is_missing(self) -> bool:
@@ -239,7 +239,7 @@ def _resolve_group(
 
 def _load_dataset(options: Config, loaded: dict[tuple[str, str | None], Dataset]) -> Dataset:
     """Return the data set before it is partitioned; each is loaded once."""
-    builtin = data.find_dataset(options.data)
+    builtin = data.find_builtin_dataset(options.data)
     name = builtin.name if builtin else options.data
     key = name, options.data_dir
     if key not in loaded:

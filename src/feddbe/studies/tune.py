@@ -320,7 +320,7 @@ def _sort_values(values: Sequence[Any]) -> list[Any]:
     return [*numbers, *(value for value in unique if not isinstance(value, int | float))]
 
 
-def _described_parts(experiment: Experiment) -> list[methods.Description]:
+def _described_parts(experiment: Experiment) -> list[methods.MethodInfo]:
     """Return the descriptions of the method and its add-ons."""
     names = [part.partition("(")[0].strip() for part in experiment.name.lower().split("+")]
     return [part for part in methods.describe_methods() if part["name"] in names]

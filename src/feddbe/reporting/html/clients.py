@@ -97,7 +97,7 @@ def new_clients_section(runs: ReportRuns) -> list[Block]:
     if table is None:
         return []
     blocks = [to_page_block(table, "joined")]
-    if any(map(is_fine_tuned, runs.documents)):
+    if any(map(new_clients_curve, runs.documents)):
         blocks.insert(0, figure_block(adaptation_curves(runs.documents, runs.colors)))
     return section("new_clients", "New clients", blocks, commands_per_run(runs, "show"))
 

@@ -16,7 +16,7 @@ from typing import Any
 from feddbe.errors import InvalidInputError, StoreError
 from feddbe.reporting.html.blocks import ReportRun, ReportRuns, read_runs
 from feddbe.reporting.html.page import encode_json, page_content, render
-from feddbe.runs.store import FILE
+from feddbe.runs.store import RUN_FILE
 
 HOST = "127.0.0.1"
 _HEADERS = {
@@ -107,7 +107,7 @@ def _read_available(folders: Sequence[Path]) -> tuple[ReportRuns, list[str]]:
 def _file_version(folder: Path) -> tuple[object, ...]:
     """Return a value that changes with a run's file or its write-ahead log, which a round changes first."""
     version: list[object] = [folder]
-    for name in (FILE, f"{FILE}-wal"):
+    for name in (RUN_FILE, f"{RUN_FILE}-wal"):
         try:
             stat = (folder / name).stat()
             version.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))

@@ -64,7 +64,7 @@ def learning_section(runs: ReportRuns) -> list[Block]:
 
 def costs_section(runs: ReportRuns) -> list[Block]:
     """Return the table of time, traffic, client state and memory."""
-    costs = [compute_overhead(run.document, retained_rounds(run.folder)) for run in runs.runs]
+    costs = [compute_overhead(run.document, count_private_values(run.folder)) for run in runs.runs]
     block = to_page_block(overhead_table(costs, runs.names), "overhead")
     return section("overhead", "Overhead", [block], joint_command(runs, "overhead", "all runs"))
 
