@@ -20,7 +20,7 @@ from feddbe.data import safe_pickle
 from feddbe.data.builtin.images import read_idx
 from feddbe.data.registry import load_dataset
 from feddbe.errors import FeddbeError
-from tests.data.builtin.test_images_idx import idx as as_idx
+from tests.data.builtin.test_images_idx import encode_idx as as_idx
 from tests.data.user import test_arrays_pfllib, test_tables
 
 CASES = int(os.environ.get("FEDDBE_CASES", "12"))
@@ -41,15 +41,15 @@ def images(folder: Path) -> Path:
 
 
 def table(folder: Path) -> Path:
-    return test_tables.csv(folder)
+    return test_tables.write_csv(folder)
 
 
 def parquet(folder: Path) -> Path:
-    return test_tables.parquet(folder, age=[1.0, 2.0, 3.0, 4.0], label=["a", "b", "a", "b"])
+    return test_tables.write_parquet(folder, age=[1.0, 2.0, 3.0, 4.0], label=["a", "b", "a", "b"])
 
 
 def pfllib(folder: Path) -> Path:
-    return test_arrays_pfllib.write(folder / "pfllib")
+    return test_arrays_pfllib.write_folder(folder / "pfllib")
 
 
 @pytest.mark.parametrize("make", [npz, images, table, parquet, pfllib])

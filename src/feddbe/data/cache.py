@@ -1,6 +1,6 @@
 """Decoded arrays on disk: .npy files with checksums, in a folder that is renamed when it is complete.
 
-A cache is the folder `ROOT/NAME/KEY.cache` with one .npy file per array, and `header.json` with the version
+A cache is the folder `ROOT/NAME/KEY.cache` with one .npy file per array. Its `header.json` has the version
 of the source files and the SHA-256 of each array. If the sources have changed, or an array does not match
 the header, the cache is rebuilt. Arrays are mapped copy-on-write: torch uses them without a copy, and all
 processes on the machine share them.

@@ -1,6 +1,6 @@
 """Conversion of raw rows to inputs: CSV cells, categories, texts and images.
 
-This file needs only Python and numpy (and Pillow for images), nothing of feddbe: `feddbe export` copies it
+This file needs only Python and numpy (and Pillow for images), nothing of feddbe. `feddbe export` copies it
 next to a model, so that new rows are encoded like the training rows. Errors are `ValueError`s of one line.
 `preprocessing` is the dictionary in `preprocessing.json`.
 """

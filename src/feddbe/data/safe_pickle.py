@@ -1,9 +1,9 @@
 """Pickles of plain values and numpy arrays, read without executing anything that they name.
 
-CIFAR-100 and PFLlib publish pickles. A pickle is a program that calls functions by name, and even numpy's own
-functions are not safe to call: they trust the flags of a data type and the size of an array. Therefore every
-name is replaced by a placeholder that only records its arguments. The result is built afterwards from checked
-parts: None, bool, int, float, str, bytes, list, tuple, dict and arrays of numbers.
+CIFAR-100 and PFLlib publish pickles. A pickle is a program that calls functions by name. Even numpy's own
+functions are not safe: they trust the flags of a data type and the size of an array. Therefore every name is
+replaced by a placeholder that only records its arguments. The result is built afterwards from checked parts:
+None, bool, int, float, str, bytes, list, tuple, dict and arrays of numbers.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def load(stream: IO[bytes], *, encoding: str = "ASCII") -> Any:
 
 
 class _UnsafePickleError(Exception):
-    """A pickle contains something other than plain values and arrays of numbers."""
+    """Error for a pickle with other content than plain values and arrays of numbers."""
 
 
 def _check_opcodes(content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Data that is in memory already: arrays, frames, torch data sets."""
+"""Tests of Python objects as data: arrays, frames, torch data sets."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from feddbe.errors import InvalidInputError
 
 X = np.random.RandomState(0).randn(30, 4).astype(np.float32)
 Y = np.array(["no", "yes", "yes"] * 10)
-WHO = np.array(["Ulm", "Bonn"] * 15)
+CLIENTS = np.array(["Ulm", "Bonn"] * 15)
 
 
 @pytest.mark.parametrize("make", [np.asarray, torch.from_numpy, lambda values: values.tolist()])
-def test_arrays_tensors_and_lists(make: Any) -> None:
+def test_load_arrays_tensors_and_lists(make: Any) -> None:
     data = load_object((make(X), Y))
     assert torch.allclose(data.x, torch.from_numpy(X))
     assert (data.y.tolist(), data.label_names, data.client) == ([0, 1, 1] * 10, ("no", "yes"), None)
-    data = load_object((make(X), Y, WHO))
+    data = load_object((make(X), Y, CLIENTS))
     assert data.client is not None
     assert (data.client.tolist(), data.client_names) == ([1, 0] * 15, ("Bonn", "Ulm"))
 
 
-def test_a_mapping_has_the_names_of_an_npz() -> None:
+def test_load_mapping_with_the_names_of_an_npz() -> None:
     data = load_object({"x": np.arange(60).reshape(30, 2), "y": Y, "words": 60})
     assert (data.num_words, data.x.dtype) == (60, torch.int32)
 
 
-def test_a_torch_data_set() -> None:
+def test_load_torch_dataset() -> None:
     data = load_object(TensorDataset(torch.from_numpy(X), torch.arange(30) % 3 + 1))
     assert torch.equal(data.x, torch.from_numpy(X))
     assert data.label_names == ("1", "2", "3")
@@ -43,9 +43,9 @@ def test_a_torch_data_set() -> None:
     assert who.client_names == ("0", "1", "2")
 
 
-def test_a_frame() -> None:
+def test_load_pandas_frame() -> None:
     pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"age": np.arange(30), "job": ["a", "b", None] * 10, "buys": Y, "town": WHO})
+    frame = pandas.DataFrame({"age": np.arange(30), "job": ["a", "b", None] * 10, "buys": Y, "town": CLIENTS})
     data = load_object((frame, "label=buys&client=town&missing=mean"))
     assert (data.x.shape, data.label_names, data.client_names) == ((30, 3), ("no", "yes"), ("Bonn", "Ulm"))
     with pytest.raises(
@@ -58,7 +58,7 @@ def test_a_frame() -> None:
         load_object(frame)
 
 
-def test_large_integer_labels_of_a_frame_survive_missing_ones() -> None:
+def test_large_integer_labels_in_a_frame_stay_exact_with_missing_values() -> None:
     pandas = pytest.importorskip("pandas")
     labels = pandas.array([2**53 + 1, 2**53, None, 2**53 + 1], dtype="Int64")
     data = load_object((pandas.DataFrame({"a": range(4), "label": labels}), "missing=drop"))
@@ -78,19 +78,19 @@ def test_large_integer_labels_of_a_frame_survive_missing_ones() -> None:
         (TensorDataset(torch.from_numpy(X)), r"sample 0 of data is a tuple, not \(x, y\)"),
     ],
 )
-def test_refuses(data: Any, message: str) -> None:
+def test_invalid_object_is_an_error(data: Any, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message) as caught:
         load_object(data)
     assert "\n" not in str(caught.value)
 
 
-def test_names_are_no_objects() -> None:
+def test_names_and_paths_are_not_objects() -> None:
     assert dataset_from_object("digits") is None
     assert dataset_from_object(Path("a.csv")) is None
 
 
-def test_a_run_keeps_the_names(tmp_path: Path) -> None:
-    run = feddbe.run("fedavg", data=(X, Y, WHO), rounds=1, out=str(tmp_path / "run"), engine="serial")
+def test_run_stores_label_and_client_names(tmp_path: Path) -> None:
+    run = feddbe.run("fedavg", data=(X, Y, CLIENTS), rounds=1, out=str(tmp_path / "run"), engine="serial")
     assert (run["label_names"], run["client_names"]) == (["no", "yes"], ["Bonn", "Ulm"])
     assert feddbe.load(tmp_path / "run")["client_names"] == ["Bonn", "Ulm"]
     assert run["config"]["data"] == "arrays"

@@ -3,8 +3,8 @@
 The inputs are the raw inertial signals, without normalization; a person is a client. The publisher's archive
 (packed) or folder is decoded once into a cache.
 
-The published code has a layout error: it transposes a window (9, 128) to (128, 9) and then *reshapes* it to
-(9, 1, 128), so that each channel is a mixture of signals. `scrambled` reproduces it for comparison.
+The published code transposes a window (9, 128) to (128, 9) and then *reshapes* it to (9, 1, 128). Each
+channel is then a mixture of signals. The layout `scrambled` reproduces this error for comparison.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """User tables: CSV, Parquet and Hugging Face files and pandas frames, all read as pandas frames.
 
 A table has a label column, optionally a client column, and columns of numbers, categories, texts or images.
-Numbers are standardized, each column by its mean and deviation over the training rows, after the split
-(`Dataset.fit_preprocessing`): with columns of very different size (age, income) plain SGD makes no progress.
-For another scale, use an .npz file, whose values are not changed.
+Numbers are standardized, each column by its mean and deviation over the training rows
+(`Dataset.fit_preprocessing`, after the split). With columns of very different size (age, income), plain SGD
+makes no progress. For another scale, use an .npz file, whose values are not changed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small files that claim or unpack to much: refused before the memory is taken."""
+"""Tests that small files which unpack to large data are rejected before memory is allocated."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ MB = 1 << 20
 
 
 @contextmanager
-def refused(match: str, most: int = 8 * MB) -> Iterator[None]:
-    """An error of one short line, and never more than `most` bytes in use."""
+def expect_error(match: str, max_bytes: int = 8 * MB) -> Iterator[None]:
+    """Expect an error of one short line, with at most `max_bytes` bytes in use."""
     tracemalloc.start()
     try:
         with pytest.raises(InvalidInputError, match=match) as caught:
             yield
-        assert tracemalloc.get_traced_memory()[1] < most
+        assert tracemalloc.get_traced_memory()[1] < max_bytes
     finally:
         tracemalloc.stop()
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 1000
 
 
-def zeros(file: Any, size: int) -> None:
+def write_zeros(file: Any, size: int) -> None:
     for _ in range(size // MB):
         file.write(bytes(MB))
 
 
-def pfllib(folder: Path, x: Any, **config: int) -> Path:
+def write_pfllib(folder: Path, x: Any, **config: int) -> Path:
     for part in ("train", "test"):
         (folder / part).mkdir(parents=True)
         content = np.array({"x": x, "y": np.arange(len(x)) % 2}, object)
@@ -55,53 +55,53 @@ def pfllib(folder: Path, x: Any, **config: int) -> Path:
     return folder
 
 
-def test_config_that_claims_a_billion(tmp_path: Path) -> None:
+def test_pfllib_config_with_a_billion_clients_or_classes(tmp_path: Path) -> None:
     x = np.zeros((4, 3), np.float32)
-    with refused(r"1\.npz does not exist, but config.json says num_clients = 1000000000"):
-        load_dataset(pfllib(tmp_path / "clients", x, num_clients=10**9))
-    with refused(r"has 8 samples, but config.json says num_classes = 1000000000"):
-        load_dataset(pfllib(tmp_path / "classes", x, num_classes=10**9))
+    with expect_error(r"1\.npz does not exist, but config.json says num_clients = 1000000000"):
+        load_dataset(write_pfllib(tmp_path / "clients", x, num_clients=10**9))
+    with expect_error(r"has 8 samples, but config.json says num_classes = 1000000000"):
+        load_dataset(write_pfllib(tmp_path / "classes", x, num_classes=10**9))
 
 
-def test_a_word_of_a_high_number(tmp_path: Path) -> None:
+def test_pfllib_text_with_high_word_number(tmp_path: Path) -> None:
     x = np.empty(4, object)
     for row in range(4):
         x[row] = ([1, 2, 2**31 - 1], 3)
-    with refused(r"has the word number 2147483647, but only 24 words"):
-        load_dataset(pfllib(tmp_path / "words", x))
+    with expect_error(r"has the word number 2147483647, but only 24 words"):
+        load_dataset(write_pfllib(tmp_path / "words", x))
 
 
-def test_zip_in_a_users_file(tmp_path: Path) -> None:
+def test_npz_that_unpacks_to_300_mb(tmp_path: Path) -> None:
     for name, member in {"a.npz": "x.npy", "folder/train/0.npz": "data.npy"}.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(member, "w") as file:
-            zeros(file, 300 * MB)
-    with refused(r"a\.npz has \d+ bytes and would unpack to 314572800; write it without compression"):
+            write_zeros(file, 300 * MB)
+    with expect_error(r"a\.npz has \d+ bytes and would unpack to 314572800; write it without compression"):
         load_dataset(tmp_path / "a.npz")
     (tmp_path / "folder" / "test").mkdir()
     (tmp_path / "folder" / "test" / "0.npz").write_bytes(b"")
     (tmp_path / "folder" / "config.json").write_text('{"num_clients": 1}')
-    with refused("would unpack to 314572800"):
+    with expect_error("would unpack to 314572800"):
         load_dataset(tmp_path / "folder")
 
 
-def test_gzip(tmp_path: Path) -> None:
+def test_idx_gzip_over_limit(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "a.gz", "wb") as file:
-        zeros(file, 50 * MB)
-    with refused("has more than the 1048576 bytes that were expected"):
+        write_zeros(file, 50 * MB)
+    with expect_error("has more than the 1048576 bytes that were expected"):
         read_idx(tmp_path / "a.gz", MB)
 
 
-@pytest.mark.parametrize(("ending", "opened"), [(".gz", gzip.open), (".xz", lzma.open), ("", open)])
-def test_news(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, opened: Callable[..., Any]
+@pytest.mark.parametrize(("suffix", "open_file"), [(".gz", gzip.open), (".xz", lzma.open), ("", open)])
+def test_ag_news_file_over_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, open_file: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(ag_news, "_MAX_UNPACKED_BYTES", MB)
     for name in ag_news.publisher.checksums:
-        with opened(tmp_path / f"{name}{ending}", "wb") as file:
-            zeros(file, 20 * MB)
-    with refused("it has more than the 1048576 bytes that were expected", 16 * MB):
+        with open_file(tmp_path / f"{name}{suffix}", "wb") as file:
+            write_zeros(file, 20 * MB)
+    with expect_error("it has more than the 1048576 bytes that were expected", 16 * MB):
         ag_news.load(tmp_path)
     assert str(ag_news.describe_location(tmp_path)).endswith("(damaged)")
 
@@ -114,21 +114,23 @@ def test_news(
         (b"1 " * 1_400_000, 10**7, r"has a table of \(1, 1400000\)"),
     ],
 )
-def test_har(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, most: int, message: str) -> None:
+def test_har_table_over_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, most: int, message: str
+) -> None:
     monkeypatch.setattr(har, "_MAX_FILE_BYTES", most)
     with zipfile.ZipFile(tmp_path / har.ARCHIVES[0], "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(f"{har.FOLDER}/{har.FILES[0]}", text)
-    with refused(message, 64 * MB):
+    with expect_error(message, 64 * MB):
         har.load(tmp_path)
 
 
-def test_har_has_each_file_once(tmp_path: Path) -> None:
+def test_har_archive_with_duplicate_member(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / har.ARCHIVES[1], "w:xz") as archive:
         for _ in range(2):
             entry = tarfile.TarInfo(f"{har.FOLDER}/{har.FILES[0]}")
             entry.size = 2
             archive.addfile(entry, io.BytesIO(b"1\n"))
-    with refused("has 'train/y_train.txt' twice", 64 * MB):
+    with expect_error("has 'train/y_train.txt' twice", 64 * MB):
         har.load(tmp_path)
 
 
@@ -139,7 +141,7 @@ def test_tar_with_a_long_name(tmp_path: Path, kind: bytes) -> None:
         entry = tarfile.TarInfo("a")
         entry.type, entry.size = kind, 50 * MB
         file.write(entry.tobuf())
-        zeros(file, 50 * MB)
+        write_zeros(file, 50 * MB)
     tracemalloc.start()
     with pytest.raises(READ_ERRORS, match="a name or attributes of 52428800 bytes"):
         list(iterate_members(path, 10**9))
@@ -147,27 +149,27 @@ def test_tar_with_a_long_name(tmp_path: Path, kind: bytes) -> None:
     tracemalloc.stop()
 
 
-def test_tar_of_many_entries(tmp_path: Path) -> None:
+def test_tar_with_too_many_members(tmp_path: Path) -> None:
     path = tmp_path / "a.tar.gz"
     with gzip.open(path, "wb") as file:
         file.write(tarfile.TarInfo("a").tobuf() * 20_000)
-    with refused("has more than 10000 entries", 64 * MB):
+    with expect_error("has more than 10000 entries", 64 * MB):
         for _ in iterate_members(path, 10**9):
             pass
 
 
 @pytest.mark.parametrize("name", ["a.npz", "a.csv", "a.parquet", "a"])
-def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+def test_pipe_is_rejected(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
-    with refused("is neither a file nor a folder"):
+    with expect_error("is neither a file nor a folder"):
         load_dataset(tmp_path / name)
 
 
-def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
-    folder = pfllib(tmp_path / "set", np.zeros((4, 3), np.float32))
+def test_pipe_in_folder_is_rejected(tmp_path: Path) -> None:
+    folder = write_pfllib(tmp_path / "set", np.zeros((4, 3), np.float32))
     (folder / "test" / "0.npz").unlink()
     os.mkfifo(folder / "test" / "0.npz")
-    with refused("is neither a file nor a folder"):
+    with expect_error("is neither a file nor a folder"):
         load_dataset(folder)
     os.mkfifo(tmp_path / har.ARCHIVES[0])
     assert har.find(tmp_path) is None

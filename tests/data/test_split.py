@@ -1,4 +1,4 @@
-"""The published splits bit by bit, and what holds for every split."""
+"""Tests of splits: published splits bit by bit, and properties of all splits."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ needs_fmnist = pytest.mark.skipif(
 )
 
 
-def sizes(split: Split) -> list[int]:
+def part_sizes(split: Split) -> list[int]:
     assert split.parts is not None
     return [len(rows) for rows in split.parts]
 
 
-def same(a: Split, b: Split) -> bool:
+def is_same_split(a: Split, b: Split) -> bool:
     return all(
         len(x) == len(y) and all(np.array_equal(r, s) for r, s in zip(x, y, strict=True))
         for x, y in ((a.train, b.train), (a.test, b.test))
@@ -43,14 +43,14 @@ def fmnist_labels() -> Labels:
     return DATASETS["fmnist"].load(None).y.numpy()
 
 
-# --- the check values of the published splits -------------------------------------------------------
+# --- check values of the published splits -------------------------------------------------------
 
 
 @needs_fmnist
 def test_fmnist_dirichlet_is_the_published_split(fmnist_labels: Labels) -> None:
     split = partition(fmnist_labels, "dirichlet:0.1", 20)
     # fmt: off
-    assert sizes(split) == [
+    assert part_sizes(split) == [
         82, 320, 875, 2603, 1455, 5473, 4385, 4461, 5560, 3556,
         6170, 6803, 8551, 626, 1328, 195, 2937, 4832, 5090, 4698,
     ]
@@ -74,7 +74,7 @@ def test_fmnist_dirichlet_is_the_published_split(fmnist_labels: Labels) -> None:
 def test_fmnist_pathological_is_the_published_split(fmnist_labels: Labels) -> None:
     split = partition(fmnist_labels, "pathological:2", 20)
     # fmt: off
-    assert sizes(split) == [
+    assert part_sizes(split) == [
         2316, 1300, 2293, 8091, 2059, 1002, 1893, 9046, 2933, 1909,
         2564, 6594, 2332, 1925, 1000, 8743, 1913, 1683, 3116, 7288,
     ]
@@ -89,7 +89,7 @@ def test_fmnist_pathological_is_the_published_split(fmnist_labels: Labels) -> No
 def test_digits_dirichlet_takes_427_draws_from_one_stream() -> None:
     split = partition(digits.load().y.numpy(), "dirichlet:0.1", 20)
     # fmt: off
-    assert sizes(split) == [
+    assert part_sizes(split) == [
         64, 75, 115, 40, 81, 69, 153, 239, 59, 81, 54, 46, 75, 63, 76, 82, 45, 163, 150, 67,
     ]
     # fmt: on
@@ -119,46 +119,49 @@ SIZES = {
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_sizes_follow_from_class_counts_alone(name: str) -> None:
-    classes, each, beta, expected = SIZES[name]
-    assert sizes(partition(np.repeat(np.arange(classes), each), f"dirichlet:{beta}", 20)) == expected
+def test_dirichlet_sizes_depend_on_class_counts_only(name: str) -> None:
+    classes, samples_per_class, beta, expected = SIZES[name]
+    assert (
+        part_sizes(partition(np.repeat(np.arange(classes), samples_per_class), f"dirichlet:{beta}", 20))
+        == expected
+    )
 
 
-def test_cifar100_with_100_clients() -> None:
-    held = sizes(partition(np.repeat(np.arange(100), 600), "dirichlet:0.1", 100))
-    assert (min(held), max(held), sum(held)) == (275, 817, 60_000)
+def test_cifar100_dirichlet_with_100_clients() -> None:
+    client_sizes = part_sizes(partition(np.repeat(np.arange(100), 600), "dirichlet:0.1", 100))
+    assert (min(client_sizes), max(client_sizes), sum(client_sizes)) == (275, 817, 60_000)
 
 
 COUNTS = {"fmnist": (10, 7000), "cifar100": (100, 600), "tiny_imagenet": (200, 500), "ag_news": (4, 31900)}
-"""Classes, and samples of each."""
+"""Number of classes, and of samples of each class."""
 
 
 @pytest.mark.parametrize(("name", "labels"), [("fmnist", 2), ("cifar100", 10), ("tiny_imagenet", 20)])
 def test_pathological_settings_of_the_paper(name: str, labels: int) -> None:
-    """Clients come in blocks that share their labels; nobody else has them."""
-    classes, each = COUNTS[name]
-    split = partition(y := np.repeat(np.arange(classes), each), f"pathological:{labels}", 20)
+    """Clients form blocks with the same labels; no other client has them."""
+    classes, samples_per_class = COUNTS[name]
+    split = partition(y := np.repeat(np.arange(classes), samples_per_class), f"pathological:{labels}", 20)
     assert split.parts is not None
-    assert np.array_equal(np.sort(np.concatenate(split.parts)), np.arange(classes * each))
-    held = [tuple(np.unique(y[rows]).tolist()) for rows in split.parts]
-    assert {len(one) for one in held} == {labels}
-    assert len(set(held)) == classes // labels
-    assert [len(train) for train in split.train] == [3 * n // 4 for n in sizes(split)]
+    assert np.array_equal(np.sort(np.concatenate(split.parts)), np.arange(classes * samples_per_class))
+    client_labels = [tuple(np.unique(y[rows]).tolist()) for rows in split.parts]
+    assert {len(distinct) for distinct in client_labels} == {labels}
+    assert len(set(client_labels)) == classes // labels
+    assert [len(train) for train in split.train] == [3 * n // 4 for n in part_sizes(split)]
 
 
 @pytest.mark.parametrize("clients", [20, 100])
 @pytest.mark.parametrize("name", ["cifar100", "tiny_imagenet"])
 def test_dirichlet_settings_of_the_paper(name: str, clients: int) -> None:
-    """From beta 0.01 to 5: all samples are given out, and clients become ever more alike."""
-    classes, each = COUNTS[name]
-    y = np.repeat(np.arange(classes), each)
+    """From beta 0.01 to 5, all samples are distributed, and clients become more similar."""
+    classes, samples_per_class = COUNTS[name]
+    y = np.repeat(np.arange(classes), samples_per_class)
     skew = []
     for beta in ("0.01", "0.1", "0.5", "1", "5"):
         split = partition(y, f"dirichlet:{beta}", clients)
         assert split.parts is not None
         assert np.array_equal(np.sort(np.concatenate(split.parts)), np.arange(len(y)))
-        assert min(sizes(split)) >= 40
-        assert [len(train) for train in split.train] == [3 * n // 4 for n in sizes(split)]
+        assert min(part_sizes(split)) >= 40
+        assert [len(train) for train in split.train] == [3 * n // 4 for n in part_sizes(split)]
         counts = np.stack([np.bincount(y[rows], minlength=classes) for rows in split.parts])
         skew.append(float((counts > 0).mean()))
     assert skew == sorted(skew)
@@ -173,7 +176,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def check_split(split: Split, y: Labels, clients: int) -> None:
-    """Every sample once, 75/25 with the floor on the train side, train and test from the client's part."""
+    """Check that each sample occurs once, and that each part is split 75/25, rounded down for training."""
     assert split.parts is not None
     assert split.clients == len(split.test) == len(split.parts) == clients
     assert sorted(np.concatenate(split.parts)) == list(range(len(y)))
@@ -185,7 +188,7 @@ def check_split(split: Split, y: Labels, clients: int) -> None:
 
 
 def draw_labels(data: st.DataObject, classes: int, low: int, high: int) -> Labels:
-    """Labels with low..high samples of each class, in a random order."""
+    """Return labels with low..high samples of each class, in a random order."""
     counts = [data.draw(st.integers(low, high)) for _ in range(classes)]
     order = np.random.RandomState(data.draw(seeds))
     return order.permutation(np.repeat(np.arange(classes), counts))
@@ -193,48 +196,54 @@ def draw_labels(data: st.DataObject, classes: int, low: int, high: int) -> Label
 
 @quick
 @given(st.data(), st.integers(1, 12), seeds)
-def test_iid(data: st.DataObject, clients: int, seed: int) -> None:
+def test_iid_split_is_even_and_reproducible(data: st.DataObject, clients: int, seed: int) -> None:
     y = draw_labels(data, 3, clients, 3 * clients)
     split = partition(y, "iid", clients, seed)
     check_split(split, y, clients)
-    assert max(sizes(split)) - min(sizes(split)) <= 1
-    assert same(split, partition(y, "iid", clients, seed))
+    assert max(part_sizes(split)) - min(part_sizes(split)) <= 1
+    assert is_same_split(split, partition(y, "iid", clients, seed))
 
 
 @quick
 @given(st.data(), st.integers(1, 5), st.floats(1, 100), seeds)
-def test_dirichlet(data: st.DataObject, clients: int, beta: float, seed: int) -> None:
+def test_dirichlet_split_is_complete_and_reproducible(
+    data: st.DataObject, clients: int, beta: float, seed: int
+) -> None:
     y = draw_labels(data, 4, 10 * clients, 30 * clients)
     split = partition(y, f"dirichlet:{beta}", clients, seed)
     check_split(split, y, clients)
-    assert min(sizes(split)) >= int(min(40, len(y) / clients / 2))
+    assert min(part_sizes(split)) >= int(min(40, len(y) / clients / 2))
     assert split.parts is not None
     assert all(np.all(np.diff(y[rows]) >= 0) for rows in split.parts), "class by class, not shuffled"
-    assert same(split, partition(y, f"dirichlet:{beta}", clients, seed))
+    assert is_same_split(split, partition(y, f"dirichlet:{beta}", clients, seed))
 
 
 def test_dirichlet_minimum_is_half_an_equal_share() -> None:
     """40 samples, 4 clients: at least min(40, 40/4/2) = 5, and that is reached."""
     y = np.arange(40) % 2
-    assert min(min(sizes(partition(y, "dirichlet:0.5", 4, seed))) for seed in range(60)) == 5
+    assert min(min(part_sizes(partition(y, "dirichlet:0.5", 4, seed))) for seed in range(60)) == 5
 
 
-def test_dirichlet_with_hardly_any_samples_still_trains_and_tests() -> None:
+def test_dirichlet_gives_every_client_at_least_two_samples() -> None:
     """12 samples, 4 clients: the published minimum would be 1, too little for two sets."""
-    assert all(min(sizes(partition(np.arange(12) % 2, "dirichlet:1", 4, seed))) >= 2 for seed in range(60))
+    assert all(
+        min(part_sizes(partition(np.arange(12) % 2, "dirichlet:1", 4, seed))) >= 2 for seed in range(60)
+    )
 
 
 def test_pathological_sizes_are_drawn_between_the_published_bounds() -> None:
     """2 x 50 samples, 4 clients, 1 label: share 25, least 12; clients 0 and 2 get max(2.5, 12/2)..24."""
     y = np.repeat([0, 1], 50)
-    held = [sizes(partition(y, "pathological:1", 4, seed)) for seed in range(200)]
-    assert {n[j] for n in held for j in (0, 2)} == set(range(6, 25))
-    assert all(n[0] + n[1] == n[2] + n[3] == 50 for n in held)
+    sizes_by_seed = [part_sizes(partition(y, "pathological:1", 4, seed)) for seed in range(200)]
+    assert {n[j] for n in sizes_by_seed for j in (0, 2)} == set(range(6, 25))
+    assert all(n[0] + n[1] == n[2] + n[3] == 50 for n in sizes_by_seed)
 
 
 @quick
 @given(st.data(), st.integers(1, 12), st.integers(2, 8), seeds)
-def test_pathological(data: st.DataObject, clients: int, classes: int, seed: int) -> None:
+def test_pathological_clients_share_labels_in_blocks(
+    data: st.DataObject, clients: int, classes: int, seed: int
+) -> None:
     """Blocks of m = ceil(N c / C) clients share c labels: client j holds the classes k with k//c == j//m."""
     labels = data.draw(st.integers(1, classes))
     holders = ceil(clients / classes * labels)
@@ -251,12 +260,12 @@ def test_pathological(data: st.DataObject, clients: int, classes: int, seed: int
         assert np.unique(y[rows]).tolist() == expected
         for k in expected:
             assert np.all(np.diff(rows[y[rows] == k]) > 0), "handed out in order"
-    assert same(split, partition(y, f"pathological:{labels}", clients, seed))
+    assert is_same_split(split, partition(y, f"pathological:{labels}", clients, seed))
 
 
 @quick
 @given(st.data(), st.integers(1, 8), seeds)
-def test_natural(data: st.DataObject, clients: int, seed: int) -> None:
+def test_natural_clients_get_their_own_samples(data: st.DataObject, clients: int, seed: int) -> None:
     column = draw_labels(data, clients, 2, 9)
     ids = column * 7 - 3  # ids need be neither dense nor positive
     y = column % 2
@@ -265,23 +274,23 @@ def test_natural(data: st.DataObject, clients: int, seed: int) -> None:
     assert split.parts is not None
     for k, rows in enumerate(split.parts):
         assert rows.tolist() == [row for row, owner in enumerate(column) if owner == k]
-    assert same(split, partition(y, "natural", None, seed, ids))
+    assert is_same_split(split, partition(y, "natural", None, seed, ids))
 
 
 @pytest.mark.parametrize("spec", ["iid", "dirichlet:1", "pathological:2", "natural"])
 def test_another_seed_is_another_split(spec: str) -> None:
     y = np.arange(400) % 4
     column = np.arange(400) // 100
-    assert not same(partition(y, spec, 4, 1, column), partition(y, spec, 4, 2, column))
+    assert not is_same_split(partition(y, spec, 4, 1, column), partition(y, spec, 4, 2, column))
 
 
 def test_labels_need_not_be_dense() -> None:
     y = np.arange(300) % 3 * 5
     for spec in ("dirichlet:1", "pathological:2"):
-        assert same(partition(y, spec, 3), partition(y // 5, spec, 3))
+        assert is_same_split(partition(y, spec, 3), partition(y // 5, spec, 3))
 
 
-# --- what cannot be divided -------------------------------------------------------------------------
+# --- invalid partitions -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -307,14 +316,14 @@ def test_labels_need_not_be_dense() -> None:
         ("natural", None, "needs data with a client column"),
     ],
 )
-def test_one_line_says_what_is_wrong(spec: str, clients: int | None, message: str) -> None:
+def test_invalid_partition_is_one_line_error(spec: str, clients: int | None, message: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         partition(np.arange(100) % 4, spec, clients)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_smallest_possible_clients() -> None:
+def test_clients_with_two_samples() -> None:
     split = partition(np.arange(100) % 4, "iid", 50)
     assert {(len(a), len(b)) for a, b in zip(split.train, split.test, strict=True)} == {(1, 1)}
 
@@ -327,19 +336,19 @@ def test_seed_out_of_range(seed: int) -> None:
         partition(np.arange(100) % 4, "iid", 4, seed)
 
 
-def test_natural_with_another_number_of_clients() -> None:
+def test_natural_rejects_another_number_of_clients() -> None:
     with pytest.raises(InvalidInputError, match="clients = 4, but the data's client column has 5"):
         partition(np.arange(100) % 4, "natural", 4, client=np.arange(100) % 5)
 
 
-def test_natural_client_with_one_sample() -> None:
+def test_natural_rejects_client_with_one_sample() -> None:
     with pytest.raises(
         InvalidInputError, match=r"client 2 with 1 of 5 samples; .* leave that client's rows out"
     ):
         partition(np.zeros(5, np.int64), "natural", None, client=np.array([0, 0, 1, 1, 2]))
 
 
-def test_pathological_class_too_small_for_its_clients() -> None:
+def test_pathological_rejects_class_too_small_for_its_clients() -> None:
     y = np.array([0] * 200 + [1] * 3)
     with pytest.raises(
         InvalidInputError, match="class 1 has 3 samples, too few for 4 clients; use fewer clients"
@@ -347,7 +356,7 @@ def test_pathological_class_too_small_for_its_clients() -> None:
         partition(y, "pathological:2", 4)
 
 
-def test_pathological_client_left_without_samples() -> None:
+def test_pathological_rejects_client_without_samples() -> None:
     """8 clients, 4 x 10 samples: clients 0, 2, 4, 6 get 0..4 of a class; seed 0 draws 4, 0, 3, 3."""
     assert np.random.RandomState(0).randint(0, 5, 4).tolist() == [4, 0, 3, 3]
     with pytest.raises(
@@ -382,7 +391,7 @@ def test_save_and_load(tmp_path_factory: pytest.TempPathFactory, clients: int, s
     split = partition(np.arange(50) % 2, "iid", clients, seed)
     split.save(path)
     loaded = load_split(path, 50)
-    assert same(split, loaded)
+    assert is_same_split(split, loaded)
     assert loaded.parts is None
     assert loaded.index_sha256() == split.index_sha256() | {"parts": None}
 
@@ -392,10 +401,10 @@ def test_save_keeps_the_name_and_leaves_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("old")
     split.save(tmp_path / "mine")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-    assert same(split, load_split(tmp_path / "mine", 50))
+    assert is_same_split(split, load_split(tmp_path / "mine", 50))
 
 
-def test_save_where_nobody_can_write(tmp_path: Path) -> None:
+def test_save_to_unwritable_path_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         InvalidInputError, match=r"cannot write the split to .*nowhere.*No such file or directory"
     ):
@@ -414,13 +423,13 @@ GOOD: dict[str, Any] = {
 }
 
 
-def test_load_a_client_without_test_samples(tmp_path: Path) -> None:
-    """It trains and is not evaluated, as long as another is."""
+def test_load_split_with_client_without_test_samples(tmp_path: Path) -> None:
+    """A client without test samples is allowed if another client has some."""
     np.savez(tmp_path / "split.npz", **{**GOOD, "test_1": np.array([], np.int64)})
     assert load_split(tmp_path / "split.npz", 6).test.sizes.tolist() == [1, 0]
 
 
-def test_load_any_integers_and_a_part_of_the_data(tmp_path: Path) -> None:
+def test_load_split_of_part_of_the_data_with_any_integer_type(tmp_path: Path) -> None:
     np.savez(tmp_path / "split.npz", **GOOD)
     split = load_split(tmp_path / "split.npz", 100)
     assert [rows.tolist() for rows in [*split.train, *split.test]] == [[0, 1], [3, 4], [2], [5]]
@@ -450,7 +459,7 @@ def test_load_any_integers_and_a_part_of_the_data(tmp_path: Path) -> None:
         ({"train_1": np.array([{}])}, "pickled Python objects, which are never read"),
     ],
 )
-def test_load_refuses(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_load_split_rejects_invalid_arrays(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     arrays = {name: rows for name, rows in (GOOD | change).items() if rows is not None}
     np.savez(tmp_path / "split.npz", **arrays)
     with pytest.raises(InvalidInputError, match=message) as caught:
@@ -459,7 +468,7 @@ def test_load_refuses(tmp_path: Path, change: dict[str, Any], message: str) -> N
     assert str(tmp_path / "split.npz") in str(caught.value)
 
 
-def test_load_a_file_that_is_none(tmp_path: Path) -> None:
+def test_load_split_rejects_missing_and_other_files(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"split.npz does not exist"):
         load_split(tmp_path / "split.npz", 6)
     (tmp_path / "split.npz").write_text("train_0 = 1, 2, 3")

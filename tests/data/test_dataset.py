@@ -1,4 +1,4 @@
-"""Words and their numbers, against torchtext's rules written down a second time."""
+"""Tests of tokenization against torchtext's rules."""
 
 from __future__ import annotations
 
@@ -37,42 +37,42 @@ def basic_english(line: str) -> list[str]:
         (" \t", []),
     ],
 )
-def test_words(text: str, expected: list[str]) -> None:
+def test_split_words(text: str, expected: list[str]) -> None:
     assert split_words(text) == expected == basic_english(text)
 
 
 @given(st.lists(st.sampled_from([*"aB'\".,()!?;: \n\u00a0ß", "<br />", "<br", " />"])).map("".join))
-def test_the_rules_of_torchtext(text: str) -> None:
+def test_split_words_equals_torchtext(text: str) -> None:
     assert split_words(text) == basic_english(text)
 
 
-def test_numbers_follow_frequency_then_the_alphabet() -> None:
+def test_words_are_numbered_by_frequency_then_alphabet() -> None:
     x, vocabulary = tokenize(["b a c", "c b", "d. c"], length=4)
     assert vocabulary == ["<unk>", "c", "b", ".", "a", "d"]
     assert x.tolist() == [[2, 4, 1, 0], [1, 2, 0, 0], [5, 3, 1, 0]]
     assert x.dtype == np.int32
 
 
-def test_long_texts_are_cut_but_all_of_their_words_count() -> None:
+def test_long_texts_are_truncated_but_all_words_are_counted() -> None:
     x, vocabulary = tokenize(["a z z z", "b b", ""], length=2)
     assert vocabulary == ["<unk>", "z", "b", "a"]
     assert x.tolist() == [[3, 1], [2, 2], [0, 0]]
 
 
-def test_the_unknown_word_is_zero_even_if_a_text_has_it() -> None:
+def test_unknown_word_is_zero_even_if_a_text_contains_it() -> None:
     x, vocabulary = tokenize(["<unk> a <unk>"], length=3)
     assert vocabulary == ["<unk>", "a"]
     assert x.tolist() == [[0, 1, 0]]
 
 
 @pytest.mark.parametrize("texts", [[], [""]])
-def test_no_words_at_all(texts: list[str]) -> None:
+def test_texts_without_words(texts: list[str]) -> None:
     x, vocabulary = tokenize(texts, length=3)
     assert (x.tolist(), vocabulary) == ([[0, 0, 0]] * len(texts), ["<unk>"])
 
 
 @given(st.lists(st.text(alphabet="abc .", max_size=12), max_size=6))
-def test_the_numbering_is_that_of_a_counter(texts: list[str]) -> None:
+def test_numbering_equals_sorted_counter(texts: list[str]) -> None:
     """torchtext sorts a Counter by word, then stably by falling frequency."""
     counter = Counter(word for text in texts for word in basic_english(text))
     ranked = sorted(sorted(counter.items()), key=lambda item: item[1], reverse=True)
