@@ -233,13 +233,13 @@ def test_a_body_that_stays_passes_once(
         passes.append(features(plan))
         return passes[-1]
 
-    monkeypatch.setattr(backend, "_features", counted)
+    monkeypatch.setattr(backend, "_body_features", counted)
     agree(plan)
     assert len(passes) == 1
     assert len(passes[0]) == len(plan.batches.indices)
     agree(dataclasses.replace(plan, batches=dataclasses.replace(plan.batches, epochs=1)))
     agree(whole)
-    monkeypatch.setattr(fits, "FEATURES", 0)  # too little room
+    monkeypatch.setattr(fits, "MAX_BODY_FEATURES", 0)
     agree(plan)
     assert len(passes) == 1
 

@@ -48,7 +48,7 @@ class ClientStates(ABC):
 
     @abstractmethod
     def version(self, client: int) -> Hashable:
-        """Return a value that identifies the result of `read`; None if there is no such value."""
+        """Return a value that identifies the result of `read`; None if it has no version."""
 
     def load(self, client: int) -> State | None:
         """Return a client's state; None if it has none."""

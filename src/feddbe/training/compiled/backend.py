@@ -366,8 +366,8 @@ class Predictor:
     def _forward(self, x: Tensor, names: Sequence[str]) -> list[Tensor]:
         if x.shape[0] <= PREDICT_BATCH:
             return self._forward_batch(x, names)
-        parts = [self._forward_batch(some, names) for some in torch.split(x, PREDICT_BATCH)]
-        return [torch.cat(some) for some in zip(*parts, strict=True)]
+        batches = [self._forward_batch(batch, names) for batch in torch.split(x, PREDICT_BATCH)]
+        return [torch.cat(parts) for parts in zip(*batches, strict=True)]
 
     def _forward_batch(self, x: Tensor, names: Sequence[str]) -> list[Tensor]:
         shapes = {"logits": (self.model.classes,)}
