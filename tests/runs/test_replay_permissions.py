@@ -257,7 +257,7 @@ def test_edited_code_is_not_executed(
 
 
 def test_only_the_named_object_is_allowed(user_run: Path) -> None:
-    with pytest.raises(InvalidInputError, match="this is not the model's file that"):
+    with pytest.raises(InvalidInputError, match="not the model's file with which"):
         feddbe.export_model("run", 0, out="home", code=["code/mine.py", "code/net.py:other"])
 
 

@@ -16,6 +16,7 @@ import feddbe
 from feddbe.callbacks.base import Callback, StudyCallback
 from feddbe.errors import DivergenceError, FeddbeError
 from feddbe.metrics.records import Record
+from feddbe.runs.experiment import Experiment
 from feddbe.runs.store import RunStore, exclusive, make_folder
 from feddbe.simulation import loop
 from feddbe.studies import runner
@@ -171,13 +172,26 @@ def test_unexpected_error_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         run_missing(plans)
 
 
-def test_killed_child_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_child_is_reported_and_others_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runner, "available_cores", lambda: 2)
-    plans = plan_runs(expand_grid(["fedavg", "ditto"], SMALL), tmp_path)
-    monkeypatch.setattr(loop, "run_experiment", lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL))
+    specs = expand_grid(["ditto", "fedavg", "fedavg+dbe"], SMALL)
+    plans = plan_runs(specs, tmp_path)
+    run_experiment = loop.run_experiment
+
+    def kill_ditto(experiment: Experiment, *arguments: Any) -> None:
+        if experiment.name == "ditto":
+            os.kill(os.getpid(), signal.SIGKILL)
+        run_experiment(experiment, *arguments)
+
+    monkeypatch.setattr(loop, "run_experiment", kill_ditto)
     failed = run_missing(plans)
-    assert {str(error) for error in failed.values()} == {"worker process exited unexpectedly (exit code -9)"}
-    assert all(isinstance(error, FeddbeError) for error in failed.values())
+    assert list(failed) == [plans[0].folder]
+    error = failed[plans[0].folder]
+    assert isinstance(error, FeddbeError)
+    assert str(error) == "worker process exited unexpectedly (exit code -9)"
+    assert [planned.is_done for planned in plan_runs(specs, tmp_path)] == [False, True, True]
 
 
 STUDY = """
