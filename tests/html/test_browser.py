@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,9 +170,8 @@ def test_every_figure_has_a_caption_a_description_and_numbers(opened_page: Page)
         assert all(len(image.get_attribute("aria-label") or "") > 10 for image in images)
         details = figure.find_element(By.TAG_NAME, "details")
         details.find_element(By.TAG_NAME, "summary").click()
-        opened_page.until(
-            lambda details=details: details.find_elements(By.CSS_SELECTOR, "tbody tr td"), "numbers"
-        )  # type: ignore[misc]
+        rows = partial(details.find_elements, By.CSS_SELECTOR, "tbody tr td")
+        opened_page.until(rows, "numbers")
 
 
 @pytest.mark.parametrize("press", ["click", "key"])
