@@ -102,7 +102,7 @@ def test_list_in_a_file_is_a_sweep(shell: Shell) -> None:
 def test_diverged_run_is_marked(shell: Shell) -> None:
     code, out, err = shell(f"compare fedavg 'fedavg+prbm(prbm_lr=1e20)' --seeds 2 {SMALL} --out study")
     assert code == 3
-    assert "Diverged, and counted in no mean: fedavg+prbm(prbm_lr=1e20), seed 0;" in " ".join(out.split())
+    assert "Diverged, and excluded from means: fedavg+prbm(prbm_lr=1e20), seed 0;" in " ".join(out.split())
     assert "0 of 2" in out
     assert err.count("diverged in round 1; see feddbe show study/") == 2
     assert shell(f"compare fedavg 'fedavg+prbm(prbm_lr=1e20)' --seeds 2 {SMALL} --out study").code == 3

@@ -131,8 +131,11 @@ def _distribution_figure(run: ReportRun, run_names: Sequence[str]) -> Figure:
     partition = config.get("partition") or "split from a file"
     title = f"{Path(str(config['data'])).name}, {partition}, {len(counts)} clients"
     notes = [f"the largest bubble is {counts.max()} samples"]
-    if config.get("new_clients"):
-        notes.append(f"the last {config['new_clients']} are new clients")
+    new_clients = config.get("new_clients") or 0
+    if new_clients:
+        notes.append(
+            "the last client is new" if new_clients == 1 else f"the last {new_clients} clients are new"
+        )
     if run_names:
         notes.append(f"data of {', '.join(run_names)}")
     return client_distribution(

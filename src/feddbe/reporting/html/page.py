@@ -104,7 +104,7 @@ def write_report(
         The path of the page.
 
     Raises:
-        InvalidInputError: There is no run, the suffix is unknown, or the file cannot be written.
+        InvalidInputError: The list of folders is empty, the suffix is unknown, or the file cannot be written.
         StoreError: A run cannot be read.
     """
     if not folders:
