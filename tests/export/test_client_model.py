@@ -31,7 +31,10 @@ def images(folder: Path) -> dict[str, Any]:
 
 
 def table(folder: Path) -> dict[str, Any]:
-    rows = [f"{k % 11},{'abc'[k % 3]},{(k % 11) > 5},{'xyz'[k % 3]}" for k in RNG.permutation(90)]
+    rows = [
+        f"{k % 11},{'abc'[k % 3]},{(k % 11) > 5},{'xyz'[k % 3]}"
+        for k in np.random.RandomState(2).permutation(90)
+    ]
     (folder / "table.csv").write_text("\n".join(["age,job,y,client", *rows]) + "\n")
     return {"data": str(folder / "table.csv"), "model": "mlp"}
 

@@ -207,7 +207,7 @@ Values = tuple[float, ...]
 def mean_and_band(runs: Sequence[Sequence[float]]) -> tuple[Values, Values, Values]:
     """Return the mean of runs of equal length, and the lower and upper edge of the band around it.
 
-    There is no band for a single run.
+    A single run has no band.
     """
     columns = list(zip(*runs, strict=True))
     means = tuple(mean(values) for values in columns)
