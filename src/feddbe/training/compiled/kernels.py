@@ -380,7 +380,7 @@ def _compile_cached(make: Callable[[str], Function]) -> Function:
     """
     source = Path(str(tiles.__file__)).read_bytes()
     function = make(f"{tiles.LANES} {hashlib.sha256(source).hexdigest()}")
-    options: dict[str, Any] = {"fastmath": {"contract", "nsz"}, "error_model": "numpy", "boundscheck": False}
+    options: dict[str, Any] = {"error_model": "numpy", "boundscheck": False}
     try:
         return cast(Function, njit(cache=True, **options)(function))
     except RuntimeError:  # no folder for the cache

@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 _FEATURES = llvm.get_host_cpu_features()
 LANES = 16 if _FEATURES.get("avx512f") else 8 if _FEATURES.get("avx") else 4
 _INT64 = ir.IntType(64)
-_FAST = ("contract", "reassoc", "nsz")
 Value = Any
 """An LLVM value."""
 
@@ -79,7 +79,18 @@ class _VectorBuilder:
         return self.fill(self.builder.load(self.address(base, *terms)))
 
     def add_product(self, total: Value, x: Value, y: Value) -> Value:
-        return self.builder.fadd(total, self.builder.fmul(x, y, flags=_FAST), flags=_FAST)
+        """Return total + x y, rounded once.
+
+        An explicit operation: if LLVM may fuse a product with a sum, code that is compiled and code that is
+        loaded from numba's cache can differ in the last bit.
+        """
+        if not _FEATURES.get("fma"):
+            return self.builder.fadd(total, self.builder.fmul(x, y))
+        bits = 32 if isinstance(x.type.element, ir.FloatType) else 64
+        name = f"llvm.fma.v{LANES}f{bits}"
+        signature = ir.FunctionType(x.type, [x.type] * 3)
+        fma = cgutils.get_or_insert_function(self.builder.module, signature, name)
+        return self.builder.call(fma, [x, y, total])
 
     def loop(
         self, count: Value, start: list[Value], body: Callable[[Value, list[Value]], list[Value]]
@@ -202,7 +213,7 @@ def dot_products(context, out, o, o_step, a, a0, a_step, m, m0, m_step, n, P, Q)
             half = LANES // 2
             while half:  # add the upper half of the remaining lanes to the lower
                 order = [min(lane + half, LANES - 1) for lane in range(LANES)]
-                total = builder.fadd(total, c.shuffle(total, order), flags=_FAST)
+                total = builder.fadd(total, c.shuffle(total, order))
                 half //= 2
             to = c.address(out, o, (o_step, i // len(q_)), i % len(q_))
             builder.store(builder.extract_element(total, _int64(0)), to)
@@ -339,7 +350,7 @@ class Arrays(NamedTuple):
 
 def kernel_helper(function: Function) -> Function:
     """Compile a function that only compiled functions call; it is cached on disk as a part of these."""
-    compiled = njit(fastmath={"contract", "nsz"}, error_model="numpy", boundscheck=False)(function)
+    compiled = njit(error_model="numpy", boundscheck=False)(function)
     return cast(Function, compiled)
 
 
