@@ -147,14 +147,12 @@ class Setting:
         if self.bn == "average":
             n = sum(len(self.train[i]) for i in cohort)
             new = []
-            for statistics_of_clients in zip(*(self.tracks["shared"][i] for i in cohort), strict=True):
-                indices = zip(cohort, statistics_of_clients, strict=True)
-                b = torch.stack([len(self.train[i]) / n * b.double() for i, b in indices]).sum(0)
-                new.append(
-                    (b if statistics_of_clients[0].is_floating_point() else b.round()).to(
-                        statistics_of_clients[0].dtype
-                    )
-                )
+            for buffers in zip(*(self.tracks["shared"][i] for i in cohort), strict=True):
+                pairs = zip(cohort, buffers, strict=True)
+                b = torch.stack([len(self.train[i]) / n * b.double() for i, b in pairs]).sum(0)
+                if not buffers[0].is_floating_point():
+                    b = b.round()
+                new.append(b.to(buffers[0].dtype))
             self.tracks["shared"] = dict.fromkeys(range(len(self.train)), new)
 
     @torch.no_grad()

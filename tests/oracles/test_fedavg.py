@@ -235,9 +235,7 @@ def test_one_client_with_batch_norm_equals_centralized_sgd(bn: str) -> None:
 
 def test_statistics_are_averaged_by_samples_and_counters_rounded() -> None:
     """A first batch leaves a tenth of its mean; 1, 1 and 3 batches are 2 on average."""
-    s = build_setting(
-        build_batch_norm_net(), 8, 12, 36, bn="average", weights="uniform", rounds=1, lr=0.0
-    )
+    s = build_setting(build_batch_norm_net(), 8, 12, 36, bn="average", weights="uniform", rounds=1, lr=0.0)
     methods.fedavg(s)
     z = build_batch_norm_net()[0][:2](s.x)  # type: ignore[index]
     total = torch.zeros(8)
