@@ -1,4 +1,4 @@
-"""What errors say."""
+"""Error messages."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from feddbe.errors import (
 )
 
 
-def test_an_unknown_name_comes_with_the_nearest_and_all_allowed_ones() -> None:
+def test_unknown_name_lists_nearest_and_allowed_names() -> None:
     assert str(unknown_name("method", "fedvag", ["fedprox", "fedavg"])) == (
         "unknown method 'fedvag'; did you mean 'fedavg'? allowed: fedavg, fedprox"
     )
     assert str(unknown_name("method", "zzz", ["fedavg"])) == "unknown method 'zzz'; allowed: fedavg"
 
 
-def test_a_divergence_survives_the_way_from_a_worker() -> None:
+def test_divergence_error_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(DivergenceError(3, 7, "loss", float("inf"))))
     assert (error.client, error.round, error.quantity, error.value) == (3, 7, "loss", float("inf"))
     assert "loss = inf at client 3 in round 7" in str(error)
@@ -37,7 +37,7 @@ def test_exit_codes() -> None:
     ]
 
 
-def test_what_is_quoted_is_short_and_can_be_printed() -> None:
+def test_quoted_text_is_short_and_printable() -> None:
     assert truncate("as it is") == "as it is"
     assert truncate("a\nb\0\udcff") == "a?b??"
     assert truncate("a" * 150 + "b" * 10**6 + "c" * 50) == "a" * 150 + " ... " + "c" * 50

@@ -89,7 +89,7 @@ class _VectorBuilder:
         bits = 32 if isinstance(x.type.element, ir.FloatType) else 64
         name = f"llvm.fma.v{LANES}f{bits}"
         signature = ir.FunctionType(x.type, [x.type] * 3)
-        fma = cgutils.get_or_insert_function(self.builder.module, signature, name)
+        fma = cgutils.get_or_insert_function(self.builder.module, signature, name)  # type: ignore[no-untyped-call]
         return self.builder.call(fma, [x, y, total])
 
     def loop(
