@@ -82,7 +82,7 @@ def test_ditto_with_lam_zero_equals_local_training(tmp_path: Path) -> None:
     local = run_outcome(experiment("local", rounds=3), tmp_path / "local")
     ditto = run_outcome(experiment("ditto(lam=0)", rounds=3), tmp_path / "ditto")
     assert all(are_identical(local.clients[c], ditto.clients[c]) for c in range(3))
-    assert [e["accuracy"] for e in local.rounds] == [e["accuracy"] for e in ditto.entries]
+    assert [e["accuracy"] for e in local.rounds] == [e["accuracy"] for e in ditto.rounds]
 
 
 def test_ditto_with_large_lam_stays_at_received_model() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 SCRIPT = """
 from feddbe.state import sha256
 from feddbe.training.compiled import backend
-from tests.training.trainers.test_compiled import mr, plan_of
+from tests.training.compiled.test_backend import mr, plan_of
 
 for name in ("small", "perceptron"):
     result = backend.train(plan_of(name, prbm=True, terms=[mr()]))
