@@ -10,10 +10,10 @@ from pathlib import Path
 SCRIPT = """
 from feddbe.state import sha256
 from feddbe.training.compiled import backend
-from tests.training.compiled.test_backend import mr, plan_of
+from tests.training.compiled.test_backend import make_plan, mr
 
 for name in ("small", "perceptron"):
-    result = backend.train(plan_of(name, prbm=True, terms=[mr()]))
+    result = backend.train(make_plan(name, prbm=True, terms=[mr()]))
     print(name, sha256(result.params | result.extras))
 """
 
