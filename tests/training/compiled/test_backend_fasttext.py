@@ -60,7 +60,7 @@ def with_mr(method: MR) -> Prepare:
     return prepare
 
 
-def fit_all(trainer: ClientTrainer) -> TrainedModel:
+def fit_all_parameters(trainer: ClientTrainer) -> TrainedModel:
     return trainer.fit(initial_parameters(trainer))
 
 
@@ -117,7 +117,7 @@ def test_fit_equals_autograd(monkeypatch: pytest.MonkeyPatch, cut: str, prepare:
             prepare_part(trainer)
         return trainer
 
-    pair = fit_with_both_backends(monkeypatch, make, fit_all)
+    pair = fit_with_both_backends(monkeypatch, make, fit_all_parameters)
     assert_equal(pair)
     fitted, trainer = pair[0]
     start = initial_parameters(trainer)
@@ -125,7 +125,7 @@ def test_fit_equals_autograd(monkeypatch: pytest.MonkeyPatch, cut: str, prepare:
 
 
 def test_running_mean_without_target_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the setup."""
+    """The setup has no global mean yet."""
     regularizer = MeanRegularizer(0.3)
     carry = regularizer.start((32,))
     term = Term(regularizer, {}, carry)
@@ -166,7 +166,7 @@ def test_other_depths_and_batch_sizes(
     def make() -> ClientTrainer:
         return make_trainer(model, batch_size=batch_size)
 
-    assert_equal(fit_with_both_backends(monkeypatch, make, fit_all))
+    assert_equal(fit_with_both_backends(monkeypatch, make, fit_all_parameters))
 
 
 def test_float64_fit_is_exact_to_the_last_digits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +177,7 @@ def test_float64_fit_is_exact_to_the_last_digits(monkeypatch: pytest.MonkeyPatch
         with_prbm()(trainer)
         return trainer
 
-    assert_equal(fit_with_both_backends(monkeypatch, make, fit_all), tolerance=1e-12)
+    assert_equal(fit_with_both_backends(monkeypatch, make, fit_all_parameters), tolerance=1e-12)
 
 
 def test_nan_loss_is_an_error() -> None:
