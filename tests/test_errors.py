@@ -1,4 +1,4 @@
-"""What errors say."""
+"""Messages and exit codes of errors."""
 
 from __future__ import annotations
 
@@ -15,30 +15,26 @@ from feddbe.errors import (
 )
 
 
-def test_an_unknown_name_comes_with_the_nearest_and_all_allowed_ones() -> None:
+def test_unknown_name_is_answered_with_the_nearest_and_all_names() -> None:
     assert str(unknown_name("method", "fedvag", ["fedprox", "fedavg"])) == (
         "unknown method 'fedvag'; did you mean 'fedavg'? allowed: fedavg, fedprox"
     )
     assert str(unknown_name("method", "zzz", ["fedavg"])) == "unknown method 'zzz'; allowed: fedavg"
 
 
-def test_a_divergence_survives_the_way_from_a_worker() -> None:
+def test_divergence_error_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(DivergenceError(3, 7, "loss", float("inf"))))
     assert (error.client, error.round, error.what, error.value) == (3, 7, "loss", float("inf"))
     assert "loss = inf at client 3 in round 7" in str(error)
 
 
-def test_exit_codes() -> None:
-    assert [e.exit_code for e in (FeddbeError, InvalidInputError, StoreError, DivergenceError)] == [
-        2,
-        2,
-        2,
-        3,
-    ]
+def test_divergence_has_its_own_exit_code() -> None:
+    assert [error.exit_code for error in (FeddbeError, InvalidInputError, StoreError)] == [2, 2, 2]
+    assert DivergenceError.exit_code == 3
 
 
-def test_what_is_quoted_is_short_and_can_be_printed() -> None:
-    assert truncate("as it is") == "as it is"
+def test_quoted_text_is_short_and_printable() -> None:
+    assert truncate("short text") == "short text"
     assert truncate("a\nb\0\udcff") == "a?b??"
     assert truncate("a" * 150 + "b" * 10**6 + "c" * 50) == "a" * 150 + " ... " + "c" * 50
     assert len(one_line(ValueError("x" * 10**6))) < 600
