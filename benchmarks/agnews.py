@@ -2,13 +2,13 @@
 
     python -m benchmarks.agnews [--repeats 3] [--threads 2] [--json FILE]
 
-127,600 rows of 200 word numbers out of 98,635, 20 clients by dirichlet:1. The words are drawn here: Zipf
-frequencies, lengths of the real texts, and labels that show in a fifth of the words. (a) is the
+127,600 rows of 200 word numbers out of 98,635, 20 clients by dirichlet:1. The words are random: Zipf
+frequencies, lengths of the real texts, and labels that determine a fifth of the words. (a) is the
 straightforward loop: `nn.Embedding` with its dense gradient, `torch.optim.SGD`, the same batches of ten,
-evaluation in batches of 128 as feddbe has it; `--threads` are torch's. (b) and (c) are feddbe's engines with
-a real store behind them. A round evaluates all clients, trains them and averages. The three take turns after
-one round to warm up, and medians are compared: only ratios of one run mean anything. All of them start each
-round from the same model, and must end it with the same one to 1e-5.
+evaluation in batches of 128 as in feddbe; `--threads` are torch's. (b) and (c) are feddbe's engines with
+a real store. A round evaluates all clients, trains them and averages. The three take turns after
+one warm-up round, and medians are compared: only ratios within one run are meaningful. All of them start
+each round from the same model, and their results must agree to 1e-5.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.round import Ours
+from benchmarks.round import EngineRounds
 from feddbe import seeds
 from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
@@ -37,23 +37,25 @@ ROWS, WORDS, LENGTH, CLASSES = 127_600, 98_635, 200, 4
 PHASES = ("training", "evaluation", "round")
 
 
-def news(rows: int = ROWS) -> Dataset:
-    """Texts of the size of AG News, equally many of each class."""
+def make_dataset(rows: int = ROWS) -> Dataset:
+    """Return random texts of the size of AG News, equally many of each class."""
     rng = np.random.default_rng(0)
     y = np.arange(rows) % CLASSES
     lengths = rng.normal(43.5, 13, rows).clip(8, LENGTH).astype(int)
     frequency = 1 / np.arange(1, WORDS)
     words = rng.choice(WORDS - 1, lengths.sum(), p=frequency / frequency.sum()) + 1
-    telling = rng.random(len(words)) < 0.2
+    is_informative = rng.random(len(words)) < 0.2
     label = np.repeat(y, lengths)
-    words[telling] = np.clip(words[telling] // CLASSES * CLASSES + label[telling], 1, WORDS - 1)
+    words[is_informative] = np.clip(
+        words[is_informative] // CLASSES * CLASSES + label[is_informative], 1, WORDS - 1
+    )
     x = np.zeros((rows, LENGTH), np.int32)
     x[np.arange(LENGTH) < lengths[:, None]] = words
-    return Dataset("news", torch.from_numpy(x), torch.from_numpy(y), CLASSES, tokens=WORDS)
+    return Dataset("news", torch.from_numpy(x), torch.from_numpy(y), CLASSES, num_words=WORDS)
 
 
 class PlainModel(nn.Module):
-    """fastText as one writes it."""
+    """fastText in plain PyTorch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,8 +67,8 @@ class PlainModel(nn.Module):
         return logits
 
 
-class Plain:
-    """(a): the loop."""
+class PlainLoop:
+    """(a): the plain loop."""
 
     def __init__(self, experiment: Experiment, threads: int) -> None:
         self.task, self.threads, self.model = experiment.task, threads, PlainModel()
@@ -77,7 +79,7 @@ class Plain:
         torch.set_num_threads(self.threads)
         self.t, server = self.t + 1, self.server
         clients = range(self.task.split.clients)
-        began = time.perf_counter()
+        started = time.perf_counter()
         for client in clients:
             self.model.load_state_dict(server)
             self._evaluate(client)
@@ -91,14 +93,14 @@ class Plain:
                 mean[name] += p * (self.task.samples[client] / total)
         ended = time.perf_counter()
         self.server = mean
-        return {"training": ended - evaluated, "evaluation": evaluated - began, "round": ended - began}
+        return {"training": ended - evaluated, "evaluation": evaluated - started, "round": ended - started}
 
     def _train(self, client: int, t: int) -> None:
         x, y, rows = self.task.dataset.x, self.task.dataset.y, self.task.split.train[client]
         optimizer = torch.optim.SGD(self.model.parameters(), lr=self.task.training.lr)
         order = rows[seeds.make_rng(self.task.seed, "batches", t, client).permutation(len(rows))]
-        for at in range(0, len(rows) // 10 * 10, 10):
-            batch = order[at : at + 10]
+        for start in range(0, len(rows) // 10 * 10, 10):
+            batch = order[start : start + 10]
             optimizer.zero_grad()
             F.cross_entropy(self.model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -106,22 +108,24 @@ class Plain:
     @torch.no_grad()
     def _evaluate(self, client: int) -> int:
         x, y, rows = self.task.dataset.x, self.task.dataset.y, self.task.split.test[client]
-        chunks = [rows[at : at + 128] for at in range(0, len(rows), 128)]
+        chunks = [rows[start : start + 128] for start in range(0, len(rows), 128)]
         return sum(int((self.model(x[chunk]).argmax(1) == y[chunk]).sum()) for chunk in chunks)
 
 
 def compare(repeats: int, threads: int) -> tuple[dict[str, dict[str, float]], float]:
-    """Medians of each phase for each variant, and the largest difference of their models after a round."""
+    """Return medians of each phase for each variant, and the largest difference of models after a round."""
     experiment = resolve(
         "fedavg",
         Config(partition="dirichlet:1", clients=20, lr=0.1, engine="pool", eval_after=False),
-        dataset=news(),
+        dataset=make_dataset(),
     )
     with tempfile.TemporaryDirectory() as folder:
-        pool = Ours(experiment, "pool", Path(folder) / "pool")  # first: forked while this process is small
-        serial = Ours(experiment, "serial", Path(folder) / "serial")
-        variants: dict[str, Plain | Ours] = {
-            "(a) plain loop": Plain(experiment, threads),
+        pool = EngineRounds(
+            experiment, "pool", Path(folder) / "pool"
+        )  # first: forked while this process is small
+        serial = EngineRounds(experiment, "serial", Path(folder) / "serial")
+        variants: dict[str, PlainLoop | EngineRounds] = {
+            "(a) plain loop": PlainLoop(experiment, threads),
             "(b) serial": serial,
             "(c) pool": pool,
         }
@@ -130,20 +134,22 @@ def compare(repeats: int, threads: int) -> tuple[dict[str, dict[str, float]], fl
         for t in range(1, repeats + 2):
             for name, variant in variants.items():
                 variant.server = server
-                taken = variant.round()
-                if t > 1:  # the first one warms up
-                    times[name].append(taken)
-                shown = {phase: round(seconds, 2) for phase, seconds in taken.items()}
-                print(f"{t} {name:15}", shown, file=sys.stderr, flush=True)
+                round_times = variant.round()
+                if t > 1:  # the first round warms up
+                    times[name].append(round_times)
+                rounded = {phase: round(seconds, 2) for phase, seconds in round_times.items()}
+                print(f"{t} {name:15}", rounded, file=sys.stderr, flush=True)
             models = [variant.server for variant in variants.values()]
-            gaps = [float((other[n] - p).abs().max()) for other in models[1:] for n, p in models[0].items()]
-            difference = max(difference, *gaps)
+            differences = [
+                float((other[n] - p).abs().max()) for other in models[1:] for n, p in models[0].items()
+            ]
+            difference = max(difference, *differences)
             server = pool.server
         for engine in (pool, serial):
             engine.close()
     medians = {
-        name: {phase: statistics.median(t[phase] for t in taken) for phase in PHASES}
-        for name, taken in times.items()
+        name: {phase: statistics.median(t[phase] for t in rounds) for phase in PHASES}
+        for name, rounds in times.items()
     }
     return medians, difference
 

@@ -3,8 +3,8 @@
     python benchmarks/digits.py [METHOD ...] [--seeds 3] [--lr LR] [--out runs/benchmark-digits]
 
 Prints the table of docs/results.md: means over seeds with the 95 % interval of Student's t; for a method with
-an add-on also that of the paired difference to the plain one. A method that diverges with a seed has
-no numbers. Without --lr each method has its default. Runs that are in --out already are not run again.
+an add-on also that of the paired difference to the method alone. A method that diverges with a seed has no
+values. Without --lr each method has its default. Existing runs in --out are not repeated.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from feddbe.results.document import Accuracy, RunDocument
 from feddbe.results.statistics import mean_interval
 
 
-def combinations() -> list[str]:
-    """Every method, and it with each add-on; fine-tuning on FedAvg only."""
-    found = []
-    for one in methods.describe_methods():
-        if one["family"] != "add-on":
-            found += [one["name"], *(f"{one['name']}+{a}" for a in one["addons"] if a != "ft")]
-    return ["majority", "local", "fedavg+ft", *(name for name in found if name not in ("majority", "local"))]
+def list_combinations() -> list[str]:
+    """Return every method, alone and with each add-on; fine-tuning with FedAvg only."""
+    names = []
+    for description in methods.describe_methods():
+        name = description["name"]
+        if description["family"] != "add-on":
+            names += [name, *(f"{name}+{addon}" for addon in description["addons"] if addon != "ft")]
+    return ["majority", "local", "fedavg+ft", *(name for name in names if name not in ("majority", "local"))]
 
 
-def once(method: str, seed: int, lr: float | None, out: Path) -> RunDocument:
-    """The run of this seed, new or from the folder."""
+def load_or_run(method: str, seed: int, lr: float | None, out: Path) -> RunDocument:
+    """Return the run of this seed, from its folder if it is complete."""
     folder = out / f"{method}-{seed}{f'-{lr:g}' if lr else ''}"
     options: dict[str, Any] = {"data": "digits", "seed": seed, "lr": lr, "out": str(folder)}
     resume = (folder / "run.sqlite").exists()
@@ -42,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("methods", nargs="*", default=combinations())
+    parser.add_argument("methods", nargs="*", default=list_combinations())
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--lr", type=float)
     parser.add_argument("--out", type=Path, default=Path("runs/benchmark-digits"))
@@ -53,31 +54,31 @@ def main() -> None:
     last: dict[str, list[float]] = {}
     for method in arguments.methods:
         try:
-            runs = [once(method, seed, arguments.lr, arguments.out) for seed in range(arguments.seeds)]
+            runs = [load_or_run(method, seed, arguments.lr, arguments.out) for seed in range(arguments.seeds)]
         except DivergenceError as error:
             print(f"| {method} | diverged in round {error.round} | | | | |", flush=True)
             continue
-        ends = [entry for run in runs if (entry := run["last"])]
-        last[method] = _percent([entry["accuracy"] for entry in ends])
+        last_results = [result for run in runs if (result := run["last"])]
+        last[method] = _percent([result["accuracy"] for result in last_results])
         plain = last.get(method.split("+")[0], [])
         gains = [a - b for a, b in zip(last[method], plain, strict=True)] if "+" in method and plain else []
         cells = [
             method,
-            _shown(_percent([run["best"]["accuracy"] for run in runs if run["best"]])),
-            _shown(last[method]),
-            _shown(gains, sign=True),
-            _shown(_percent([run["rounds"][-2]["after"] for run in runs])),
-            _shown(_percent([entry["adapted"] for entry in ends])),
+            _format(_percent([run["best"]["accuracy"] for run in runs if run["best"]])),
+            _format(last[method]),
+            _format(gains, sign=True),
+            _format(_percent([run["rounds"][-2]["after"] for run in runs])),
+            _format(_percent([result["adapted"] for result in last_results])),
         ]
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def _percent(found: Sequence[Accuracy | None]) -> list[float]:
-    return [100 * accuracy["weighted"] for accuracy in found if accuracy]
+def _percent(accuracies: Sequence[Accuracy | None]) -> list[float]:
+    return [100 * accuracy["weighted"] for accuracy in accuracies if accuracy]
 
 
-def _shown(values: Sequence[float], *, sign: bool = False) -> str:
-    return mean_interval(values).shown(sign=sign) if values else ""
+def _format(values: Sequence[float], *, sign: bool = False) -> str:
+    return mean_interval(values).format(sign=sign) if values else ""
 
 
 if __name__ == "__main__":

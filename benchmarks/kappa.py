@@ -1,4 +1,6 @@
-"""Which kappa makes MR's loss of the magnitude of the task loss? The paper's criterion, without test data.
+"""Magnitude of MR's loss relative to the task loss, for several kappa: the paper's criterion for kappa.
+
+No test data is used.
 
     python benchmarks/kappa.py [--data digits] [--rounds 10] [--kappa 0.1 1 10 50]
 
@@ -26,43 +28,41 @@ from feddbe.training.terms import MeanRegularizer, Term, TermContext
 from feddbe.training.trainer import ClientTrainer
 
 
-def losses(loop: RoundLoop, kappa: float, t: int) -> tuple[float, float]:
-    """Mean task loss and mean of 1/2 mean_k (r_k - zbar_k)^2 over all batches that round t would train on."""
+def mean_losses(loop: RoundLoop, kappa: float, t: int) -> tuple[float, float]:
+    """Return the means of the task loss and of 1/2 mean_k (r_k - zbar_k)^2 over the batches of round t."""
     task, server = loop.task, loop.server_state
-    pull = MeanRegularizer(1.0, kappa / 2)
-    apart = list[float]()
+    regularizer = MeanRegularizer(1.0, kappa / 2)
+    distances = list[float]()
 
-    def observed(context: TermContext, carry: State) -> tuple[Tensor | None, State]:
-        loss, new = pull(context, carry)
-        apart.append(0.5 * float(F.mse_loss(new["r"], context.const["mean"])))
-        return loss, new
+    def record_distance(context: TermContext, carry: State) -> tuple[Tensor | None, State]:
+        loss, new_carry = regularizer(context, carry)
+        distances.append(0.5 * float(F.mse_loss(new_carry["r"], context.const["mean"])))
+        return loss, new_carry
 
-    term = Term(observed, {"mean": server["mean"]}, pull.start(task.model.feature_shape))
+    term = Term(record_distance, {"mean": server["mean"]}, regularizer.start(task.model.feature_shape))
     total, samples = 0.0, 0
     for client in range(task.split.clients):
-        local = ClientTrainer(task, t, client)
-        local.fit(drop_keys(server, ["mean"]), terms=[term])
-        total, samples = total + local.losses["shared"][0], samples + local.losses["shared"][1]
-    return total / samples, sum(apart) / len(apart)
+        trainer = ClientTrainer(task, t, client)
+        trainer.fit(drop_keys(server, ["mean"]), terms=[term])
+        total, samples = total + trainer.losses["shared"][0], samples + trainer.losses["shared"][1]
+    return total / samples, sum(distances) / len(distances)
 
 
-def observe(kappa: float, data: str, rounds: int, every: int = 5) -> None:
-    """One run, with a look at every fifth round."""
+def observe(kappa: float, data: str, rounds: int, interval: int = 5) -> None:
+    """Run FedAvg+MR and print the losses of every fifth round."""
     experiment = resolve(f"fedavg+mr(kappa={kappa})", Config(data=data, rounds=rounds))
     with tempfile.TemporaryDirectory() as folder:
         store = RunStore.create(Path(folder) / "run", {}, initial_server_state(experiment))
         engine = engines.create_engine("auto", experiment.task, experiment.method)
         loop = RoundLoop(experiment, store, engine, Callback())
         for t in range(rounds + 1):
-            if t > 0 and t % every == 0:
-                task, apart = losses(loop, kappa, t)
-                losses_ = f"task loss {task:.3f}  MR loss {kappa * apart:.3f}"
-                print(
-                    f"kappa {kappa:<4g} round {t:<3d} {losses_}  equal at kappa {task / apart:.3g}",
-                    flush=True,
-                )
+            if t > 0 and t % interval == 0:
+                task_loss, distance = mean_losses(loop, kappa, t)
+                text = f"task loss {task_loss:.3f}  MR loss {kappa * distance:.3f}"
+                equal = task_loss / distance
+                print(f"kappa {kappa:<4g} round {t:<3d} {text}  equal at kappa {equal:.3g}", flush=True)
             if t == 0:
-                loop.run_initialization()
+                loop.run_setup()
             else:
                 loop.run_round(t)
         engine.close()

@@ -4,17 +4,16 @@
         [--trainer auto] [--threads 2] [--repeats 5] [--without-serial] [--json FILE]
 
 Fashion-MNIST and CIFAR-100 with the published split (20 clients) and the CNN, HAR with its 30 people, digits
-with 100 clients (iid); of data that is not here, random numbers of its shape; `--rows`: its first ones only.
+with 100 clients (iid). Missing data is replaced by random numbers of its shape.
 
 (a) is a straightforward PyTorch loop in the style of the popular libraries: a DataLoader over a list of
 samples, batches of ten, a model object per client, `--threads` of torch; each round trains by FedAvg, tests,
 and passes over the training data once more for the loss, all in batches of ten. (b) and (c) are feddbe's
 engines, which take the training loss from the training itself. The three take turns and medians are compared:
-only ratios of one run mean anything. `cpu` is processor time, of workers too: what neighbours on the machine
-disturb least, if (a) has one thread (two wait for each other actively). `% of sgemm`: the time of the
-training's dense arithmetic (counted from the shapes) at the rate of torch's own product of large matrices,
-measured between the turns, of the processor time that training took. Memory is measured in a process of its
-own each.
+only ratios within one run are meaningful. `cpu` is processor time including workers. Other programs disturb
+it least, if (a) has one thread (two threads wait actively). `% of sgemm`: time of the training's dense
+arithmetic (counted from the shapes) at the rate of torch's product of large matrices, measured between the
+turns, in percent of the training's processor time. Memory is measured in separate processes.
 """
 
 from __future__ import annotations
@@ -42,10 +41,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from feddbe.callbacks.base import Callback
 from feddbe.config.options import Config
-from feddbe.data import BUILTIN_DATASETS
-from feddbe.data import load_dataset as data_load
+from feddbe.data import BUILTIN_DATASETS, load_dataset
 from feddbe.data.dataset import Dataset as Data
-from feddbe.models.registry import MODELS, default_model, find_model
+from feddbe.models.registry import MODELS, default_model, parse_model
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.store import RunStore
 from feddbe.simulation import engines
@@ -62,42 +60,44 @@ SHAPES = {
     "har": (10_299, (9, 1, 128), 6),
     "digits": (1_797, (1, 8, 8), 10),
 }
-DIVIDED: dict[str, dict[str, Any]] = {"digits": {"clients": 100, "partition": "iid"}}
-RATE = 0.005
+PARTITIONS: dict[str, dict[str, Any]] = {"digits": {"clients": 100, "partition": "iid"}}
+LEARNING_RATE = 0.005
 Times = dict[str, float]
 
 
-def load(name: str, rows: int | None) -> Data:
-    """The data, or random numbers of its shape if it is not here."""
+def load_or_generate(name: str, rows: int | None) -> Data:
+    """Return the data, or random numbers of its shape if it is missing."""
     count, shape, classes = SHAPES[name]
     if BUILTIN_DATASETS[name].locate(None):
-        found = data_load(name, None)
+        dataset = load_dataset(name, None)
     else:
         random = torch.Generator().manual_seed(0)
         x = torch.randint(256, (count, *shape), generator=random, dtype=torch.uint8)
         y = torch.randint(classes, (count,), generator=random)
-        people = np.arange(count) % 30 if name == "har" else None
-        found = Data(name, x, y, classes, 2 / 255, -1.0, people, note="random")
-    rows = rows or len(found)
-    people = None if found.client is None else found.client[:rows]
-    return replace(found, x=found.x[:rows], y=found.y[:rows], client=people, known_sha256={})
+        clients = np.arange(count) % 30 if name == "har" else None
+        dataset = Data(name, x, y, classes, 2 / 255, -1.0, clients, note="random")
+    rows = rows or len(dataset)
+    clients = None if dataset.client is None else dataset.client[:rows]
+    return replace(dataset, x=dataset.x[:rows], y=dataset.y[:rows], client=clients, known_sha256={})
 
 
 def batches(data: Samples, *, training: bool) -> DataLoader[tuple[Tensor, Tensor]]:
-    """Batches of ten."""
+    """Return batches of ten."""
     return DataLoader(cast("Dataset[Any]", data), 10, shuffle=training, drop_last=training)
 
 
 class PlainClient:
-    """One client as the popular libraries have it."""
+    """One client as in popular libraries."""
 
     def __init__(self, model: nn.Module, train: Samples, test: Samples) -> None:
         self.model, self.train_data, self.test_data = deepcopy(model), train, test
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE)
 
     def receive(self, model: nn.Module) -> None:
-        for mine, new in zip(self.model.parameters(), model.parameters(), strict=True):
-            mine.data = new.data.clone()
+        for own_parameter, received_parameter in zip(
+            self.model.parameters(), model.parameters(), strict=True
+        ):
+            own_parameter.data = received_parameter.data.clone()
 
     def train(self) -> None:
         self.model.train()
@@ -115,14 +115,14 @@ class PlainClient:
         return correct, sum(nn.functional.cross_entropy(logits, y).item() * len(y) for logits, y in passed)
 
 
-class Plain:
-    """(a): the loop."""
+class PlainLoop:
+    """(a): the plain loop."""
 
     def __init__(self, experiment: Experiment, threads: int) -> None:
         self.threads = threads
         dataset, split = experiment.task.dataset, experiment.task.split
         x, y = dataset.inputs(dataset.x), dataset.y
-        name, shape = find_model(str(experiment.options.model)).name, tuple(dataset.x.shape[1:])
+        name, shape = parse_model(str(experiment.options.model)).name, tuple(dataset.x.shape[1:])
         self.model = cast(nn.Module, MODELS[name].build(shape, dataset.classes))
         self.clients = [
             PlainClient(self.model, [(x[i], y[i]) for i in train], [(x[i], y[i]) for i in test])
@@ -134,13 +134,13 @@ class Plain:
         torch.set_num_threads(self.threads)
         for client in self.clients:
             client.receive(self.model)
-        evaluation = clock(lambda: deque(map(PlainClient.evaluate, self.clients)))
-        training = clock(lambda: deque(map(PlainClient.train, self.clients)))
-        rest = clock(self.average)
+        evaluation = measure_time(lambda: deque(map(PlainClient.evaluate, self.clients)))
+        training = measure_time(lambda: deque(map(PlainClient.train, self.clients)))
+        rest = measure_time(self.average)
         torch.set_num_threads(threads)
-        whole = [sum(times) for times in zip(evaluation, training, rest, strict=True)]
+        total = [sum(times) for times in zip(evaluation, training, rest, strict=True)]
         return {"training": training[0], "training cpu": training[1], "evaluation": evaluation[0],
-                "round": whole[0], "round cpu": whole[1]}  # fmt: skip
+                "round": total[0], "round cpu": total[1]}  # fmt: skip
 
     def average(self) -> None:
         total = sum(len(client.train_data) for client in self.clients)
@@ -150,8 +150,8 @@ class Plain:
             p.data = sum((s * w for s, w in zip(states, weights, strict=True)), torch.zeros_like(p))
 
 
-class Ours(ClientStates):
-    """(b), (c): an engine, with a real store behind it."""
+class EngineRounds(ClientStates):
+    """(b), (c): an engine with a real store."""
 
     def __init__(self, experiment: Experiment, name: str, folder: Path) -> None:
         self.experiment, self.engine = (
@@ -160,11 +160,11 @@ class Ours(ClientStates):
         )
         self.store = RunStore.create(folder, {}, initial_server_state(experiment))
         self.loop = RoundLoop(experiment, self.store, self.engine, Callback())
-        self.loop.run_initialization()
+        self.loop.run_setup()
 
     @property
     def server(self) -> State:
-        """What a round starts from."""
+        """Server state at the start of a round."""
         return self.loop.server_state
 
     @server.setter
@@ -180,13 +180,13 @@ class Ours(ClientStates):
         clients = range(self.experiment.task.split.clients)
         t = self.store.last_round() + 1
         pids = self.engine.pids if isinstance(self.engine, Pool) else []
-        training = clock(lambda: self._run([ClientTask(c, t, "train") for c in clients]), pids)
-        evaluation = clock(
+        training = measure_time(lambda: self._run([ClientTask(c, t, "train") for c in clients]), pids)
+        evaluation = measure_time(
             lambda: self._run([ClientTask(c, t, "none", evaluate=True) for c in clients]), pids
         )
-        whole = clock(lambda: self.loop.run_round(t), pids)
+        total = measure_time(lambda: self.loop.run_round(t), pids)
         return {"training": training[0], "training cpu": training[1], "evaluation": evaluation[0],
-                "round": whole[0], "round cpu": whole[1]}  # fmt: skip
+                "round": total[0], "round cpu": total[1]}  # fmt: skip
 
     def _run(self, jobs: list[ClientTask]) -> None:
         list(self.engine.run(jobs, Broadcasts(self.loop.server_state), self))
@@ -195,38 +195,38 @@ class Ours(ClientStates):
         return self.store.read(client)
 
     def write_pending(self, client: int, state: bytes) -> None:
-        """Nothing of what is only timed stays."""
+        """Discard states of tasks that are only timed."""
 
     def version(self, client: int) -> None:
         pass
 
 
-def clock(work: Callable[[], object], pids: Sequence[int] = ()) -> tuple[float, float]:
-    """Seconds, and seconds of processor time, of these processes too."""
-    wall, own, theirs = time.perf_counter(), time.process_time(), used(pids)
+def measure_time(work: Callable[[], object], pids: Sequence[int] = ()) -> tuple[float, float]:
+    """Return wall-clock seconds and CPU seconds, including those of these processes."""
+    wall, own_cpu, other_cpu = time.perf_counter(), time.process_time(), cpu_seconds(pids)
     work()
-    return time.perf_counter() - wall, time.process_time() - own + used(pids) - theirs
+    return time.perf_counter() - wall, time.process_time() - own_cpu + cpu_seconds(pids) - other_cpu
 
 
-def used(pids: Sequence[int]) -> float:
-    """Processor time of other processes so far."""
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """Return the CPU seconds of other processes so far."""
     fields = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in pids]
     return sum(int(f[11]) + int(f[12]) for f in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def sgemm_rate() -> float:
-    """Operations per second of processor time, one thread."""
+    """Return operations per CPU second of a matrix product on one thread."""
     torch.set_num_threads(1)
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     torch.mm(a, b)
-    began = time.thread_time()
+    started = time.thread_time()
     for _ in range(20):
         torch.mm(a, b)
-    return 20 * 2 * 1024**3 / (time.thread_time() - began)
+    return 20 * 2 * 1024**3 / (time.thread_time() - started)
 
 
-def operations(experiment: Experiment) -> float:
-    """Of one round's training: forward, weight and input gradients, the first layer without the last."""
+def count_operations(experiment: Experiment) -> float:
+    """Return operations of one round's training: forward, weight gradients, input gradients after layer 1."""
     task, per_sample, first = experiment.task, 0, True
     x = task.dataset.inputs(task.dataset.x[:1])
     for layer, _ in [layer for half in task.model.layers for layer in half]:
@@ -237,38 +237,38 @@ def operations(experiment: Experiment) -> float:
     return float(per_sample) * sum(n // 10 * 10 or n for n in task.samples) * task.training.local_epochs
 
 
-def federation(arguments: argparse.Namespace) -> Experiment:
-    dataset = load(arguments.data, arguments.rows)
+def build_experiment(arguments: argparse.Namespace) -> Experiment:
+    dataset = load_or_generate(arguments.data, arguments.rows)
     options = Config(
-        data=arguments.data, lr=RATE, engine="pool", eval_after=False, trainer=arguments.trainer,
-        model=default_model(tuple(dataset.x.shape[1:])), **DIVIDED.get(arguments.data, {}),
+        data=arguments.data, lr=LEARNING_RATE, engine="pool", eval_after=False, trainer=arguments.trainer,
+        model=default_model(tuple(dataset.x.shape[1:])), **PARTITIONS.get(arguments.data, {}),
     )  # fmt: skip
     return resolve(arguments.method, options, dataset=dataset)
 
 
-def peak_of(work: Callable[[], object]) -> float:
-    """The most memory in use while it works, in MB: this process and its workers, shared pages once."""
-    seen, done = [peak_memory_mb()], threading.Event()
+def measure_peak(work: Callable[[], object]) -> float:
+    """Return the peak memory during the work in MB: this process and its workers, shared pages once."""
+    peaks, done = [peak_memory_mb()], threading.Event()
 
-    def look() -> None:
+    def sample_memory() -> None:
         while not done.wait(0.05):
-            seen.append(peak_memory_mb())
+            peaks.append(peak_memory_mb())
 
-    watcher = threading.Thread(target=look)
+    watcher = threading.Thread(target=sample_memory)
     watcher.start()
     work()
     done.set()
     watcher.join()
-    return max(seen)
+    return max(peaks)
 
 
 def memory(arguments: argparse.Namespace) -> float:
-    """One round of one variant, in this process."""
-    experiment, which = federation(arguments), arguments.memory
+    """Return the peak memory of one round of one variant, in this process."""
+    experiment, which = build_experiment(arguments), arguments.memory
     with tempfile.TemporaryDirectory() as folder:
-        ours = None if which == "plain" else Ours(experiment, which, Path(folder) / "run")
-        variant = Plain(experiment, arguments.threads) if ours is None else ours
-        peak = peak_of(variant.round)
+        ours = None if which == "plain" else EngineRounds(experiment, which, Path(folder) / "run")
+        variant = PlainLoop(experiment, arguments.threads) if ours is None else ours
+        peak = measure_peak(variant.round)
         if ours is not None:
             ours.engine.close()
     return peak
@@ -277,33 +277,33 @@ def memory(arguments: argparse.Namespace) -> float:
 def compare(
     experiment: Experiment, repeats: int, threads: int, ours: tuple[str, ...]
 ) -> tuple[dict[str, Times], float]:
-    """Medians of each phase for each variant, which take turns, and sgemm's rate between them."""
+    """Return medians of each phase for each variant, which take turns, and the rate of sgemm between them."""
     with tempfile.TemporaryDirectory() as folder:
-        variants: dict[str, Ours | Plain] = {
-            name: Ours(experiment, name.split()[-1], Path(folder) / name) for name in ours
+        variants: dict[str, EngineRounds | PlainLoop] = {
+            name: EngineRounds(experiment, name.split()[-1], Path(folder) / name) for name in ours
         }
-        variants = {"(a) plain loop": Plain(experiment, threads), **dict(reversed(variants.items()))}
+        variants = {"(a) plain loop": PlainLoop(experiment, threads), **dict(reversed(variants.items()))}
         times: dict[str, list[Times]] = {name: [] for name in variants}
         rates = []
         for repeat in range(repeats + 1):
             for name, variant in variants.items():
-                taken = variant.round()
+                round_times = variant.round()
                 rates.append(sgemm_rate())
-                shown = {k: round(v, 2) for k, v in taken.items()}
-                print(f"{repeat} {name:15}", shown, file=sys.stderr, flush=True)
-                if repeat:  # the first one warms up
-                    times[name].append(taken)
+                rounded = {k: round(v, 2) for k, v in round_times.items()}
+                print(f"{repeat} {name:15}", rounded, file=sys.stderr, flush=True)
+                if repeat:  # the first round warms up
+                    times[name].append(round_times)
         for variant in variants.values():
-            if isinstance(variant, Ours):
+            if isinstance(variant, EngineRounds):
                 variant.close()
     medians = {
-        name: {phase: statistics.median(t[phase] for t in taken) for phase in taken[0]}
-        for name, taken in times.items()
+        name: {phase: statistics.median(t[phase] for t in rounds) for phase in rounds[0]}
+        for name, rounds in times.items()
     }
     return medians, statistics.median(rates)
 
 
-def show(seconds: dict[str, Times], limit: float, peaks: dict[str, float]) -> None:
+def print_table(seconds: dict[str, Times], limit: float, peaks: dict[str, float]) -> None:
     base = seconds["(a) plain loop"]
     heads = (*base, "a/x train", "a/x round", "a/x cpu", "% of sgemm", "MB")
     print(f"{'seconds (median)':18}" + "".join(f"{head:>14}" for head in heads))
@@ -318,7 +318,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", choices=SHAPES, default="fmnist")
-    parser.add_argument("--rows", type=int, help="of the data, the first so many only")
+    parser.add_argument("--rows", type=int, help="number of rows of the data to use")
     parser.add_argument("--method", default="fedavg+dbe")
     parser.add_argument("--trainer", default="auto")
     parser.add_argument("--repeats", type=int, default=5)
@@ -335,19 +335,19 @@ def main() -> None:
     which = ["plain", *(name.split()[-1] for name in reversed(ours))]
     peaks = dict.fromkeys(which, 0.0)
     if not arguments.without_memory:
-        again = [sys.executable, *sys.argv, "--memory"]
-        peaks = {name: float(subprocess.check_output([*again, name])) for name in which}
-    experiment = federation(arguments)
+        command = [sys.executable, *sys.argv, "--memory"]
+        peaks = {name: float(subprocess.check_output([*command, name])) for name in which}
+    experiment = build_experiment(arguments)
     seconds, rate = compare(experiment, arguments.repeats, arguments.threads, ours)
-    limit = operations(experiment) / rate
-    show(seconds, limit, peaks)
+    limit = count_operations(experiment) / rate
+    print_table(seconds, limit, peaks)
     base, pool = seconds["(a) plain loop"], seconds["(c) pool"]
     print(f"sgemm {rate / 1e9:.0f} GFLOP/s and core; the training's dense arithmetic {limit:.2f} s")
     of_limit = 100 * limit / pool["training cpu"]
     print(f"round a/c {base['round'] / pool['round']:.2f}, training alone at {of_limit:.0f} % of sgemm")
     if arguments.json:
-        found = {"seconds": seconds, "peak_mb": peaks, "sgemm": rate, "limit": limit}
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        numbers = {"seconds": seconds, "peak_mb": peaks, "sgemm": rate, "limit": limit}
+        arguments.json.write_text(json.dumps(numbers, indent=1) + "\n")
 
 
 if __name__ == "__main__":

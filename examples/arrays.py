@@ -1,4 +1,4 @@
-"""Your own arrays in an .npz file: x, y, and who each sample belongs to.
+"""Your own arrays in an .npz file: x, y, and the client of each sample.
 
 The same on the command line: feddbe run fedavg+dbe --data arrays.npz --rounds 2
 """
@@ -9,8 +9,8 @@ import feddbe
 
 rng = np.random.default_rng(0)
 y = rng.integers(3, size=120)
-x = rng.integers(100, size=(120, 8, 8), dtype=np.uint8)  # grey; coloured ones are (120, 8, 8, 3)
-x[np.arange(120), 2 * y] += 150  # a bright line, whose height is the class
+x = rng.integers(100, size=(120, 8, 8), dtype=np.uint8)  # gray; color images are (120, 8, 8, 3)
+x[np.arange(120), 2 * y] += 150  # a bright line; its height is the class
 np.savez("arrays.npz", x=x, y=y, client=rng.integers(4, size=120))
 
 run = feddbe.run("fedavg+dbe", data="arrays.npz", rounds=2)

@@ -1,4 +1,4 @@
-"""A Hugging Face data set that was saved to disk; needs feddbe[hub], here to make it.
+"""A Hugging Face data set that was saved to disk; needs feddbe[hub].
 
 The same on the command line: feddbe run fedavg+dbe --data saved --partition iid --clients 3 --rounds 2
 With the network, by name: feddbe run fedavg+dbe --data hf:fancyzhx/ag_news --rounds 2
@@ -10,9 +10,9 @@ import datasets
 
 import feddbe
 
-chance = random.Random(0)
-labels = [chance.randrange(2) for _ in range(90)]
-texts = [f"{chance.choice(['it is', 'this was'])} {['cold', 'warm'][label]}" for label in labels]
+rng = random.Random(0)
+labels = [rng.randrange(2) for _ in range(90)]
+texts = [f"{rng.choice(['it is', 'this was'])} {['cold', 'warm'][label]}" for label in labels]
 datasets.Dataset.from_dict({"text": texts, "label": labels}).save_to_disk("saved")
 
 run = feddbe.run("fedavg+dbe", data="saved", partition="iid", clients=3, rounds=2)

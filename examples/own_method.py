@@ -4,7 +4,7 @@
     feddbe run examples/own_method.py:Trimmed --rounds 20
     feddbe run "examples/own_method.py:Trimmed(trim=0.2)+dbe(kappa=5)" --rounds 20
 
-docs/writing_a_method.md writes one step by step.
+docs/writing_a_method.md explains how to write a method.
 """
 
 from __future__ import annotations
@@ -25,25 +25,30 @@ from feddbe.training.trainer import ClientTrainer
 
 @dataclass(frozen=True)
 class Trimmed(Method):
-    """FedAvg with a trimmed mean (Yin et al., ICML 2018): of each weight the server leaves out the largest
-    and the smallest values of clients, and takes the plain mean of the rest. trim = 0 is the plain mean."""
+    """FedAvg with a trimmed mean (Yin et al., ICML 2018).
+
+    For each weight, the server discards the largest and smallest values of clients, and takes the plain mean
+    of the rest. trim = 0 is the plain mean.
+    """
 
     name: ClassVar[str] = "trimmed"
 
-    trim: float = parameter(0.1, "share of clients left out at each end, at least one", low=0, high=0.49)
+    trim: float = parameter(0.1, "share of clients discarded at each end, at least one", low=0, high=0.49)
 
     def train(
-        self, ctx: Context, local: ClientTrainer, received: State, private: State
+        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> tuple[State, State]:
-        return local.fit(received).params, private
+        return trainer.fit(received).params, private
 
     def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
-        out = min(max(1, int(self.trim * len(uploads))), (len(uploads) - 1) // 2) if self.trim else 0
-        found = {}
+        discarded = 0
+        if self.trim:
+            discarded = min(max(1, int(self.trim * len(uploads))), (len(uploads) - 1) // 2)
+        mean = {}
         for name in uploads[0].state:
             ordered = torch.stack([upload.state[name] for upload in uploads]).sort(dim=0).values
-            found[name] = ordered[out : len(uploads) - out].mean(dim=0)
-        return found
+            mean[name] = ordered[discarded : len(uploads) - discarded].mean(dim=0)
+        return mean
 
 
 if __name__ == "__main__":

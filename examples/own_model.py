@@ -1,11 +1,11 @@
-"""Your own model, without changing feddbe: a function that makes an nn.Module for your data.
+"""Your own model, without changing feddbe: a function that returns an nn.Module for your data.
 
     feddbe run fedavg+dbe --model examples/own_model.py:build --lr 0.1 --rounds 20
     feddbe run fedavg+dbe --model examples/own_model.py:build --cut mix --lr 0.1 --rounds 20
     feddbe run fedavg+dbe --model examples/own_model.py:halves --lr 0.1 --rounds 20
 
-feddbe finds the places where exactly one tensor crosses, and cuts before the last linear layer unless --cut
-names another one. A model that torch.fx cannot trace gives its two halves instead.
+feddbe finds the layers that exactly one tensor leaves, and cuts before the last linear layer unless --cut
+names another one. For a model that torch.fx cannot trace, return its two halves instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import feddbe
 
 
 class Mixer(nn.Module):
-    """Rows and columns of an image in turn, with a way around both, then a linear classifier."""
+    """Linear layers over rows and columns of an image, a residual connection, and a linear classifier."""
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -35,12 +35,12 @@ class Mixer(nn.Module):
 
 
 def build(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The model for one input of `shape`, called under the run's seed."""
+    """Return the model for inputs of `shape`; it is called with the run's seed set."""
     return Mixer(shape, classes)
 
 
 class Steps(nn.Module):
-    """A recurrent network over the rows; torch.fx cannot look into its loop over the data."""
+    """A recurrent network over the rows; torch.fx cannot trace its loop over the data."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Steps(nn.Module):
 
 
 def halves(shape: tuple[int, ...], classes: int) -> tuple[nn.Module, nn.Module]:
-    """Features and classifier apart: the cut is between them."""
+    """Return body and head; the cut is between them."""
     return Steps(shape[-1]), nn.Linear(32, classes)
 
 

@@ -1,4 +1,4 @@
-"""A partition in PFLlib's form: it says who holds what, to train and to test.
+"""A partition in PFLlib's format, with training and test data of each client.
 
 The same on the command line: feddbe run fedavg+dbe --data partition --rounds 2
 """

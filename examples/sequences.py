@@ -1,11 +1,11 @@
-"""Sequences: a GRU and an LSTM on signals (steps x features), a small Transformer on word numbers.
+"""Sequences: a GRU and an LSTM on signals (steps x features), a small Transformer on word indices.
 
     feddbe run fedavg+dbe --data signals.npz --model examples/sequences.py:gru --lr 0.2 --local-epochs 5
     feddbe run fedavg+dbe --data words.npz --model examples/sequences.py:transformer --lr 0.2 --local-epochs 5
 
-Arrays reach a model as they are. Integers are word numbers if the file has the size of their vocabulary,
-`words`, or the name has it, as in words.npz?words=100. A function that makes a model is called with those of
-(shape, classes, words) that it asks for.
+Arrays are passed to a model unchanged. Integers are word indices if the file has the size of their
+vocabulary, `words`, or the name has it, as in words.npz?words=100. A function that returns a model is called
+with those of (shape, classes, words) that are its parameters.
 """
 
 from __future__ import annotations
@@ -33,56 +33,56 @@ class Recurrent(nn.Module):
 
 
 def gru(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """For sequences of `shape` = (steps, features)."""
+    """Return a GRU for sequences of `shape` = (steps, features)."""
     return Recurrent(nn.GRU(shape[-1], 32, batch_first=True), 32, classes)
 
 
 def lstm(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The same with an LSTM."""
+    """Return an LSTM for sequences of `shape` = (steps, features)."""
     return Recurrent(nn.LSTM(shape[-1], 32, batch_first=True), 32, classes)
 
 
 class Transformer(nn.Module):
-    """Vectors of words and places, one encoder layer, the mean over the text, a linear classifier."""
+    """Embeddings of words and positions, one encoder layer, the mean over the text, a linear classifier."""
 
     def __init__(self, words: int, length: int, classes: int) -> None:
         super().__init__()
         self.words = nn.Embedding(words, 32)
-        self.places = nn.Parameter(0.1 * torch.randn(length, 32))
+        self.positions = nn.Parameter(0.1 * torch.randn(length, 32))
         self.layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, norm_first=True)
         self.head = nn.Linear(32, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.layer(self.words(x) + self.places).mean(1))
+        logits: Tensor = self.head(self.layer(self.words(x) + self.positions).mean(1))
         return logits
 
 
 def transformer(shape: tuple[int, ...], classes: int, words: int) -> nn.Module:
-    """For texts of `shape` = (length,), of a vocabulary of so many words."""
+    """Return a Transformer for texts of `shape` = (length,) with a vocabulary of `words`."""
     return Transformer(words, shape[0], classes)
 
 
-def signals(path: Path) -> None:
-    """Noisy signals that rise, fall or stay, of five clients."""
-    chance = np.random.RandomState(0)
-    y = chance.randint(0, 3, 300)
+def write_signals(path: Path) -> None:
+    """Write noisy signals that rise, fall or stay, of five clients."""
+    rng = np.random.RandomState(0)
+    y = rng.randint(0, 3, 300)
     slope = np.linspace(-1, 1, 12)[None, :, None] * (y - 1)[:, None, None]
-    x = (slope + chance.randn(300, 1, 4) + 0.5 * chance.randn(300, 12, 4)).astype(np.float32)
-    np.savez(path, x=x, y=np.array(["falls", "stays", "rises"])[y], client=chance.randint(0, 5, 300))
+    x = (slope + rng.randn(300, 1, 4) + 0.5 * rng.randn(300, 12, 4)).astype(np.float32)
+    np.savez(path, x=x, y=np.array(["falls", "stays", "rises"])[y], client=rng.randint(0, 5, 300))
 
 
-def texts(path: Path) -> None:
-    """Texts of twelve words; those of a topic have three of its ten words."""
-    chance = np.random.RandomState(0)
-    y = chance.randint(0, 3, 300)
-    x = chance.randint(31, 100, (300, 12))
-    x[:, ::4] = 1 + 10 * y[:, None] + chance.randint(0, 10, (300, 3))
-    np.savez(path, x=x, y=y, client=chance.randint(0, 5, 300), words=100)
+def write_texts(path: Path) -> None:
+    """Write texts of twelve words, three of which are from the ten words of its topic."""
+    rng = np.random.RandomState(0)
+    y = rng.randint(0, 3, 300)
+    x = rng.randint(31, 100, (300, 12))
+    x[:, ::4] = 1 + 10 * y[:, None] + rng.randint(0, 10, (300, 3))
+    np.savez(path, x=x, y=y, client=rng.randint(0, 5, 300), words=100)
 
 
 if __name__ == "__main__":
-    signals(Path("signals.npz"))
-    texts(Path("words.npz"))
+    write_signals(Path("signals.npz"))
+    write_texts(Path("words.npz"))
     for name, data in {"gru": "signals.npz", "lstm": "signals.npz", "transformer": "words.npz"}.items():
         run = feddbe.run(
             "fedavg+dbe",

@@ -1,4 +1,4 @@
-"""Run documents written by hand, for the tests of what is drawn from them."""
+"""Run documents written by hand, for tests of tables and figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["document"]
 
 
 def _accuracy(weighted: float) -> Accuracy:
-    """The other numbers lie at fixed distances, so that a test can tell which one was shown."""
+    """Return an accuracy whose statistics have fixed differences, so that tests can identify each."""
     return {"weighted": weighted, "mean": weighted - 0.01, "worst_tenth": weighted - 0.05, "std": 0.02}
 
 
@@ -19,15 +19,15 @@ def document(
     method: str,
     curve: Sequence[float | None],
     *,
-    floor: float = 0.2,
+    majority_accuracy: float = 0.2,
     moment: str = "before",
     bn_buffers: str | None = None,
     **config: Any,
 ) -> RunDocument:
-    """A run whose entry t has the weighted accuracy curve[t]; round t took t + 0.25 seconds, the start 99."""
+    """Return a run with weighted accuracy curve[t] in round t, which took t + 0.25 seconds (round 0: 99)."""
     rounds: list[RoundResult] = [
         {
-            "round": t,
+            "round": round_,
             "accuracy": None if weighted is None else _accuracy(weighted),
             "moment": moment,
             "before": None,
@@ -36,22 +36,22 @@ def document(
             "after": None,
             "auc": None,
             "train_loss": None,
-            "seconds": t + 0.25 if t else 99.0,
+            "seconds": round_ + 0.25 if round_ else 99.0,
             "bytes_up": 20 * 61_000,
             "bytes_down": 20 * 2_330_000,
             "metrics": {},
         }
-        for t, weighted in enumerate(curve)
+        for round_, weighted in enumerate(curve)
     ]
-    shown = [(entry["accuracy"]["weighted"], entry) for entry in rounds if entry["accuracy"]]
+    evaluated = [(result["accuracy"]["weighted"], result) for result in rounds if result["accuracy"]]
     return {
         "method": method,
         "config": {"clients": 20, "participation": 1.0, "seed": 0, "data": "digits", **config},
         "config_hash": "0" * 64,
         "rounds": rounds,
-        "best": max(shown, key=lambda pair: pair[0])[1] if shown else None,
-        "last": shown[-1][1] if shown else None,
-        "majority_accuracy": floor,
+        "best": max(evaluated, key=lambda pair: pair[0])[1] if evaluated else None,
+        "last": evaluated[-1][1] if evaluated else None,
+        "majority_accuracy": majority_accuracy,
         "new_clients": None,
         "analyses": [],
         "bn_buffers": bn_buffers,

@@ -19,11 +19,11 @@ from feddbe.testing.contract import (
     MessageRecorder,
     Outcome,
     are_identical,
-    make_samples,
+    client_values,
+    make_dataset,
+    read_states,
     run_outcome,
     run_recorded,
-    stored_records,
-    stored_states,
 )
 
 __all__ = [
@@ -34,13 +34,13 @@ __all__ = [
     "MessageRecorder",
     "Outcome",
     "are_identical",
+    "client_values",
     "experiment",
-    "make_samples",
+    "make_dataset",
     "quick",
+    "read_states",
     "run_outcome",
     "run_recorded",
-    "stored_records",
-    "stored_states",
 ]
 
 COMBINATIONS = [

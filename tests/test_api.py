@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -192,7 +191,7 @@ def test_resume_after_interrupt_is_bit_exact(engine: str) -> None:
     assert callback.starts == [("fedavg+dbe", Path("cut"), 0, 4)]
     assert callback.rounds == [0, 1, 2]
     assert [result["round"] for result in feddbe.load("cut")["rounds"]] == [0, 1, 2]
-    with pytest.raises(feddbe.InvalidInputError, match="this run already"):
+    with pytest.raises(feddbe.InvalidInputError, match="contains this run already"):
         feddbe.run("fedavg+dbe", **options, out="cut")
     callback = StopAfterRound(-1)
     resumed = feddbe.run("fedavg+dbe", **options, out="cut", resume=True, callback=callback)
@@ -228,9 +227,11 @@ def test_run_resumes_from_its_folder_without_other_options() -> None:
         assert run["server_sha256"] == expected["server_sha256"]
     single = feddbe.run(resume=True, out="short/fedavg", rounds=4)
     assert (single["method"], single["last"]["round"], single["config"]["seed"]) == ("fedavg", 4, 3)
-    with pytest.raises(feddbe.InvalidInputError, match=r"lr 0\.1 [a-z ]+, 0\.2 now"):
+    with pytest.raises(feddbe.InvalidInputError, match=r"lr 0\.1 in the run, 0\.2 now"):
         feddbe.run(resume=True, out="short/fedavg", lr=0.2)
-    with pytest.raises(feddbe.InvalidInputError, match=r"'short' \w+ 2 runs; compare --resume --out short "):
+    with pytest.raises(
+        feddbe.InvalidInputError, match="'short' contains 2 runs; compare --resume --out short resumes"
+    ):
         feddbe.run(resume=True, out="short")
     with pytest.raises(feddbe.InvalidInputError, match="no method given"):
         feddbe.run(out="short")
@@ -240,7 +241,7 @@ def test_resume_requires_python_objects_again() -> None:
     objects: dict[str, Any] = {"data": make_dataset(), "model": nn.Sequential(*make_layers())}
     feddbe.run("fedavg", **objects, **SMALL, out="own")
     with pytest.raises(
-        feddbe.InvalidInputError, match=r"the model of 'own' .* Python.* it again as model="
+        feddbe.InvalidInputError, match="the model of 'own' was a Python object; pass it again as model="
     ):
         feddbe.run(data=objects["data"], out="own", resume=True)
     assert feddbe.run(**objects, out="own", resume=True, rounds=3)["last"]["round"] == 3
@@ -262,7 +263,7 @@ def test_run_has_curve_clients_and_representations() -> None:
     expected = [(result["round"], result["accuracy"]["weighted"]) for result in run["rounds"]]
     assert run.curve() == expected
     assert run.curve("mean")[2] == (2, run["last"]["accuracy"]["mean"])
-    with pytest.raises(feddbe.InvalidInputError, match="'men'; did you mean 'mean'"):
+    with pytest.raises(feddbe.InvalidInputError, match="unknown statistic 'men'; did you mean 'mean'"):
         run.curve("men")
     clients = run.clients()
     assert [client["client"] for client in clients] == [0, 1, 2]
@@ -338,7 +339,7 @@ def test_unusable_output_folder_is_a_store_error(folder: Path) -> None:
 
 
 def test_public_names_are_defined_in_feddbe() -> None:
-    assert feddbe.callbacks.Lines.__module__ == "feddbe.callbacks.display"
+    assert feddbe.callbacks.ProgressLines.__module__ == "feddbe.callbacks.display"
     assert set(feddbe.__all__) <= set(dir(feddbe))
     for name in set(feddbe.__all__) - {"METHODS"}:
         assert getattr(feddbe, name).__module__.startswith("feddbe.")
@@ -366,9 +367,7 @@ def test_resume_with_other_versions_is_noted(tmp_path: Path) -> None:
     store.close()
     document = feddbe.run("fedavg", rounds=2, resume=True, callback=recorder, **options)
     (message,) = recorder.messages
-    assert re.fullmatch(
-        rf".* with other versions: torch 1\.0 \w+, {re.escape(versions['torch'])} now", message
-    )
+    assert message == f"resumed with other versions: torch 1.0 before, {versions['torch']} now"
     assert document["remarks"] == [message]
 
 

@@ -24,7 +24,7 @@ def test_unknown_name_is_answered_with_the_nearest_and_all_names() -> None:
 
 def test_divergence_error_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(DivergenceError(3, 7, "loss", float("inf"))))
-    assert (error.client, error.round, error.what, error.value) == (3, 7, "loss", float("inf"))
+    assert (error.client, error.round, error.quantity, error.value) == (3, 7, "loss", float("inf"))
     assert "loss = inf at client 3 in round 7" in str(error)
 
 

@@ -20,7 +20,7 @@ from feddbe.data import safe_pickle
 from feddbe.data.builtin.images import read_idx
 from feddbe.data.registry import load_dataset
 from feddbe.errors import FeddbeError
-from tests.data.builtin.test_images_idx import idx as as_idx
+from tests.data.builtin.test_images_idx import encode_idx
 from tests.data.user import test_arrays_pfllib, test_tables
 
 CASES = int(os.environ.get("FEDDBE_CASES", "12"))
@@ -41,15 +41,15 @@ def write_images(folder: Path) -> Path:
 
 
 def write_csv(folder: Path) -> Path:
-    return test_tables.csv(folder)
+    return test_tables.write_csv(folder)
 
 
 def write_parquet(folder: Path) -> Path:
-    return test_tables.parquet(folder, age=[1.0, 2.0, 3.0, 4.0], label=["a", "b", "a", "b"])
+    return test_tables.write_parquet(folder, age=[1.0, 2.0, 3.0, 4.0], label=["a", "b", "a", "b"])
 
 
 def write_pfllib(folder: Path) -> Path:
-    return test_arrays_pfllib.write(folder / "pfllib")
+    return test_arrays_pfllib.write_folder(folder / "pfllib")
 
 
 @pytest.mark.parametrize("write_data", [write_npz, write_images, write_csv, write_parquet, write_pfllib])
@@ -70,7 +70,7 @@ def test_damaged_pickles_and_idx_files(seed: int, tmp_path: Path) -> None:
     file = tmp_path / "a.gz"
     good = pickle.dumps({b"data": PIXELS, b"labels": [1, 2], "name": ("a", None, 1.5)})
     assert_succeeds_or_raises_one_line(lambda: safe_pickle.load(io.BytesIO(damage(good, rng))))
-    content = as_idx(PIXELS)
+    content = encode_idx(PIXELS)
     packed = gzip.compress(damage(content, rng)) if seed % 2 else damage(gzip.compress(content), rng)
     file.write_bytes(packed)
     assert_succeeds_or_raises_one_line(lambda: read_idx(file, limit=10_000))

@@ -20,7 +20,7 @@ def test_tilde_is_expanded_to_the_home_folder(monkeypatch: pytest.MonkeyPatch) -
     ("text", "message"),
     [
         ("~nosuchuser/x", "cannot use the path '~nosuchuser/x': Could not determine home directory;"),
-        ("a\0b", "cannot use the path 'a.b': it has a NUL character in it;"),
+        ("a\0b", "cannot use the path 'a.b': it contains a NUL character;"),
         ("a\udcffb", "cannot use the path 'a.b': it is not UTF-8;"),
     ],
 )

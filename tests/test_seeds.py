@@ -46,7 +46,7 @@ def test_round_and_client_are_zero_unless_given() -> None:
 def test_permutations_are_the_first_of_the_stream(name: tuple[int, str, int, int]) -> None:
     stream = seeds.make_rng(*name)
     wanted = [stream.permutation(9).tolist() for _ in range(3)]
-    assert [found.tolist() for found in seeds.permutations(3, 9, *name)] == wanted
+    assert [found.tolist() for found in seeds.sample_permutations(3, 9, *name)] == wanted
 
 
 def test_the_streams_have_not_changed() -> None:
@@ -145,13 +145,13 @@ def test_the_cohorts_have_not_changed() -> None:
 
 def test_up_to_a_hundred_thousand_clients_a_draw_is_the_head_of_a_permutation() -> None:
     """Published runs have these cohorts."""
-    for clients in (7, seeds.PERMUTED):
+    for clients in (7, seeds.MAX_PERMUTED_CLIENTS):
         wanted = sorted(seeds.make_rng(0, "cohort", 3).permutation(clients)[:5].tolist())
         assert seeds.sample_clients(seeds.make_rng(0, "cohort", 3), clients, 5) == wanted
 
 
 def test_of_more_clients_any_are_drawn_once() -> None:
-    rng, clients = seeds.make_rng(0, "x"), seeds.PERMUTED + 1
+    rng, clients = seeds.make_rng(0, "x"), seeds.MAX_PERMUTED_CLIENTS + 1
     few, many = seeds.sample_clients(rng, clients, 1000), seeds.sample_clients(rng, clients, clients // 2)
     for found in (few, many):
         assert found == sorted({*found})

@@ -25,7 +25,7 @@ from feddbe.studies import paper, reproduce, tune
 from feddbe.training import backends
 from tests.documents import document
 from tests.federation import experiment, run_outcome
-from tests.reporting.test_newcomers import joined
+from tests.reporting.test_new_clients import new_clients_run
 from tests.training.trainers.test_compiled import plan_of
 
 SOURCES = Path(feddbe.__file__).parent
@@ -92,7 +92,7 @@ def test_backend_may_reject_a_plan_with_any_text(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(backends.all_backends()["compiled"], "unsupported_reason", lambda plan: TEXT)
     plan = plan_of("perceptron")
     assert backends.select_trainer(plan).name == "autograd"
-    with pytest.raises(InvalidInputError, match=f": {TEXT}; "):
+    with pytest.raises(InvalidInputError, match=f"does not support this: {TEXT}; use auto"):
         backends.select_trainer(plan, "compiled")
 
 
@@ -115,7 +115,9 @@ def test_adaptation_is_added_to_the_name_unless_runs_differ_in_it(
     other_adaptations: tuple[str, ...], is_added: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The name of the curve itself does not matter."""
-    runs = [joined("fedavg", [0.1, 0.2], adaptation) for adaptation in ("newton", *other_adaptations)]
+    runs = [
+        new_clients_run("fedavg", [0.1, 0.2], adaptation) for adaptation in ("newton", *other_adaptations)
+    ]
     mean_curves = curves.mean_curves
 
     def rename_curves(*arguments: Any) -> list[Any]:
@@ -137,7 +139,8 @@ def test_search_rule_in_words_is_not_searched() -> None:
     assert parameters["rounds_l"]["search_rule"]
     assert not parameters["rounds_l"]["search"]
     options = {"data": "digits", "partition": "iid", "clients": 3, "model": "mlp"}
-    assert "rounds_l" not in tune.search_space(resolve("apple", feddbe.config.options.Config(**options)))  # type: ignore[arg-type]
+    experiment = resolve("apple", feddbe.config.options.Config(**options))  # type: ignore[arg-type]
+    assert "rounds_l" not in tune.build_search_space(experiment)
 
 
 def test_state_of_a_cell_does_not_depend_on_the_skip_reason(
@@ -145,13 +148,13 @@ def test_state_of_a_cell_does_not_depend_on_the_skip_reason(
 ) -> None:
     for name in ("FEDDBE_DATA", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
-    study = paper.load_study("har", trials=1).only(["FedAvg"])
+    study = paper.load_study("har", trials=1).select(["FedAvg"])
     cell = next(cell for cell in study.table_cells if cell.run_specs)
     plans = reproduce.plan_studies([study], tmp_path)
     plans = {spec: dataclasses.replace(planned, skip_reason=TEXT) for spec, planned in plans.items()}
-    assert reproduce._state(cell, plans) == "no data"
+    assert reproduce._status(cell, plans) == "no data"
     plans = {spec: dataclasses.replace(planned, is_data_missing=False) for spec, planned in plans.items()}
-    assert reproduce._state(cell, plans) == "refused"
+    assert reproduce._status(cell, plans) == "refused"
 
 
 def test_table_explains_missing_verdicts_by_their_reason() -> None:

@@ -13,7 +13,7 @@ from feddbe.callbacks.display import default_callback
 from feddbe.config.options import RawOptions, collect_options, parse_sweep
 from feddbe.config.user_code import make_permission
 from feddbe.data.dataset import Dataset
-from feddbe.data.registry import is_in_memory
+from feddbe.data.registry import dataset_from_object
 from feddbe.errors import DivergenceError, InvalidInputError
 from feddbe.methods.base import Method
 from feddbe.methods.registry import format_name
@@ -22,7 +22,7 @@ from feddbe.models.registry import ModelSource
 from feddbe.reporting import build_figures, matplotlib_backend
 from feddbe.reporting.figure import Figure
 from feddbe.reporting.run import Run, Runs, Sweep
-from feddbe.results.document import RunDocument, accuracy_curve, is_fine_tuned
+from feddbe.results.document import RunDocument, accuracy_curve, new_clients_curve
 from feddbe.runs import analysis, folders, summary
 from feddbe.runs.analysis import AnalysisRequest
 from feddbe.runs.execution import run_requests
@@ -121,7 +121,7 @@ def compare(
         return Runs(map(Run, documents))
     if callback is not None:
         raise InvalidInputError("callback: not supported with several seeds or values, which run in parallel")
-    plans = sweep.plan_sweep(sweep.with_validation(spec), dataset=dataset, model=module)
+    plans = sweep.plan_sweep(sweep.require_validation(spec), dataset=dataset, model=module)
     with default_callback(quiet=quiet) as display:
         documents = sweep.sweep_documents(*sweep.run_sweep(plans, sweep.RunCounter(plans, display)))
     return (Sweep if spec.is_grid else Runs)(map(Run, documents))
@@ -131,7 +131,7 @@ def _collect(
     methods: Sequence[str | Method], data: Any, model: ModelSource | list[str] | None, options: dict[str, Any]
 ) -> tuple[RawOptions, Dataset | None, ModelSource | None]:
     """Return methods and options as values, and data and model if they are Python objects."""
-    dataset = is_in_memory(data)
+    dataset = dataset_from_object(data)
     names = [method if isinstance(method, str) else format_name(method) for method in methods]
     if data is not None:
         source = data if isinstance(data, list) else str(data)
@@ -169,7 +169,7 @@ def draw(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -
     figures = []
     if any(map(accuracy_curve, runs)):  # a run may have diverged in round 1
         figures.append(build_figures.learning_curves(runs))
-    if any(map(is_fine_tuned, runs)):
+    if any(map(new_clients_curve, runs)):
         figures.append(build_figures.adaptation_curves(runs))
     store = RunStore.open(Path(runs[0]["folder"]))
     labels = store.meta("labels")
@@ -247,12 +247,12 @@ def analyze(
     names = [runs] if isinstance(runs, str | Path) else runs
     permission = make_permission(code, trust=trust)
     with sharing_stores(), _callbacks(callback, quiet=quiet) as callbacks:
-        run_folders = folders.iterate_runs(map(str, names))
+        run_folders = folders.resolve_all_runs(map(str, names))
         for folder in run_folders:
             analysis.run_analyses(
                 folder,
                 request,
-                dataset=is_in_memory(data),
+                dataset=dataset_from_object(data),
                 model=model,
                 allowed=permission,
                 callback=callbacks,

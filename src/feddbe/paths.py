@@ -11,15 +11,20 @@ RUNS_DIR = Path("runs")
 
 
 def expand_path(text: str | Path) -> Path:
-    """The path, with the user's home folder for a `~` at its beginning, if it can be opened, printed and kept
-    in a run's file."""
+    """Return the path with a leading `~` replaced by the user's home folder.
+
+    Raises:
+        InvalidInputError: The path cannot be opened, printed or stored in a run's file.
+    """
     try:
         str(text).encode()
         if "\0" in str(text):
-            raise ValueError("it has a NUL character in it")
+            raise ValueError("it contains a NUL character")
         return Path(text).expanduser()
     except UnicodeEncodeError:
         reason = "it is not UTF-8"
     except (ValueError, RuntimeError) as error:
         reason = one_line(error).rstrip(".")
-    raise InvalidInputError(f"cannot use the path '{truncate(text)}': {reason}; give another, or rename it")
+    raise InvalidInputError(
+        f"cannot use the path '{truncate(text)}': {reason}; use another path, or rename it"
+    )

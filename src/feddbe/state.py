@@ -1,4 +1,4 @@
-"""State: a flat dictionary of named tensors, the only thing that is stored or sent."""
+"""States: flat dictionaries of named tensors, the only values that are stored or sent."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ State = dict[str, Tensor]
 
 def encode(state: Mapping[str, Tensor]) -> bytes:
     """Return the state as safetensors bytes."""
-    header, pieces, size = {}, list[memoryview](), 0
+    header = {}
+    buffers: list[memoryview] = []
+    size = 0
     for name in sorted(state, key=lambda name: (-state[name].element_size(), name)):  # for alignment
         tensor = state[name]
-        pieces.append(as_bytes(tensor))
+        buffers.append(as_bytes(tensor))
         offsets = [size, size + tensor.nbytes]
         size += tensor.nbytes
         header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": tensor.shape, "data_offsets": offsets}
-    # Not the library's `serialize`: its copies, each in new memory, take ten times as long.
+    # safetensors' own `serialize` copies every tensor into new memory, which takes ten times as long.
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *pieces])
+    return b"".join([len(text).to_bytes(8, "little"), text, *buffers])
 
 
 _DTYPES = {
@@ -52,10 +54,11 @@ def decode(data: bytes) -> State:
     Raises:
         StoreError: The bytes are a receipt of a state that a client stores elsewhere.
     """
-    if receipt := Receipt.decode(data):
+    receipt = Receipt.decode(data)
+    if receipt is not None:
         raise StoreError(
             f"only the receipt of a state of round {receipt.round} is stored here; the client has the state. "
-            "Continue the run with the engine that began it"
+            "Resume the run with the engine that started it"
         )
     return dict(sorted(safetensors.torch.load(data).items()))
 
@@ -68,7 +71,7 @@ class Receipt(NamedTuple):
     sha256: str
 
     def encode(self) -> bytes:
-        """Return bytes that cannot be mistaken for a state: as its header size they would be absurd."""
+        """Return bytes that cannot be mistaken for a state: as its header size, they are far too large."""
         return f"receipt {self.round} {self.sha256}".encode()
 
     @classmethod
@@ -76,8 +79,8 @@ class Receipt(NamedTuple):
         """Return the receipt, or None if the bytes are a state."""
         if not data.startswith(b"receipt "):
             return None
-        _, round, digest = data.decode().split()
-        return cls(int(round), digest)
+        _, round_, digest = data.decode().split()
+        return cls(int(round_), digest)
 
 
 def nbytes(state: Mapping[str, Tensor]) -> int:
@@ -96,18 +99,18 @@ def sha256(state: Mapping[str, Tensor]) -> str:
 
 
 def matches_pattern(name: str, patterns: Iterable[str]) -> bool:
-    """Return whether a name equals a pattern, or begins with a pattern that ends with a slash."""
+    """Return True if a name equals a pattern, or begins with a pattern that ends with a slash."""
     return any(name.startswith(p) if p.endswith("/") else name == p for p in patterns)
 
 
 def drop_keys(state: Mapping[str, Tensor], patterns: Iterable[str]) -> State:
     """Return the entries that match none of the patterns."""
-    names, prefixes = _divided(tuple(patterns))
+    names, prefixes = _split_patterns(tuple(patterns))
     return {name: t for name, t in state.items() if name not in names and not name.startswith(prefixes)}
 
 
 @cache
-def _divided(patterns: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...]]:
+def _split_patterns(patterns: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...]]:
     return frozenset(patterns), tuple(pattern for pattern in patterns if pattern.endswith("/"))
 
 
@@ -139,61 +142,62 @@ def sum_by_name(parts: Mapping[str, Tensor]) -> Tensor:
 def weighted_mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> State:
     """Return sum_i w_i s_i / sum_i w_i for each entry.
 
-    The sum runs in the given order, so that its bits are reproducible.
+    The sum runs in the order of `states`, so that its bits are reproducible.
     Integer entries (BatchNorm's counters) are averaged as floats and rounded.
     """
-    total = float(sum(weights))
-    kinds = {n: t.dtype if t.is_floating_point() else torch.float64 for n, t in states[0].items()}
-    sums = {
-        n: states[0][n].to(kind) * (weights[0] / total) for n, kind in kinds.items()
-    }  # not from 0: 0 + -0 is not -0
+    first, total = states[0], float(sum(weights))
+    dtypes = {name: t.dtype if t.is_floating_point() else torch.float64 for name, t in first.items()}
+    # The sum starts with the first state and not with 0, because 0 + -0 is not -0.
+    sums = {name: first[name].to(dtype) * (weights[0] / total) for name, dtype in dtypes.items()}
     for state, weight in zip(states[1:], weights[1:], strict=True) if sums else ():
-        addends = [state[n].to(kind) for n, kind in kinds.items()]
-        torch._foreach_add_(
-            list(sums.values()), addends, alpha=weight / total
-        )  # a single call for all tensors
+        addends = [state[name].to(dtype) for name, dtype in dtypes.items()]
+        torch._foreach_add_(list(sums.values()), addends, alpha=weight / total)  # all tensors in one call
     return {
-        n: mean if states[0][n].is_floating_point() else mean.round().to(states[0][n].dtype)
-        for n, mean in sums.items()
+        name: mean if first[name].is_floating_point() else mean.round().to(first[name].dtype)
+        for name, mean in sums.items()
     }
 
 
 Layout = Mapping[str, str]
-"""Name of a tensor -> its shape and type in words; a plain value, which a run stores."""
+"""Name of a tensor -> its shape and type as text; a run stores this mapping."""
 
 
-def layout_of(state: State) -> dict[str, str]:
+def describe_layout(state: State) -> dict[str, str]:
     """Return the layout of a state."""
     return {name: f"{tuple(tensor.shape)} {tensor.dtype}" for name, tensor in state.items()}
 
 
-def check_stored(state: State, wanted: Layout, folder: Path) -> None:
-    """Refuse a stored server state that lacks part of what its run began with; a method may add to it."""
-    if misfit := _misfit(state, wanted):
-        raise StoreError(
-            f"the server's state in '{folder}' is of another model: it should have {misfit}; restore it "
-            "from a copy or start again"
-        )
+def check_stored_layout(state: State, expected: Layout, folder: Path) -> None:
+    """Raise an error if a stored server state lacks an entry of its run's initial state.
 
-
-def check_aggregated(state: State, wanted: Layout, method: str, round_: int) -> None:
-    """Refuse what a method made of the server's state if part of what it began with is lost.
-
-    Training would continue without that part, and the run could not be resumed.
+    Additional entries are allowed, because a method may add them.
     """
-    if misfit := _misfit(state, wanted):
-        function = "combine" if round_ else "prepared"
-        raise FeddbeError(
-            f"{method}: {function} loses part of the server's state in round {round_}: it should have "
-            f"{misfit}; return all that server_init begins with, as in server | {{...}}; the round is "
-            "not written"
+    mismatch = _describe_mismatch(state, expected)
+    if mismatch:
+        raise StoreError(
+            f"the server's state in '{folder}' belongs to another model: expected {mismatch}; restore it "
+            "from a copy or start the run again"
         )
 
 
-def _misfit(state: State, wanted: Layout) -> str:
-    """Name the first tensor that is missing or has another shape or type."""
-    there = layout_of(state)
-    for name, form in wanted.items():
-        if there.get(name) != form:
-            return f"'{truncate(name)}' of {truncate(form)}, and has {there.get(name, 'none')}"
+def check_aggregated_layout(state: State, expected: Layout, method: str, round_: int) -> None:
+    """Raise an error if a method's new server state lacks an entry of the initial one.
+
+    Training would continue without that entry, and the run could not be resumed.
+    """
+    mismatch = _describe_mismatch(state, expected)
+    if mismatch:
+        function = "aggregate" if round_ else "server_setup"
+        raise FeddbeError(
+            f"{method}: {function} loses part of the server's state in round {round_}: expected {mismatch}; "
+            "return every entry of server_init, as in server | {...}; the round is not written"
+        )
+
+
+def _describe_mismatch(state: State, expected: Layout) -> str:
+    """Describe the first tensor that is missing or has another shape or type; empty if there is none."""
+    actual = describe_layout(state)
+    for name, layout in expected.items():
+        if actual.get(name) != layout:
+            return f"'{truncate(name)}' of {truncate(layout)}, got {actual.get(name, 'none')}"
     return ""

@@ -15,7 +15,6 @@ import feddbe
 from feddbe.callbacks import display
 from feddbe.callbacks.base import Callback
 from feddbe.metrics.records import ALL
-from feddbe.metrics.representations import mdl as mdl_module
 from feddbe.metrics.representations.discrepancy import Discrepancy, discrepancy
 from feddbe.metrics.representations.linear_probe import linear_probe
 from feddbe.metrics.representations.mdl import QUICK, mdl
@@ -64,7 +63,7 @@ def compute_points(folder: Path, layer: str, params: State | None = None) -> Poi
     """
     store = RunStore.open(folder)
     server = params or store.server_state("best")
-    private_states = dict(store.clients())
+    private_states = dict(store.private_states())
     experiment = load_experiment(store)
     store.close()
     module, dataset = experiment.task.model.module, experiment.task.dataset
@@ -198,10 +197,9 @@ def test_stored_analysis_is_not_repeated_unless_settings_change(
 def test_quick_results_are_marked_and_progress_is_printed(
     shell_with_runs: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (display, mdl_module):
-        for name, value in list(vars(module).items()):
-            if isinstance(value, float) and value >= 0.5:  # seconds between reports of the progress
-                monkeypatch.setattr(module, name, 0.01)
+    monkeypatch.setattr("feddbe.metrics.representations.mdl.REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(display, "_SECONDS_TO_FIRST_LINE", 0.0)
+    monkeypatch.setattr(display, "_SECONDS_BETWEEN_LINES", 0.0)
     code, out, err = shell_with_runs("analyze pair/fedavg --quick --samples 60 --moment before")
     assert re.search(
         r"fedavg: representations: \d+% of step 2 of 2, 0:\d\d:\d\d, about 0:\d\d:\d\d left\n", err
@@ -249,15 +247,17 @@ def test_per_client_analyzes_each_client_separately(shell_with_runs: Shell) -> N
 
 
 INVALID_INPUTS = {
-    "pair --analyses mld": ["'mld'; did you mean 'mdl'? allowed: "],
-    "pair --analyses ,": ["discrepancy, discrepancy-shared, mdl, probe, tsne"],
+    "pair --analyses mld": ["unknown analysis 'mld'; did you mean 'mdl'? allowed: "],
+    "pair --analyses ,": [
+        "no analysis is selected; allowed: discrepancy, discrepancy-shared, mdl, probe, tsne"
+    ],
     "pair --layers cov1": ["unknown layer 'cov1'; allowed: fc1, fc1.0, fc1.1, fc1.2, logits, z, z_g"],
     "pair --round first": ["unknown round 'first'; allowed: best, last"],
     "pair --moment during": ["unknown moment of fedavg 'during'; "],
     "pair --moment adapted": ["unknown moment of fedavg 'adapted'; "],
     "pair --samples 0": ["samples = '0'; allowed: a whole number >= 1, or all"],
-    "pair --samples 10": ["9 training samples (nine tenths of ", " are too few for 10 different sizes"],
-    "pair --analyses tsne --per-client": ["tsne cannot ", " single clients; leave out --per-client"],
+    "pair --samples 10": ["9 training samples (nine tenths of all) are too few for 10 different sizes"],
+    "pair --analyses tsne --per-client": ["tsne cannot analyze single clients; leave out --per-client"],
     "nowhere": ["'nowhere' is not the folder of a run"],
     "no_model --analyses discrepancy-shared": ["majority deploys no model: it has no representations"],
     "no_model --analyses probe": ["majority deploys no model: it has no representations"],
@@ -278,7 +278,7 @@ def test_invalid_input_prints_one_line(shell_with_runs: Shell, arguments: str) -
 def test_discrepancy_requires_two_clients(shell_with_runs: Shell, name: str) -> None:
     code, out, err = shell_with_runs(f"analyze single_client --analyses {name}")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert re.search("discrepancy (of 1 client: there must be another|needs two or more clients: got 1)", err)
+    assert "discrepancy needs two or more clients: got 1" in err
 
 
 def test_ctrl_c_keeps_finished_analyses(shell_with_runs: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,7 @@ INVALID_INPUTS = {
     "run fedavg --data codes.npz": ["int64", "?words="],
     "run fedavg --data unique_labels.npz": ["another label in each of 60 rows"],
     "run fedavg --shift turn:3": ["unknown shift 'turn'", "rotate:S"],
-    "run fedavg --data good.npz?resize=8": ["'?resize=' says nothing about 'good.npz'", "?words="],
+    "run fedavg --data good.npz?resize=8": ["'?resize=' does not apply to 'good.npz'", "?words="],
     "run fedavg --data fractions.npz": ["the label 0.5", "whole numbers"],
     "run fedavg --data nan.npz": ["nan.npz", "NaN", "row 11"],
     "run fedavg --data numbers.npz": ["numbers.npz", "int64", "uint8"],

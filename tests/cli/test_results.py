@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import feddbe
-from feddbe.runs.store import FILE, RunStore
+from feddbe.runs.store import RUN_FILE, RunStore
 from tests.cli.interrupts import OPTIONS, InterruptAtStart, compare_interrupted
 from tests.cli.shell import SMALL, Shell
 
@@ -90,7 +90,7 @@ def test_runs_lists_unreadable_and_corrupt_folders(shell: Shell, tmp_path: Path)
     for name, content in {"empty": b"", "garbage": b"not a database" * 500, "half": None}.items():
         (tmp_path / "runs" / name).mkdir()
         if content is not None:
-            (tmp_path / "runs" / name / FILE).write_bytes(content)
+            (tmp_path / "runs" / name / RUN_FILE).write_bytes(content)
     states = {row["name"]: row["state"] for row in shell.json("runs")["runs"]}
     assert states == {"good": "done", "empty": "unreadable", "garbage": "damaged"}
     code, out, _ = shell("runs")
@@ -104,11 +104,10 @@ def test_runs_lists_unreadable_and_corrupt_folders(shell: Shell, tmp_path: Path)
 def test_resume_reports_corrupt_folders(shell: Shell, tmp_path: Path) -> None:
     shell(f"run fedavg --rounds 1 {SMALL} --out runs/good")
     (tmp_path / "runs" / "garbage").mkdir()
-    (tmp_path / "runs" / "garbage" / FILE).write_bytes(b"not a database" * 500)
+    (tmp_path / "runs" / "garbage" / RUN_FILE).write_bytes(b"not a database" * 500)
     code, out, err = shell(f"run fedavg --rounds 1 {SMALL} --resume --json")
     assert (code, json.loads(out)["folder"]) == (0, "runs/good")
-    assert err.startswith("feddbe: ")
-    assert ": 'runs/garbage/run.sqlite' is damaged (file is not a database)" in err
+    assert err.startswith("feddbe: skipped: 'runs/garbage/run.sqlite' is damaged (file is not a database)")
     assert err.count("\n") == 1
 
 
@@ -125,7 +124,7 @@ def test_verify_prints_the_round_or_the_damage(shell: Shell) -> None:
     assert result.keys() == {"folder", "intact", "round", "parts"}
     assert (result["folder"], result["intact"], result["round"]) == ("runs/good", True, 2)
     assert result["parts"] == dict.fromkeys(["meta", "SQLite", "rows", "states", "rounds", "model"], "intact")
-    file = Path("runs/good") / FILE
+    file = Path("runs/good") / RUN_FILE
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
     code, out, err = shell("verify good")
@@ -144,4 +143,4 @@ def test_verify_compares_the_server_state_with_the_model(shell: Shell) -> None:
     store.close()
     code, _, err = shell("verify one")
     assert (code, err.count("\n")) == (2, 1)
-    assert "it should have 'fc.bias'" in err
+    assert "belongs to another model: expected 'fc.bias'" in err

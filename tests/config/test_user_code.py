@@ -13,7 +13,7 @@ import feddbe
 from feddbe.config import user_code
 from feddbe.config.user_code import UserObject
 from feddbe.errors import InvalidInputError
-from tests.federation import make_samples
+from tests.federation import make_dataset
 
 MODEL = """
 from torch import nn
@@ -167,7 +167,7 @@ class Base(FedAvg):
 
 def test_run_does_not_resume_with_an_edited_module(tmp_path: Path) -> None:
     write_files(tmp_path, {"own.py": METHOD, "helper.py": BASE})
-    options: dict[str, Any] = {"data": make_samples(), "partition": "natural", "model": "mlp", "lr": 0.1}
+    options: dict[str, Any] = {"data": make_dataset(), "partition": "natural", "model": "mlp", "lr": 0.1}
     options |= {"engine": "serial", "out": str(tmp_path / "run")}
     feddbe.run(f"{tmp_path / 'own.py'}:Mine", rounds=1, **options)
     assert feddbe.run(f"{tmp_path / 'own.py'}:Mine", rounds=2, resume=True, **options)["last"]["round"] == 2

@@ -27,7 +27,7 @@ import torch
 import feddbe
 from feddbe.data.dataset import Dataset
 from feddbe.errors import StoreError
-from tests.federation import make_samples, stored_states
+from tests.federation import make_dataset, read_states
 
 METHODS = (
     "fedavg+dbe", "scaffold+dbe", "fedgen(steps=5)+mr", "moon+dbe", "ditto+mr", "fedrep", "fedfomo", "apple",
@@ -39,7 +39,7 @@ ENGINES = ("serial", "pool(workers=2)")
 
 @cache
 def data() -> Dataset:
-    return make_samples()
+    return make_dataset()
 
 
 def begin(methods: Sequence[str], engine: str, folder: Path, resume: bool = False) -> int:
@@ -69,7 +69,7 @@ def result(folder: Path) -> list[Any]:
     found = []
     for path in sorted(folder.rglob("run.sqlite")):
         rounds = feddbe.load(path.parent)["rounds"]
-        found.append(([{**entry, "seconds": 0.0} for entry in rounds], stored_states(path.parent)))
+        found.append(([{**entry, "seconds": 0.0} for entry in rounds], read_states(path.parent)))
     return found
 
 

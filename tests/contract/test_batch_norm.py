@@ -25,7 +25,7 @@ from feddbe.state import State, sha256, strip_prefix, weighted_mean
 from feddbe.training.task import Context
 from feddbe.training.terms import TermContext
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import MessageRecorder, are_identical, make_samples, run_outcome, run_recorded
+from tests.federation import MessageRecorder, are_identical, make_dataset, run_outcome, run_recorded
 
 SHARED = f"{BUFFER}shared/"
 
@@ -46,7 +46,7 @@ def residual(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def experiment(name: str, **options: Any) -> Experiment:
     chosen = {"partition": "natural", "rounds": 2, "lr": 0.1, **options}
-    return resolve(name, Config(**chosen), dataset=make_samples(), model=residual)
+    return resolve(name, Config(**chosen), dataset=make_dataset(), model=residual)
 
 
 def accuracy(e: Experiment, params: State, statistics: list[State]) -> float:
@@ -99,7 +99,7 @@ def test_each_client_evaluates_with_its_own_statistics(tmp_path: Path) -> None:
     e = experiment("fedavg", bn_buffers="local", local_epochs=4)
     ran = run_outcome(e, tmp_path)
     own = [strip_prefix(ran.clients[c], SHARED) for c in range(3)]
-    found = [entry["accuracy"]["weighted"] for entry in ran.entries if entry["accuracy"]]
+    found = [entry["accuracy"]["weighted"] for entry in ran.rounds if entry["accuracy"]]
     assert found[0] == accuracy(e, e.task.model.parameters, [e.task.model.buffers] * 3)
     assert found[-1] == accuracy(e, ran.server, own)
     assert found[-1] != accuracy(e, ran.server, own[1:] + own[:1]), "others' statistics would show"
@@ -123,7 +123,7 @@ def test_averaged_statistics_travel_like_parameters(tmp_path: Path) -> None:
         statistics = weighted_mean([local.buffers("shared") for local in locals], weights)
         params = weighted_mean(fits, weights)
     assert are_identical(strip_prefix(ran.server, BUFFER), statistics)
-    found = ran.entries[-1]["accuracy"]
+    found = ran.rounds[-1]["accuracy"]
     assert found is not None
     assert found["weighted"] == accuracy(e, params, [statistics] * 3)
     assert found["weighted"] != accuracy(e, params, [e.task.model.buffers] * 3)
@@ -146,7 +146,7 @@ def test_the_preparation_discards_the_model_and_keeps_the_statistics(buffers: st
     else:
         statistics = [strip_prefix(ran.server, BUFFER)] * 3
         torch.testing.assert_close(statistics[0], weighted_mean(after, e.task.samples))
-    found = ran.entries[0]["accuracy"]
+    found = ran.rounds[0]["accuracy"]
     assert found is not None
     assert found["weighted"] == accuracy(e, e.task.model.parameters, statistics)
 
@@ -154,7 +154,7 @@ def test_the_preparation_discards_the_model_and_keeps_the_statistics(buffers: st
 @pytest.mark.parametrize("buffers", ["local", "average"])
 def test_a_run_says_which_it_was(buffers: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {
-        "data": make_samples(),
+        "data": make_dataset(),
         "partition": "natural",
         "rounds": 0,
         "engine": "serial",
@@ -169,7 +169,7 @@ def test_a_run_says_which_it_was(buffers: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("sizes", "batch"), [((40, 2), 10), ((40, 30), 1)])
 def test_one_sample_has_no_statistics(sizes: tuple[int, ...], batch: int, tmp_path: Path) -> None:
     chosen = Config(partition="natural", rounds=1, batch_size=batch)
-    e = resolve("fedavg", chosen, dataset=make_samples(sizes), model=residual)
+    e = resolve("fedavg", chosen, dataset=make_dataset(sizes), model=residual)
     with pytest.raises(
         InvalidInputError, match=r"^client \d trains on one sample at a time, too few for BatchNorm"
     ):
@@ -207,7 +207,7 @@ def test_apfl_at_alpha_one_is_local_training_with_statistics_of_its_own(buffers:
             )
             assert mine.keys() == other.keys() != set()
             assert all(torch.allclose(mine[n], other[n], rtol=0, atol=1e-6) for n in mine)
-    assert [entry["accuracy"] for entry in mixed.entries] == [entry["accuracy"] for entry in alone.entries]
+    assert [entry["accuracy"] for entry in mixed.rounds] == [entry["accuracy"] for entry in alone.rounds]
     shared = run_outcome(experiment("fedavg", bn_buffers=buffers, rounds=4), tmp_path / "fedavg")
     assert are_identical(mixed.server, shared.server)
 

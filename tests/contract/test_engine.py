@@ -22,11 +22,11 @@ from tests.federation import (
     COMBINATIONS,
     Elsewhere,
     Forgetful,
+    client_values,
     experiment,
-    make_samples,
+    make_dataset,
     run_outcome,
     run_recorded,
-    stored_records,
 )
 
 every = pytest.mark.parametrize("name", COMBINATIONS)
@@ -103,7 +103,9 @@ def test_another_engine_cannot_read_a_receipt(tmp_path: Path) -> None:
     engine = Breaking(experiment("ditto", rounds=1))
     engine.failed = {1}
     run_recorded(experiment("ditto", rounds=1), tmp_path, engine)
-    with pytest.raises(StoreError, match=r"only the receipt of a state of round 1 .* the engine that began"):
+    with pytest.raises(
+        StoreError, match=r"only the receipt of a state of round 1 .* the engine that started"
+    ):
         run_outcome(experiment("ditto", rounds=2), tmp_path)
 
 
@@ -117,7 +119,7 @@ def test_a_round_without_some_is_one_in_which_they_were_not_asked(
     engine = kind(e)
     assert len({engine.forgotten(round) for round in range(5)}) > 1
     if parse_method(name).needs_all_clients:
-        with pytest.raises(FeddbeError, match=r"client \d did not answer .*; apple cannot go on without: "):
+        with pytest.raises(FeddbeError, match=r"client \d did not reply .*; apple needs all clients: "):
             run_recorded(e, tmp_path, engine)
         return
     run_recorded(e, tmp_path / "missing", engine)
@@ -155,7 +157,7 @@ class Without(Forgetful):
 
 def test_who_never_answers_leaves_nothing_and_is_sent_the_constants_when_it_does(tmp_path: Path) -> None:
     """Two of four answer in two rounds; then all do, and MR's mean is in the bytes of the other two."""
-    data = make_samples([40, 40, 30, 24])
+    data = make_dataset([40, 40, 30, 24])
     first = experiment("scaffold+dbe", data, rounds=2, min_replies=2)
     engine = Without(first)
     ran = run_recorded(first, tmp_path, engine)
@@ -169,7 +171,7 @@ def test_who_never_answers_leaves_nothing_and_is_sent_the_constants_when_it_does
     whole = run_recorded(experiment("scaffold+dbe", data, rounds=3), tmp_path, engine)
     assert whole.clients.keys() == {0, 1, 2, 3}
     store = RunStore.open(tmp_path)
-    down = [value or 0 for value in stored_records(store, 3, "bytes_down", "training").values()]
+    down = [value or 0 for value in client_values(store, 3, "bytes_down", "training").values()]
     store.close()
     mean = 64 * 4
     assert [bytes - down[0] for bytes in down] == [0, mean, 0, mean]
@@ -177,27 +179,27 @@ def test_who_never_answers_leaves_nothing_and_is_sent_the_constants_when_it_does
 
 @pytest.mark.parametrize("least", [None, 3])
 def test_too_few_is_one_line_and_the_round_is_not_written(least: int | None, tmp_path: Path) -> None:
-    data = make_samples([40, 40, 30, 24])
+    data = make_dataset([40, 40, 30, 24])
     good = run_outcome(experiment("fedavg+dbe", data, rounds=1), tmp_path)
     e = experiment("fedavg+dbe", data, rounds=2, min_replies=least)
     needed = "3" if least else "all"
-    words = rf"client 1 did not answer in round 2 \(no connection\): 2 of 4 answered, needed are {needed} "
+    words = rf"client 1 did not reply in round 2 \(no connection\): 2 of 4 replied, required: {needed} "
     with pytest.raises(FeddbeError, match=words) as error:
         run_recorded(e, tmp_path, Without(e))
     assert "\n" not in str(error.value)
     store = RunStore.open(tmp_path)
     assert (store.last_round(), missing(store)) == (1, {})
-    assert dict(store.clients()).keys() == good.clients.keys()
+    assert dict(store.private_states()).keys() == good.clients.keys()
     store.close()
     whole = run_outcome(e, tmp_path / "whole")
     resumed = run_outcome(e, tmp_path)
     assert left(tmp_path)["hashes"] == left(tmp_path / "whole")["hashes"]
-    assert len(resumed.entries) == len(whole.entries) == 3
+    assert len(resumed.rounds) == len(whole.rounds) == 3
 
 
 def test_the_preparation_can_be_too_small(tmp_path: Path) -> None:
-    e = experiment("fedgen", make_samples([40, 40, 30, 24]), min_replies=3)
-    with pytest.raises(FeddbeError, match=r"in round 0 .*: 2 of 4 answered, needed are 3"):
+    e = experiment("fedgen", make_dataset([40, 40, 30, 24]), min_replies=3)
+    with pytest.raises(FeddbeError, match=r"in round 0 .*: 2 of 4 replied, required: 3"):
         run_recorded(e, tmp_path, Without(e))
     store = RunStore.open(tmp_path)
     assert store.last_round() == -1
@@ -206,7 +208,7 @@ def test_the_preparation_can_be_too_small(tmp_path: Path) -> None:
 
 def test_fedgens_generator_waits_for_someone_whose_labels_are_known(tmp_path: Path) -> None:
     """Clients 0 and 2 answer in the preparation, in round 1 the two others: they cannot teach it."""
-    e = experiment("fedgen(steps=2)", make_samples([40, 40, 30, 24]), rounds=1, min_replies=1)
+    e = experiment("fedgen(steps=2)", make_dataset([40, 40, 30, 24]), rounds=1, min_replies=1)
 
     class Turns(Without):
         def run(
@@ -224,7 +226,7 @@ def test_fedgens_generator_waits_for_someone_whose_labels_are_known(tmp_path: Pa
 def test_those_who_only_evaluate_are_not_needed(tmp_path: Path) -> None:
     """Half of the clients take part; all but two evaluate. Newcomers, too, are measured without those."""
     options: dict[str, Any] = {
-        "dataset": make_samples([24] * 6),
+        "dataset": make_dataset([24] * 6),
         "rounds": 1,
         "participation": 0.5,
         "new_clients": 2,
@@ -240,7 +242,7 @@ def test_those_who_only_evaluate_are_not_needed(tmp_path: Path) -> None:
             return super().run(tasks, messages, states)
 
     engine: Engine = Idle(e)
-    with pytest.raises(FeddbeError, match=r"client 5 did not answer in round 2 .*: 1 of 2 answered"):
+    with pytest.raises(FeddbeError, match=r"client 5 did not reply in round 2 .*: 1 of 2 replied"):
         run_recorded(e, tmp_path, engine)
     run_recorded(experiment("fedavg", **options, min_replies=1), tmp_path, engine)
     found = left(tmp_path)

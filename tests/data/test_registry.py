@@ -1,4 +1,4 @@
-"""Data sets by name or by file."""
+"""Tests of data sets by name and by path."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from feddbe.data.registry import BUILTIN_DATASETS, load_dataset
 from feddbe.errors import InvalidInputError
 
 
-def test_every_source_says_what_it_is() -> None:
+def test_every_builtin_dataset_has_a_description() -> None:
     assert {"digits", "fmnist", "cifar100", "tiny_imagenet"} <= set(BUILTIN_DATASETS)
-    for name, source in BUILTIN_DATASETS.items():
-        assert source.name == name
-        assert source.description
-        assert "\n" not in source.description
+    for name, dataset in BUILTIN_DATASETS.items():
+        assert dataset.name == name
+        assert dataset.description
+        assert "\n" not in dataset.description
 
 
-def test_digits_by_name() -> None:
+def test_load_digits_by_name() -> None:
     data = load_dataset("digits")
     assert (data.name, len(data)) == ("digits", 1797)
     assert not BUILTIN_DATASETS["digits"].is_downloadable
     assert BUILTIN_DATASETS["digits"].locate(None) == "in scikit-learn"
 
 
-def test_fmnist_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fmnist_is_searched_in_data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("FEDDBE_DATA", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    facts = DATASETS["fmnist"]
-    assert isinstance(facts, IdxDataset)
-    monkeypatch.setitem(DATASETS, "fmnist", replace(facts, system_folder=tmp_path / "debian"))
+    dataset = DATASETS["fmnist"]
+    assert isinstance(dataset, IdxDataset)
+    monkeypatch.setitem(DATASETS, "fmnist", replace(dataset, system_folder=tmp_path / "debian"))
     assert BUILTIN_DATASETS["fmnist"].is_downloadable
     assert BUILTIN_DATASETS["fmnist"].locate(tmp_path) is None
     with pytest.raises(InvalidInputError, match="feddbe data get fmnist"):
         load_dataset("fmnist", tmp_path)
-    for name in facts.publisher.checksums:
+    for name in dataset.publisher.checksums:
         (tmp_path / name).touch()
     assert BUILTIN_DATASETS["fmnist"].locate(tmp_path) == str(tmp_path)
     with pytest.raises(InvalidInputError, match="is not an IDX file"):
         load_dataset("fmnist", tmp_path)
 
 
-def test_what_is_verified_does_not_depend_on_the_texts(
+def test_checksum_status_is_that_of_the_least_verified_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The least verified file counts, also if its text is the shortest."""
@@ -59,10 +59,12 @@ def test_what_is_verified_does_not_depend_on_the_texts(
     texts = {verification: "-" * (9 - verification) for verification in VERIFICATION_TEXTS}
     for mapping in (VERIFICATION_TEXTS, texts):
         monkeypatch.setattr(files, "VERIFICATION_TEXTS", mapping)
-        for right, expected in ((False, Verification.OTHER_CHECKSUM), (True, Verification.VERIFIED)):
+        for is_right, expected in ((False, Verification.OTHER_CHECKSUM), (True, Verification.VERIFIED)):
             checksums = {
                 name: "md5:"
-                + hashlib.md5(b"wrong" if not right and name in contents else path.read_bytes()).hexdigest()
+                + hashlib.md5(
+                    b"wrong" if not is_right and name in contents else path.read_bytes()
+                ).hexdigest()
                 for name in DATASETS["mnist"].publisher.checksums
                 if (path := tmp_path / name)
             }
@@ -74,22 +76,22 @@ def test_what_is_verified_does_not_depend_on_the_texts(
 
 
 @pytest.mark.parametrize("kind", [str, Path])
-def test_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[str] | type[Path]) -> None:
+def test_load_user_file_by_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[str] | type[Path]
+) -> None:
     np.savez(tmp_path / "digits.npz", x=np.zeros((4, 2), np.float32), y=np.arange(4) % 2)
     assert len(load_dataset(kind(tmp_path / "digits.npz"))) == 4
     monkeypatch.setenv("HOME", str(tmp_path))
     assert len(load_dataset(kind("~/digits.npz"))) == 4
 
 
-def test_unknown_name() -> None:
+def test_unknown_name_suggests_closest_name() -> None:
     with pytest.raises(InvalidInputError) as caught:
         load_dataset("digit")
     assert str(caught.value).startswith("unknown data set 'digit'; did you mean 'digits'? allowed: ")
     assert "FILE.npz" in str(caught.value)
 
 
-def test_missing_path() -> None:
-    with pytest.raises(
-        InvalidInputError, match=r"there is no file or folder nowhere/mine; accepted are FILE.npz, "
-    ):
+def test_missing_path_lists_accepted_forms() -> None:
+    with pytest.raises(InvalidInputError, match=r"nowhere/mine does not exist; accepted are FILE.npz, "):
         load_dataset("nowhere/mine")

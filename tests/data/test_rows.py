@@ -1,4 +1,4 @@
-"""New rows go the way that the training rows went."""
+"""Tests that new rows are encoded like training rows."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ PEOPLE = "age;job;y;client\n" + "".join(
 )
 
 
-def test_a_table(tmp_path: Path) -> None:
+def test_table_rows_are_encoded_like_training_rows(tmp_path: Path) -> None:
     path = tmp_path / "people.csv"
     path.write_text(PEOPLE)
     data = load_federated_data(Config(data=str(path)))[0]
-    found = rows.read_rows(data.preprocessing_spec.to_json(), path)
-    assert np.array_equal(found, data.x.numpy())
+    inputs = rows.read_rows(data.preprocessing_spec.to_json(), path)
+    assert np.array_equal(inputs, data.x.numpy())
     (tmp_path / "new.csv").write_text("job,extra,age\nb,1,2.5\n")
-    again = rows.read_rows(data.preprocessing_spec.to_json(), tmp_path / "new.csv")
+    new_inputs = rows.read_rows(data.preprocessing_spec.to_json(), tmp_path / "new.csv")
     same = np.flatnonzero((np.arange(24) % 9 == 2) & (np.arange(24) % 3 == 2))  # 2,5 and c, but for the job
-    assert again[0, 0] == data.x[same[0], 0]
-    assert again[0, 1:].tolist() == [0, 1, 0]
+    assert new_inputs[0, 0] == data.x[same[0], 0]
+    assert new_inputs[0, 1:].tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("age\n1\n", "there is no column 'job'; the model takes age, job"),
+        ("age\n1\n", "column 'job' is missing; the model takes age, job"),
         ("age,job\n1,d\n", "'job' is 'd' in line 2, which no training row had; known: a, b, c"),
         ("age,job\n1,a\nx,b\n", "'age' is 'x' in line 3; it must be a number"),
         ("age,job\n,a\n", "'age' has no value in line 2; fill it in"),
@@ -46,23 +46,29 @@ def test_a_table(tmp_path: Path) -> None:
         ("age,job\n", "has no rows"),
     ],
 )
-def test_rows_that_do_not_fit_are_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_unsuitable_rows_are_one_line_error(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "people.csv").write_text(PEOPLE)
-    about = load_federated_data(Config(data=str(tmp_path / "people.csv")))[0].preprocessing_spec.to_json()
+    preprocessing = load_federated_data(Config(data=str(tmp_path / "people.csv")))[
+        0
+    ].preprocessing_spec.to_json()
     (tmp_path / "new.csv").write_text(text)
     with pytest.raises(ValueError, match=message) as caught:
-        rows.read_rows(about, tmp_path / "new.csv")
+        rows.read_rows(preprocessing, tmp_path / "new.csv")
     assert "\n" not in str(caught.value)
 
 
-def test_other_files_are_one_line(tmp_path: Path) -> None:
+def test_other_file_types_are_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "people.csv").write_text(PEOPLE)
-    about = load_federated_data(Config(data=str(tmp_path / "people.csv")))[0].preprocessing_spec.to_json()
-    with pytest.raises(ValueError, match=r"new.parquet is no .csv or .tsv file; write the new rows as one"):
-        rows.read_rows(about, tmp_path / "new.parquet")
+    preprocessing = load_federated_data(Config(data=str(tmp_path / "people.csv")))[
+        0
+    ].preprocessing_spec.to_json()
+    with pytest.raises(
+        ValueError, match=r"new.parquet is not a .csv or .tsv file; write the new rows as one"
+    ):
+        rows.read_rows(preprocessing, tmp_path / "new.parquet")
 
 
-def test_texts(tmp_path: Path) -> None:
+def test_texts_are_encoded_like_training_texts(tmp_path: Path) -> None:
     path = tmp_path / "news.csv"
     path.write_text('title,text,y\nGood,"a good, long film!",1\nBad,a bad film,3\nGood,,1\n')
     data = load_dataset(path)
@@ -77,15 +83,15 @@ def test_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_images(tmp_path: Path, mode: str) -> None:
+def test_images_are_encoded_like_training_images(tmp_path: Path, mode: str) -> None:
     for k in range(4):
         folder = tmp_path / "pets" / ("cat", "dog")[k % 2]
         folder.mkdir(parents=True, exist_ok=True)
         value = np.random.RandomState(k).randint(0, 256, (9 + k, 8, 3)).astype(np.uint8)
         Image.fromarray(value if mode == "RGB" else value[:, :, 0]).save(folder / f"{k}.png")
     data = load_dataset(f"{tmp_path / 'pets'}?resize=6")
-    found = rows.read_rows(data.preprocessing_spec.to_json(), tmp_path / "pets")
-    assert np.array_equal(found, data.inputs(data.x).numpy())
+    inputs = rows.read_rows(data.preprocessing_spec.to_json(), tmp_path / "pets")
+    assert np.array_equal(inputs, data.inputs(data.x).numpy())
     assert (
         rows.read_rows(data.preprocessing_spec.to_json(), tmp_path / "pets" / "cat" / "0.png").shape[0] == 1
     )
@@ -94,7 +100,7 @@ def test_images(tmp_path: Path, mode: str) -> None:
         rows.read_rows(fixed, tmp_path / "pets" / "cat" / "0.png")
 
 
-def test_arrays(tmp_path: Path) -> None:
+def test_arrays_are_encoded_like_training_arrays(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, x=np.random.RandomState(0).randint(0, 256, (6, 5, 4)).astype(np.uint8), y=[0, 1] * 3)
     data = load_dataset(path)
@@ -111,8 +117,8 @@ def test_arrays(tmp_path: Path) -> None:
         rows.read_rows(data.preprocessing_spec.to_json(), path)
 
 
-def test_it_needs_nothing_of_feddbe() -> None:
-    """A copy of the file goes beside an exported model."""
+def test_module_imports_nothing_of_feddbe() -> None:
+    """The file is copied next to an exported model."""
     code = (
         f"import sys; sys.path[:0] = [{str(Path(rows.__file__).parent)!r}]; import rows; print(*sys.modules)"
     )
@@ -123,14 +129,14 @@ def test_it_needs_nothing_of_feddbe() -> None:
 # --- new rows pass the checks of training rows
 
 
-def people(tmp_path: Path) -> dict[str, Any]:
+def write_people(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "people.csv").write_text(PEOPLE)
     return load_federated_data(Config(data=str(tmp_path / "people.csv")))[0].preprocessing_spec.to_json()
 
 
-def refuse(about: dict[str, Any], path: Path, message: str) -> None:
+def check_error(preprocessing: dict[str, Any], path: Path, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
-        rows.read_rows(about, path)
+        rows.read_rows(preprocessing, path)
     assert "\n" not in str(caught.value)
 
 
@@ -144,48 +150,52 @@ def refuse(about: dict[str, Any], path: Path, message: str) -> None:
     ],
 )
 def test_new_rows_of_a_table_are_checked(tmp_path: Path, text: str, message: str) -> None:
-    about = people(tmp_path)
+    preprocessing = write_people(tmp_path)
     (tmp_path / "new.csv").write_text(text)
-    refuse(about, tmp_path / "new.csv", message)
+    check_error(preprocessing, tmp_path / "new.csv", message)
 
 
-def test_a_model_of_a_table_refuses_arrays(tmp_path: Path) -> None:
+def test_table_model_rejects_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "new.npz", x=np.zeros((2, 4), np.float32))
-    refuse(people(tmp_path), tmp_path / "new.npz", r"new.npz is no .csv or .tsv file")
+    check_error(write_people(tmp_path), tmp_path / "new.npz", r"new.npz is not a .csv or .tsv file")
 
 
 @pytest.mark.parametrize("kind", ["table", "texts", "images", "arrays"])
 @pytest.mark.parametrize("suffix", [".csv", ".npz", ".png"])
-def test_a_pipe_is_not_waited_for(tmp_path: Path, kind: str, suffix: str) -> None:
+def test_pipe_is_rejected(tmp_path: Path, kind: str, suffix: str) -> None:
     os.mkfifo(tmp_path / f"pipe{suffix}")
-    about = people(tmp_path) | {"kind": kind, "shape": [1, 4, 4]}
-    refuse(about, tmp_path / f"pipe{suffix}", "is neither a file nor a folder")
+    preprocessing = write_people(tmp_path) | {"kind": kind, "shape": [1, 4, 4]}
+    check_error(preprocessing, tmp_path / f"pipe{suffix}", "is neither a file nor a folder")
 
 
-GREY: dict[str, Any] = {"kind": "images", "shape": [1, 6, 5], "scale": 2 / 255, "shift": -1.0, "words": 0}
+GRAY: dict[str, Any] = {"kind": "images", "shape": [1, 6, 5], "scale": 2 / 255, "shift": -1.0, "words": 0}
 
 
-def test_images_with_more_than_8_bits_a_channel_are_refused(tmp_path: Path) -> None:
-    """A value of 285 became 255."""
+def test_images_with_more_than_8_bits_per_channel_are_rejected(tmp_path: Path) -> None:
+    """A value of 285 would become 255."""
     Image.fromarray(np.full((6, 5), 285, np.uint16)).save(tmp_path / "deep.png")
-    refuse(GREY | {"resized": False}, tmp_path / "deep.png", "of mode 'I;16', at most .* of 8 bits a channel")
+    check_error(
+        GRAY | {"resized": False}, tmp_path / "deep.png", "of mode 'I;16', at most .* of 8 bits a channel"
+    )
 
 
-def test_a_format_that_starts_another_program_is_refused(tmp_path: Path) -> None:
-    """Pillow hands EPS to Ghostscript, whatever the file is called."""
+def test_format_that_starts_a_program_is_rejected(tmp_path: Path) -> None:
+    """Pillow passes EPS to Ghostscript, even with another suffix."""
     Image.new("L", (5, 6)).save(tmp_path / "a.eps")
     (tmp_path / "a.eps").rename(tmp_path / "a.png")
-    refuse(GREY | {"resized": False}, tmp_path / "a.png", "cannot read the image .*a.png")
+    check_error(GRAY | {"resized": False}, tmp_path / "a.png", "cannot read the image .*a.png")
 
 
-def test_a_large_image_is_not_decoded(tmp_path: Path) -> None:
+def test_large_image_is_not_decoded(tmp_path: Path) -> None:
     Image.new("1", (5000, 5000)).save(tmp_path / "large.png")
-    refuse(GREY | {"resized": True}, tmp_path / "large.png", "5000x5000 pixels of mode '1', at most 16777216")
+    check_error(
+        GRAY | {"resized": True}, tmp_path / "large.png", "5000x5000 pixels of mode '1', at most 16777216"
+    )
 
 
-def test_a_pipe_in_a_folder_of_images_is_not_waited_for(tmp_path: Path) -> None:
+def test_pipe_in_image_folder_is_rejected(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
-    refuse(GREY | {"resized": True}, tmp_path, "it is not a plain file")
+    check_error(GRAY | {"resized": True}, tmp_path, "it is not a plain file")
 
 
 @pytest.mark.parametrize(
@@ -200,18 +210,18 @@ def test_a_pipe_in_a_folder_of_images_is_not_waited_for(tmp_path: Path) -> None:
 )
 def test_new_arrays_are_checked(tmp_path: Path, x: Any, message: str) -> None:
     np.savez(tmp_path / "new.npz", x=x)
-    refuse(GREY, tmp_path / "new.npz", message)
+    check_error(GRAY, tmp_path / "new.npz", message)
 
 
-def test_an_archive_that_unpacks_to_much_more_is_refused(
+def test_compressed_archive_over_size_limit_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "UNPACKED", 1000)  # 256 MB take long to write
+    monkeypatch.setattr(rows, "MAX_UNPACKED_BYTES", 1000)  # 256 MB take long to write
     np.savez_compressed(tmp_path / "new.npz", x=np.zeros((1, 1 << 20), np.uint8))
-    refuse(GREY, tmp_path / "new.npz", r"would unpack to \d+; write it without compression")
+    check_error(GRAY, tmp_path / "new.npz", r"would unpack to \d+; write it without compression")
 
 
 def test_an_array_of_int_is_not_taken_for_numbers(tmp_path: Path) -> None:
     np.savez(tmp_path / "new.npz", x=np.zeros((2, 4), np.int64))
-    about = {"kind": "arrays", "shape": [4], "scale": 1.0, "shift": 0.0, "words": 0}
-    refuse(about, tmp_path / "new.npz", "is int64; the model takes float32")
+    preprocessing = {"kind": "arrays", "shape": [4], "scale": 1.0, "shift": 0.0, "words": 0}
+    check_error(preprocessing, tmp_path / "new.npz", "is int64; the model takes float32")

@@ -61,7 +61,7 @@ def test_page_explains_every_message() -> None:
 
 def test_page_lists_every_metric() -> None:
     listed = read_table("number")
-    inputs_by_metric = {name: inputs for name, (_, inputs) in metrics.registered_metrics().items()}
+    inputs_by_metric = {name: registered.inputs for name, registered in metrics.registered_metrics().items()}
     assert {*inputs_by_metric} <= {*listed}
     for name, inputs in inputs_by_metric.items():
-        assert ("representations" in listed[name][0]) == (inputs == metrics.POOLED), name
+        assert ("representations" in listed[name][0]) == (inputs == metrics.POOLED_INPUTS), name

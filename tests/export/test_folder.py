@@ -1,4 +1,4 @@
-"""The folder that goes home: every way to use it gives the run's logits, and none needs feddbe."""
+"""Exported folders: every way to use them gives the run's logits, without feddbe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from feddbe import cli
 from feddbe.errors import InvalidInputError
 from feddbe.export import export_model, predict
 from feddbe.export.client_model import load_client_model
-from tests.export.test_deployed import MODELS, OWN_RUN, RNG, images, table, texts, trained
+from tests.export.test_client_model import MODELS, OWN_RUN, RNG, images, table, texts, train_run
 
 FILES = {"model.pt2", "model.safetensors", "preprocessing.json", "rows.py", "score.py"}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sequences.py"
@@ -28,63 +28,61 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "sequences.py"
     ("model", "method"),
     [("cnn_small", "fedrod"), ("mlp", "fedavg+dbe"), ("fasttext", "apfl"), ("own", "fedavg+dbe")],
 )
-def test_equal_logits(tmp_path: Path, model: str, method: str) -> None:
-    run = trained(tmp_path, method, MODELS[model])
+def test_exported_program_gives_the_logits_of_the_run(tmp_path: Path, model: str, method: str) -> None:
+    run = train_run(tmp_path, method, MODELS[model])
     folder = export_model(run, 1, out=tmp_path / "home", trust=True)
-    taken = load_client_model(run, 1, allowed=OWN_RUN)
+    client_model = load_client_model(run, 1, allowed=OWN_RUN)
     assert {path.name for path in folder.iterdir()} == FILES
-    assert load_file(folder / "model.safetensors").keys() == taken.module.state_dict().keys()
+    assert load_file(folder / "model.safetensors").keys() == client_model.module.state_dict().keys()
     program = torch.export.load(folder / "model.pt2").module()
     with torch.inference_mode():
-        assert torch.allclose(program(taken.sample), taken.logits, atol=1e-5)
-        assert torch.allclose(program(taken.sample[:1]), taken.logits[:1], atol=1e-5)
+        assert torch.allclose(program(client_model.sample), client_model.logits, atol=1e-5)
+        assert torch.allclose(program(client_model.sample[:1]), client_model.logits[:1], atol=1e-5)
 
 
 @pytest.mark.parametrize("function", ["gru", "transformer"])
-def test_sequences(tmp_path: Path, function: str) -> None:
+def test_export_of_sequence_models(tmp_path: Path, function: str) -> None:
     def make(folder: Path) -> dict[str, Any]:
         y = np.arange(60) % 2
         x: Any = RNG.randn(60, 6, 3).astype(np.float32) if function == "gru" else RNG.randint(0, 20, (60, 6))
         np.savez(folder / "a.npz", x=x, y=y, client=np.arange(60) // 20, words=20)
         return {"data": str(folder / "a.npz"), "model": f"{EXAMPLE}:{function}"}
 
-    run = trained(tmp_path, "fedavg+dbe", make)
+    run = train_run(tmp_path, "fedavg+dbe", make)
     export_model(run, 0, out=tmp_path / "home", code=[EXAMPLE])
     assert len(predict(run, 0, tmp_path / "a.npz", trust=True)["rows"]) == 60
 
 
-def test_a_network_with_ways_around_and_statistics(tmp_path: Path) -> None:
+def test_export_of_resnet_with_batch_norm(tmp_path: Path) -> None:
     def large(folder: Path) -> dict[str, Any]:
         x = RNG.randint(0, 256, (24, 3, 16, 16)).astype(np.uint8)
         np.savez(folder / "large.npz", x=x, y=np.arange(24) % 2, client=np.arange(24) // 12)
         return {"data": str(folder / "large.npz"), "model": "resnet18", "cut": "b2"}
 
-    run = trained(tmp_path, "fedavg+dbe", large, rounds=1)
-    taken = load_client_model(run, 0)
+    run = train_run(tmp_path, "fedavg+dbe", large, rounds=1)
+    client_model = load_client_model(run, 0)
     folder = export_model(run, 0, out=tmp_path / "home")
     with torch.inference_mode():
-        found = torch.export.load(folder / "model.pt2").module()(taken.sample)
-    assert torch.allclose(found, taken.logits, atol=1e-4)
+        logits = torch.export.load(folder / "model.pt2").module()(client_model.sample)
+    assert torch.allclose(logits, client_model.logits, atol=1e-4)
 
 
 # --- new rows
 
 
-def test_rows_are_scored_with_names_by_the_script_and_by_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = trained(tmp_path, "fedavg+dbe", table)
+def test_script_and_command_predict_label_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train_run(tmp_path, "fedavg+dbe", table)
     (tmp_path / "new.csv").write_text("job,age\na,10\nb,0\n")
-    found = predict(run, "y", tmp_path / "new.csv")
-    assert found["labels"] == ["False", "True"]
-    assert [row["label"] for row in found["rows"]] == ["True", "False"], "age above 5"
-    assert all(sum(row["probabilities"]) == pytest.approx(1) for row in found["rows"])
+    predictions = predict(run, "y", tmp_path / "new.csv")
+    assert predictions["labels"] == ["False", "True"]
+    assert [row["label"] for row in predictions["rows"]] == ["True", "False"], "age above 5"
+    assert all(sum(row["probabilities"]) == pytest.approx(1) for row in predictions["rows"])
 
     assert cli.main(["export", str(run), "--client", "y", "--out", str(tmp_path / "home")]) == 0
-    said = capsys.readouterr().out
-    assert "fedavg+dbe, client y, round" in said
-    assert f"use     python {tmp_path / 'home' / 'score.py'} new.csv" in said
-    # a process that has no feddbe, first with rows that fit, then with others
+    output = capsys.readouterr().out
+    assert "fedavg+dbe, client y, round" in output
+    assert f"use     python {tmp_path / 'home' / 'score.py'} new.csv" in output
+    # a process without feddbe, first with valid rows, then with invalid ones
     code = (
         "import runpy, sys\nsys.modules['feddbe'] = None\nsys.path.insert(0, sys.argv[1])\n"
         "for name in sys.argv[2:]:\n    sys.argv = ['score.py', name]\n"
@@ -92,28 +90,30 @@ def test_rows_are_scored_with_names_by_the_script_and_by_the_command(
     )
     (tmp_path / "wrong.csv").write_text("age\n3\n")
     files = [str(tmp_path / name) for name in ("home", "new.csv", "wrong.csv")]
-    done = subprocess.run([sys.executable, "-I", "-c", code, *files], capture_output=True, text=True)
-    printed = done.stdout.splitlines()
-    expected = [" ".join([r["label"], *(f"{p:.4f}" for p in r["probabilities"])]) for r in found["rows"]]
+    process = subprocess.run([sys.executable, "-I", "-c", code, *files], capture_output=True, text=True)
+    printed = process.stdout.splitlines()
+    expected = [
+        " ".join([r["label"], *(f"{p:.4f}" for p in r["probabilities"])]) for r in predictions["rows"]
+    ]
     assert printed == expected
 
     assert cli.main(["predict", str(run), "--client", "y", "--data", str(tmp_path / "new.csv")]) == 0
-    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert shown == [["label", "False", "True"], *(line.split() for line in expected)]
-    assert done.stderr == f"{tmp_path}/wrong.csv: there is no column 'job'; the model takes age, job\n"
+    table_rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert table_rows == [["label", "False", "True"], *(line.split() for line in expected)]
+    assert process.stderr == f"{tmp_path}/wrong.csv: there is no column 'job'; the model takes age, job\n"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("age\n1\n", "new.csv: there is no column 'job'; the model takes age, job"),
+        ("age\n1\n", "new.csv: column 'job' is missing; the model takes age, job"),
         ("age,job\n1,never\n", "'job' is 'never' in line 2, which no training row had; known: a, b, c"),
         ("age,job\n,a\n", "'age' has no value in line 2; fill it in"),
         (None, "cannot read '.*new.csv': No such file"),
     ],
 )
-def test_rows_that_do_not_fit(tmp_path: Path, text: str | None, message: str) -> None:
-    run = trained(tmp_path, "fedavg", table)
+def test_invalid_rows_are_one_line(tmp_path: Path, text: str | None, message: str) -> None:
+    run = train_run(tmp_path, "fedavg", table)
     if text is not None:
         (tmp_path / "new.csv").write_text(text)
     with pytest.raises(InvalidInputError, match=message) as caught:
@@ -121,23 +121,23 @@ def test_rows_that_do_not_fit(tmp_path: Path, text: str | None, message: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_texts_and_the_test_rows_of_a_client(tmp_path: Path) -> None:
-    """The training file itself as new rows: the client's test rows must come out as they were evaluated."""
-    run = trained(tmp_path, "fedavg+dbe", texts)
-    taken, found = load_client_model(run, 2), predict(run, 2, tmp_path / "texts.csv")
-    expected = {tuple(p) for p in np.round(taken.logits.softmax(1).double().numpy(), 4).tolist()}
-    given = {tuple(np.round(row["probabilities"], 4).tolist()) for row in found["rows"]}
-    assert expected <= given
+def test_predictions_of_texts_equal_those_of_the_run(tmp_path: Path) -> None:
+    """The training file as new rows: the client's test rows must be predicted as in the run."""
+    run = train_run(tmp_path, "fedavg+dbe", texts)
+    client_model, predictions = load_client_model(run, 2), predict(run, 2, tmp_path / "texts.csv")
+    expected = {tuple(p) for p in np.round(client_model.logits.softmax(1).double().numpy(), 4).tolist()}
+    scored = {tuple(np.round(row["probabilities"], 4).tolist()) for row in predictions["rows"]}
+    assert expected <= scored
 
 
-def test_a_folder_is_not_written_over_something_else(tmp_path: Path) -> None:
-    run = trained(tmp_path, "fedavg", images)
+def test_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
+    run = train_run(tmp_path, "fedavg", images)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(InvalidInputError, match=r"'.*mine' holds something else \('thesis.txt'\); choose an"):
+    with pytest.raises(InvalidInputError, match=r"'.*mine' has other files \('thesis.txt'\); choose an"):
         export_model(run, 0, out=tmp_path / "mine")
     export_model(run, 0, out=tmp_path / "home")
-    assert export_model(run, 1, out=tmp_path / "home") == tmp_path / "home", "an older export goes"
+    assert export_model(run, 1, out=tmp_path / "home") == tmp_path / "home", "an older export is replaced"
     assert json.loads((tmp_path / "home" / "preprocessing.json").read_text())["client"] == 1
 
 
@@ -153,35 +153,35 @@ def build(classes):
 """
 
 
-def test_a_layer_that_is_not_torchs(tmp_path: Path) -> None:
+def test_export_of_custom_layers(tmp_path: Path) -> None:
     def make(folder: Path) -> dict[str, Any]:
         (folder / "strange.py").write_text(STRANGE)
         return images(folder) | {"model": f"{folder / 'strange.py'}:build"}
 
-    folder = export_model(trained(tmp_path, "fedavg", make), 0, out=tmp_path / "home", trust=True)
+    folder = export_model(train_run(tmp_path, "fedavg", make), 0, out=tmp_path / "home", trust=True)
     assert {path.name for path in folder.iterdir()} == FILES
-    assert 'torch.export.load(here / "model.pt2").module()(x)' in (folder / "score.py").read_text()
+    assert 'torch.export.load(folder / "model.pt2").module()(x)' in (folder / "score.py").read_text()
 
 
-def test_onnx(tmp_path: Path) -> None:
+def test_onnx_gives_the_logits_of_the_run(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    run = trained(tmp_path, "fedavg+dbe", images)
+    run = train_run(tmp_path, "fedavg+dbe", images)
     folder = export_model(run, 1, out=tmp_path / "home", onnx=True)
-    taken = load_client_model(run, 1)
+    client_model = load_client_model(run, 1)
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
     for rows in (1, 7):
-        (found,) = session.run(None, {"x": taken.sample[:rows].numpy()})
-        assert np.allclose(found, taken.logits[:rows], atol=1e-5)
+        (logits,) = session.run(None, {"x": client_model.sample[:rows].numpy()})
+        assert np.allclose(logits, client_model.logits[:rows], atol=1e-5)
 
 
 def test_onnx_without_its_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = trained(tmp_path, "fedavg", images)
+    run = train_run(tmp_path, "fedavg", images)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(InvalidInputError, match=r"pip install 'feddbe\[onnx\]'"):
         export_model(run, 1, out=tmp_path / "home", onnx=True)
 
 
-def test_from_python(tmp_path: Path) -> None:
+def test_public_names() -> None:
     assert feddbe.export_model is export_model
     assert feddbe.predict is predict

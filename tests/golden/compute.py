@@ -31,7 +31,7 @@ from feddbe.metrics.representations.tsne import tsne
 from feddbe.state import State
 from feddbe.studies.tune import tune
 from feddbe.training.plan import Batches
-from tests.federation import COMBINATIONS, Outcome, experiment, make_samples, run_outcome
+from tests.federation import COMBINATIONS, Outcome, experiment, make_dataset, run_outcome
 
 VALUES = Path(__file__).with_name("values.json")
 SIZES = (60, 44, 28, 36, 50)
@@ -70,7 +70,7 @@ def float64() -> Iterator[None]:
 
 def golden_data(sizes: Sequence[int] = SIZES) -> Dataset:
     """Return digits in float64, for clients with these numbers of samples."""
-    small = make_samples(sizes)
+    small = make_dataset(sizes)
     return replace(small, x=small.inputs(small.x).double())
 
 
@@ -82,7 +82,7 @@ def norms(state: State) -> dict[str, float]:
 def summarize(result: Outcome) -> dict[str, Any]:
     """Return the metrics of all rounds, each as the mean over samples, and the norms of the states."""
     rounds = []
-    for round_result in result.entries:
+    for round_result in result.rounds:
         metrics = {
             f"{'float32 ' if name in POOLED else ''}{moment} {name}": readings["weighted"]
             for moment, values in round_result["metrics"].items()
@@ -117,7 +117,8 @@ def partitions() -> dict[str, str]:
         for seed in (1, 2):
             split = partition(dataset.y.numpy(), spec, 20, seed)
             hashes[f"{spec} seed {seed}"] = hash_arrays(*split.train, *split.test)
-    natural = partition(make_samples(SIZES).y.numpy(), "natural", None, 1, client=make_samples(SIZES).client)
+    small = make_dataset(SIZES)
+    natural = partition(small.y.numpy(), "natural", None, 1, client=small.client)
     return hashes | {"natural": hash_arrays(*natural.train, *natural.test)}
 
 
@@ -129,7 +130,7 @@ def choices() -> dict[str, Any]:
         "cohort of a million": hash_arrays(seeds.sample_cohort(7, 1, 1_000_000, 0.01)),
         "batch order": hash_arrays(*(y for _, y, _ in batches.iterate())),
         "key": batches.key,
-        "shift": shift.client_strengths("rotate:30,blur,noise,invert", 8, 3),
+        "shift": shift.draw_client_shifts("rotate:30,blur,noise,invert", 8, 3),
     }
 
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: it loads nothing, shows everything, and can be used."""
+"""The page in a browser: it loads nothing else, shows everything, and its controls work."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,58 +45,62 @@ class Page:
         self.driver: Any = driver
 
     def open(self, address: str, *, width: int = 1200, dark: bool = False) -> Page:
-        self.forget()
+        self.clear_logs()
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        self.be(dark=dark)
+        self.set_theme(dark=dark)
         self.driver.get(address)
         self.until(lambda: not self.script("return painting()"), "everything is drawn")
         return self
 
-    def forget(self) -> None:
-        """What was logged of other pages."""
+    def clear_logs(self) -> None:
+        """Discard the logs of other pages."""
         self.driver.get("about:blank")
         for kind in ("browser", "performance"):
             self.driver.get_log(kind)
 
-    def be(self, *, dark: bool) -> None:
+    def set_theme(self, *, dark: bool) -> None:
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
 
     def script(self, text: str, *values: Any) -> Any:
         helpers = """
             const canvases = () => [...document.querySelectorAll('canvas')];
-            const colours = (canvas) => {
+            const colors = (canvas) => {
                 const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
-                const found = {};
+                const counts = {};
                 for (let i = 0; i < data.length; i += 4) {
                     const key = data.slice(i, i + 4).join();
-                    found[key] = (found[key] || 0) + 1;
+                    counts[key] = (counts[key] || 0) + 1;
                 }
-                return found;
+                return counts;
             };
             const painting = () => !canvases().length || canvases().some((c) => c.width === 300);
         """
         return self.driver.execute_script(helpers + text, *values)
 
     def find(self, selector: str) -> WebElement:
-        found: WebElement = self.driver.find_element(By.CSS_SELECTOR, selector)
-        return found
+        element: WebElement = self.driver.find_element(By.CSS_SELECTOR, selector)
+        return element
 
     def texts(self, selector: str) -> list[str]:
         query = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
         return list(self.script(query, selector))
 
-    def until(self, condition: Callable[[], Any], what: str) -> None:
-        WebDriverWait(self.driver, 30, 0.05).until(lambda _: condition(), what)
+    def until(self, condition: Callable[[], Any], description: str) -> None:
+        WebDriverWait(self.driver, 30, 0.05).until(lambda _: condition(), description)
 
-    def complaints(self) -> list[str]:
+    def logged_errors(self) -> list[str]:
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self) -> list[str]:
         messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        sent = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-        return [url for url in sent if not url.startswith("data:")]
+        urls = [
+            message["params"]["request"]["url"]
+            for message in messages
+            if message["method"] == "Network.requestWillBeSent"
+        ]
+        return [url for url in urls if not url.startswith("data:")]
 
 
 @pytest.fixture(scope="module")
@@ -122,20 +127,20 @@ def file(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def shown(page: Page, file: str) -> Page:
-    """For tests that leave nothing behind."""
+def opened_page(page: Page, file: str) -> Page:
+    """Return an open page for tests that do not change it."""
     return page.open(file)
 
 
-def test_it_loads_without_complaint_or_request(page: Page, file: str) -> None:
+def test_page_loads_without_errors_and_requests(page: Page, file: str) -> None:
     page.open(file)
     assert page.requests() == [file]
-    assert page.complaints() == []
+    assert page.logged_errors() == []
     assert len(page.texts("section")) == 13
 
 
-def test_every_figure_has_marks(shown: Page) -> None:
-    """Apart from axes: a canvas has many dots in colours that are not grey."""
+def test_every_figure_has_marks(opened_page: Page) -> None:
+    """A canvas has many pixels in colors that are not gray."""
     script = """
         const vivid = (key) => {
             const [r, g, b, a] = key.split(',').map(Number);
@@ -143,29 +148,30 @@ def test_every_figure_has_marks(shown: Page) -> None:
         };
         return canvases().map((canvas) => [
             canvas.closest('figure').id,
-            Object.entries(colours(canvas)).filter(([key]) => vivid(key)).reduce((sum, [, n]) => sum + n, 0),
+            Object.entries(colors(canvas)).filter(([key]) => vivid(key)).reduce((sum, [, n]) => sum + n, 0),
         ]);
     """
-    found = shown.script(script)
-    assert {name for name, _ in found} == {
+    colored_pixels = opened_page.script(script)
+    assert {name for name, _ in colored_pixels} == {
         f"figure-{name}"
         for name in (
             "learning", "heat", "ranks", "differences", "new_clients", "labels", "mdl-quick", "probe",
             "discrepancy", "tsne",
         )
     }  # fmt: skip
-    assert [name for name, dots in found if dots < 200] == []
+    assert [name for name, count in colored_pixels if count < 200] == []
 
 
-def test_every_figure_has_words_and_numbers(shown: Page) -> None:
-    for figure in shown.driver.find_elements(By.TAG_NAME, "figure"):
+def test_every_figure_has_a_caption_a_description_and_numbers(opened_page: Page) -> None:
+    for figure in opened_page.driver.find_elements(By.TAG_NAME, "figure"):
         assert figure.find_element(By.TAG_NAME, "figcaption").text
-        labelled = figure.find_elements(By.CSS_SELECTOR, "[role=img]")
-        assert labelled
-        assert all(len(one.get_attribute("aria-label") or "") > 10 for one in labelled)
+        images = figure.find_elements(By.CSS_SELECTOR, "[role=img]")
+        assert images
+        assert all(len(image.get_attribute("aria-label") or "") > 10 for image in images)
         details = figure.find_element(By.TAG_NAME, "details")
         details.find_element(By.TAG_NAME, "summary").click()
-        shown.until(lambda one=details: one.find_elements(By.CSS_SELECTOR, "tbody tr td"), "numbers")  # type: ignore[misc]
+        find_cells = partial(details.find_elements, By.CSS_SELECTOR, "tbody tr td")
+        opened_page.until(find_cells, "numbers")
 
 
 @pytest.mark.parametrize("press", ["click", "key"])
@@ -201,7 +207,7 @@ def test_filtering(page: Page, file: str) -> None:
     assert page.texts("#table-runs tbody th") == ["fedavg+dbe(kappa=0.5), seed 1"]
     assert page.texts(".count") == ["1 of 4"]
     field.clear()
-    field.send_keys("x")  # clear alone is no typing
+    field.send_keys("x")  # clear alone does not send an input event
     field.send_keys(Keys.BACKSPACE)
     assert len(page.texts("#table-runs tbody th")) == 4
 
@@ -214,27 +220,27 @@ def test_hover_and_arrow_keys_read_values(page: Page, file: str) -> None:
     page.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
     ActionChains(page.driver).move_to_element_with_offset(plot, plot.size["width"] // 2 - 3, 0).perform()
     last = len(curves["x"]) - 1
-    assert page.texts("#figure-learning .at") == [f"round {curves['x'][last]}"]
+    assert page.texts("#figure-learning .position") == [f"round {curves['x'][last]}"]
     values = page.texts("#figure-learning .value")
     for value, line in zip(values, curves["series"], strict=True):
         assert float(value.split(" ")[0]) == pytest.approx(line["y"][last], abs=0.01)
         assert " to " in value
     page.find("#learning-plot").send_keys(Keys.ARROW_LEFT)
-    assert page.texts("#figure-learning .at") == [f"round {curves['x'][last - 1]}"]
-    assert f"round {curves['x'][last - 1]}" in page.texts("#figure-learning .unseen")[0]
+    assert page.texts("#figure-learning .position") == [f"round {curves['x'][last - 1]}"]
+    assert f"round {curves['x'][last - 1]}" in page.texts("#figure-learning .visually-hidden")[0]
 
 
-def test_hover_on_drawings(shown: Page) -> None:
+def test_drawings_have_tooltips(opened_page: Page) -> None:
     for name, words in (("heat", "client"), ("labels", "samples"), ("differences", "mean")):
-        canvas = shown.find(f"#figure-{name} canvas")
-        shown.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
-        ActionChains(shown.driver).move_to_element(canvas).perform()
-        tip = shown.find(f"#figure-{name} .tip:not([hidden])")
+        canvas = opened_page.find(f"#figure-{name} canvas")
+        opened_page.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+        ActionChains(opened_page.driver).move_to_element(canvas).perform()
+        tip = opened_page.find(f"#figure-{name} .tip:not([hidden])")
         assert words in tip.text
 
 
-def test_logarithms_choices_and_lines(page: Page, file: str) -> None:
-    """Each switch changes the picture, and takes it back."""
+def test_controls_change_the_picture_and_restore_it(page: Page, file: str) -> None:
+    """Each control changes the picture, and restores it."""
     page.open(file)
     picture = "return document.querySelector('#figure-learning canvas').toDataURL()"
     steps = """
@@ -242,27 +248,27 @@ def test_logarithms_choices_and_lines(page: Page, file: str) -> None:
         const [a, b, c] = [1, 2, 4].map((value) => chart.valToPos(value, arguments[0]));
         return (b - a) / (c - b);
     """
-    seen = [page.script(picture)]
+    pictures = [page.script(picture)]
     for switch in ("#learning-logy", "#learning-logx"):
         page.find(switch).click()
-        assert page.script(steps, switch[-1]) == pytest.approx(1), "each doubling is as far"
-        assert page.script(picture) not in seen
-        seen.append(page.script(picture))
+        assert page.script(steps, switch[-1]) == pytest.approx(1), "each doubling has the same distance"
+        assert page.script(picture) not in pictures
+        pictures.append(page.script(picture))
     for switch in ("#learning-logx", "#learning-logy"):
         page.find(switch).click()
     assert [page.script(steps, axis) for axis in "xy"] == pytest.approx([0.5, 0.5])
-    assert page.script(picture) == seen[0]
+    assert page.script(picture) == pictures[0]
     page.find("#figure-learning .key").click()
     assert page.find("#figure-learning .key").get_attribute("aria-pressed") == "false"
-    assert page.script(picture) not in seen
+    assert page.script(picture) not in pictures
     page.find("#figure-learning .key").click()
     choice = Select(page.find("#learning-choice"))
     choice.select_by_visible_text("training loss")
-    assert page.script(picture) not in seen
-    assert page.complaints() == []
+    assert page.script(picture) not in pictures
+    assert page.logged_errors() == []
 
 
-def test_a_run_of_any_name_is_harmless(page: Page, tmp_path: Path) -> None:
+def test_names_are_not_interpreted_as_markup(page: Page, tmp_path: Path) -> None:
     folder = tmp_path / FOLDER
     feddbe.run("fedavg", out=str(folder), rounds=1, **SMALL)
     store = RunStore.open(folder)
@@ -279,18 +285,18 @@ def test_a_run_of_any_name_is_harmless(page: Page, tmp_path: Path) -> None:
     assert page.script("return window.hacked") is None
     assert page.script("return document.querySelectorAll('img, script').length") == 2
     assert len(page.requests()) == 1
-    assert page.complaints() == []
+    assert page.logged_errors() == []
 
 
-def test_no_other_script_may_run(page: Page, file: str) -> None:
+def test_content_security_policy_blocks_other_scripts(page: Page, file: str) -> None:
     page.open(file)
     page.script("document.body.append(Object.assign(document.createElement('script'), {text: 'hacked = 3'}))")
     assert page.script("return window.hacked") is None
-    assert any("Content Security Policy" in complaint for complaint in page.complaints())
+    assert any("Content Security Policy" in complaint for complaint in page.logged_errors())
 
 
 @pytest.mark.parametrize("width", [320, 375, 768])
-def test_a_narrow_screen_is_enough(page: Page, file: str, width: int) -> None:
+def test_page_fits_a_narrow_screen(page: Page, file: str, width: int) -> None:
     page.open(file, width=width)
     for summary in page.driver.find_elements(By.TAG_NAME, "summary"):
         page.driver.execute_script("arguments[0].click()", summary)
@@ -298,8 +304,8 @@ def test_a_narrow_screen_is_enough(page: Page, file: str, width: int) -> None:
     assert page.script("return canvases().every((c) => c.getBoundingClientRect().right <= innerWidth)")
 
 
-def test_dark_and_paper(page: Page, file: str) -> None:
-    """Drawings follow the colours of the day; what is printed is dark on white in any case."""
+def test_dark_theme_and_print(page: Page, file: str) -> None:
+    """Drawings follow the theme; a printed page is dark on white."""
     brightness = """
         const [r, g, b] = getComputedStyle(document.body)[arguments[0]].match(/\\d+/g).map(Number);
         return (r + g + b) / 3;
@@ -308,8 +314,8 @@ def test_dark_and_paper(page: Page, file: str) -> None:
     page.open(file)
     assert page.script(brightness, "backgroundColor") > 200 > 100 > page.script(brightness, "color")
     light = page.script(picture)
-    page.be(dark=True)
-    page.until(lambda: page.script(picture) != light, "drawn anew")
+    page.set_theme(dark=True)
+    page.until(lambda: page.script(picture) != light, "drawn again")
     assert page.script(brightness, "backgroundColor") < 60 < 180 < page.script(brightness, "color")
     page.script("dispatchEvent(new Event('beforeprint'))")
     assert page.script(brightness, "backgroundColor") > 200
@@ -318,47 +324,50 @@ def test_dark_and_paper(page: Page, file: str) -> None:
     assert page.script(brightness, "backgroundColor") < 60
     printed = page.driver.execute_cdp_cmd("Page.printToPDF", {})["data"]
     assert len(printed) > 10_000
-    assert page.complaints() == []
+    assert page.logged_errors() == []
 
 
-def test_nothing_to_show_is_shown(page: Page, tmp_path: Path) -> None:
+def test_a_page_without_runs_has_a_title(page: Page, tmp_path: Path) -> None:
     (tmp_path / "x.html").write_text(render(page_content(ReportRuns.from_runs([]), ["one is damaged"])))
-    page.forget()
+    page.clear_logs()
     page.driver.get((tmp_path / "x.html").as_uri())
     assert page.texts("h1, .failed") == ["No run yet", "one is damaged"]
-    assert page.complaints() == []
+    assert page.logged_errors() == []
 
 
-class Waits(Callback):
-    """Lets a run go on when the page shows the round that is written."""
+class WaitForPage(Callback):
+    """Callback that continues a run as soon as the page shows its last round."""
 
     def __init__(self, page: Page) -> None:
-        self.page, self.seen = page, list[str]()
+        self.page = page
+        self.progress_texts: list[str] = []
 
     def on_round_end(self, done: int, accuracy: float | None) -> None:
-        wanted = f"{done} of 3" if done < 3 else "3"
+        expected = f"{done} of 3" if done < 3 else "3"
         rows = "#table-runs tbody td:nth-child(3)"
-        self.page.until(lambda: wanted[0] in "".join(self.page.texts(rows)), f"{wanted} is shown")
-        self.seen += self.page.texts(rows)
+        self.page.until(lambda: expected[0] in "".join(self.page.texts(rows)), f"{expected} is shown")
+        self.progress_texts += self.page.texts(rows)
 
 
 def test_live_follows_a_run_round_by_round(page: Page, tmp_path: Path) -> None:
-    (tmp_path / "here").mkdir()
-    command = [sys.executable, "-m", "feddbe", "report", "--live", str(tmp_path / "here")]
+    (tmp_path / "runs").mkdir()
+    command = [sys.executable, "-m", "feddbe", "report", "--live", str(tmp_path / "runs")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             address = server.stdout.readline().split()[1]
             assert address.startswith("http://127.0.0.1:")
-            page.forget()
+            page.clear_logs()
             page.driver.get(address)
             assert page.texts("h1") == ["No run yet"]
-            watch = Waits(page)
-            feddbe.run("fedavg", out=str(tmp_path / "here" / "run"), rounds=3, callback=watch, **SMALL)
-            page.until(lambda: page.texts("#table-runs tbody td:nth-child(3)") == ["3"], "it is over")
-            assert {"1 of 3", "2 of 3"} <= set(watch.seen)
-            assert page.complaints() == []
+            callback = WaitForPage(page)
+            feddbe.run("fedavg", out=str(tmp_path / "runs" / "run"), rounds=3, callback=callback, **SMALL)
+            page.until(
+                lambda: page.texts("#table-runs tbody td:nth-child(3)") == ["3"], "the run is finished"
+            )
+            assert {"1 of 3", "2 of 3"} <= set(callback.progress_texts)
+            assert page.logged_errors() == []
             assert {url.rsplit("/", 1)[0] + "/" for url in page.requests()} == {address}
         finally:
             server.terminate()
-    page.until(lambda: "No longer served" in page.texts("#status")[0], "it is said")
+    page.until(lambda: "The server has stopped" in page.texts("#status")[0], "the status is shown")

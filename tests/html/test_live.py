@@ -1,4 +1,4 @@
-"""The served page: to this machine only, by its own name only, to be read only; it follows runs."""
+"""The live server: local, read-only, for its own host names, and up to date with the runs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import pytest
 
 import feddbe
 from feddbe.errors import InvalidInputError
-from feddbe.reporting.html.live import HOST, _server, serve
+from feddbe.reporting.html.live import HOST, _create_server, serve
 from feddbe.runs import folders
-from feddbe.runs.store import FILE
+from feddbe.runs.store import RUN_FILE
 from tests.html.conftest import SMALL
 
 
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
-    """Where the runs in `tmp_path` are served."""
-    server = _server(lambda: folders.list_names(tmp_path), 0)
+    """Return the port that serves the runs in `tmp_path`."""
+    server = _create_server(lambda: folders.list_runs(tmp_path), 0)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server.server_port
@@ -32,80 +32,83 @@ def port(tmp_path: Path) -> Iterator[int]:
     server.server_close()
 
 
-def ask(port: int, path: str = "/content.json", verb: str = "GET", **headers: str) -> tuple[int, Any, bytes]:
+def request(
+    port: int, path: str = "/content.json", verb: str = "GET", **headers: str
+) -> tuple[int, Any, bytes]:
     connection = http.client.HTTPConnection(HOST, port, timeout=20)
     try:
         connection.request(verb, path, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, answer.headers, answer.read()
+        response = connection.getresponse()
+        return response.status, response.headers, response.read()
     finally:
         connection.close()
 
 
-def test_it_listens_on_one_address(port: int) -> None:
-    """127.0.0.2 is this machine as well: who listens on all addresses would answer there."""
+def test_server_listens_on_one_address(port: int) -> None:
+    """127.0.0.2 is this machine, too: a server on all addresses would accept the connection."""
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port), timeout=5)
-    assert ask(port)[0] == 200
+    assert request(port)[0] == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1.evil.example:{port}", ""])
-def test_other_names_are_refused(host: str, port: int) -> None:
-    """A page elsewhere may have a name that its owner points here."""
-    status, _, body = ask(port, "/", Host=host.format(port=port))
+def test_other_host_names_are_rejected(host: str, port: int) -> None:
+    """The owner of a foreign name can point it to this machine (DNS rebinding)."""
+    status, _, body = request(port, "/", Host=host.format(port=port))
     assert status == 421
     assert b"<" not in body
-    assert ask(port, "/", Host=f"localhost:{port}")[0] == 200
+    assert request(port, "/", Host=f"localhost:{port}")[0] == 200
 
 
 @pytest.mark.parametrize("verb", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_nothing_can_be_written(verb: str, port: int) -> None:
-    assert ask(port, "/", verb)[0] == 501
+def test_only_get_is_allowed(verb: str, port: int) -> None:
+    assert request(port, "/", verb)[0] == 501
 
 
 @pytest.mark.parametrize("path", ["/../secret", "/run.sqlite", "/content.json?x=1", "/%2e%2e/"])
-def test_nothing_else_is_served(path: str, port: int) -> None:
-    assert ask(port, path)[0] == 404
+def test_other_paths_are_not_found(path: str, port: int) -> None:
+    assert request(port, path)[0] == 404
 
 
-def test_the_page_may_ask_for_news_and_is_shown_in_no_other(port: int) -> None:
-    status, headers, body = ask(port, "/")
+def test_headers_allow_updates_and_forbid_frames(port: int) -> None:
+    status, headers, body = request(port, "/")
     assert status == 200
     assert b"connect-src 'self'" in body
     assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
     assert headers["Cache-Control"] == "no-store"
 
 
-def test_it_follows_runs_that_come_and_go_on(port: int, tmp_path: Path) -> None:
-    status, headers, body = ask(port)
+def test_content_follows_new_and_resumed_runs(port: int, tmp_path: Path) -> None:
+    status, headers, body = request(port)
     assert json.loads(body)["title"] == "No run yet"
-    assert ask(port, **{"If-None-Match": headers["ETag"]})[0] == 304
+    assert request(port, **{"If-None-Match": headers["ETag"]})[0] == 304
     for rounds in (1, 3):
         feddbe.run("fedavg", out=str(tmp_path / "a"), rounds=rounds, resume=rounds > 1, **SMALL)
-        status, news, body = ask(port, **{"If-None-Match": headers["ETag"]})
+        status, new_headers, body = request(port, **{"If-None-Match": headers["ETag"]})
         assert status == 200
-        assert news["ETag"] != headers["ETag"]
-        headers, shown = news, json.loads(body)
-        assert shown["sections"][0]["blocks"][0]["rows"][0][2]["value"] == rounds
-    assert ask(port, **{"If-None-Match": headers["ETag"]})[0] == 304
+        assert new_headers["ETag"] != headers["ETag"]
+        headers = new_headers
+        content = json.loads(body)
+        assert content["sections"][0]["blocks"][0]["rows"][0][2]["value"] == rounds
+    assert request(port, **{"If-None-Match": headers["ETag"]})[0] == 304
 
 
-def test_what_cannot_be_read_is_said_and_the_rest_is_there(port: int, tmp_path: Path) -> None:
+def test_a_corrupt_run_is_reported_and_the_others_are_shown(port: int, tmp_path: Path) -> None:
     feddbe.run("fedavg", out=str(tmp_path / "a"), rounds=1, **SMALL)
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / FILE).write_bytes(b"no database" * 99)
-    shown = json.loads(ask(port)[2])
-    assert [row[0] for row in shown["sections"][0]["blocks"][0]["rows"]] == ["fedavg"]
-    (failed,) = shown["failed"]
+    (tmp_path / "b" / RUN_FILE).write_bytes(b"no database" * 99)
+    content = json.loads(request(port)[2])
+    assert [row[0] for row in content["sections"][0]["blocks"][0]["rows"]] == ["fedavg"]
+    (failed,) = content["failed"]
     assert "is damaged" in failed
 
 
 @pytest.mark.parametrize("wrong", [-1, 70_000])
-def test_a_port_that_cannot_be_is_one_line(wrong: int) -> None:
+def test_an_invalid_port_is_an_error(wrong: int) -> None:
     with pytest.raises(InvalidInputError, match=f"port = {wrong}"):
         serve(list, wrong)
 
 
-def test_a_port_in_use_is_one_line(port: int) -> None:
+def test_a_port_in_use_is_an_error(port: int) -> None:
     with pytest.raises(InvalidInputError, match=f"port = {port}; cannot listen on it"):
         serve(list, port)

@@ -169,7 +169,7 @@ def test_bytes_are_counted_once_for_what_is_sent_once(tmp_path: Path) -> None:
     """4810 parameters, K = 64: prepare 4810 down, 64 up; the mean goes down with the first round only."""
     ran = run_outcome(experiment("fedavg+dbe"), tmp_path)
     model, mean = 4 * 4810, 4 * 64
-    assert [(e["bytes_down"], e["bytes_up"]) for e in ran.entries] == [
+    assert [(e["bytes_down"], e["bytes_up"]) for e in ran.rounds] == [
         (3 * model, 3 * mean),
         (3 * (model + mean), 3 * model),
         (3 * model, 3 * model),

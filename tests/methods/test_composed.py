@@ -18,11 +18,11 @@ def test_the_method_never_sees_what_belongs_to_an_add_on() -> None:
     seen: list[set[str]] = []
 
     class Watching(Scaffold):
-        def train(self, ctx, local, received, private):  # type: ignore[no-untyped-def]
+        def train(self, ctx, trainer, received, private):  # type: ignore[no-untyped-def]
             seen.extend([set(received), set(private)])
-            return super().train(ctx, local, received, private)
+            return super().train(ctx, trainer, received, private)
 
-        def combine(self, ctx, server, uploads):  # type: ignore[no-untyped-def]
+        def aggregate(self, ctx, server, uploads):  # type: ignore[no-untyped-def]
             seen.append(set(server))
             return super().aggregate(ctx, server, uploads)
 

@@ -16,7 +16,7 @@ from feddbe.methods.registry import hyperparameters, parse_method
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import experiment, make_samples, run_outcome
+from tests.federation import experiment, make_dataset, run_outcome
 from tests.oracles import fedavg as oracle
 
 DIGITS: dict[str, Any] = {
@@ -89,13 +89,13 @@ def test_against_the_plain_loop(
             assert state["prbm"].abs().max() > 0
     if "kappa" in options:
         torch.testing.assert_close(ran.server["mean"], wanted["z_bar"], rtol=0, atol=1e-5)
-    measured = [entry["accuracy"]["weighted"] for entry in ran.entries if entry["accuracy"]]
+    measured = [entry["accuracy"]["weighted"] for entry in ran.rounds if entry["accuracy"]]
     assert measured == pytest.approx(wanted["accuracy"], abs=3 / sum(len(rows) for rows in e.task.split.test))
 
 
 def test_one_client_is_centralised_sgd(tmp_path: Path) -> None:
     """The average of one is that one: the bits of torch.optim.SGD over its data."""
-    e = experiment("fedavg", make_samples([60]), local_epochs=2, trainer="autograd")
+    e = experiment("fedavg", make_dataset([60]), local_epochs=2, trainer="autograd")
     ran = run_outcome(e, tmp_path)
     task, rows = e.task, e.task.split.train[0]
     with seeds.torch_seeded(seeds.torch_seed(0, "model")):

@@ -27,7 +27,7 @@ from feddbe.simulation.client import BUFFER, ClientResult, ClientTask
 from feddbe.simulation.engines.base import Broadcasts, ClientStates
 from feddbe.simulation.engines.registry import Serial
 from feddbe.state import State, drop_keys
-from tests.federation import COMBINATIONS, Outcome, experiment, make_samples, run_recorded
+from tests.federation import COMBINATIONS, Outcome, experiment, make_dataset, run_recorded
 from tests.oracles import methods as oracle
 from tests.oracles.methods import Result, Seen, Setting
 
@@ -48,7 +48,7 @@ PLAIN: dict[str, Oracle] = {
     "local": oracle.local,
 }
 EXCHANGING = ("fedgen", "fedfomo", "apple")
-"""Their server has more than a model: compared in test_exchanging.py."""
+"""Their server has more than a model: compared in test_fedgen_fedfomo_apple.py."""
 SETTINGS = ("plain", "local", "average")
 OTHER: dict[str, dict[str, Any]] = {
     "scaffold": {"eta_g": 0.5, "weights": "samples"},
@@ -227,7 +227,7 @@ def compared(
     parts = {part: usual.get(part, {}) | options for part, options in given.items()}
     exact = how != "plain" or method == "fedgen"
     with precision(torch.float64 if exact else torch.float32):
-        data = make_samples(sizes)
+        data = make_dataset(sizes)
         if exact:
             data = dataclasses.replace(data, x=data.inputs(data.x).double())
         if how == "plain":

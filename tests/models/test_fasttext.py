@@ -19,7 +19,7 @@ X = torch.tensor([[1, 2, 2, 0], [3, 0, 0, 0], [0, 0, 0, 0], [2, 1, 4, 3]])
 def texts(n: int = 40, words: int = 12) -> Dataset:
     rows = torch.arange(n)
     x = (rows[:, None] * torch.arange(1, 7) % words).int()
-    return Dataset("texts", x, rows % 3, 3, tokens=words)
+    return Dataset("texts", x, rows % 3, 3, num_words=words)
 
 
 def resolved(**options: object) -> Experiment:
@@ -85,11 +85,11 @@ def test_texts_get_it_and_nothing_else_does() -> None:
     assert default_model((200,), words=9) == "fasttext"
     assert default_model((200,)) == "mlp"
     with pytest.raises(
-        InvalidInputError, match=r"'mlp' takes .*, the data has texts as word numbers .* fitting: fasttext"
+        InvalidInputError, match=r"'mlp' takes .*, the data has texts as word indices .* use fasttext"
     ):
         build_model("mlp", X, 3, None, 0, words=5)
     with pytest.raises(
-        InvalidInputError, match="'fasttext' takes texts as word numbers, the data has inputs of shape"
+        InvalidInputError, match="'fasttext' takes texts as word indices, the data has inputs of shape"
     ):
         build_model("fasttext", X.float(), 3, None, 0)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
 from feddbe.errors import InvalidInputError
-from feddbe.models.registry import CUTS, ResNet18, build_model, resnet18
+from feddbe.models.registry import RESNET18_CUTS, ResNet18, build_model, resnet18
 from feddbe.models.split_model import SplitModel
 from feddbe.runs.experiment import resolve
 from feddbe.seeds import torch_seeded
@@ -159,12 +159,12 @@ def test_the_start_and_that_it_can_be_made_again() -> None:
 def test_the_six_cuts() -> None:
     sample = torch.zeros(1, 3, 64, 64)
     sizes = {}
-    for alias in CUTS:
+    for alias in RESNET18_CUTS:
         model = build_model("resnet18", sample, 200, alias, 0)
         sizes[alias] = torch.Size(model.feature_shape).numel()
-        assert model.cut == CUTS[alias], "one place has one name in a run"
+        assert model.cut == RESNET18_CUTS[alias], "one place has one name in a run"
     assert sizes == {"conv": 16384, "b1": 16384, "b2": 8192, "b3": 4096, "b4": 2048, "pool": 512}
-    assert build_model("resnet18", sample, 200, None, 0).cut == CUTS["pool"]
+    assert build_model("resnet18", sample, 200, None, 0).cut == RESNET18_CUTS["pool"]
 
 
 def test_every_place_that_one_tensor_crosses_is_a_cut() -> None:
@@ -172,7 +172,9 @@ def test_every_place_that_one_tensor_crosses_is_a_cut() -> None:
     sample = torch.rand(2, 3, 32, 32)
     model = build_model("resnet18", sample, 5, None, 0)
     blocks = {f"layer{layer}.{block}" for layer in (1, 2, 3, 4) for block in (0, 1)}
-    assert blocks | {"conv1", "bn1", "relu", "maxpool", "avgpool"} | set(CUTS.values()) <= set(model.cuts)
+    assert blocks | {"conv1", "bn1", "relu", "maxpool", "avgpool"} | set(RESNET18_CUTS.values()) <= set(
+        model.cuts
+    )
     assert not any(".conv" in cut or ".bn" in cut or "downsample" in cut for cut in model.cuts)
     whole = model.forward(model.parameters, sample).logits
     for cut in model.cuts[::4]:

@@ -35,50 +35,54 @@ from feddbe.results.document import AnalysisDocument, RunDocument
 from feddbe.results.fairness import Fairness, compute_fairness
 from tests.documents import document
 
-LONG = "fedprox+dbe(kappa=50,mu=1,init_mean=debiased) at a place of a long name"
+LONG = "fedprox+dbe(kappa=50,mu=1,init_mean=debiased) in a layer with a long name"
 
 
-def everything_is_inside(figure: Figure) -> bool:
+def is_everything_inside(figure: Figure) -> bool:
     figure.draw_without_rendering()
     box, paper = figure.get_tightbbox(), figure.get_size_inches()
     corners = np.asarray(box.get_points())
     return bool((corners > -0.01).all() and (corners < paper + 0.01).all())
 
 
-def scattered(figure: Figure, axes: int = 0) -> list[PathCollection]:
-    return [one for one in figure.axes[axes].collections if isinstance(one, PathCollection)]
+def find_scatter_collections(figure: Figure, axes: int = 0) -> list[PathCollection]:
+    return [group for group in figure.axes[axes].collections if isinstance(group, PathCollection)]
 
 
-def measurement(what: str, layer: str = "z_g", moment: str = "before", **fields: Any) -> AnalysisDocument:
-    """A measurement as a run's document has it."""
+def analysis_document(
+    analysis: str, layer: str = "z_g", moment: str = "before", **fields: Any
+) -> AnalysisDocument:
+    """Return an analysis as in a run's document."""
     plain: Any = {
-        "round": 2, "analysis": what, "layer": layer, "moment": moment, "quick": False, "per_client": False,
-        "samples": 60, "settings": {}, "seconds": 1.0, "overall": {}, "clients": {},
+        "round": 2, "analysis": analysis, "layer": layer, "moment": moment, "quick": False,
+        "per_client": False, "samples": 60, "settings": {}, "seconds": 1.0, "overall": {}, "clients": {},
     }  # fmt: skip
     return cast(AnalysisDocument, plain | fields)
 
 
-def measured_run(*measurements: AnalysisDocument, method: str = "fedavg") -> RunDocument:
+def analyzed_run(*analyses: AnalysisDocument, method: str = "fedavg") -> RunDocument:
     run = document(method, [0.1, 0.5, 0.6])
-    run["analyses"] = list(measurements)
+    run["analyses"] = list(analyses)
     return run
 
 
 def render_analysis(*runs: RunDocument, plane: Points | None = None) -> Figure:
-    (figure,) = analysis_figures(runs, lambda run, one: plane or some_plane(4, 3)).values()
+    (figure,) = analysis_figures(runs, lambda run, analysis: plane or random_points(4, 3)).values()
     return render(figure)
 
 
 # Bars
 
 
-def mdl_at(layer: str, value: float, std: float, **fields: Any) -> AnalysisDocument:
-    return measurement("mdl", layer, overall={"value": value, "std": std}, **fields)
+def mdl_document(layer: str, value: float, std: float, **fields: Any) -> AnalysisDocument:
+    return analysis_document("mdl", layer, overall={"value": value, "std": std}, **fields)
 
 
 def test_bars_are_by_layer_and_run_from_zero() -> None:
-    before = measured_run(mdl_at("conv1", 900.0, 30.0, quick=True), mdl_at("fc1", 500.0, 20.0, quick=True))
-    after = measured_run(mdl_at("fc1", 600.0, 10.0, quick=True), method="fedprox")
+    before = analyzed_run(
+        mdl_document("conv1", 900.0, 30.0, quick=True), mdl_document("fc1", 500.0, 20.0, quick=True)
+    )
+    after = analyzed_run(mdl_document("fc1", 600.0, 10.0, quick=True), method="fedprox")
     figure = render_analysis(before, after)
     (axes,) = figure.axes
     bars = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
@@ -90,30 +94,30 @@ def test_bars_are_by_layer_and_run_from_zero() -> None:
     assert "QUICK" in figure.legends[0].get_title().get_text()
     assert (
         "QUICK"
-        not in render_analysis(measured_run(mdl_at("fc1", 1.0, 0.1))).legends[0].get_title().get_text()
+        not in render_analysis(analyzed_run(mdl_document("fc1", 1.0, 0.1))).legends[0].get_title().get_text()
     )
 
 
 def test_bars_of_percentages_are_scaled() -> None:
-    figure = render_analysis(measured_run(measurement("probe", overall={"value": 0.75})))
+    figure = render_analysis(analyzed_run(analysis_document("probe", overall={"value": 0.75})))
     assert [patch.get_height() for patch in figure.axes[0].patches if isinstance(patch, Rectangle)] == [75]
 
 
 @pytest.mark.parametrize("series", [1, 8])
-@pytest.mark.parametrize("places", [1, 8])
-def test_bars_are_inside(series: int, places: int) -> None:
+@pytest.mark.parametrize("layers", [1, 8])
+def test_bars_are_inside(series: int, layers: int) -> None:
     runs = [
-        measured_run(*(mdl_at(f"layer{j}", 500.0, 9.0) for j in range(places)), method=f"{LONG} {i}")
+        analyzed_run(*(mdl_document(f"layer{j}", 500.0, 9.0) for j in range(layers)), method=f"{LONG} {i}")
         for i in range(series)
     ]
-    assert everything_is_inside(render_analysis(*runs))
+    assert is_everything_inside(render_analysis(*runs))
 
 
 # Discrepancy
 
 
 @cache
-def some_discrepancy(clients: int, seed: int = 0) -> Discrepancy:
+def random_discrepancy(clients: int, seed: int = 0) -> Discrepancy:
     random = np.random.RandomState(seed)
     client = np.repeat(np.arange(clients), 20)
     return discrepancy(
@@ -121,31 +125,33 @@ def some_discrepancy(clients: int, seed: int = 0) -> Discrepancy:
     )
 
 
-def discrepancy_of(found: Discrepancy, **fields: Any) -> AnalysisDocument:
-    columns = [column.name for column in dataclasses.fields(found)[1:-1]]
+def discrepancy_document(result: Discrepancy, **fields: Any) -> AnalysisDocument:
+    columns = [column.name for column in dataclasses.fields(result)[1:-1]]
     clients = {
         str(client): {
-            name: value if math.isfinite(value := float(getattr(found, name)[index])) else None
+            name: value if math.isfinite(value := float(getattr(result, name)[index])) else None
             for name in columns
         }
-        for index, client in enumerate(found.client)
+        for index, client in enumerate(result.client)
     }
-    overall = {name: value if math.isfinite(value) else None for name, value in found.overall().items()}
-    return measurement("discrepancy", overall=overall, clients=clients, **fields)
+    overall = {name: value if math.isfinite(value) else None for name, value in result.overall().items()}
+    return analysis_document("discrepancy", overall=overall, clients=clients, **fields)
 
 
 def test_dots_are_clients_and_the_bar_is_the_mean() -> None:
-    upper, lower = some_discrepancy(3), some_discrepancy(4, seed=1)
-    run = measured_run(discrepancy_of(upper), discrepancy_of(lower, moment="after"))
+    upper, lower = random_discrepancy(3), random_discrepancy(4, seed=1)
+    run = analyzed_run(discrepancy_document(upper), discrepancy_document(lower, moment="after"))
     figure = render_analysis(run)
     assert [len(axes.get_xlabel()) > 0 for axes in figure.axes] == [True] * 5
-    for axes, measure in zip(figure.axes, Discrepancy.METRICS, strict=True):
-        dots = [one for one in axes.collections if isinstance(one, PathCollection) and one.get_zorder() == 3]
-        for row, (found, one) in enumerate(zip((lower, upper), dots, strict=True)):
-            offsets = np.asarray(one.get_offsets())
-            assert offsets[:, 0] == pytest.approx(getattr(found, measure))
+    for axes, metric in zip(figure.axes, Discrepancy.METRICS, strict=True):
+        groups = [
+            dots for dots in axes.collections if isinstance(dots, PathCollection) and dots.get_zorder() == 3
+        ]
+        for row, (result, group) in enumerate(zip((lower, upper), groups, strict=True)):
+            offsets = np.asarray(group.get_offsets())
+            assert offsets[:, 0] == pytest.approx(getattr(result, metric))
             assert np.abs(offsets[:, 1] - row).max() < 0.31
-            mean = found.overall()[measure]
+            mean = result.overall()[metric]
             assert any(np.asarray(line.get_xdata()) == pytest.approx([mean, mean]) for line in axes.lines)
         assert axes.get_xlim()[0] <= 0, "the axis shows where nothing differs"
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
@@ -154,23 +160,23 @@ def test_dots_are_clients_and_the_bar_is_the_mean() -> None:
 
 
 def test_infinite_values_are_counted_and_not_drawn() -> None:
-    apart = discrepancy(make_points([[0.0], [0.0], [1.0], [1.0]], [0] * 4, [0, 0, 1, 1]))
-    figure = render_analysis(measured_run(discrepancy_of(apart)))
+    separated = discrepancy(make_points([[0.0], [0.0], [1.0], [1.0]], [0] * 4, [0, 0, 1, 1]))
+    figure = render_analysis(analyzed_run(discrepancy_document(separated)))
     assert [text.get_text() for text in figure.axes[2].texts] == ["2 infinite"]
-    assert everything_is_inside(figure)
+    assert is_everything_inside(figure)
 
 
 @pytest.mark.parametrize("rows", [1, 8])
 def test_dots_are_inside(rows: int) -> None:
-    found = some_discrepancy(20)
-    runs = [measured_run(discrepancy_of(found), method=f"{LONG} {i}") for i in range(rows)]
-    assert everything_is_inside(render_analysis(*runs))
+    result = random_discrepancy(20)
+    runs = [analyzed_run(discrepancy_document(result), method=f"{LONG} {i}") for i in range(rows)]
+    assert is_everything_inside(render_analysis(*runs))
 
 
 def test_equal_numbers_are_drawn_once() -> None:
-    found = some_discrepancy(3)
-    run = measured_run(discrepancy_of(found), discrepancy_of(found, layer="z"))
-    (figure,) = analysis_figures([run], lambda run, one: some_plane(4, 3)).values()
+    result = random_discrepancy(3)
+    run = analyzed_run(discrepancy_document(result), discrepancy_document(result, layer="z"))
+    (figure,) = analysis_figures([run], lambda run, analysis: random_points(4, 3)).values()
     assert [len(panel.rows) for panel in figure.panels if isinstance(panel, Dots)] == [1] * 5
 
 
@@ -197,14 +203,14 @@ def test_metrics_have_a_panel_each_and_a_color_per_run() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
     assert drift.get_ylabel() == "client drift\n(standard deviations)"
     assert drift.get_title(loc="left") == "client drift, test data"
-    assert everything_is_inside(figure)
+    assert is_everything_inside(figure)
     assert selected_metric_curves([document("a", [0.1])]) is None
 
 
 # t-SNE
 
 
-def some_plane(clients: int, labels: int, n: int = 200) -> Points:
+def random_points(clients: int, labels: int, n: int = 200) -> Points:
     random = np.random.RandomState(0)
     return make_points(
         random.standard_normal((n, 2)), np.arange(n) % labels, np.arange(n) // labels % clients
@@ -212,32 +218,36 @@ def some_plane(clients: int, labels: int, n: int = 200) -> Points:
 
 
 def render_planes(planes: Mapping[str, Points]) -> Figure:
-    return render(FigureValue("tsne", LONG, tuple(scatter_panel(name, one) for name, one in planes.items())))
+    return render(
+        FigureValue("tsne", LONG, tuple(scatter_panel(name, points) for name, points in planes.items()))
+    )
 
 
 @pytest.mark.parametrize(("clients", "labels"), [(1, 1), (1, 3), (20, 10), (20, 100), (60, 10)])
 @pytest.mark.parametrize("panels", [1, 4, 6])
-def test_panels_are_inside_whatever_there_is(clients: int, labels: int, panels: int) -> None:
-    figure = render_planes({f"{LONG} {i}": some_plane(clients, labels) for i in range(panels)})
-    assert everything_is_inside(figure)
+def test_scatter_panels_are_inside_for_any_numbers_of_clients_and_labels(
+    clients: int, labels: int, panels: int
+) -> None:
+    figure = render_planes({f"{LONG} {i}": random_points(clients, labels) for i in range(panels)})
+    assert is_everything_inside(figure)
 
 
 def test_color_is_the_label_and_marker_the_client() -> None:
     """The same ones in all panels, also where a label or a client is missing; hollow ones from client 12."""
-    whole = some_plane(20, 10)
+    whole = random_points(20, 10)
     part = whole.select((whole.y > 3) & (whole.client > 5))
     figure = render_planes({"all": whole, "some": part})
-    for index, found in enumerate((whole, part)):
-        groups = scattered(figure, index)
+    for index, points in enumerate((whole, part)):
+        groups = find_scatter_collections(figure, index)
         assert len(groups) == 20
         for client, group in enumerate(groups):
-            mine = found.select(found.client == client)
-            assert np.asarray(group.get_offsets()) == pytest.approx(mine.x)
+            client_points = points.select(points.client == client)
+            assert np.asarray(group.get_offsets()) == pytest.approx(client_points.x)
             edges = np.asarray(group.get_edgecolor())
             assert [to_hex(color).upper() for color in edges] == [
-                matplotlib_backend.LABELS[y].upper() for y in mine.y
+                matplotlib_backend.LABEL_COLORS[y].upper() for y in client_points.y
             ]
-            assert (len(np.asarray(group.get_facecolor())) == 0) == (client >= 12 or not len(mine.y))
+            assert (len(np.asarray(group.get_facecolor())) == 0) == (client >= 12 or not len(client_points.y))
     labels, clients = ([text.get_text() for text in legend.get_texts()] for legend in figure.legends)
     assert labels == [str(label) for label in range(10)]
     assert clients == [str(client) for client in range(20)]
@@ -246,19 +256,19 @@ def test_color_is_the_label_and_marker_the_client() -> None:
 
 
 def test_many_labels_are_on_a_color_bar_and_many_clients_are_numbers() -> None:
-    figure = render_planes({"many": some_plane(60, 100, 6000)})
+    figure = render_planes({"many": random_points(60, 100, 6000)})
     _, bar = figure.axes
     assert bar.get_ylabel() == "label"
     assert [tick.get_text() for tick in bar.get_yticklabels()][::10] == ["0", "99"]
     assert figure.legends == []
-    assert "number of its client" in figure.get_supxlabel()
+    assert "number of the client" in figure.get_supxlabel()
     assert matplotlib_backend._client_marker(range(60), 31) == ("$31$", True)
 
 
 def test_scatter_plots_are_limited_and_distinct() -> None:
-    run = measured_run(measurement("tsne"), measurement("tsne", "z"))
-    plane = some_plane(4, 3, 500)
-    (figure,) = analysis_figures([run], lambda run, one: plane, max_points=120).values()
+    run = analyzed_run(analysis_document("tsne"), analysis_document("tsne", "z"))
+    plane = random_points(4, 3, 500)
+    (figure,) = analysis_figures([run], lambda run, analysis: plane, max_points=120).values()
     (panel,) = figure.panels
     assert isinstance(panel, Scatter)
     assert len(panel.x) == 120
@@ -268,7 +278,7 @@ def test_scatter_plots_are_limited_and_distinct() -> None:
 # Fairness
 
 
-def some_runs(methods: list[str], clients: int = 20) -> tuple[list[RunDocument], list[Fairness]]:
+def random_runs(methods: list[str], clients: int = 20) -> tuple[list[RunDocument], list[Fairness]]:
     random = np.random.RandomState(0)
     accuracies = [dict(enumerate(random.rand(clients).tolist())) for _ in methods]
     documents = [document(method, [0.1, 0.9]) for method in methods]
@@ -280,7 +290,7 @@ def render_fairness(documents: list[RunDocument], runs: list[Fairness]) -> Figur
 
 
 def test_fairness_sorts_clients_and_shows_differences() -> None:
-    documents, runs = some_runs(["local", "fedavg", "ditto"])
+    documents, runs = random_runs(["local", "fedavg", "ditto"])
     figure = render_fairness(documents, runs)
     top, local, fedavg = figure.axes
     lines = [line for line in top.lines if len(np.asarray(line.get_xdata())) == 101]
@@ -292,7 +302,7 @@ def test_fairness_sorts_clients_and_shows_differences() -> None:
     worst = [100 * run["spread"]["worst_tenth"] for run in runs]
     assert [float(np.asarray(mark.get_ydata())[0]) for mark in marks] == pytest.approx(worst)
     assert [label.get_text() for label in local.get_yticklabels()] == ["ditto", "fedavg"]
-    dots = [one for one in local.collections if isinstance(one, PathCollection)]
+    dots = [group for group in local.collections if isinstance(group, PathCollection)]
     expected = [100 * d for d in runs[2]["paired"]["local"]["differences"].values()]
     assert np.asarray(dots[0].get_offsets())[:, 0] == pytest.approx(expected)
     pair = runs[2]["paired"]["fedavg"]
@@ -308,7 +318,7 @@ def test_fairness_sorts_clients_and_shows_differences() -> None:
 )
 @pytest.mark.parametrize("clients", [1, 100])
 def test_fairness_is_inside(methods: list[str], clients: int) -> None:
-    assert everything_is_inside(render_fairness(*some_runs(methods, clients)))
+    assert is_everything_inside(render_fairness(*random_runs(methods, clients)))
 
 
 # Tuning
@@ -330,7 +340,7 @@ def test_surface_has_the_best_accuracy_of_each_cell() -> None:
     assert panel.empty == ((1, 1, "stopped"),)
     assert [(mark.column, mark.row, mark.text) for mark in panel.marks] == [(0, 0, "default"), (1, 0, "best")]
     assert figure.caption == "Best over mu."
-    assert everything_is_inside(render(figure))
+    assert is_everything_inside(render(figure))
 
 
 def test_surface_of_one_option_is_a_row() -> None:
@@ -339,31 +349,33 @@ def test_surface_of_one_option_is_a_row() -> None:
     (panel,) = figure.panels
     assert isinstance(panel, HeatMap)
     assert list(panel.values[0]) == pytest.approx([50.1, 51.0, 60.0])
-    assert everything_is_inside(render(figure))
+    assert is_everything_inside(render(figure))
 
 
 # Files and mistakes
 
 
-def test_dollars_are_not_mathematics(tmp_path: Path) -> None:
+def test_dollar_signs_are_not_parsed_as_math(tmp_path: Path) -> None:
     name = r"a $\frac$"
     draw(
         tmp_path / "m.png",
-        *analysis_figures([measured_run(mdl_at(name, 1.0, 0.1), method=name)], no_points).values(),
+        *analysis_figures(
+            [analyzed_run(mdl_document(name, 1.0, 0.1), method=name)], fail_to_load_points
+        ).values(),
     )
-    run = measured_run(discrepancy_of(some_discrepancy(2)), method=name)
-    draw(tmp_path / "d.svg", *analysis_figures([run], no_points).values())
-    draw(tmp_path / "t.png", FigureValue("tsne", name, (scatter_panel(name, some_plane(30, 3)),)))
-    draw(tmp_path / "f.png", *filter(None, [client_differences(*some_runs([name, "local"]))]))
+    run = analyzed_run(discrepancy_document(random_discrepancy(2)), method=name)
+    draw(tmp_path / "d.svg", *analysis_figures([run], fail_to_load_points).values())
+    draw(tmp_path / "t.png", FigureValue("tsne", name, (scatter_panel(name, random_points(30, 3)),)))
+    draw(tmp_path / "f.png", *filter(None, [client_differences(*random_runs([name, "local"]))]))
     draw(tmp_path / "s.pdf", tuning_surface({name: [1, 2]}, [({name: 1}, 0.5)], {name: 1}, name))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.svg", "f.png", "m.png", "s.pdf", "t.png"]
 
 
-def no_points(run: RunDocument, one: AnalysisDocument) -> Points:
+def fail_to_load_points(run: RunDocument, analysis: AnalysisDocument) -> Points:
     raise AssertionError("this analysis has no points")
 
 
-def test_nothing_to_draw_is_one_line(tmp_path: Path) -> None:
+def test_nothing_to_draw_raises_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="nothing to draw"):
         draw(tmp_path / "x.png", FigureValue("tsne", "", ()))
     with pytest.raises(InvalidInputError, match="panel 'a' has points of 3 dimensions"):

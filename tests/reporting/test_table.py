@@ -1,4 +1,4 @@
-"""A table in every format: the same values, as each reader takes them."""
+"""A table in every format has the same values."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ TABLE = Table(
 )
 
 
-def printed(table: Table, width: int) -> list[str]:
+def print_lines(table: Table, width: int) -> list[str]:
     with Console(width=width, file=io.StringIO()) as console, console.capture() as captured:
         console.print(table)
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def test_csv_has_plain_names_all_digits_and_what_only_programs_want() -> None:
+def test_csv_has_keys_all_digits_and_program_columns() -> None:
     rows = list(csv.reader(io.StringIO(render(TABLE, "csv"))))
     assert rows == [
         ["method", "accuracy", "folder"],
@@ -61,7 +61,7 @@ def test_csv_has_plain_names_all_digits_and_what_only_programs_want() -> None:
     ]
 
 
-def test_json_is_one_object_to_a_line() -> None:
+def test_json_has_one_object_per_line() -> None:
     text = render(TABLE, "json")
     assert json.loads(text) == [
         {"method": "fedavg+dbe(kappa=5,mu=1)", "accuracy": 1 / 3, "folder": "runs/a b"},
@@ -71,7 +71,7 @@ def test_json_is_one_object_to_a_line() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_no_number_is_null_for_programs(value: float) -> None:
+def test_numbers_that_are_not_finite_are_null_for_programs(value: float) -> None:
     table = Table([Column("a")], [{"a": value}])
     assert json.loads(render(table, "json")) == [{"a": None}]
     assert list(csv.reader(io.StringIO(render(table, "csv")))) == [["a"], [""]]
@@ -89,29 +89,29 @@ def test_markdown() -> None:
     ]
 
 
-def test_latex_says_what_it_means_to_tex() -> None:
-    found = render(TABLE, "latex").splitlines()
-    assert found[0] == "% Of 2 clients."
-    assert found[1] == r"\begin{tabular}{lrr}"
-    assert r"method & accuracy in \% & $\pm$ \\" in found
-    assert r"a|b \& c\_d & - & $\pm$ 0.5 \\" in found
-    assert found[-1] == r"\end{tabular}"
+def test_latex_escapes_special_characters() -> None:
+    lines = render(TABLE, "latex").splitlines()
+    assert lines[0] == "% Of 2 clients."
+    assert lines[1] == r"\begin{tabular}{lrr}"
+    assert r"method & accuracy in \% & $\pm$ \\" in lines
+    assert r"a|b \& c\_d & - & $\pm$ 0.5 \\" in lines
+    assert lines[-1] == r"\end{tabular}"
 
 
-def test_html_is_a_table_and_obeys_no_name() -> None:
-    given = Table([Column("a", "<b>", TEXT), Column("b", "n")], [{"a": "<script>", "b": 1}], note="a < b")
-    table = ElementTree.fromstring(f"<div>{to_html(given)}</div>")
-    assert [cell.text for cell in table.iter("th")] == ["<b>", "n"]
-    assert [cell.text for cell in table.iter("td")] == ["<script>", "1"]
-    assert [cell.attrib["style"] for cell in table.iter("td")] == ["text-align: left", "text-align: right"]
-    assert [note.text for note in table.iter("small")] == ["a < b"]
+def test_html_escapes_names() -> None:
+    table = Table([Column("a", "<b>", TEXT), Column("b", "n")], [{"a": "<script>", "b": 1}], note="a < b")
+    root = ElementTree.fromstring(f"<div>{to_html(table)}</div>")
+    assert [cell.text for cell in root.iter("th")] == ["<b>", "n"]
+    assert [cell.text for cell in root.iter("td")] == ["<script>", "1"]
+    assert [cell.attrib["style"] for cell in root.iter("td")] == ["text-align: left", "text-align: right"]
+    assert [note.text for note in root.iter("small")] == ["a < b"]
 
 
-def test_rich() -> None:
-    found = [line.split() for line in printed(TABLE, 60)]
-    assert found[:2] == [["accuracy"], ["method", "in", "%", "±"]], "a title is as wide as its values"
-    assert ["a|b", "&", "c_d", "-", "±", "0.5"] in found
-    assert found[-1] == ["Of", "2", "clients."]
+def test_rich_console() -> None:
+    lines = [line.split() for line in print_lines(TABLE, 60)]
+    assert lines[:2] == [["accuracy"], ["method", "in", "%", "±"]], "a title is as wide as its values"
+    assert ["a|b", "&", "c_d", "-", "±", "0.5"] in lines
+    assert lines[-1] == ["Of", "2", "clients."]
 
 
 @given(
@@ -120,8 +120,8 @@ def test_rich() -> None:
         max_size=5,
     )
 )
-def test_any_cell_survives(rows: list[tuple[str, float | None]]) -> None:
-    """One row stays one row of as many cells, whatever is in it."""
+def test_any_text_stays_one_cell(rows: list[tuple[str, float | None]]) -> None:
+    """A record stays one row with the same number of cells."""
     table = Table([Column("a", kind=TEXT), Column("b")], [{"a": a, "b": b} for a, b in rows])
     assert [record["a"] for record in json.loads(render(table, "json"))] == [a for a, _ in rows]
     read = list(csv.DictReader(io.StringIO(render(table, "csv"), newline="")))
@@ -129,7 +129,7 @@ def test_any_cell_survives(rows: list[tuple[str, float | None]]) -> None:
     assert render(table, "markdown").count("\n") == 2 + len(rows)
 
 
-def test_an_unknown_format_lists_those_that_there_are() -> None:
+def test_an_unknown_format_suggests_a_known_one() -> None:
     with pytest.raises(InvalidInputError, match="unknown format 'latx'; did you mean 'latex'"):
         render(TABLE, "latx")
     assert sorted(FORMATS) == ["csv", "json", "latex", "markdown"]
@@ -171,28 +171,28 @@ STACKED = Table(
         dict(zip(_KEYS, ("a", 3, 9, 4, 8, None, 1, 2), strict=True)),
         dict(zip(_KEYS, ("b", 1, 7, 4, 6, 5, 2, 3), strict=True)),
     ],
-    footer=[{"name": "floor", "best": 4}],
+    footer=[{"name": "total", "best": 4}],
     line_stack="round",
 )  # fmt: skip
 
 
 def test_a_terminal_stacks_lines_that_other_outputs_have_side_by_side() -> None:
-    lines = [line.split() for line in printed(STACKED, 60)]
+    lines = [line.split() for line in print_lines(STACKED, 60)]
     assert lines[0] == ["name", "round", "score", "cost", "extra"]
     assert lines[2:4] == [["a", "best", "@3", "9", "1", "2"], ["last", "@4", "8"]]
     assert lines[4:7] == [["b", "best", "@1", "7", "2", "3"], ["last", "@4", "6"], ["tuned", "5"]]
-    assert ["floor", "4"] in lines
+    assert ["total", "4"] in lines
     titles = render(STACKED, "markdown").splitlines()[0]
     assert "best score | last round | last score | tuned score | cost" in titles
-    assert "floor" not in render(STACKED, "markdown")
+    assert "total" not in render(STACKED, "markdown")
 
 
 def test_a_narrow_terminal_drops_columns_with_their_notes() -> None:
-    assert printed(STACKED, 60)[-1] == "Tuned: later. Cost: in coins. Extra: more."
-    narrow = printed(STACKED, 25)
+    assert print_lines(STACKED, 60)[-1] == "Tuned: later. Cost: in coins. Extra: more."
+    narrow = print_lines(STACKED, 25)
     assert "extra" not in narrow[0]
     assert " ".join(narrow).endswith("Tuned: later. Cost: in coins.")
-    tiny = printed(STACKED, 20)
+    tiny = print_lines(STACKED, 20)
     assert "cost" not in tiny[0]
     assert tiny[-1] == "Tuned: later."
     assert max(map(len, tiny)) <= 20
@@ -201,16 +201,16 @@ def test_a_narrow_terminal_drops_columns_with_their_notes() -> None:
 def test_columns_without_a_value_are_hidden_from_readers_only() -> None:
     first = Table(STACKED.columns, STACKED.records[:1])
     assert "tuned" not in render(first, "markdown")
-    assert "Tuned" not in " ".join(printed(first, 60))
+    assert "Tuned" not in " ".join(print_lines(first, 60))
     assert json.loads(render(first, "json"))[0]["tuned"] is None
 
 
 def test_blocks_repeat_the_first_column() -> None:
     columns = [Column("name", kind=TEXT), *(Column(f"c{i}") for i in range(5))]
     table = Table(columns, [{"name": "a"} | {f"c{i}": 10**i for i in range(5)}], narrow=Narrow.STACK_BLOCKS)
-    lines = [line.split() for line in printed(table, 16) if line]
+    lines = [line.split() for line in print_lines(table, 16) if line]
     assert [line for line in lines if line[0] in ("name", "a")] == [
         ["name", "c0", "c1"], ["a", "1", "10"], ["name", "c2", "c3"], ["a", "100", "1000"],
         ["name", "c4"], ["a", "10000"],
     ]  # fmt: skip
-    assert len([line for line in printed(table, 60) if line.startswith("a")]) == 1
+    assert len([line for line in print_lines(table, 60) if line.startswith("a")]) == 1

@@ -1,4 +1,4 @@
-"""A run read at another moment."""
+"""The document of a run at another moment."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ def _accuracy(weighted: float) -> Accuracy:
 
 
 def validated(seed: int = 0) -> RunDocument:
-    """Held-out data say round 1; test data after local training say round 2."""
+    """Return a run whose validation data selects round 1, and test data after local training round 2."""
     run = document("fedavg", [0.1, 0.6, 0.5], seed=seed, validation=0.2)
-    for entry, held_out, after in zip(run["rounds"], (0.1, 0.9, 0.8), (0.2, 0.7, 0.95), strict=True):
-        entry["validation"], entry["after"] = _accuracy(held_out), _accuracy(after)
+    for result, held_out, after in zip(run["rounds"], (0.1, 0.9, 0.8), (0.2, 0.7, 0.95), strict=True):
+        result["validation"], result["after"] = _accuracy(held_out), _accuracy(after)
     run["best"] = run["rounds"][1]
     return run
 
 
-def test_another_moment_keeps_the_round_that_held_out_data_chose() -> None:
-    found = at_moment(validated(), "after")
-    assert found["best"] is not None
-    assert found["best"]["round"] == 1
-    assert found["best"]["accuracy"] == _accuracy(0.7)
-    assert found["last"] is not None
-    assert found["last"]["accuracy"] == _accuracy(0.95)
+def test_another_moment_keeps_the_round_selected_on_validation_data() -> None:
+    document_after = at_moment(validated(), "after")
+    assert document_after["best"] is not None
+    assert document_after["best"]["round"] == 1
+    assert document_after["best"]["accuracy"] == _accuracy(0.7)
+    assert document_after["last"] is not None
+    assert document_after["last"]["accuracy"] == _accuracy(0.95)
 
 
-def test_tables_over_seeds_keep_the_round_that_held_out_data_chose() -> None:
-    (found,) = group_seeds([at_moment(validated(seed), "after") for seed in (0, 1)])
-    assert found.best is not None
-    assert found.validation is not None
-    assert round(found.best.mean, 9) == 70
-    assert round(found.validation.mean, 9) == 90
+def test_seed_groups_keep_the_round_selected_on_validation_data() -> None:
+    (group,) = group_seeds([at_moment(validated(seed), "after") for seed in (0, 1)])
+    assert group.best is not None
+    assert group.validation is not None
+    assert round(group.best.mean, 9) == 70
+    assert round(group.validation.mean, 9) == 90
 
 
-def test_without_held_out_data_the_best_round_is_that_of_the_moment() -> None:
+def test_best_round_without_validation_data_depends_on_the_moment() -> None:
     run = validated()
-    for entry in run["rounds"]:
-        entry["validation"] = None
-    found = at_moment(run, "after")
-    assert found["best"] is not None
-    assert found["best"]["round"] == 2
+    for result in run["rounds"]:
+        result["validation"] = None
+    document_after = at_moment(run, "after")
+    assert document_after["best"] is not None
+    assert document_after["best"]["round"] == 2

@@ -1,4 +1,4 @@
-"""Fairness: numbers worked out by hand, and baselines that are found only where clients are the same."""
+"""Fairness: values computed by hand, and baselines that must have the same clients."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.documents import document
 CURVE = [0.1, 0.9, 0.5]
 
 
-def test_the_spread_by_hand() -> None:
+def test_spread_by_hand() -> None:
     """Of 0.0, 0.1, ..., 1.0 the worst tenth is two clients of eleven: 0.0 and 0.1."""
-    found = client_spread({client: client / 10 for client in range(11)})
-    assert found == {
+    spread = client_spread({client: client / 10 for client in range(11)})
+    assert spread == {
         "clients": 11,
         "mean": pytest.approx(0.5),
         "std": pytest.approx(0.1**0.5),
@@ -28,20 +28,20 @@ def test_the_spread_by_hand() -> None:
         "highest": 1.0,
     }
     assert client_spread({3: 0.4})["worst_tenth"] == 0.4
-    with pytest.raises(InvalidInputError, match="no client at all"):
+    with pytest.raises(InvalidInputError, match="fairness is not defined without clients"):
         client_spread({})
 
 
 def test_pairs_by_hand() -> None:
-    """Clients 0 and 5 gain 0.5, 1 loses 0.25, 2 is as before; 3 and 4 are in one run only."""
-    found = pair_clients(
+    """Clients 0 and 5 gain 0.5, 1 loses 0.25, 2 is unchanged; 3 and 4 are in one run only."""
+    paired = pair_clients(
         {0: 0.75, 1: 0.5, 2: 1.0, 3: 0.0, 5: 1.0}, {0: 0.25, 1: 0.75, 2: 1.0, 4: 0.0, 5: 0.5}, "local"
     )
-    assert (found["clients"], found["better"], found["equal"], found["worse"]) == (4, 2, 1, 1)
-    assert (found["helped"], found["hurt"]) == (0.5, 0.25)
-    assert (found["mean"], found["lowest"]) == pytest.approx((0.75 / 4, -0.25))
-    assert found["differences"] == {0: 0.5, 1: -0.25, 2: 0.0, 5: 0.5}
-    assert found["against"] == "local"
+    assert (paired["clients"], paired["better"], paired["equal"], paired["worse"]) == (4, 2, 1, 1)
+    assert (paired["helped"], paired["hurt"]) == (0.5, 0.25)
+    assert (paired["mean"], paired["lowest"]) == pytest.approx((0.75 / 4, -0.25))
+    assert paired["differences"] == {0: 0.5, 1: -0.25, 2: 0.0, 5: 0.5}
+    assert paired["against"] == "local"
     with pytest.raises(InvalidInputError, match="no client was evaluated in both runs"):
         pair_clients({0: 1.0}, {1: 1.0})
 
@@ -50,10 +50,10 @@ def test_pairs_by_hand() -> None:
     st.dictionaries(st.integers(0, 9), st.floats(0, 1), min_size=10),
     st.dictionaries(st.integers(0, 9), st.floats(0, 1), min_size=10),
 )
-def test_who_is_helped_by_one_is_hurt_by_the_other(one: dict[int, float], other: dict[int, float]) -> None:
-    there, back = pair_clients(one, other), pair_clients(other, one)
-    assert (there["better"], there["worse"]) == (back["worse"], back["better"])
-    assert there["better"] + there["equal"] + there["worse"] == there["clients"] == 10
+def test_swapping_runs_swaps_helped_and_hurt(first: dict[int, float], second: dict[int, float]) -> None:
+    forward, backward = pair_clients(first, second), pair_clients(second, first)
+    assert (forward["better"], forward["worse"]) == (backward["worse"], backward["better"])
+    assert forward["better"] + forward["equal"] + forward["worse"] == forward["clients"] == 10
 
 
 def test_baselines_are_found_by_method() -> None:
@@ -67,8 +67,8 @@ def test_baselines_are_found_by_method() -> None:
     assert (dbe["round"], dbe["moment"], dbe["accuracy"]) == (1, "before", {0: 0.9, 1: 0.5})
 
 
-def test_a_method_with_add_ons_and_options_is_not_its_baseline() -> None:
-    """Brackets at both ends are not one pair of brackets."""
+def test_method_with_add_ons_and_options_is_not_its_baseline() -> None:
+    """Parentheses at both ends are not one pair."""
     methods = ("fedavg(weights=uniform)+dbe(kappa=1)", "local", "fedavg(weights=uniform)")
     dbe, local, fedavg = compute_fairness(
         [document(method, CURVE) for method in methods], [{0: 0.9}, {0: 0.7}, {0: 0.8}]
@@ -78,19 +78,19 @@ def test_a_method_with_add_ons_and_options_is_not_its_baseline() -> None:
     assert fedavg["paired"].keys() == {"local"}
 
 
-def test_a_baseline_is_of_the_same_clients_and_if_it_can_be_of_the_same_seed() -> None:
-    mine = document("ditto", CURVE, seed=1)
+def test_baseline_has_the_same_clients_and_preferably_the_same_seed() -> None:
+    ditto = document("ditto", CURVE, seed=1)
     seeds = [document("fedavg", CURVE, seed=seed) for seed in (0, 1)]
     others = [document("fedavg", CURVE, partition_seed=2), document("fedavg", CURVE, data="fmnist")]
-    there = [{0: accuracy} for accuracy in (0.5, 0.25, 0.75, 0.75)]
-    found = compute_fairness([mine, *seeds, *others], [{0: 0.5}, *there])[0]
-    assert found["paired"]["fedavg"]["differences"] == {0: 0.25}
-    assert "seed 1" in found["paired"]["fedavg"]["against"]
-    assert compute_fairness([mine, seeds[0]], [{0: 0.6}, {0: 0.5}])[0]["paired"].keys() == {"fedavg"}
-    assert compute_fairness([mine, *others], [{0: 0.6}, *there[:2]])[0]["paired"] == {}
+    accuracies = [{0: accuracy} for accuracy in (0.5, 0.25, 0.75, 0.75)]
+    fairness = compute_fairness([ditto, *seeds, *others], [{0: 0.5}, *accuracies])[0]
+    assert fairness["paired"]["fedavg"]["differences"] == {0: 0.25}
+    assert "seed 1" in fairness["paired"]["fedavg"]["against"]
+    assert compute_fairness([ditto, seeds[0]], [{0: 0.6}, {0: 0.5}])[0]["paired"].keys() == {"fedavg"}
+    assert compute_fairness([ditto, *others], [{0: 0.6}, *accuracies[:2]])[0]["paired"] == {}
 
 
-def test_the_last_round_and_a_run_without_any() -> None:
+def test_last_round_and_run_without_rounds() -> None:
     assert compute_fairness([document("ditto", CURVE)], [{0: 0.5}], "last")[0]["round"] == 2
     with pytest.raises(InvalidInputError, match="ditto: no round has been evaluated yet"):
         compute_fairness([document("ditto", [None])], [{}])

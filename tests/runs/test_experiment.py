@@ -1,4 +1,4 @@
-"""From options to a run to be: which default applies where, and what the configuration's hash follows."""
+"""Resolved experiments: precedence of defaults, and the content of the configuration's hash."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from feddbe.runs import execution
 from feddbe.runs.experiment import Experiment, resolve, resolve_all
 from feddbe.seeds import torch_seeded
 from feddbe.simulation import loop
-from tests.federation import make_samples
+from tests.federation import make_dataset
 
 
 def images(folder: Path, name: str = "clothes.npz", n: int = 400, *, client: bool = False) -> str:
@@ -45,7 +45,7 @@ def tiny(
     if isinstance(model, str):
         options, model = options | {"model": model}, None
     config = Config(**{"partition": "natural", **options})
-    return resolve(name, config, dataset=dataset or make_samples(), model=model)
+    return resolve(name, config, dataset=dataset or make_dataset(), model=model)
 
 
 def mr(experiment: Experiment) -> MR:
@@ -56,52 +56,61 @@ def mr(experiment: Experiment) -> MR:
 # --- defaults
 
 
-def test_the_defaults_for_digits() -> None:
-    found = resolve("fedavg+dbe", Config())
-    options = found.options
+def test_defaults_for_digits() -> None:
+    experiment = resolve("fedavg+dbe", Config())
+    options = experiment.options
     assert (options.lr, options.rounds, options.clients, options.partition) == (0.1, 40, 20, "dirichlet:0.1")
     assert (options.model, options.cut, options.short_batch) == ("cnn_small", "fc1", "keep")
-    assert (mr(found).kappa, mr(found).mu, mr(found).init_mean, mr(found).init_epochs) == (
+    assert (
+        mr(experiment).kappa,
+        mr(experiment).mu,
+        mr(experiment).init_mean,
+        mr(experiment).init_epochs,
+    ) == (
         1,
         1,
         "momentum",
         1,
     )
-    assert (found.task.training.lr, found.task.training.batch_size, found.task.training.local_epochs) == (
+    assert (
+        experiment.task.training.lr,
+        experiment.task.training.batch_size,
+        experiment.task.training.local_epochs,
+    ) == (
         0.1,
         10,
         1,
     )
-    assert (found.task.rounds, found.task.seed, found.task.split.clients) == (40, 0, 20)
+    assert (experiment.task.rounds, experiment.task.seed, experiment.task.split.clients) == (40, 0, 20)
     published = "fc64f7386750e58b651482901f6371da03f86593279935278b802e1caee3cc0c"
-    assert found.task.split.index_sha256()["train"] == published
-    assert 0.3 < found.majority_accuracy < 1
+    assert experiment.task.split.index_sha256()["train"] == published
+    assert 0.3 < experiment.majority_accuracy < 1
 
 
-def test_the_defaults_for_images_of_28x28(tmp_path: Path) -> None:
-    found = resolve("fedavg+dbe", Config(data=images(tmp_path)))
-    options = found.options
+def test_defaults_for_images_of_28x28(tmp_path: Path) -> None:
+    experiment = resolve("fedavg+dbe", Config(data=images(tmp_path)))
+    options = experiment.options
     assert (options.lr, options.rounds, options.clients, options.partition) == (
         0.005, 100, 20, "dirichlet:0.1"
     )  # fmt: skip
     assert (options.model, options.cut) == ("cnn", "fc1")
-    assert (mr(found).kappa, mr(found).mu) == (50, 1)
-    assert found.task.model.feature_shape == (512,)
+    assert (mr(experiment).kappa, mr(experiment).mu) == (50, 1)
+    assert experiment.task.model.feature_shape == (512,)
 
 
-def test_the_defaults_for_features_and_for_an_own_module() -> None:
+def test_defaults_for_features_and_for_a_user_module() -> None:
     x = torch.randn(60, 7)
     table = Dataset("table", x, torch.arange(60) % 3, 3)
     options: dict[str, Any] = {"partition": "iid", "clients": 4}
     features = resolve("fedavg+mr", Config(**options), dataset=table)
     assert (features.options.model, features.options.lr, mr(features).kappa) == ("mlp", 0.1, 1)
-    own = nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3))
-    found = resolve("fedavg+mr", Config(**options), dataset=table, model=own)
-    assert (found.options.model, found.options.lr, found.options.rounds) == ("own", 0.01, 100)
-    assert (found.options.cut, mr(found).kappa, mr(found).mu) == ("1", 1, 1)
+    module = nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3))
+    experiment = resolve("fedavg+mr", Config(**options), dataset=table, model=module)
+    assert (experiment.options.model, experiment.options.lr, experiment.options.rounds) == ("own", 0.01, 100)
+    assert (experiment.options.cut, mr(experiment).kappa, mr(experiment).mu) == ("1", 1, 1)
 
 
-def test_the_variants() -> None:
+def test_variants() -> None:
     """official: as many epochs before round 1 as in a round; paper: the mean over the data, one epoch."""
     variants = {name: mr(tiny(variant=name, local_epochs=3)) for name in ("default", "paper", "official")}
     assert [(v.init_mean, v.init_epochs) for v in variants.values()] == [
@@ -111,20 +120,24 @@ def test_the_variants() -> None:
     assert kept == {"default": "keep", "paper": "keep", "official": "refuse"}
 
 
-def test_what_is_given_wins_over_the_variant() -> None:
-    found = tiny("fedavg+dbe(init_epochs=2,init_mean=debiased,kappa=7)", variant="official", local_epochs=3)
-    assert (mr(found).init_epochs, mr(found).init_mean, mr(found).kappa) == (2, "debiased", 7)
-    assert mr(found).mu == 1
+def test_explicit_options_override_the_variant() -> None:
+    experiment = tiny(
+        "fedavg+dbe(init_epochs=2,init_mean=debiased,kappa=7)", variant="official", local_epochs=3
+    )
+    assert (mr(experiment).init_epochs, mr(experiment).init_mean, mr(experiment).kappa) == (2, "debiased", 7)
+    assert mr(experiment).mu == 1
     assert mr(tiny("fedavg+mr(init_mean=momentum)", variant="paper")).init_mean == "momentum"
     assert tiny(variant="official", short_batch="keep").options.short_batch == "keep"
 
 
-def test_explicit_then_variant_then_data_then_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each layer is taken away in turn; hyper-parameters follow the same order."""
+def test_precedence_of_explicit_variant_data_and_model_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer is removed in turn; hyper-parameters have the same order."""
 
-    def found(name: str = "fedavg+mr", **options: Any) -> tuple[float | None, int | None, float | str]:
-        one = tiny(name, **options)
-        return one.options.lr, one.options.rounds, mr(one).kappa
+    def resolve_values(
+        name: str = "fedavg+mr", **options: Any
+    ) -> tuple[float | None, int | None, float | str]:
+        experiment = tiny(name, **options)
+        return experiment.options.lr, experiment.options.rounds, mr(experiment).kappa
 
     layers = {
         "variant": (defaults.VARIANTS, "paper", {"lr": 0.3, "rounds": 30, "mr": {"kappa": 30.0}}),
@@ -134,81 +147,84 @@ def test_explicit_then_variant_then_data_then_model(monkeypatch: pytest.MonkeyPa
     for table, key, layer in layers.values():
         monkeypatch.setitem(table, key, layer)
     explicit: dict[str, Any] = {"lr": 0.4, "rounds": 40, "variant": "paper"}
-    assert found("fedavg+mr(kappa=40)", **explicit) == (0.4, 40, 40)
-    assert found(variant="paper") == (0.3, 30, 30)
-    assert found() == (0.2, 20, 20)
+    assert resolve_values("fedavg+mr(kappa=40)", **explicit) == (0.4, 40, 40)
+    assert resolve_values(variant="paper") == (0.3, 30, 30)
+    assert resolve_values() == (0.2, 20, 20)
     monkeypatch.delitem(defaults.PER_DATA, "tiny")
-    assert found() == (0.1, 10, 10)
+    assert resolve_values() == (0.1, 10, 10)
     monkeypatch.setitem(defaults.PER_MODEL, "mlp", {"lr": 0.1})
-    assert found() == (0.1, defaults.GENERAL["rounds"], 50)
+    assert resolve_values() == (0.1, defaults.GENERAL["rounds"], 50)
 
 
 def test_layers_of_hyper_parameters_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(defaults.PER_MODEL, "mlp", {"lr": 0.1, "mr": {"kappa": 3.0, "mu": 0.5}})
     monkeypatch.setitem(defaults.PER_DATA, "tiny", {"mr": {"kappa": 4.0}})
-    found = mr(tiny(variant="paper"))
-    assert (found.kappa, found.mu, found.init_mean) == (4, 0.5, "exact")
+    parameters = mr(tiny(variant="paper"))
+    assert (parameters.kappa, parameters.mu, parameters.init_mean) == (4, 0.5, "exact")
 
 
-def test_zero_rounds_is_no_missing_number() -> None:
+def test_zero_rounds_is_not_a_missing_value() -> None:
     assert tiny(rounds=0).options.rounds == 0
     assert tiny(rounds=0).task.rounds == 0
 
 
-def test_the_configuration_holds_every_choice() -> None:
+def test_configuration_contains_every_option() -> None:
     """All options with their defaults filled in, and the hyper-parameters part by part."""
-    found = tiny("fedavg+dbe(mu=0.5)", seed=3, batch_size=5)
-    assert found.config["method"] == found.name == "fedavg+dbe(mu=0.5)"
-    assert found.config["method_options"]["mr"]["mu"] == 0.5
-    assert found.config["method_options"]["mr"]["kappa"] == 1
-    assert found.config["method_options"]["prbm"] == {"prbm_lr": None}
-    assert {"fedavg", "mr", "prbm"} == set(found.config["method_options"])
+    experiment = tiny("fedavg+dbe(mu=0.5)", seed=3, batch_size=5)
+    assert experiment.config["method"] == experiment.name == "fedavg+dbe(mu=0.5)"
+    assert experiment.config["method_options"]["mr"]["mu"] == 0.5
+    assert experiment.config["method_options"]["mr"]["kappa"] == 1
+    assert experiment.config["method_options"]["prbm"] == {"prbm_lr": None}
+    assert {"fedavg", "mr", "prbm"} == set(experiment.config["method_options"])
     chosen = {
-        key: found.config[key] for key in ("seed", "batch_size", "lr", "rounds", "clients", "model", "cut")
+        key: experiment.config[key]
+        for key in ("seed", "batch_size", "lr", "rounds", "clients", "model", "cut")
     }
     assert chosen == {
         "seed": 3, "batch_size": 5, "lr": 0.1, "rounds": 100, "clients": 3, "model": "mlp", "cut": "fc1"
     }  # fmt: skip
-    assert found.config.keys() == {field.name for field in dataclasses.fields(Config)} | {"method_options"}
+    assert experiment.config.keys() == {field.name for field in dataclasses.fields(Config)} | {
+        "method_options"
+    }
 
 
-def test_a_wrong_method_is_told_before_the_data_is_looked_for() -> None:
+def test_unknown_method_is_reported_before_data_is_loaded() -> None:
     with pytest.raises(InvalidInputError, match="unknown method 'fedavgg'"):
         resolve("fedavgg", Config(data="nowhere.npz"))
 
 
-def test_where_each_value_came_from() -> None:
-    asked = {"seed": "given", "batch_size": "run.toml", "local_epochs": "other.toml"}
+def test_origin_of_each_setting() -> None:
+    origins = {"seed": "given", "batch_size": "run.toml", "local_epochs": "other.toml"}
     options = Config(seed=1, batch_size=9, local_epochs=2, variant="official", partition="iid", clients=3)
     names = ["fedavg+dbe(kappa=7)", "scaffold"]
-    one, two = (e.settings for e in resolve_all(names, options, origins=asked))
-    origins = {key: setting.origin for key, setting in one.items()}
-    assert {key: origins[key] for key in asked} == asked
-    wanted = {
+    first, second = (e.settings for e in resolve_all(names, options, origins=origins))
+    origins = {key: setting.origin for key, setting in first.items()}
+    assert {key: origins[key] for key in origins} == origins
+    expected = {
         "variant": "given", "rounds": "data set digits", "model": "data set digits", "cut": "model cnn_small",
         "lr": "model cnn_small", "participation": "general default", "short_batch": "variant official",
         "mr kappa": "given", "mr init_epochs": "variant official", "mr mu": "general default",
     }  # fmt: skip
-    assert {key: origins[key] for key in wanted} == wanted
-    assert one["mr init_epochs"].value == 2
-    assert two["lr"] == (0.05, "method scaffold")
+    assert {key: origins[key] for key in expected} == expected
+    assert first["mr init_epochs"].value == 2
+    assert second["lr"] == (0.05, "method scaffold")
     natural = tiny().settings
     assert natural["clients"] == (3, "data set tiny")
     assert tiny(model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10))).settings["lr"].origin == "model own"
 
 
-def test_where_the_options_of_names_came_from() -> None:
+def test_origin_of_options_in_names() -> None:
     texts = Dataset(
-        "texts", (torch.arange(240) % 12).int().reshape(40, 6), torch.arange(40) % 3, 3, tokens=12
+        "texts", (torch.arange(240) % 12).int().reshape(40, 6), torch.arange(40) % 3, 3, num_words=12
     )
     options: dict[str, Any] = {"partition": "iid", "clients": 2, "batch_size": 5, "variant": "official"}
 
-    def found(**more: Any) -> Any:
+    def resolve_settings(**more: Any) -> Any:
         return resolve("fedavg", Config(**options, **more), dataset=texts).settings["fasttext rep"]
 
-    assert found() == found(model="fasttext") == ("logsoftmax", "variant official")
-    assert found(model="fasttext(rep=linear)") == ("linear", "given")
-    assert found(model="fasttext( rep = logsoftmax )") == ("logsoftmax", "given")
+    assert resolve_settings() == resolve_settings(model="fasttext") == ("logsoftmax", "variant official")
+    assert resolve_settings(model="fasttext(rep=linear)") == ("linear", "given")
+    assert resolve_settings(model="fasttext( rep = logsoftmax )") == ("logsoftmax", "given")
 
 
 def test_a_comparison_loads_its_data_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,8 +239,8 @@ def test_a_comparison_loads_its_data_once(monkeypatch: pytest.MonkeyPatch) -> No
     experiments = resolve_all(["fedavg", "fedavg+dbe", "scaffold"], Config(partition="iid", clients=3))
     assert len(loaded) == 1
     assert len({id(e.task.split) for e in experiments}) == len({id(e.task.dataset) for e in experiments}) == 1
-    alone = resolve("scaffold", Config(partition="iid", clients=3))
-    assert (alone.config_hash, alone.config) == (experiments[2].config_hash, experiments[2].config)
+    single = resolve("scaffold", Config(partition="iid", clients=3))
+    assert (single.config_hash, single.config) == (experiments[2].config_hash, experiments[2].config)
 
 
 def test_files_with_brackets_in_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +270,8 @@ SAME: list[dict[str, Any]] = [
     {"name": "fedavg+dbe(kappa=1)"}, {"name": "FedAvg + mr + prbm"}, {"name": "fedavg+mr(mu=1.0)+prbm"},
 ]  # fmt: skip
 OTHER: list[dict[str, Any]] = [
-    {"lr": 0.2}, {"seed": 1}, {"batch_size": 5}, {"local_epochs": 2}, {"participation": 0.5}, {"cut": "fc1.1"},
+    {"lr": 0.2}, {"seed": 1}, {"batch_size": 5}, {"local_epochs": 2}, {"participation": 0.5},
+    {"cut": "fc1.1"},
     {"model": "cnn_small"}, {"partition": "iid", "clients": 3}, {"partition": "iid", "clients": 4},
     {"bn_buffers": "average"}, {"short_batch": "refuse"}, {"variant": "paper"}, {"variant": "official"},
     {"eval": "cohort"}, {"eval_after": False},
@@ -266,25 +283,25 @@ OTHER: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", SAME, ids=str)
-def test_what_a_run_can_be_continued_with(options: dict[str, Any]) -> None:
+def test_options_that_keep_the_hash(options: dict[str, Any]) -> None:
     assert tiny(**options).config_hash == tiny().config_hash
 
 
-def test_everything_else_is_another_run() -> None:
+def test_all_other_options_change_the_hash() -> None:
     hashes = [tiny().config_hash, *(tiny(**options).config_hash for options in OTHER)]
     twice = [str(options) for options, h in zip(OTHER, hashes[1:], strict=True) if hashes.count(h) > 1]
     assert twice == []
 
 
-def test_the_partitions_seed_matters_where_it_changes_the_split() -> None:
+def test_partition_seed_changes_the_hash_only_with_the_split() -> None:
     iid: dict[str, Any] = {"partition": "iid", "clients": 3}
     assert tiny(**iid, partition_seed=2).config_hash != tiny(**iid).config_hash
     # dirichlet with one client and iid differ in name, and in the order of samples
-    alone = tiny(partition="iid", clients=1).config_hash
-    assert tiny(partition="dirichlet:1", clients=1).config_hash != alone
+    single_client = tiny(partition="iid", clients=1).config_hash
+    assert tiny(partition="dirichlet:1", clients=1).config_hash != single_client
 
 
-def test_the_hash_follows_the_content_of_a_file_not_its_place(tmp_path: Path) -> None:
+def test_hash_depends_on_content_of_a_file_not_its_path(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     options: dict[str, Any] = {"partition": "iid", "clients": 4, "model": "mlp"}
     first = resolve("fedavg", Config(data=images(tmp_path, n=40), **options)).config_hash
@@ -301,27 +318,27 @@ def test_the_hash_follows_the_content_of_a_file_not_its_place(tmp_path: Path) ->
     assert resolve("fedavg", Config(data=moved, **options)).config_hash != first
 
 
-def test_a_saved_split_is_the_same_run_as_the_partition_that_it_holds(tmp_path: Path) -> None:
+def test_saved_split_has_the_hash_of_its_partition(tmp_path: Path) -> None:
     """The file has no order before the 75/25 split, so that must not matter."""
-    made = tiny()
-    made.task.split.save(tmp_path / "split.npz")
+    experiment = tiny()
+    experiment.task.split.save(tmp_path / "split.npz")
     loaded = tiny(partition=None, split=str(tmp_path / "split.npz"))
-    assert loaded.config_hash == made.config_hash
+    assert loaded.config_hash == experiment.config_hash
     assert loaded.options.clients == 3
-    train = [rows.copy() for rows in made.task.split.train]
+    train = [rows.copy() for rows in experiment.task.split.train]
     train[0][:2] = train[0][1::-1]
-    Split.from_arrays(train, made.task.split.test).save(tmp_path / "split.npz")
-    assert tiny(partition=None, split=str(tmp_path / "split.npz")).config_hash != made.config_hash
+    Split.from_arrays(train, experiment.task.split.test).save(tmp_path / "split.npz")
+    assert tiny(partition=None, split=str(tmp_path / "split.npz")).config_hash != experiment.config_hash
 
 
-def test_the_scale_of_images_is_part_of_the_hash() -> None:
+def test_hash_includes_the_scale_of_images() -> None:
     """The same bytes as 8-bit images are trained with x 2/255 - 1, as digits with x 2/16 - 1."""
-    digits = make_samples()
+    digits = make_dataset()
     assert digits.scale == 2 / 16
     assert tiny(dataset=dataclasses.replace(digits, scale=2 / 255)).config_hash != tiny().config_hash
 
 
-def test_where_one_client_ends_and_the_next_begins_is_part_of_the_hash(tmp_path: Path) -> None:
+def test_hash_includes_client_boundaries(tmp_path: Path) -> None:
     hashes = []
     for end in (30, 40):
         train, test = np.split(np.arange(80), [end]), np.split(np.arange(80, 100), [10])
@@ -330,7 +347,7 @@ def test_where_one_client_ends_and_the_next_begins_is_part_of_the_hash(tmp_path:
     assert hashes[0] != hashes[1]
 
 
-def test_the_start_of_an_own_module_is_part_of_the_hash() -> None:
+def test_hash_includes_initial_parameters_of_a_user_module() -> None:
     def module(seed: int) -> nn.Module:
         with torch_seeded(seed):
             return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 10))
@@ -345,28 +362,30 @@ def test_the_start_of_an_own_module_is_part_of_the_hash() -> None:
 def test_natural_clients_of_a_file(tmp_path: Path) -> None:
     """Five names in the order of the alphabet; each 8 samples: 6 to train, 2 to test."""
     path = images(tmp_path, n=40, client=True)
-    found = resolve("fedavg", Config(data=path, partition="natural"))
-    assert (found.options.clients, found.options.partition) == (5, "natural")
-    assert found.task.samples == (6,) * 5
-    held = [sorted([*a, *b]) for a, b in zip(found.task.split.train, found.task.split.test, strict=True)]
+    experiment = resolve("fedavg", Config(data=path, partition="natural"))
+    assert (experiment.options.clients, experiment.options.partition) == (5, "natural")
+    assert experiment.task.samples == (6,) * 5
+    client_indices = [
+        sorted([*a, *b]) for a, b in zip(experiment.task.split.train, experiment.task.split.test, strict=True)
+    ]
     starts = {"ann": 16, "bob": 8, "cat": 32, "dan": 24, "eve": 0}
-    assert held == [list(range(start, start + 8)) for start in starts.values()]
+    assert client_indices == [list(range(start, start + 8)) for start in starts.values()]
     # without being asked for, the column is not used
     assert resolve("fedavg", Config(data=path, partition="iid", clients=4)).options.clients == 4
 
 
-def test_natural_clients_need_a_column() -> None:
+def test_natural_partition_needs_a_client_column() -> None:
     with pytest.raises(InvalidInputError, match="natural"):
         resolve("fedavg", Config(partition="natural"))
 
 
-def test_the_number_of_clients_and_the_partition_are_filled_in() -> None:
+def test_number_of_clients_and_partition_are_filled_in() -> None:
     dataset, split, config = load_federated_data(Config(partition="iid", clients=7))
     assert (dataset.name, split.clients, config.clients, config.partition) == ("digits", 7, 7, "iid")
     assert load_federated_data(Config(partition="iid"))[2].clients == 20
 
 
-def test_a_split_excludes_what_contradicts_it(tmp_path: Path) -> None:
+def test_split_excludes_contradicting_options(tmp_path: Path) -> None:
     path = tmp_path / "split.npz"
     load_federated_data(Config(partition="iid", clients=3))[1].save(path)
     dataset, split, config = load_federated_data(Config(split=str(path)))
@@ -380,9 +399,9 @@ def test_a_split_excludes_what_contradicts_it(tmp_path: Path) -> None:
 
 
 def test_a_data_set_in_memory_is_used_instead_of_a_name() -> None:
-    mine = make_samples()
-    assert load_federated_data(Config(data="nowhere", partition="natural"), mine)[0] is mine
-    assert tiny(dataset=mine).task.dataset is mine
+    dataset = make_dataset()
+    assert load_federated_data(Config(data="nowhere", partition="natural"), dataset)[0] is dataset
+    assert tiny(dataset=dataset).task.dataset is dataset
 
 
 def test_paths_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +411,7 @@ def test_paths_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert load_federated_data(Config(data="~/clothes.npz", split="~/s.npz"))[1].clients == 2
 
 
-def test_a_client_smaller_than_a_batch_is_refused_where_asked_for() -> None:
+def test_client_smaller_than_a_batch_is_rejected_with_refuse() -> None:
     """45, 33 and 21 training samples."""
     assert tiny(short_batch="refuse", batch_size=21).options.batch_size == 21
     with pytest.raises(InvalidInputError) as caught:
@@ -415,7 +434,7 @@ def test_training_settings_reach_the_task() -> None:
     )
 
 
-def test_labels_of_each_client_by_hand() -> None:
+def test_label_counts_of_clients() -> None:
     """Client 0 holds rows 0 1 | 2 with labels 0 2 | 2, client 1 rows 4 | 3 with labels 1 | 1."""
     toy = Dataset("toy", torch.zeros(5, 1), torch.tensor([0, 2, 2, 1, 1]), 4)
     split = Split.from_arrays((np.array([0, 1]), np.array([4])), (np.array([2]), np.array([3])))
@@ -423,7 +442,7 @@ def test_labels_of_each_client_by_hand() -> None:
     assert label_counts(toy, split).dtype == np.int64
 
 
-def test_labels_of_digits_are_all_there() -> None:
+def test_label_counts_of_digits_are_complete() -> None:
     dataset = data.load_dataset("digits")
     counts = label_counts(dataset, load_federated_data(Config(partition="iid", clients=5))[1])
     assert counts.shape == (5, 10)
@@ -434,22 +453,22 @@ def test_labels_of_digits_are_all_there() -> None:
 # What a method does with the options
 
 
-def test_an_option_that_does_nothing_is_said_and_not_recorded() -> None:
-    one, two = tiny("pfedme", lr=0.3), tiny("pfedme", lr=0.7)
-    assert one.config["lr"] is None
-    assert one.config_hash == two.config_hash
-    assert one.notes == ["lr does nothing: its rates are lr_p and eta"]
+def test_ignored_option_is_noted_and_not_recorded() -> None:
+    first, second = tiny("pfedme", lr=0.3), tiny("pfedme", lr=0.7)
+    assert first.config["lr"] is None
+    assert first.config_hash == second.config_hash
+    assert first.notes == ["lr has no effect: its rates are lr_p and eta"]
     assert tiny("pfedme").notes == []
     assert tiny("fedavg", lr=0.3).config["lr"] == 0.3
     assert tiny("fedavg", lr=0.3).notes == []
-    assert tiny("perfedavg(beta=0.1)", lr=0.3).notes == ["lr does nothing: its rates are alpha and beta"]
+    assert tiny("perfedavg(beta=0.1)", lr=0.3).notes == ["lr has no effect: its rates are alpha and beta"]
     assert tiny("perfedavg(beta=0.1)", lr=0.3, new_clients=1).notes == [], "newcomers train with it"
-    assert tiny("apple(eta1=0.1)", lr=0.3).notes == ["lr does nothing: its rates are eta1 and eta2"]
+    assert tiny("apple(eta1=0.1)", lr=0.3).notes == ["lr has no effect: its rates are eta1 and eta2"]
     assert tiny("pfedme+ft", lr=0.3, force=True).notes == [], "fine-tuning trains with it"
-    assert tiny("majority", local_epochs=3).notes == ["epochs does nothing: it trains nothing"]
+    assert tiny("majority", local_epochs=3).notes == ["local_epochs has no effect: it trains nothing"]
 
 
-def test_scaffolds_own_rate_is_said() -> None:
+def test_default_rate_of_scaffold_is_noted() -> None:
     digits = Config(data="digits")
     e = resolve("scaffold+dbe", digits)
     assert (e.config["lr"], e.notes) == (0.05, ["lr 0.05 by default, where other methods have 0.1"])
@@ -458,7 +477,7 @@ def test_scaffolds_own_rate_is_said() -> None:
     assert resolve("fedavg", digits).config["lr"] == 0.1
 
 
-def test_the_floor_is_of_those_whose_accuracy_is_measured() -> None:
+def test_majority_accuracy_covers_evaluated_clients() -> None:
     assert tiny("fedavg", new_clients=1).majority_accuracy == pytest.approx(
         majority_accuracy(tiny().task.dataset, tiny().task.split, 2)
     )

@@ -1,4 +1,4 @@
-"""The run's file: all of a round or nothing."""
+"""The run's file: a round is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from feddbe.errors import StoreError
 from feddbe.metrics.records import ALL, Record
-from feddbe.runs.store import FILE, RunStore, checksum
+from feddbe.runs.store import RUN_FILE, RunStore, checksum
 from feddbe.state import encode
 from tests.federation import experiment, run_outcome
 
@@ -29,7 +29,7 @@ def finished(round: int) -> Record:
     return Record(round, ALL, "round", "seconds", 1.0, 3.0)
 
 
-def test_a_round_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_round_is_rolled_back(tmp_path: Path) -> None:
     store = new(tmp_path / "run")
     with store.transaction(0):
         store.write_pending(3, encode({"p": torch.ones(1)}))
@@ -43,12 +43,12 @@ def test_a_round_that_fails_leaves_nothing(tmp_path: Path) -> None:
     store.close()
     store = RunStore.open(tmp_path / "run")
     assert store.last_round() == 0
-    assert [(c, s["p"].item()) for c, s in store.clients()] == [(3, 1.0)]
+    assert [(c, s["p"].item()) for c, s in store.private_states()] == [(3, 1.0)]
     assert torch.equal(store.server_state()["w"], torch.zeros(2))
     store.close()
 
 
-def test_rows_of_a_round_come_from_two_sides(tmp_path: Path) -> None:
+def test_records_of_a_round_are_written_in_two_transactions(tmp_path: Path) -> None:
     """The exchange of round t and the evaluation of entry t come in different transactions."""
     store = new(tmp_path)
     exchanged = [Record(1, 5, "training", "bytes_down", 9.0, 1.0), finished(1)]
@@ -66,7 +66,7 @@ def test_rows_of_a_round_come_from_two_sides(tmp_path: Path) -> None:
     store.close()
 
 
-def test_numbers_that_sqlite_has_not(tmp_path: Path) -> None:
+def test_nan_and_negative_zero_are_stored(tmp_path: Path) -> None:
     """It turns nan into nothing and -0 into 0; checksums must not take that for damage."""
     store = new(tmp_path)
     values = [math.nan, -0.0, math.inf, 5, 2**60 + 1, 1e-320]
@@ -76,7 +76,7 @@ def test_numbers_that_sqlite_has_not(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_reader_that_holds_sees_one_moment(tmp_path: Path) -> None:
+def test_snapshot_is_consistent(tmp_path: Path) -> None:
     """Between two of its questions a round may be written."""
     writer = new(tmp_path)
     with writer.transaction(0):
@@ -94,18 +94,18 @@ def test_a_reader_that_holds_sees_one_moment(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_two_writers_are_told_apart(tmp_path: Path) -> None:
-    one = new(tmp_path)
+def test_second_writer_is_rejected(tmp_path: Path) -> None:
+    first = new(tmp_path)
     two = RunStore.open(tmp_path)
     two._db.execute("PRAGMA busy_timeout = 10")
     locked = pytest.raises(StoreError, match="another process is writing this run")
-    with one.transaction(0), locked, two.transaction(0):
+    with first.transaction(0), locked, two.transaction(0):
         pass
-    one.close()
+    first.close()
     two.close()
 
 
-def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path: Path) -> None:
+def test_full_disk_is_a_one_line_error_and_keeps_the_content(tmp_path: Path) -> None:
     store = new(tmp_path)
     with store.transaction(0):
         store.write_records([finished(0)])
@@ -120,26 +120,26 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path: Path) -> Non
     store.close()
 
 
-def test_what_is_no_run_is_said(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="holds no run"):
+def test_folder_without_a_run_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="contains no run"):
         RunStore.open(tmp_path)
-    (tmp_path / FILE).write_bytes(b"not a database" * 100)
+    (tmp_path / RUN_FILE).write_bytes(b"not a database" * 100)
     with pytest.raises(StoreError, match="file is not a database"):
         RunStore.open(tmp_path)
     (tmp_path / "empty").mkdir()
-    sqlite3.connect(tmp_path / "empty" / FILE).close()
-    (tmp_path / "empty" / FILE).touch()
+    sqlite3.connect(tmp_path / "empty" / RUN_FILE).close()
+    (tmp_path / "empty" / RUN_FILE).touch()
     with pytest.raises(StoreError, match="never began"):
         RunStore.open(tmp_path / "empty")
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="cannot make the folder"):
+    with pytest.raises(StoreError, match="cannot create the folder"):
         new(tmp_path / "file" / "run")
 
 
-def test_hashes_tell_states_apart(tmp_path: Path) -> None:
+def test_hashes_distinguish_states(tmp_path: Path) -> None:
     store = new(tmp_path)
     before = store.hashes()
     with store.transaction(0):
@@ -157,16 +157,16 @@ def test_the_last_server_state_becomes_the_best(moves: bool, tmp_path: Path) -> 
         with store.transaction(t):
             store.write_server_state("last", {"w": torch.full((300_000,), float(t))})
         with pytest.raises(KeyboardInterrupt), store.transaction(t + 1):  # noqa: PT012
-            store.promote_to_best(moves=moves)
+            store.promote_to_best(move=moves)
             raise KeyboardInterrupt
         with store.transaction(t + 1):
-            store.promote_to_best(moves=moves)
+            store.promote_to_best(move=moves)
             if moves:
                 store.write_server_state("last", {"w": torch.full((300_000,), 9.0)})
         assert (store.server_state("best")["w"] == t).all()
         assert (store.server_state()["w"] == (9 if moves else t)).all()
     store.close()
-    with sqlite3.connect(tmp_path / FILE) as db:
+    with sqlite3.connect(tmp_path / RUN_FILE) as db:
         assert db.execute("SELECT kind, round FROM states ORDER BY kind").fetchall() == [
             ("best", 2),
             ("last", 3 if moves else 2),
@@ -174,11 +174,11 @@ def test_the_last_server_state_becomes_the_best(moves: bool, tmp_path: Path) -> 
     db.close()
 
 
-def test_a_best_state_that_was_sealed_as_itself_is_read(tmp_path: Path) -> None:
+def test_best_state_with_its_own_checksum_is_read(tmp_path: Path) -> None:
     """As runs have it that are older than its renaming in place."""
     store, state = new(tmp_path), encode({"w": torch.ones(2)})
     store.close()
-    with sqlite3.connect(tmp_path / FILE) as db:
+    with sqlite3.connect(tmp_path / RUN_FILE) as db:
         values = ("best", ALL, 3, crc32(state, checksum(("best", ALL, 3))), state)
         db.execute("INSERT INTO states VALUES (?, ?, ?, ?, ?)", values)
     db.close()
@@ -187,7 +187,7 @@ def test_a_best_state_that_was_sealed_as_itself_is_read(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_run_that_cannot_begin_leaves_no_file(tmp_path: Path) -> None:
+def test_failed_creation_leaves_no_file(tmp_path: Path) -> None:
     """What fails, or is killed, while the file is made never gets the run's name."""
     with pytest.raises(TypeError):
         RunStore.create(tmp_path / "run", {"not": object()}, {"w": torch.zeros(2)})
@@ -196,15 +196,15 @@ def test_a_run_that_cannot_begin_leaves_no_file(tmp_path: Path) -> None:
     assert RunStore.is_run(tmp_path / "run")
 
 
-def test_what_is_left_of_another_run_does_not_join_a_new_one(tmp_path: Path) -> None:
+def test_auxiliary_files_of_another_run_are_removed(tmp_path: Path) -> None:
     """As after a kill, and with `run.sqlite` removed: the WAL has all of the old run."""
     old = RunStore.create(tmp_path / "old", {"config_hash": "old"}, {"w": torch.zeros(2)})
     with old.transaction(0):
         old.write_records([finished(0)])
     (tmp_path / "new").mkdir()
     for suffix in ("-wal", "-shm"):
-        (tmp_path / "new" / f"{FILE}{suffix}").write_bytes(
-            (tmp_path / "old" / f"{FILE}{suffix}").read_bytes()
+        (tmp_path / "new" / f"{RUN_FILE}{suffix}").write_bytes(
+            (tmp_path / "old" / f"{RUN_FILE}{suffix}").read_bytes()
         )
     old.close()
     store = RunStore.create(tmp_path / "new", {"config_hash": "new"}, {"w": torch.ones(2)})
@@ -213,7 +213,7 @@ def test_what_is_left_of_another_run_does_not_join_a_new_one(tmp_path: Path) -> 
     store.close()
 
 
-def test_a_folder_that_is_removed_is_noticed_at_the_next_write(tmp_path: Path) -> None:
+def test_removed_folder_is_detected_at_the_next_write(tmp_path: Path) -> None:
     store = new(tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(StoreError, match=r"^'.*run.sqlite' was removed or replaced"), store.transaction(0):
@@ -221,9 +221,9 @@ def test_a_folder_that_is_removed_is_noticed_at_the_next_write(tmp_path: Path) -
     store.close()
 
 
-def test_a_newer_format_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_newer_format_is_rejected(tmp_path: Path) -> None:
     new(tmp_path).close()
-    db = sqlite3.connect(tmp_path / FILE)
+    db = sqlite3.connect(tmp_path / RUN_FILE)
     db.execute("PRAGMA user_version = 4")
     db.close()
     with pytest.raises(StoreError, match=r"^'.*' has format 4; this version of feddbe reads format 3$"):
@@ -235,16 +235,16 @@ def test_a_newer_format_is_refused_in_one_line(tmp_path: Path) -> None:
     [
         (
             "UPDATE meta SET value = '\"y\"' WHERE key = 'config_hash'",
-            "what is written about it: config_hash",
+            "its metadata: config_hash",
         ),
         (
             "UPDATE meta SET key = 'config_hush' WHERE key = 'config_hash'",
-            "what is written about it: config_hush",
+            "its metadata: config_hush",
         ),
         ("UPDATE rows SET value = 0.5 WHERE client = 1 AND round = 1", "round 1, client 1: "),
         ("UPDATE rows SET weight = 0.5 WHERE client = -1 AND round = 2", "round 2, all clients: "),
         ("UPDATE rows SET client = 7 WHERE client = 1 AND round = 1", "round 1, client 7: "),
-        ("DELETE FROM rows WHERE client = -1 AND round = 1", "not all rounds up to 2 have their rows"),
+        ("DELETE FROM rows WHERE client = -1 AND round = 1", "not all rounds up to 2 have their records"),
         ("UPDATE states SET state = zeroblob(9) WHERE kind = 'last'", "the state 'last', round 2"),
         ("UPDATE states SET state = 'x' WHERE kind = 'last'", "the state 'last', round 2"),
         ("UPDATE states SET round = 1 WHERE client = 2", "the state 'private of client 2', round 1"),
@@ -253,7 +253,7 @@ def test_a_newer_format_is_refused_in_one_line(tmp_path: Path) -> None:
 def test_every_value_is_verified_when_it_is_read(change: str, words: str, tmp_path: Path) -> None:
     e = experiment("fedavg+dbe")
     run_outcome(e, tmp_path)
-    db = sqlite3.connect(tmp_path / FILE)
+    db = sqlite3.connect(tmp_path / RUN_FILE)
     db.execute(change)
     db.commit()
     db.close()
@@ -262,7 +262,7 @@ def test_every_value_is_verified_when_it_is_read(change: str, words: str, tmp_pa
         run_outcome(experiment("fedavg+dbe", rounds=3), tmp_path)
 
 
-def test_flipped_bits_are_noticed_or_do_not_matter(tmp_path: Path) -> None:
+def test_flipped_bits_are_detected_or_harmless(tmp_path: Path) -> None:
     run_outcome(experiment("fedavg+dbe"), tmp_path)
 
     def everything() -> str:
@@ -273,16 +273,16 @@ def test_flipped_bits_are_noticed_or_do_not_matter(tmp_path: Path) -> None:
         finally:
             store.close()
 
-    wanted, whole, rng = everything(), (tmp_path / FILE).read_bytes(), random.Random(0)
+    expected, whole, rng = everything(), (tmp_path / RUN_FILE).read_bytes(), random.Random(0)
     noticed = 0
     for _ in range(60):
         for path in tmp_path.iterdir():
             path.unlink()
         damaged = bytearray(whole)
         damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
-        (tmp_path / FILE).write_bytes(damaged)
+        (tmp_path / RUN_FILE).write_bytes(damaged)
         try:
-            assert everything() == wanted
+            assert everything() == expected
         except StoreError:
             noticed += 1
     assert noticed > 20

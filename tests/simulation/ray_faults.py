@@ -1,7 +1,7 @@
-"""Two Ray nodes on this machine, and what can go wrong: python -m tests.simulation.ray_faults FOLDER
+"""Faults of two Ray nodes on this machine: python -m tests.simulation.ray_faults FOLDER
 
-Prints what came of it as JSON. `tests/simulation/test_ray.py` has it done in a process of its own. Every
-method runs once. No step depends on who is quicker: where a node has to come to work, clients on others wait.
+Prints the results as JSON. `tests/simulation/test_ray.py` runs it in a separate process. Every method
+runs once. No step depends on speed: if a node must start work, clients on the others wait.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from feddbe.simulation.engines import ray as ray_engine
 from feddbe.simulation.engines.base import Broadcasts, ClientStates, TimeoutPolicy
 from feddbe.simulation.engines.ray import LOOPBACK_ONLY
 from feddbe.state import State
+from feddbe.testing.contract import make_dataset
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
 from tests.federation import (
@@ -41,7 +42,6 @@ from tests.federation import (
     Outcome,
     are_identical,
     experiment,
-    make_samples,
     run_outcome,
     run_recorded,
 )
@@ -50,10 +50,10 @@ QUICK = {
     "health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_timeout_ms": 20000,
     "health_check_failure_threshold": 3, "automatic_object_spilling_enabled": False,
 }  # fmt: skip
-"""A dead node, which refuses at once, is noticed within seconds; one that a busy machine keeps waiting is not
-taken for dead."""
+"""A dead node refuses connections and is noticed within seconds; one that a busy machine delays is not
+considered dead."""
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "node_ip_address": "127.0.0.1"}
-OWN = """
+METHOD_SOURCE = """
 from dataclasses import dataclass
 from typing import ClassVar
 from feddbe import FedAvg
@@ -62,48 +62,48 @@ from feddbe.methods import parameter
 @dataclass(frozen=True)
 class Own(FedAvg):
     name: ClassVar[str] = "own"
-    factor: float = parameter(0.9, "of what is sent")
+    factor: float = parameter(0.9, "factor of the upload")
 
     def train(self, ctx, local, received, private):
         return {name: self.factor * value for name, value in local.fit(received).params.items()}, private
 """
 FOLDER = "FEDDBE_TEST_FOLDER"
-"""Names the folder in which `Obedient` looks for orders."""
+"""Environment variable with the folder in which `FaultyScaffold` finds its orders."""
 
 
-class Obedient(Scaffold):
-    """Notes for which raylet it works, and has accidents on order."""
+class FaultyScaffold(Scaffold):
+    """SCAFFOLD that records its raylet, and that fails on order."""
 
     def train(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> tuple[State, State]:
         orders, raylet = Path(os.environ[FOLDER]), str(os.getppid())
-        if trainer.client == 2 and taken(orders / "dies once"):
+        if trainer.client == 2 and remove_order(orders / "dies once"):
             os.kill(os.getpid(), signal.SIGKILL)
         if trainer.client == 1 and (orders / "dies").exists():
             os.kill(os.getpid(), signal.SIGKILL)
-        if taken(orders / "stuck"):
+        if remove_order(orders / "stuck"):
             time.sleep(600)
-        if read(orders / "doomed") == raylet:
+        if read_order(orders / "doomed") == raylet:
             (orders / "caught").touch()
             time.sleep(600)
         (orders / f"at work for {raylet}").touch()
-        begun = time.monotonic()
-        while order := read(orders / "wait for"):
+        started = time.monotonic()
+        while order := read_order(orders / "wait for"):
             seconds, _, note = order.partition(" ")
-            if (orders / note).exists() or time.monotonic() > begun + int(seconds):
+            if (orders / note).exists() or time.monotonic() > started + int(seconds):
                 break
             time.sleep(0.02)
         return super().train(ctx, trainer, received, private)
 
 
-def read(order: Path) -> str:
-    """What an order says; nothing where there is none."""
+def read_order(order: Path) -> str:
+    """Return the text of an order; empty if it does not exist."""
     return order.read_text() if order.exists() else ""
 
 
-def taken(order: Path) -> bool:
-    """Whether there was such an order, and it is this client who carries it out."""
+def remove_order(order: Path) -> bool:
+    """Return True if the order existed and this process removed it."""
     try:
         order.unlink()
     except FileNotFoundError:
@@ -111,20 +111,20 @@ def taken(order: Path) -> bool:
     return True
 
 
-class Writing(FedAvg):
-    """Destroys the message when it is done with it."""
+class OverwritingFedAvg(FedAvg):
+    """FedAvg that overwrites the received message after training."""
 
     def train(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> tuple[State, State]:
-        found = super().train(ctx, trainer, {name: t.clone() for name, t in received.items()}, private)
+        result = super().train(ctx, trainer, {name: t.clone() for name, t in received.items()}, private)
         for tensor in received.values():
             tensor.fill_(float("nan"))
-        return found
+        return result
 
 
-class Nothing(ClientStates):
-    """What clients have that keep nothing."""
+class NoStates(ClientStates):
+    """States of clients that keep nothing."""
 
     def read(self, client: int) -> bytes | None:
         return None
@@ -136,28 +136,32 @@ class Nothing(ClientStates):
         pass
 
 
-class Harmed:
-    """An engine to which something happens once, after its eighth reply."""
+class FaultyEngine:
+    """Engine to which a fault happens once, after its eighth result."""
 
-    def __init__(self, inner: base.Engine, harm: Callable[[], object]) -> None:
-        self.inner, self.harm, self.replies = inner, harm, 0
+    def __init__(self, inner: base.Engine, cause_fault: Callable[[], object]) -> None:
+        self.inner = inner
+        self.cause_fault = cause_fault
+        self.results = 0
 
     def run(self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates) -> Iterator[Any]:
-        for reply in self.inner.run(tasks, messages, states):
-            self.replies += 1
-            if self.replies == 8:
-                self.harm()
-            yield reply
+        for result in self.inner.run(tasks, messages, states):
+            self.results += 1
+            if self.results == 8:
+                self.cause_fault()
+            yield result
 
     def close(self) -> None:
         self.inner.close()
 
 
-class Trial:
+class TestCluster:
     """A cluster of two nodes, one CPU each."""
 
-    def __init__(self, place: Path) -> None:
-        self.place, self.began, self.orders = place, time.monotonic(), place / "orders"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started = time.monotonic()
+        self.orders = folder / "orders"
         self.orders.mkdir()
         os.environ[FOLDER] = str(self.orders)
         self.ray = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of Ray's sockets must be short
@@ -170,88 +174,97 @@ class Trial:
         self.add_node()
         self.engine = f"ray(address={self.cluster.address})"
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         sys.modules["ray"].shutdown()
         self.cluster.shutdown()
         shutil.rmtree(self.ray)
 
-    def say(self, what: str) -> None:
-        print(f"{time.monotonic() - self.began:6.1f} s  {what}", file=sys.stderr, flush=True)
+    def log(self, text: str) -> None:
+        print(f"{time.monotonic() - self.started:6.1f} s  {text}", file=sys.stderr, flush=True)
 
     @cached_property
-    def obedient(self) -> tuple[Experiment, Outcome]:
-        e = replace(experiment("scaffold", make_samples([44] * 6), rounds=3), method=Obedient())
-        return e, run_outcome(e, self.place / "obedient")
+    def faulty_run(self) -> tuple[Experiment, Outcome]:
+        e = replace(experiment("scaffold", make_dataset([44] * 6), rounds=3), method=FaultyScaffold())
+        return e, run_outcome(e, self.folder / "faulty")
 
-    def equal(
-        self, name: str, e: Experiment, serial: Outcome, harm: Callable[[], object], timeouts: TimeoutPolicy
+    def is_equal_to_serial(
+        self,
+        name: str,
+        e: Experiment,
+        serial: Outcome,
+        cause_fault: Callable[[], object],
+        timeouts: TimeoutPolicy,
     ) -> bool:
-        """Whether server, clients and entries are those of serial."""
-        made = engines.find_engine(self.engine).create(e.task, e.method, timeouts)
-        with closing(Harmed(made, harm)) as engine:
-            ray = run_recorded(e, self.place / name, engine)
-        self.say(name)
+        """Return True if server, clients and round results are those of serial."""
+        ray_engine_instance = engines.find_engine(self.engine).create(e.task, e.method, timeouts)
+        with closing(FaultyEngine(ray_engine_instance, cause_fault)) as engine:
+            ray = run_recorded(e, self.folder / name, engine)
+        self.log(name)
         return (
             are_identical(serial.server, ray.server)
             and serial.clients.keys() == ray.clients.keys()
             and all(are_identical(serial.clients[c], ray.clients[c]) for c in serial.clients)
-            and [{**a, "seconds": 0} for a in serial.entries] == [{**a, "seconds": 0} for a in ray.entries]
+            and [{**a, "seconds": 0} for a in serial.rounds] == [{**a, "seconds": 0} for a in ray.rounds]
         )
 
-    def method(self, name: str) -> bool:
+    def check_method(self, name: str) -> bool:
         e, folder = experiment(name), name.rpartition("/")[2]
-        serial = run_outcome(e, self.place / f"{folder}-serial")
-        return self.equal(folder, e, serial, lambda: None, TimeoutPolicy())
+        serial = run_outcome(e, self.folder / f"{folder}-serial")
+        return self.is_equal_to_serial(folder, e, serial, lambda: None, TimeoutPolicy())
 
-    def accident(self, name: str, harm: Callable[[], object], waiting: TimeoutPolicy | None = None) -> bool:
-        return self.equal(name, *self.obedient, harm, waiting or TimeoutPolicy())
+    def check_fault(
+        self, name: str, cause_fault: Callable[[], object], waiting: TimeoutPolicy | None = None
+    ) -> bool:
+        return self.is_equal_to_serial(name, *self.faulty_run, cause_fault, waiting or TimeoutPolicy())
 
-    def error(self, name: str, e: Experiment) -> str:
-        """How it ends."""
+    def run_with_error(self, name: str, e: Experiment) -> str:
+        """Return the error with which the run ends."""
         try:
-            run_outcome(e, self.place / name, self.engine)
+            run_outcome(e, self.folder / name, self.engine)
         except FeddbeError as error:
             return f"{type(error).__name__}: {error}"
         finally:
-            self.say(name)
+            self.log(name)
         return "no error"
 
-    def stuck(self) -> bool:
-        """A worker that does not answer is given up. It has been there for long; the next one begins."""
-        said = list[str]()
+    def check_stuck_worker(self) -> bool:
+        """Return True if a worker that does not reply is given up, and a new one has time to start."""
+        warnings = list[str]()
 
-        def remark(text: str) -> None:
-            said.append(text)
-            if "is done again" in text:
-                ray_engine.START = 60.0
+        def record_warning(text: str) -> None:
+            warnings.append(text)
+            if "is run again" in text:
+                ray_engine.STARTUP_SECONDS = 60.0
 
-        def harm() -> None:
+        def cause_fault() -> None:
             self.order("stuck")
-            ray_engine.START = 0.0
+            ray_engine.STARTUP_SECONDS = 0.0
 
-        same = self.accident("stuck", harm, TimeoutPolicy(timeout=3.0, warn=remark))
-        return same and any("did not answer for" in text for text in said)
+        is_equal = self.check_fault("stuck", cause_fault, TimeoutPolicy(timeout=3.0, warn=record_warning))
+        return is_equal and any("did not reply for" in text for text in warnings)
 
     def order(self, name: str, text: object = "") -> None:
-        """As a whole: nobody reads half of it."""
-        (self.place / "order").write_text(str(text))
-        (self.place / "order").rename(self.orders / name)
+        """Write an order atomically."""
+        (self.folder / "order").write_text(str(text))
+        (self.folder / "order").rename(self.orders / name)
 
     def add_node(self, **environment: str) -> None:
         self.second = self.cluster.add_node(**NODE, temp_dir=f"{self.ray}/ray", env_vars=environment or None)
         self.raylet = self.second.all_processes["raylet"][0].process.pid
 
-    def join(self) -> None:
-        """And clients wait for one that is at work there: but not for ever, because a job that waits for a
-        node is not given to another, only later ones are."""
+    def join_node(self) -> None:
+        """Add a node, and let clients wait for one that works there, for at most three seconds.
+
+        A task that waits for a node is not moved to another; only later tasks are.
+        """
         self.add_node()
         self.order("wait for", f"3 at work for {self.raylet}")
 
     def kill_node(self) -> None:
         self.cluster.remove_node(self.second, allow_graceful=False)
 
-    def node_dies(self) -> bool:
-        """It is killed as soon as a client is at work there, and none ends before."""
+    def check_node_death(self) -> bool:
+        """Return True if a node can be killed while a client works there and no other ends before."""
 
         def kill() -> None:
             while not (self.orders / "caught").exists():
@@ -265,74 +278,71 @@ class Trial:
             self.order("wait for", "600 caught")
             killer.start()
 
-        same = self.accident("node dies", doom)
+        is_equal = self.check_fault("node dies", doom)
         killer.join()
-        return same
+        return is_equal
 
-    def copies(self) -> bool:
-        """A client that writes into its message does it to its own."""
-        e = experiment("fedavg", make_samples([24] * 6))
-        engine = engines.create_engine(self.engine, e.task, Writing())
-        jobs, message = (
-            [ClientTask(c, 1, "train") for c in range(6)],
-            Broadcasts(dict(e.task.model.parameters)),
-        )
-        found = [reply for reply in engine.run(jobs, message, Nothing()) if isinstance(reply, ClientResult)]
-        return len(found) == 6 and all(
-            bool(t.isfinite().all()) for reply in found for t in reply.upload.values()
-        )
+    def check_copies(self) -> bool:
+        """Return True if a client that overwrites its message changes only its own copy."""
+        e = experiment("fedavg", make_dataset([24] * 6))
+        engine = engines.create_engine(self.engine, e.task, OverwritingFedAvg())
+        tasks = [ClientTask(c, 1, "train") for c in range(6)]
+        message = Broadcasts(dict(e.task.model.parameters))
+        results = [r for r in engine.run(tasks, message, NoStates()) if isinstance(r, ClientResult)]
+        tensors = [t for result in results for t in result.upload.values()]
+        return len(results) == 6 and all(bool(t.isfinite().all()) for t in tensors)
 
     def other_sources(self) -> str:
-        """A node whose feddbe is not ours; clients on the other one wait until they are cancelled."""
-        shutil.copytree(Path(feddbe.__file__).parent, self.place / "other" / "feddbe")
-        with (self.place / "other" / "feddbe" / "state.py").open("a") as file:
+        """Return the error for a node with another feddbe; clients on the other node wait until cancelled."""
+        shutil.copytree(Path(feddbe.__file__).parent, self.folder / "other" / "feddbe")
+        with (self.folder / "other" / "feddbe" / "state.py").open("a") as file:
             file.write("# another version\n")
         self.kill_node()
-        self.add_node(PYTHONPATH=str(self.place / "other"))
+        self.add_node(PYTHONPATH=str(self.folder / "other"))
         self.order("wait for", "600 no such note")
-        return self.error("other sources", self.obedient[0])
+        return self.run_with_error("other sources", self.faulty_run[0])
 
     def other_python(self) -> str:
-        """Ray compares its own version and Python's when it is joined."""
+        """Return the error for another Python: Ray compares versions when a driver joins."""
         from ray._private import utils
 
         sys.modules["ray"].shutdown()
         real = utils.compute_version_info
         utils.compute_version_info = lambda: (real()[0], "3.9.1")
         try:
-            return self.error("other Python", self.obedient[0])
+            return self.run_with_error("other Python", self.faulty_run[0])
         finally:
             utils.compute_version_info = real
 
 
-def trial(place: Path) -> dict[str, Any]:
-    """What came of everything."""
-    cluster = Trial(place)
+def run_all(folder: Path) -> dict[str, Any]:
+    """Return the results of all checks."""
+    cluster = TestCluster(folder)
     orders = cluster.orders
-    cluster.say("two nodes")
+    cluster.log("two nodes")
     try:
-        found: dict[str, Any] = {"methods": {name: cluster.method(name) for name in COMBINATIONS}}
-        (place / "own.py").write_text(OWN)
-        found["a method from a file"] = cluster.method(f"{place / 'own.py'}:Own+dbe")
-        found["copies"] = cluster.copies()
-        found["diverged"] = cluster.error("diverged", experiment("fedavg", lr=1e30))
-        found["a worker dies"] = cluster.accident("dies once", lambda: cluster.order("dies once"))
-        found["it died"] = not (orders / "dies once").exists()
-        found["a worker is stuck"] = cluster.stuck()
+        results: dict[str, Any] = {"methods": {name: cluster.check_method(name) for name in COMBINATIONS}}
+        (folder / "own.py").write_text(METHOD_SOURCE)
+        results["a method from a file"] = cluster.check_method(f"{folder / 'own.py'}:Own+dbe")
+        results["copies"] = cluster.check_copies()
+        results["diverged"] = cluster.run_with_error("diverged", experiment("fedavg", lr=1e30))
+        results["a worker dies"] = cluster.check_fault("dies once", lambda: cluster.order("dies once"))
+        results["it died"] = not (orders / "dies once").exists()
+        results["a worker is stuck"] = cluster.check_stuck_worker()
         cluster.order("dies")
-        found["each worker dies"] = cluster.error("dies", cluster.obedient[0])
+        results["every worker dies"] = cluster.run_with_error("dies", cluster.faulty_run[0])
         (orders / "dies").unlink()
-        found["a node dies"] = cluster.node_dies()
-        found["a node joins"] = cluster.accident("node joins", cluster.join)
-        found["it works"] = (orders / f"at work for {cluster.raylet}").exists()
-        found["other sources"] = cluster.other_sources()
-        found["other Python"] = cluster.other_python()
-        return found
+        results["a node dies"] = cluster.check_node_death()
+        results["a node joins"] = cluster.check_fault("node joins", cluster.join_node)
+        results["it works"] = (orders / f"at work for {cluster.raylet}").exists()
+        results["other sources"] = cluster.other_sources()
+        results["other Python"] = cluster.other_python()
+        return results
     finally:
-        cluster.end()
+        cluster.shut_down()
 
 
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("folder", type=Path)
-    print(json.dumps(trial(arguments.parse_args().folder)))
+    print(json.dumps(run_all(arguments.parse_args().folder)))

@@ -21,7 +21,7 @@ from tests.federation import are_identical, experiment, run_outcome
 ORDERS = "FEDDBE_TEST_FOLDER"
 
 
-class Mortal(FedAvg):
+class DyingFedAvg(FedAvg):
     """FedAvg whose first client ends its process once, if there is a file `die`."""
 
     def train(
@@ -49,8 +49,8 @@ def listening_addresses() -> list[str]:
         if not process.name.isdigit():
             continue
         try:
-            ours = b"RAY_TMPDIR=" + os.environ["RAY_TMPDIR"].encode() in (process / "environ").read_bytes()
-            links = [str(fd.readlink()) for fd in (process / "fd").iterdir()] if ours else []
+            is_ours = b"RAY_TMPDIR=" + os.environ["RAY_TMPDIR"].encode() in (process / "environ").read_bytes()
+            links = [str(fd.readlink()) for fd in (process / "fd").iterdir()] if is_ours else []
         except OSError:
             continue
         inodes = {link.removeprefix("socket:[").rstrip("]") for link in links if link.startswith("socket:")}
@@ -66,7 +66,7 @@ def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as short:
         os.environ["RAY_TMPDIR"] = short
         os.environ[ORDERS] = str(folder)
-        method = Composed(Mortal(), (PRBM(), MR()))
+        method = Composed(DyingFedAvg(), (PRBM(), MR()))
         e = replace(experiment("fedavg+dbe"), method=method)
         serial = run_outcome(e, folder / "serial")
         (folder / "die").touch()

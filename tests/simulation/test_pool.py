@@ -1,4 +1,4 @@
-"""The pool: dead workers, errors in workers, order of work. That it equals serial is in tests/contract."""
+"""The pool: dead workers, errors in workers, order of work. Equality with serial is in tests/contract."""
 
 from __future__ import annotations
 
@@ -20,71 +20,78 @@ from feddbe.errors import DivergenceError, FeddbeError, InvalidInputError
 from feddbe.methods.fedavg import FedAvg
 from feddbe.simulation import engines
 from feddbe.simulation.client import ClientResult, ClientTask
-from feddbe.simulation.engines import pool as worker
+from feddbe.simulation.engines import pool as pool_module
 from feddbe.simulation.engines.base import Broadcasts, ClientStates, TimeoutPolicy
 from feddbe.simulation.engines.pool import PackedState, Pool
 from feddbe.simulation.engines.registry import Serial
 from feddbe.state import State, encode
+from feddbe.testing.contract import make_dataset
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import are_identical, experiment, make_samples, run_outcome, run_recorded
+from tests.federation import are_identical, experiment, run_outcome, run_recorded
 
 
-class Murderous(Pool):
-    """Kills one of its workers when a reply has come, while the others are at work; at most two in a call:
-    they may be those of one client, and a third would be one too many."""
+class KillingPool(Pool):
+    """Pool that kills one of its workers after a result, while the others work.
+
+    It kills at most two in a call: they may run the same client, and a third attempt would be the last.
+    """
 
     kills = 0
 
     def run(
         self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
     ) -> Iterator[ClientResult]:
-        for number, reply in enumerate(super().run(tasks, messages, states)):
+        for number, result in enumerate(super().run(tasks, messages, states)):
             if self.kills < 4 and number < 2:
                 self.kills += 1
                 os.kill(self.pids[self.kills % len(self.pids)], signal.SIGKILL)
-            yield reply
+            yield result
 
 
-def test_a_killed_worker_is_replaced_and_its_client_done_again(tmp_path: Path) -> None:
-    e = experiment("fedavg+dbe", make_samples([44] * 6), rounds=3)
-    wanted = run_outcome(e, tmp_path / "serial")
-    pool = Murderous(e.task, e.method, 2)
+def test_killed_worker_is_replaced_and_its_client_run_again(tmp_path: Path) -> None:
+    e = experiment("fedavg+dbe", make_dataset([44] * 6), rounds=3)
+    expected = run_outcome(e, tmp_path / "serial")
+    pool = KillingPool(e.task, e.method, 2)
     before = set(pool.pids)
     ran = run_recorded(e, tmp_path / "pool", pool)
     assert pool.kills == 4
     assert len(pool.pids) == 2
     assert not before & set(pool.pids)
     pool.close()
-    assert are_identical(wanted.server, ran.server)
-    assert all(are_identical(wanted.clients[c], ran.clients[c]) for c in wanted.clients)
+    assert are_identical(expected.server, ran.server)
+    assert all(are_identical(expected.clients[c], ran.clients[c]) for c in expected.clients)
 
 
-def test_a_client_that_always_kills_its_worker_is_named(tmp_path: Path) -> None:
+def test_client_that_always_kills_its_worker_is_named(tmp_path: Path) -> None:
     e = experiment("fedavg")
-    pool = Suicidal(e.task, e.method, 2)
+    pool = PoolWithDeadlyClient(e.task, e.method, 2)
     with pytest.raises(FeddbeError, match="client 1 in round 1: its worker died 3 times"):
         run_recorded(e, tmp_path, pool)
     pool.close()
 
 
-class Suicidal(Pool):
-    """Client 1 is never answered: its worker is killed as soon as it has the job."""
+class PoolWithDeadlyClient(Pool):
+    """Pool whose workers are killed as soon as one receives client 1."""
 
     def run(
         self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
     ) -> Iterator[ClientResult]:
-        class Deadly(type(states)):  # type: ignore[misc]
+        class DeadlyStates(type(states)):  # type: ignore[misc]
             def read(inner, client: int) -> bytes | None:
                 if client == 1:
                     for pid in self.pids:
                         os.kill(pid, signal.SIGKILL)
                 return None
 
-        yield from super().run([j for j in tasks if j.client == 1], messages, Deadly.__new__(Deadly))
+        yield from super().run(
+            [client_task for client_task in tasks if client_task.client == 1],
+            messages,
+            DeadlyStates.__new__(DeadlyStates),
+        )
 
 
-class _Dies(FedAvg):
+class _DyingMethod(FedAvg):
     def train(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> tuple[State, State]:
@@ -93,48 +100,50 @@ class _Dies(FedAvg):
         return super().train(ctx, trainer, received, private)
 
 
-def test_of_clients_that_went_together_the_one_that_kills_is_named() -> None:
-    e, done = experiment("fedavg", make_samples([44] * 12)), list[int]()
-    jobs, message = [ClientTask(c, 1, "train") for c in range(12)], Broadcasts(e.task.model.parameters)
-    pool = Pool(e.task, _Dies(), 1)
-    pool._worked.append(1e-6)
+def test_client_that_kills_its_worker_is_named_in_a_group() -> None:
+    e = experiment("fedavg", make_dataset([44] * 12))
+    tasks = [ClientTask(c, 1, "train") for c in range(12)]
+    message = Broadcasts(e.task.model.parameters)
+    pool = Pool(e.task, _DyingMethod(), 1)
+    pool._cpu_seconds.append(1e-6)
     with pytest.raises(FeddbeError, match="client 1 in round 1: its worker died 3 times"):
-        done.extend(reply.client for reply in pool.run(jobs, message, _Empty()))
+        list(pool.run(tasks, message, _NoStates()))
     pool.close()
 
 
-def test_clients_that_take_little_go_together() -> None:
-    e = experiment("fedavg+dbe", make_samples([44] * 12))
-    jobs, said = [ClientTask(c, 1, "train", evaluate=True) for c in range(12)], list[str]()
+def test_short_tasks_are_sent_in_groups() -> None:
+    e = experiment("fedavg+dbe", make_dataset([44] * 12))
+    tasks = [ClientTask(c, 1, "train", evaluate=True) for c in range(12)]
+    warnings = list[str]()
     message = Broadcasts(e.task.model.parameters | {"mean": torch.zeros(e.task.model.feature_shape)})
-    pool = Pool(e.task, e.method, 2, TimeoutPolicy(warn_after=0.0, warn=said.append))
-    pool._worked.append(1e-6)
-    found = {reply.client: reply for reply in pool.run(jobs, message, _Empty())}
+    pool = Pool(e.task, e.method, 2, TimeoutPolicy(warn_after=0.0, warn=warnings.append))
+    pool._cpu_seconds.append(1e-6)
+    results = {result.client: result for result in pool.run(tasks, message, _NoStates())}
     pool.close()
-    assert any(re.match(r"waiting for client \d+ and 2 more in round 1", line) for line in said)
-    for wanted in Serial(e.task, e.method).run(jobs, message, _Empty()):
-        assert are_identical(found[wanted.client].upload, wanted.upload)
-        assert found[wanted.client].metrics == wanted.metrics
+    assert any(re.match(r"waiting for client \d+ and 2 more in round 1", line) for line in warnings)
+    for expected in Serial(e.task, e.method).run(tasks, message, _NoStates()):
+        assert are_identical(results[expected.client].upload, expected.upload)
+        assert results[expected.client].metrics == expected.metrics
 
 
-def test_a_divergence_in_a_worker_reaches_us_as_it_is(tmp_path: Path) -> None:
+def test_divergence_in_a_worker_is_raised_unchanged(tmp_path: Path) -> None:
     with pytest.raises(DivergenceError) as error:
         run_outcome(experiment("fedavg", lr=1e30), tmp_path, "pool(workers=2)")
     assert error.value.round == 1
     assert error.value.client in (0, 1, 2)
 
 
-def test_other_errors_say_where_they_happened() -> None:
+def test_other_errors_name_client_and_round() -> None:
     e = experiment("fedavg")
     pool = Pool(e.task, e.method, 1)
     message = {**e.task.model.parameters, "fc.bias": torch.zeros(3)}
     with pytest.raises(RuntimeError, match="size") as error:
-        list(pool.run([ClientTask(2, 1, "train")], Broadcasts(message), _Empty()))
+        list(pool.run([ClientTask(2, 1, "train")], Broadcasts(message), _NoStates()))
     pool.close()
     assert "in client 2, round 1" in "".join(error.value.__notes__)
 
 
-class _Empty(ClientStates):
+class _NoStates(ClientStates):
     def read(self, client: int) -> bytes | None:
         return None
 
@@ -146,151 +155,159 @@ class _Empty(ClientStates):
 
 
 class _States(ClientStates):
-    """The clients' states, as long as no round is written those of before; who was asked for is known."""
+    """States of the clients: committed and pending ones, and a list of the clients that were read."""
 
     def __init__(self) -> None:
-        self.accepted, self.staged, self.asked = dict[int, bytes](), dict[int, bytes](), list[int]()
+        self.committed = dict[int, bytes]()
+        self.pending = dict[int, bytes]()
+        self.read_clients = list[int]()
 
     def read(self, client: int) -> bytes | None:
-        self.asked.append(client)
-        return self.staged.get(client, self.accepted.get(client))
+        self.read_clients.append(client)
+        return self.pending.get(client, self.committed.get(client))
 
     def write_pending(self, client: int, state: bytes) -> None:
-        self.staged[client] = state
+        self.pending[client] = state
 
     def version(self, client: int) -> bytes | None:
-        return self.staged.get(client, self.accepted.get(client))
+        return self.pending.get(client, self.committed.get(client))
 
 
-@pytest.mark.parametrize("room", [2**20, 30_000])
-def test_a_large_state_that_a_worker_made_does_not_come_back_to_it(
-    room: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But it does, if the round was not written, the worker is a new one, or has no room for it."""
-    monkeypatch.setattr(worker, "LARGE", 1000)
-    monkeypatch.setattr(worker, "ROOM", room)
-    e, ours, theirs = experiment("ditto", make_samples([44] * 4)), _States(), _States()
-    message, pool = Broadcasts(e.task.model.parameters), Pool(e.task, e.method, 1)
+@pytest.mark.parametrize("cache_bytes", [2**20, 30_000])
+def test_large_state_stays_cached_in_its_worker(cache_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is sent if the round was not committed, the worker is new, or its cache is full."""
+    monkeypatch.setattr(pool_module, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(pool_module, "CACHE_BYTES", cache_bytes)
+    e = experiment("ditto", make_dataset([44] * 4))
+    pool_states, serial_states = _States(), _States()
+    message = Broadcasts(e.task.model.parameters)
+    pool = Pool(e.task, e.method, 1)
 
-    def asked_in(round: int) -> set[int]:
-        ours.asked.clear()
-        jobs = [ClientTask(client, round, "train", evaluate=True) for client in range(4)]
-        wanted = {reply.client: reply for reply in Serial(e.task, e.method).run(jobs, message, theirs)}
-        for reply in pool.run(jobs, message, ours):
-            assert are_identical(reply.upload, wanted[reply.client].upload)
-            assert reply.metrics == wanted[reply.client].metrics
-        assert ours.staged == theirs.staged
-        return set(ours.asked)
+    def run_round(round_: int) -> set[int]:
+        pool_states.read_clients.clear()
+        tasks = [ClientTask(client, round_, "train", evaluate=True) for client in range(4)]
+        serial = Serial(e.task, e.method).run(tasks, message, serial_states)
+        expected = {result.client: result for result in serial}
+        for result in pool.run(tasks, message, pool_states):
+            assert are_identical(result.upload, expected[result.client].upload)
+            assert result.metrics == expected[result.client].metrics
+        assert pool_states.pending == serial_states.pending
+        return set(pool_states.read_clients)
 
-    def written() -> None:
-        for states in (ours, theirs):
-            states.accepted |= states.staged
-            states.staged.clear()
+    def commit() -> None:
+        for states in (pool_states, serial_states):
+            states.committed |= states.pending
+            states.pending.clear()
 
     size = len(encode(e.method.client_init(Context(e.task, 0))))
-    held = min(4, room // size)
-    assert held > 0
-    assert (held < 4) == (room == 30_000)
-    assert asked_in(1) == set(range(4))
-    written()
-    assert len(asked_in(2)) == 4 - held
-    for states in (ours, theirs):
-        states.staged.clear()
-    assert asked_in(2) == set(range(4))
-    written()
+    cached = min(4, cache_bytes // size)
+    assert cached > 0
+    assert (cached < 4) == (cache_bytes == 30_000)
+    assert run_round(1) == set(range(4))
+    commit()
+    assert len(run_round(2)) == 4 - cached
+    for states in (pool_states, serial_states):
+        states.pending.clear()
+    assert run_round(2) == set(range(4))
+    commit()
     os.kill(pool.pids[0], signal.SIGKILL)
-    assert asked_in(3) == set(range(4))
+    assert run_round(3) == set(range(4))
     pool.close()
 
 
-class Stopping(Pool):
-    """Stops a worker when the first reply has come, while it is at work or about to get some."""
+class StoppingPool(Pool):
+    """Pool that stops a worker after the first result, while it works or before its next task."""
 
     stopped = 0
 
     def run(
         self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
     ) -> Iterator[ClientResult]:
-        for reply in super().run(tasks, messages, states):
+        for result in super().run(tasks, messages, states):
             if not self.stopped:
                 self.stopped = self.pids[0]
                 os.kill(self.stopped, signal.SIGSTOP)
-            yield reply
+            yield result
 
 
-def test_a_hung_worker_is_named_replaced_and_its_client_done_again(tmp_path: Path) -> None:
-    e = experiment("fedavg+dbe", make_samples([44] * 6), rounds=3)
-    wanted = run_outcome(e, tmp_path / "serial")
-    said: list[str] = []
-    pool = Stopping(e.task, e.method, 2, TimeoutPolicy(timeout=3.0, warn=said.append))
+def test_hung_worker_is_named_and_replaced_and_its_client_run_again(tmp_path: Path) -> None:
+    e = experiment("fedavg+dbe", make_dataset([44] * 6), rounds=3)
+    expected = run_outcome(e, tmp_path / "serial")
+    warnings = list[str]()
+    pool = StoppingPool(e.task, e.method, 2, TimeoutPolicy(timeout=3.0, warn=warnings.append))
     ran = run_recorded(e, tmp_path / "pool", pool)
     assert pool.stopped not in pool.pids
     assert not Path(f"/proc/{pool.stopped}").exists()
     pool.close()
-    assert are_identical(wanted.server, ran.server)
-    assert all(are_identical(wanted.clients[c], ran.clients[c]) for c in wanted.clients)
-    gone = rf"client \d in round \d \(worker {pool.stopped}\) did not answer for \d s and is done again"
-    assert [line for line in said if re.fullmatch(gone, line)]
+    assert are_identical(expected.server, ran.server)
+    assert all(are_identical(expected.clients[c], ran.clients[c]) for c in expected.clients)
+    message = rf"client \d in round \d \(worker {pool.stopped}\) did not reply for \d s and is run again"
+    assert [line for line in warnings if re.fullmatch(message, line)]
 
 
-def test_who_is_waited_for_is_said() -> None:
-    e, said = experiment("fedavg"), list[str]()
-    pool = Pool(e.task, e.method, 1, TimeoutPolicy(warn_after=0.0, warn=said.append))
-    list(pool.run([ClientTask(2, 1, "train")], Broadcasts(e.task.model.parameters), _Empty()))
+def test_slow_worker_is_reported() -> None:
+    e = experiment("fedavg")
+    warnings = list[str]()
+    pool = Pool(e.task, e.method, 1, TimeoutPolicy(warn_after=0.0, warn=warnings.append))
+    list(pool.run([ClientTask(2, 1, "train")], Broadcasts(e.task.model.parameters), _NoStates()))
     (pid,) = pool.pids
     pool.close()
-    assert said == [f"waiting for client 2 in round 1 (worker {pid}) for 0 s; --worker-timeout sets a limit"]
+    assert warnings == [
+        f"waiting for client 2 in round 1 (worker {pid}) for 0 s; --worker-timeout sets a limit"
+    ]
 
 
-def test_a_worker_that_hangs_in_the_middle_of_a_message() -> None:
-    """What it is sent is more than a pipe holds."""
+def test_worker_that_hangs_in_the_middle_of_a_message() -> None:
+    """The message is larger than the buffer of a pipe."""
     e = experiment("fedavg")
     pool = Pool(e.task, e.method, 1, TimeoutPolicy(timeout=0.5))
     os.kill(pool.pids[0], signal.SIGSTOP)
-    many = PackedState(data=bytearray(2**22))  # as if there were no memory to lay it into
+    packed = PackedState(data=bytearray(2**22))  # as without shared memory
     with pytest.raises(OSError, match="temporarily unavailable"):
-        pool._give(pool._workers[0], [ClientTask(0, 1)], Broadcasts({}), many, _Empty())
+        pool._send_tasks(pool._workers[0], [ClientTask(0, 1)], Broadcasts({}), packed, _NoStates())
     pool.close()
 
 
-class _TwoWords(Exception):
-    def __init__(self, one: str, two: str) -> None:
-        super().__init__(f"{one} {two}")
+class _UnpicklableError(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
 
 
-class _Exits(FedAvg):
+class _ExitingMethod(FedAvg):
     def train(self, *_: Any) -> Any:
         sys.exit(0)
 
 
-class _Fails(FedAvg):
+class _FailingMethod(FedAvg):
     def train(self, *_: Any) -> Any:
-        raise _TwoWords("a", "b")
+        raise _UnpicklableError("a", "b")
 
 
 @pytest.mark.parametrize("engine", ["serial", "pool(workers=2)"])
-def test_a_model_that_ends_the_program_is_an_error(engine: str, tmp_path: Path) -> None:
-    e = dataclasses.replace(experiment("fedavg"), method=_Exits())
+def test_sys_exit_in_a_method_is_an_error(engine: str, tmp_path: Path) -> None:
+    e = dataclasses.replace(experiment("fedavg"), method=_ExitingMethod())
     with pytest.raises(FeddbeError, match=r"client \d, round 1: .* own code called sys.exit\(0\)"):
         run_outcome(e, tmp_path, engine)
 
 
-def test_an_error_that_cannot_be_pickled_is_told(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="_TwoWords: a b") as error:
-        run_outcome(dataclasses.replace(experiment("fedavg"), method=_Fails()), tmp_path, "pool(workers=2)")
+def test_unpicklable_error_is_raised_with_its_text(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="_UnpicklableError: a b") as error:
+        run_outcome(
+            dataclasses.replace(experiment("fedavg"), method=_FailingMethod()), tmp_path, "pool(workers=2)"
+        )
     assert "in train" in "".join(error.value.__notes__)
 
 
-def test_long_clients_come_first() -> None:
-    e = experiment("fedavg", make_samples([24, 60, 44]))
+def test_clients_with_more_samples_are_first() -> None:
+    e = experiment("fedavg", make_dataset([24, 60, 44]))
     pool = Pool(e.task, e.method, 1)
-    jobs = [ClientTask(c, 1, "train") for c in range(3)]
-    order = [reply.client for reply in pool.run(jobs, Broadcasts(e.task.model.parameters), _Empty())]
+    tasks = [ClientTask(c, 1, "train") for c in range(3)]
+    order = [result.client for result in pool.run(tasks, Broadcasts(e.task.model.parameters), _NoStates())]
     pool.close()
     assert order == [1, 2, 0]
 
 
-def test_closing_leaves_no_process() -> None:
+def test_close_ends_all_processes() -> None:
     e = experiment("fedavg")
     pool = Pool(e.task, e.method, 3)
     pids = pool.pids
@@ -301,7 +318,7 @@ def test_closing_leaves_no_process() -> None:
     assert not [p for p in multiprocessing.active_children() if p.pid in pids]
 
 
-def test_names() -> None:
+def test_engine_specs() -> None:
     cores = len(os.sched_getaffinity(0))
     assert [engines.find_engine(n).processes() for n in ("serial", "pool", "pool(workers=5)")] == [
         0,

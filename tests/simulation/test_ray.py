@@ -1,5 +1,4 @@
-"""The Ray engine: two nodes and what can happen to them, and a machine alone. Each in a process of its own,
-which prints what it found."""
+"""The Ray engine on two nodes with faults, and on one machine, each in a separate process."""
 
 from __future__ import annotations
 
@@ -22,63 +21,65 @@ from tests.federation import COMBINATIONS, experiment
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HAS_RAY or sys.platform != "linux", reason="needs feddbe[ray], on Linux")
-ALL = "FEDDBE_CASES" in os.environ
-"""In `make test-all`."""
+RUN_ALL = "FEDDBE_CASES" in os.environ
+"""True in `make test-all`."""
 PATIENCE = 1800
-"""Seconds after which a script hangs."""
+"""Seconds after which a script counts as hanging."""
 
 
-def child(*words: str) -> dict[str, Any]:
-    """What a script prints. One that hangs is interrupted, so that it says where, and tidies up."""
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+def run_script(*command: str) -> dict[str, Any]:
+    """Return the JSON that a script prints; one that hangs is interrupted, so that it prints a traceback."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            out, said = process.communicate(timeout=PATIENCE)
+            stdout, stderr = process.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)
             try:
-                out, said = process.communicate(timeout=60)
+                stdout, stderr = process.communicate(timeout=60)
             finally:
                 process.kill()
-    assert process.returncode == 0, said
-    found: dict[str, Any] = json.loads(out)
-    return found
+    assert process.returncode == 0, stderr
+    results: dict[str, Any] = json.loads(stdout)
+    return results
 
 
-def check(found: dict[str, Any], wanted: dict[str, Any], lines: dict[str, str]) -> None:
-    """Values are equal, and what somebody is told is one line like this."""
-    assert {name: found[name] for name in wanted} == wanted, found
-    for name, pattern in lines.items():
-        assert re.fullmatch(pattern, found[name].strip()), found[name]
-    assert found.keys() == {*wanted, *lines}
+def check_results(results: dict[str, Any], expected: dict[str, Any], messages: dict[str, str]) -> None:
+    """Check that values are equal, and that error messages match these patterns."""
+    assert {name: results[name] for name in expected} == expected, results
+    for name, pattern in messages.items():
+        assert re.fullmatch(pattern, results[name].strip()), results[name]
+    assert results.keys() == {*expected, *messages}
 
 
 @needs_ray
-@pytest.mark.skipif(not ALL, reason="two minutes of dying nodes: make test-all")
-def test_nodes_and_workers_come_and_go(tmp_path: Path) -> None:
-    found = child(sys.executable, "-m", "tests.simulation.ray_faults", str(tmp_path))
-    wanted = {
+@pytest.mark.skipif(not RUN_ALL, reason="takes two minutes: make test-all")
+def test_results_equal_serial_with_faults_of_nodes_and_workers(tmp_path: Path) -> None:
+    results = run_script(sys.executable, "-m", "tests.simulation.ray_faults", str(tmp_path))
+    expected = {
         "methods": dict.fromkeys(COMBINATIONS, True),
         "a method from a file": True, "copies": True,
         "a worker dies": True, "it died": True, "a worker is stuck": True,
         "a node dies": True, "a node joins": True, "it works": True,
     }  # fmt: skip
-    lines = {
-        "diverged": r"Diverged: training diverged: .* at client \d in round 1; the last good round is kept.*",
-        "each worker dies": r"FeddbeError: client 1 in round 1: its worker died 3 times \(out of memory\?.*",
-        "other sources": r"BadInput: node .* differs: feddbe's sources \w{12} there, \w{12} here; install .*",
-        "other Python": r"BadInput: --engine ray: cannot join the cluster at .* 3\.9\.1 .*",
+    messages = {
+        "diverged": r"DivergenceError: training diverged: .* at client \d in round 1; "
+        r"the last good round is kept.*",
+        "every worker dies": r"FeddbeError: client 1 in round 1: its worker died 3 times \(out of memory\?.*",
+        "other sources": r"InvalidInputError: node .* differs: feddbe's sources \w{12} there, "
+        r"\w{12} here; install .*",
+        "other Python": r"InvalidInputError: --engine ray: cannot join the cluster at .* 3\.9\.1 .*",
     }
-    check(found, wanted, lines)
+    check_results(results, expected, messages)
 
 
 @needs_ray
-def test_ray_started_here_is_local_and_has_the_bits_of_serial_although_a_worker_dies(tmp_path: Path) -> None:
-    found = child(sys.executable, "-m", "tests.simulation.ray_local", str(tmp_path))
-    same = {"same bits": True, "addresses": ["127.0.0.1"], "SIGTERM is ours": True, "a worker died": True}
-    check(found, same, {})
+def test_local_ray_listens_on_loopback_and_equals_serial_after_a_worker_died(tmp_path: Path) -> None:
+    results = run_script(sys.executable, "-m", "tests.simulation.ray_local", str(tmp_path))
+    expected = {"same bits": True, "addresses": ["127.0.0.1"], "SIGTERM is ours": True, "a worker died": True}
+    check_results(results, expected, {})
 
 
-def test_without_ray_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     e = experiment("fedavg")
     with pytest.raises(
@@ -87,7 +88,7 @@ def test_without_ray_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> N
         engines.create_engine("ray", e.task, e.method)
 
 
-def test_nobody_there_and_no_address() -> None:
+def test_unreachable_and_malformed_addresses_are_errors() -> None:
     e = experiment("fedavg")
     with pytest.raises(
         InvalidInputError, match=r"cannot join the cluster at '127.0.0.1:1': .*refused \(docs/cluster"
@@ -100,13 +101,13 @@ def test_nobody_there_and_no_address() -> None:
             engines.create_engine(f"ray(address={wrong})", e.task, e.method)
 
 
-def test_where_machines_differ_is_said() -> None:
-    here = ray.versions()
-    assert ray.differences(here) == ""
-    assert ray.differences({**here, "Python": "3.9.1"}) == f"Python {here['Python']} there, 3.9.1 here"
+def test_version_differences_are_named() -> None:
+    actual = ray.versions()
+    assert ray.differences(actual) == ""
+    assert ray.differences({**actual, "Python": "3.9.1"}) == f"Python {actual['Python']} there, 3.9.1 here"
 
 
-def test_options() -> None:
+def test_ray_options() -> None:
     cores = len(os.sched_getaffinity(0))
     assert [engines.find_engine(n).processes() for n in ("ray", "ray(cpus=3)", "ray(address=h:1)")] == [
         cores,

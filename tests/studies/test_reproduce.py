@@ -1,4 +1,4 @@
-"""Tables of the paper from runs: recognised, shared, marked, and never better than the interval says."""
+"""Tables of the paper computed from runs: recognition, sharing, marks and verdicts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def any_experiment() -> Experiment:
 
 def by_hand(study: PaperStudy, curves: Callable[[RunSpec], RunDocument | None]) -> reproduce.Plans:
     """Plans whose runs are written by hand; the folders are not there."""
-    cells = reproduce.study_runs([study])
+    cells = reproduce.study_specs([study])
     return {cell: PlannedRun(cell, any_experiment(), Path(str(cell)), curves(cell)) for cell in cells}
 
 
@@ -49,28 +49,28 @@ def text_of(found: PaperTable, width: int = 80) -> str:
     return captured.get()
 
 
-def test_ours_theirs_the_difference_and_what_is_more_than_chance() -> None:
+def test_table_has_values_differences_and_verdicts() -> None:
     """FedAvg has 85, 86, 87 % in its trials, +DBE ten points more with a spread of 0.1 around that: the
     paired difference is 10 ± 4.303 * 0.1 / sqrt(3) = 10 ± 0.25."""
-    study = load_study("practical").only(["fedavg*/fmnist", "ditto/fmnist"])
+    study = load_study("practical").select(["fedavg*/fmnist", "ditto/fmnist"])
 
     def curve(spec: RunSpec) -> RunDocument | None:
-        own = {"fedavg": 0.0, "fedavg+dbe": 0.10 + 0.001 * (spec.seed - 1)}
-        if spec.method not in own:
+        gains = {"fedavg": 0.0, "fedavg+dbe": 0.10 + 0.001 * (spec.seed - 1)}
+        if spec.method not in gains:
             return None
-        return document(spec.method, [0.1, 0.85 + 0.01 * spec.seed + own[spec.method]], seed=spec.seed)
+        return document(spec.method, [0.1, 0.85 + 0.01 * spec.seed + gains[spec.method]], seed=spec.seed)
 
-    found = reproduce.compare_with_paper(study, by_hand(study, curve))
-    plain, dbe, ditto = (found.at(row, "FMNIST") for row in ("FedAvg", "FedAvg+DBE", "Ditto"))
+    table = reproduce.compare_with_paper(study, by_hand(study, curve))
+    plain, dbe, ditto = (table.find_cell(row, "FMNIST") for row in ("FedAvg", "FedAvg+DBE", "Ditto"))
     assert plain
     assert ditto
     assert dbe
     assert plain.ours
-    assert plain.ours.shown() == "86.00 ± 2.48"
+    assert plain.ours.format() == "86.00 ± 2.48"
     assert plain.difference == pytest.approx(0.15)
     assert plain.marks == ("1 round of up to 2000",)
-    assert (ditto.ours, ditto.state) == (None, "not run")
-    text = text_of(found, 120)
+    assert (ditto.ours, ditto.status) == (None, "not run")
+    text = text_of(table, 120)
     assert "86.00 ± 2.48 a" in text
     assert re.search(r"85\.85 +\+0\.15", text)
     assert "not run" in text
@@ -82,17 +82,17 @@ def gains_of(study: PaperStudy, gains: list[float], trials: int = 3, *, held_out
     """The notes of a table in which FedAvg+DBE has these differences to FedAvg."""
 
     def curve(spec: RunSpec) -> RunDocument | None:
-        own = gains[spec.seed] if "dbe" in spec.method else 0.0
-        found = document(spec.method, [0.1, 0.8 + own])
-        for entry in found["rounds"] if held_out else ():
+        gain = gains[spec.seed] if "dbe" in spec.method else 0.0
+        run = document(spec.method, [0.1, 0.8 + gain])
+        for entry in run["rounds"] if held_out else ():
             entry["validation"] = entry["accuracy"]
-        return found if spec.seed < trials else None
+        return run if spec.seed < trials else None
 
     return " ".join(reproduce.compare_with_paper(study, by_hand(study, curve)).notes)
 
 
-def test_better_and_worse_are_as_in_all_other_tables() -> None:
-    study = load_study("practical").only(["fedavg*/fmnist"])
+def test_verdicts_use_the_rule_of_all_tables() -> None:
+    study = load_study("practical").select(["fedavg*/fmnist"])
 
     def notes(*gains: float) -> str:
         return gains_of(study, list(gains), held_out=True)
@@ -105,7 +105,7 @@ def test_better_and_worse_are_as_in_all_other_tables() -> None:
 
 def test_published_best_rounds_have_no_verdict() -> None:
     """The paper's protocol chooses them on test data."""
-    study = load_study("practical").only(["fedavg*/fmnist"])
+    study = load_study("practical").select(["fedavg*/fmnist"])
     words = "No verdict (best rounds chosen on test data): FedAvg+DBE against FedAvg, FMNIST: +5.00 ± 0.25."
     assert gains_of(study, [0.05, 0.051, 0.049], held_out=False).startswith(words)
     two = gains_of(study, [0.05, 0.051, 0.049], trials=2, held_out=True)
@@ -113,28 +113,28 @@ def test_published_best_rounds_have_no_verdict() -> None:
 
 
 def test_trials_of_unequal_rounds_are_not_compared() -> None:
-    study = load_study("practical").only(["fedavg*/fmnist"])
+    study = load_study("practical").select(["fedavg*/fmnist"])
 
     def curve(spec: RunSpec) -> RunDocument:
         return document(spec.method, [0.1, 0.8 + 0.01 * spec.seed] + [0.9] * ("dbe" in spec.method))
 
-    found = reproduce.compare_with_paper(study, by_hand(study, curve))
-    assert not any("FedAvg+DBE against FedAvg" in note for note in found.notes)
+    table = reproduce.compare_with_paper(study, by_hand(study, curve))
+    assert not any("FedAvg+DBE against FedAvg" in note for note in table.notes)
 
 
 def test_derived_columns_are_paired_with_the_plain_method() -> None:
-    study = load_study("personalized-mr").only(["Ditto+MR"])
+    study = load_study("personalized-mr").select(["Ditto+MR"])
     curves = {"ditto": [0.30, 0.40, 0.50], "ditto+mr": [0.31, 0.42, 0.53]}
     plans = by_hand(study, lambda cell: document(cell.method, [curves[cell.method][cell.seed]]))
-    place = reproduce.compare_with_paper(study, plans).at("Ditto+MR", "improvement")
-    assert place
-    assert place.ours
-    assert place.ours.mean == pytest.approx(2.0)
-    assert place.theirs == 10.67
+    cell = reproduce.compare_with_paper(study, plans).find_cell("Ditto+MR", "improvement")
+    assert cell
+    assert cell.ours
+    assert cell.ours.mean == pytest.approx(2.0)
+    assert cell.theirs == 10.67
 
 
-def test_marks_of_fewer_trials_of_divergence_and_of_other_data() -> None:
-    study = load_study("ablation", data="fmnist").only(["FedAvg/CNN"])
+def test_marks_of_fewer_trials_divergence_and_other_data() -> None:
+    study = load_study("ablation", data="fmnist").select(["FedAvg/CNN"])
 
     def curve(spec: RunSpec) -> RunDocument | None:
         return document(spec.method, [0.1, 0.5]) if spec.seed < 2 else None
@@ -143,71 +143,71 @@ def test_marks_of_fewer_trials_of_divergence_and_of_other_data() -> None:
     first = next(iter(plans.values())).document
     assert first
     first["diverged"] = {"round": 2, "client": 0, "what": "loss", "value": "nan"}
-    place = reproduce.compare_with_paper(study, plans).at("FedAvg", "CNN")
-    assert place
-    assert place.marks == (
+    cell = reproduce.compare_with_paper(study, plans).find_cell("FedAvg", "CNN")
+    assert cell
+    assert cell.marks == (
         "fmnist instead of tiny_imagenet",
         "1 round of up to 2000",
         "a trial diverged after round 1, and is not counted",
         "1 of 3 trials",
     )
-    assert place.ours
-    assert place.ours.n == 1
-    assert place.theirs == 19.46
-    assert place.difference is None  # of other data
+    assert cell.ours
+    assert cell.ours.n == 1
+    assert cell.theirs == 19.46
+    assert cell.difference is None  # of other data
 
 
-def test_a_run_that_stopped_by_the_published_rule_has_no_mark() -> None:
-    study = load_study("practical", trials=1).only(["fedavg/fmnist"])
-    place = reproduce.compare_with_paper(
+def test_run_that_stopped_by_the_published_rule_has_no_mark() -> None:
+    study = load_study("practical", trials=1).select(["fedavg/fmnist"])
+    cell = reproduce.compare_with_paper(
         study, by_hand(study, lambda cell: document(cell.method, [0.1, 0.5] + [0.4] * 101))
-    ).at("FedAvg", "FMNIST")
-    assert place
-    assert place.marks == ()
+    ).find_cell("FedAvg", "FMNIST")
+    assert cell
+    assert cell.marks == ()
 
 
-def test_fedbabu_is_what_it_is_after_fine_tuning() -> None:
-    study = load_study("practical", trials=1).only(["fedbabu/fmnist"])
+def test_fedbabu_value_is_after_fine_tuning() -> None:
+    study = load_study("practical", trials=1).select(["fedbabu/fmnist"])
 
     def curve(spec: RunSpec) -> RunDocument:
-        found = document(spec.method, [0.1, 0.5])
-        assert found["last"]
-        found["last"]["adapted"] = {"weighted": 0.9, "mean": 0.9, "worst_tenth": 0.9, "std": 0.0}
-        return found
+        run = document(spec.method, [0.1, 0.5])
+        assert run["last"]
+        run["last"]["adapted"] = {"weighted": 0.9, "mean": 0.9, "worst_tenth": 0.9, "std": 0.0}
+        return run
 
-    place = reproduce.compare_with_paper(study, by_hand(study, curve)).at("FedBABU", "FMNIST")
-    assert place
-    assert place.ours
-    assert place.ours.mean == pytest.approx(90)
+    cell = reproduce.compare_with_paper(study, by_hand(study, curve)).find_cell("FedBABU", "FMNIST")
+    assert cell
+    assert cell.ours
+    assert cell.ours.mean == pytest.approx(90)
 
 
 def test_a_table_fits_in_a_narrow_terminal() -> None:
     study = load_study("practical")
-    found = reproduce.compare_with_paper(
+    table = reproduce.compare_with_paper(
         study, by_hand(study, lambda cell: document(cell.method, [0.1, 0.5]))
     )
-    lines = text_of(found, 60).splitlines()
+    lines = text_of(table, 60).splitlines()
     assert max(map(len, lines)) <= 60
     assert sum("FedAvg+DBE" in line for line in lines) >= 2  # in blocks
 
 
-def test_the_formats_have_the_same_numbers() -> None:
-    study = load_study("practical", trials=1).only(["fedavg/fmnist", "apple/cifar100"])
-    found = reproduce.compare_with_paper(
+def test_all_formats_have_the_same_numbers() -> None:
+    study = load_study("practical", trials=1).select(["fedavg/fmnist", "apple/cifar100"])
+    table = reproduce.compare_with_paper(
         study, by_hand(study, lambda c: document(c.method, [0.1, 0.85]) if c.method == "fedavg" else None)
     )
-    markdown = render_paper_table(found, "markdown")
+    markdown = render_paper_table(table, "markdown")
     assert "| FedAvg | 85.00 a (85.85, -0.85) |  |" in markdown
     assert "| APPLE |  | not run (53.22) |" in markdown
-    records = json.loads(render_paper_table(found, "json"))
+    records = json.loads(render_paper_table(table, "json"))
     assert records[1] | {"difference": 0} == {
         "table": "practical", "row": "FedAvg", "column": "FMNIST", "ours": 85.0, "half_width": None,
         "trials": 1, "paper": 85.85, "difference": 0, "marks": "1 round of up to 2000",
     }  # fmt: skip
-    assert render_paper_table(found, "csv").splitlines()[0].startswith("table,row,column,ours")
+    assert render_paper_table(table, "csv").splitlines()[0].startswith("table,row,column,ours")
 
 
-def test_runs_of_feddbe_run_are_recognised(shell: Shell) -> None:
+def test_runs_of_feddbe_run_are_recognized(shell: Shell) -> None:
     """As they would be begun by hand, with other words for the same configuration, and fewer rounds."""
     options = (
         "--data digits --model cnn_small --clients 10 --variant official --no-eval-after --metrics accuracy"
@@ -221,7 +221,7 @@ def test_runs_of_feddbe_run_are_recognised(shell: Shell) -> None:
     assert "nothing is missing" in err
 
 
-def test_a_part_of_it_for_real(shell: Shell) -> None:
+def test_reproduce_a_part_of_a_table(shell: Shell) -> None:
     """Another table that needs the same runs runs nothing, and shows the same numbers."""
     words = "reproduce {} --scale small --rounds 2 --out here"
     code, out, err = shell(words.format("convergence"))
@@ -241,31 +241,35 @@ def test_a_part_of_it_for_real(shell: Shell) -> None:
         assert f"{100 * entry['accuracy']['weighted']:.2f} a,b" in out
 
 
-def test_mdl_is_that_of_the_best_round_before_local_training() -> None:
-    found = document("fedavg", [0.1, 0.9, 0.5])
+def test_mdl_is_from_the_best_round_before_local_training() -> None:
+    run = document("fedavg", [0.1, 0.9, 0.5])
 
     def measured(round: int, value: float, **more: Any) -> Any:
         about = {"round": round, "analysis": "mdl", "layer": "z_g", "moment": "before", "quick": False}
         return {**about, "per_client": False, "overall": {"value": value}, **more}
 
-    found["analyses"] = [
-        measured(2, 1.0), measured(1, 2.0, place="z"), measured(1, 3.0, moment="after"),
+    run["analyses"] = [
+        measured(2, 1.0), measured(1, 2.0, layer="z"), measured(1, 3.0, moment="after"),
         measured(1, 4.0, per_client=True), measured(1, 5.0, quick=True), measured(1, 6.0),
     ]  # fmt: skip
-    assert paper.compute_value("mdl@z_g", found) == 6.0
-    assert paper.compute_value("mdl@z", found) == 2.0
-    assert paper.compute_value("mdl@conv1", found) is None
-    study = load_study("ablation", trials=1).only(["FedAvg/MDL CNN"])
-    found["analyses"] = found["analyses"][:-1]
-    place = reproduce.compare_with_paper(study, by_hand(study, lambda cell: found)).at("FedAvg", "MDL CNN")
-    assert place
-    assert place.ours
-    assert (place.ours.mean, place.theirs) == (5.0, 3844)
-    assert "quick MDL" in place.marks
-    found["analyses"] = []
-    place = reproduce.compare_with_paper(study, by_hand(study, lambda cell: found)).at("FedAvg", "MDL CNN")
-    assert place
-    assert place.state == "not measured"
+    assert paper.read_value("mdl@z_g", run) == 6.0
+    assert paper.read_value("mdl@z", run) == 2.0
+    assert paper.read_value("mdl@conv1", run) is None
+    study = load_study("ablation", trials=1).select(["FedAvg/MDL CNN"])
+    run["analyses"] = run["analyses"][:-1]
+    cell = reproduce.compare_with_paper(study, by_hand(study, lambda cell: run)).find_cell(
+        "FedAvg", "MDL CNN"
+    )
+    assert cell
+    assert cell.ours
+    assert (cell.ours.mean, cell.theirs) == (5.0, 3844)
+    assert "quick MDL" in cell.marks
+    run["analyses"] = []
+    cell = reproduce.compare_with_paper(study, by_hand(study, lambda cell: run)).find_cell(
+        "FedAvg", "MDL CNN"
+    )
+    assert cell
+    assert cell.status == "not measured"
 
 
 def test_all_ends_with_a_report(shell: Shell) -> None:
@@ -300,14 +304,16 @@ def test_only_the_small_scale_measures_the_quick_mdl(
     """Whatever the data is called. The full measure takes minutes, so it is only seen to be asked for."""
     images = np.zeros((1200, 1, 28, 28), np.float32)
     np.savez("digits28.npz", x=images, y=np.arange(1200) % 10)
-    asked: list[bool] = []
-    monkeypatch.setattr("feddbe.runs.analysis.answer", lambda _, question, **__: asked.append(question.quick))
+    quick_flags: list[bool] = []
+    monkeypatch.setattr(
+        "feddbe.runs.analysis.run_analyses", lambda _, question, **__: quick_flags.append(question.quick)
+    )
     words = f"reproduce ablation {scale} --trials 1 --only 'FedAvg/MDL CNN' --rounds 1 --out here"
     assert shell(words).code == 0
-    assert asked == [quick]
+    assert quick_flags == [quick]
 
 
-def test_what_is_not_here_is_said_and_keeps_nothing_from_the_table(
+def test_missing_data_is_noted_and_the_table_is_complete(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDDBE_DATA", str(Path.cwd()))
@@ -322,7 +328,7 @@ def test_what_is_not_here_is_said_and_keeps_nothing_from_the_table(
     ("error", "state"),
     [(DataMissingError("x"), "no data"), (InvalidInputError("run 'feddbe data get har'"), "refused")],
 )
-def test_whether_data_is_missing_does_not_depend_on_the_text(
+def test_missing_data_status_does_not_depend_on_the_message(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, error: InvalidInputError, state: str
 ) -> None:
     def fail(data_dir: Path | None) -> None:
@@ -332,7 +338,7 @@ def test_whether_data_is_missing_does_not_depend_on_the_text(
     assert state in shell("reproduce har --trials 1 --only FedAvg --out here --dry-run").out
 
 
-def test_the_list_counts_and_estimates(shell: Shell) -> None:
+def test_list_has_counts_and_estimates(shell: Shell) -> None:
     code, out, _ = shell("reproduce ablation convergence --list --scale small --rounds 1 --out here")
     assert code == 0
     line = next(line for line in out.splitlines() if line.startswith("ablation"))
@@ -348,7 +354,7 @@ def test_the_list_counts_and_estimates(shell: Shell) -> None:
         ("reproduce har --trials 0", "trials = 0; allowed: a whole number >= 1"),
         ("reproduce har --rounds 0", "rounds = 0; allowed: a whole number >= 1"),
         ("reproduce har --format word", "unknown format 'word'"),
-        ("reproduce har --only nobody", "unknown cell of har 'nobody'"),
+        ("reproduce har --only fedsgd", "unknown cell of har 'fedsgd'"),
         ("reproduce har --scale small --data fmnist", "--scale small has its own data"),
     ],
 )
@@ -359,7 +365,7 @@ def test_bad_input_is_one_line(shell: Shell, words: str, told: str) -> None:
     assert told in err
 
 
-def test_figures_say_why_they_are_not_there(tmp_path: Path) -> None:
-    study = load_study("convergence", trials=1).only(["TINY"])
-    found = draw_study(study, by_hand(study, lambda cell: None), tmp_path)
-    assert found == {"TINY": "not run"}
+def test_missing_figures_have_a_reason(tmp_path: Path) -> None:
+    study = load_study("convergence", trials=1).select(["TINY"])
+    figures = draw_study(study, by_hand(study, lambda cell: None), tmp_path)
+    assert figures == {"TINY": "not run"}

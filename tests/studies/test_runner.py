@@ -1,4 +1,4 @@
-"""What is missing is run, what is there is recognised, and a kill loses nothing that was written."""
+"""Missing runs are executed, existing ones recognized, and complete rounds survive a kill."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import feddbe
 from feddbe.callbacks.base import Callback, StudyCallback
 from feddbe.errors import DivergenceError, FeddbeError
 from feddbe.metrics.records import Record
+from feddbe.runs.experiment import Experiment
 from feddbe.runs.store import RunStore, exclusive, make_folder
 from feddbe.simulation import loop
 from feddbe.studies import runner
-from feddbe.studies.runner import RunSpec, plan_runs, run_grid, run_missing
+from feddbe.studies.runner import RunSpec, expand_grid, plan_runs, run_missing
 
 SMALL: dict[str, Any] = {
     "data": "digits",
@@ -30,8 +31,8 @@ SMALL: dict[str, Any] = {
 }
 
 
-class Notes(StudyCallback):
-    """Writes down what it is told."""
+class RecordingCallback(StudyCallback):
+    """Records the hooks that are called."""
 
     def __init__(self) -> None:
         self.ends: list[tuple[str, str]] = []
@@ -40,11 +41,11 @@ class Notes(StudyCallback):
     def run_callback(self, folder: Path) -> Callback:
         notes = self
 
-        class Mine(Callback):
-            def round(self, done: int, accuracy: float | None) -> None:
+        class RunCallback(Callback):
+            def on_round_end(self, done: int, accuracy: float | None) -> None:
                 notes.rounds.append(done)
 
-        return Mine()
+        return RunCallback()
 
     def on_run_end(self, folder: Path, error: Exception | None) -> None:
         method = folder.name.removeprefix("digits-").partition("-seed")[0]
@@ -52,45 +53,45 @@ class Notes(StudyCallback):
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_what_is_missing_is_run_and_what_is_there_is_not(
+def test_only_missing_runs_are_executed(
     tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "cores", lambda: at_once)
-    cells = run_grid(["fedavg", "fedavg+dbe"], SMALL)
-    notes = Notes()
+    monkeypatch.setattr(runner, "available_cores", lambda: at_once)
+    cells = expand_grid(["fedavg", "fedavg+dbe"], SMALL)
+    notes = RecordingCallback()
     assert run_missing(plan_runs(cells, tmp_path), notes) == {}
     assert sorted(notes.ends) == [("fedavg", "done"), ("fedavg+dbe", "done")]
     assert sorted(set(notes.rounds)) == [0, 1, 2]
-    again = plan_runs(cells, tmp_path)
-    assert [p.is_done for p in again] == [True, True]
-    assert [p.document["method"] for p in again if p.document] == ["fedavg", "fedavg+dbe"]
-    notes = Notes()
-    assert run_missing(again, notes) == {}
+    plans = plan_runs(cells, tmp_path)
+    assert [p.is_done for p in plans] == [True, True]
+    assert [p.document["method"] for p in plans if p.document] == ["fedavg", "fedavg+dbe"]
+    notes = RecordingCallback()
+    assert run_missing(plans, notes) == {}
     assert notes.ends == []
 
 
-def test_side_by_side_or_not_the_bits_are_those_of_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "cores", lambda: 2)
-    run_missing(plan_runs(cells := run_grid(["fedavg", "fedavg+dbe"], SMALL, seeds=[3]), tmp_path))
+def test_parallel_runs_are_bit_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "available_cores", lambda: 2)
+    run_missing(plan_runs(cells := expand_grid(["fedavg", "fedavg+dbe"], SMALL, seeds=[3]), tmp_path))
     for planned in plan_runs(cells, tmp_path):
-        alone = feddbe.run(
+        single = feddbe.run(
             planned.spec.method, seed=3, out=str(tmp_path / "alone" / planned.spec.method), **SMALL
         )
-        assert feddbe.load(planned.folder)["server_sha256"] == alone["server_sha256"]
+        assert feddbe.load(planned.folder)["server_sha256"] == single["server_sha256"]
 
 
-def test_a_run_is_known_by_its_configuration_whatever_its_folder_is_called(tmp_path: Path) -> None:
+def test_run_is_recognized_by_its_configuration_hash(tmp_path: Path) -> None:
     feddbe.run("fedavg", out=str(tmp_path / "mine"), **SMALL)
-    (found, other) = plan_runs([RunSpec("fedavg", SMALL), RunSpec("fedavg", {**SMALL, "lr": 0.07})], tmp_path)
-    assert found.folder == tmp_path / "mine"
-    assert found.is_done
+    (planned, other) = plan_runs(
+        [RunSpec("fedavg", SMALL), RunSpec("fedavg", {**SMALL, "lr": 0.07})], tmp_path
+    )
+    assert planned.folder == tmp_path / "mine"
+    assert planned.is_done
     assert other.document is None
     assert not other.folder.exists()
 
 
-def test_a_run_with_fewer_rounds_is_continued(tmp_path: Path) -> None:
+def test_run_with_fewer_rounds_is_resumed(tmp_path: Path) -> None:
     feddbe.run("fedavg", out=str(tmp_path / "mine"), **{**SMALL, "rounds": 1})
     (planned,) = plan_runs([RunSpec("fedavg", SMALL)], tmp_path)
     assert planned.is_missing
@@ -99,7 +100,7 @@ def test_a_run_with_fewer_rounds_is_continued(tmp_path: Path) -> None:
     assert plan_runs([RunSpec("fedavg", SMALL)], tmp_path)[0].is_done
 
 
-def test_a_run_with_more_rounds_is_cut_to_those_asked_for(tmp_path: Path) -> None:
+def test_run_with_more_rounds_is_truncated(tmp_path: Path) -> None:
     feddbe.run("fedavg", out=str(tmp_path / "mine"), **{**SMALL, "rounds": 4})
     short = feddbe.run("fedavg", out=str(tmp_path / "short" / "run"), **SMALL)
     (planned,) = plan_runs([RunSpec("fedavg", SMALL)], tmp_path)
@@ -112,41 +113,38 @@ def test_a_run_with_more_rounds_is_cut_to_those_asked_for(tmp_path: Path) -> Non
         assert (entry["round"], entry["accuracy"]) == (short[which]["round"], short[which]["accuracy"])
 
 
-def test_a_run_that_was_fine_tuned_after_more_rounds_is_refused(tmp_path: Path) -> None:
+def test_run_fine_tuned_after_more_rounds_is_rejected(tmp_path: Path) -> None:
     feddbe.run("fedbabu", out=str(tmp_path / "mine"), **SMALL)
     (planned,) = plan_runs([RunSpec("fedbabu", {**SMALL, "rounds": 1})], tmp_path)
     assert planned.document is None
     assert (
-        "has 2 rounds, and was fine-tuned or joined by newcomers after the last, not after 1"
-        in planned.skip_reason
+        "has 2 rounds; fine-tuning or new clients followed the last round, not round 1" in planned.skip_reason
     )
 
 
-def test_equal_cells_are_one_run(tmp_path: Path) -> None:
-    """The second says what the first leaves to the defaults."""
+def test_equal_specs_are_one_run(tmp_path: Path) -> None:
+    """The second sets explicitly the default of the first."""
     plans = plan_runs([RunSpec("fedavg", SMALL), RunSpec("fedavg", {**SMALL, "lr": 0.1})], tmp_path)
     assert plans[0].folder == plans[1].folder
-    notes = Notes()
+    notes = RecordingCallback()
     run_missing(plans, notes)
     assert len(notes.ends) == 1
 
 
-def test_what_cannot_be_is_told_and_keeps_nobody_else_from_running(tmp_path: Path) -> None:
+def test_invalid_runs_have_a_reason_and_do_not_stop_others(tmp_path: Path) -> None:
     cells = [
-        *run_grid(["fedavg", "perfedavg+dbe"], SMALL),
+        *expand_grid(["fedavg", "perfedavg+dbe"], SMALL),
         RunSpec("fedavg", {**SMALL, "data": "nowhere.npz"}),
     ]
     good, bad, nowhere = plan_runs(cells, tmp_path)
     assert good.is_missing
-    assert "perfedavg does not take" in bad.skip_reason
+    assert "perfedavg does not support" in bad.skip_reason
     assert "nowhere.npz" in nowhere.skip_reason
 
 
-def test_a_cell_that_diverges_leaves_its_mark_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "cores", lambda: 2)
-    cells = run_grid(["fedavg"], {**SMALL, "lr": [1e30, 0.1]})
+def test_diverged_run_is_marked_and_others_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "available_cores", lambda: 2)
+    cells = expand_grid(["fedavg"], {**SMALL, "lr": [1e30, 0.1]})
     failed = run_missing(plan_runs(cells, tmp_path))
     assert [type(error) for error in failed.values()] == [DivergenceError]
     bad, good = plan_runs(cells, tmp_path)
@@ -157,8 +155,8 @@ def test_a_cell_that_diverges_leaves_its_mark_and_the_others_go_on(
     assert good.is_done
 
 
-def test_a_run_in_use_is_left_alone(tmp_path: Path) -> None:
-    cells = run_grid(["fedavg"], SMALL)
+def test_run_in_use_is_not_touched(tmp_path: Path) -> None:
+    cells = expand_grid(["fedavg"], SMALL)
     (planned,) = plan_runs(cells, tmp_path)
     make_folder(planned.folder)
     with exclusive(planned.folder):
@@ -166,51 +164,60 @@ def test_a_run_in_use_is_left_alone(tmp_path: Path) -> None:
     assert "is in use" in str(failed[planned.folder])
 
 
-def test_an_error_that_is_nobodys_input_is_not_swallowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "cores", lambda: 2)
-    plans = plan_runs(run_grid(["fedavg", "ditto"], SMALL), tmp_path)
+def test_unexpected_error_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "available_cores", lambda: 2)
+    plans = plan_runs(expand_grid(["fedavg", "ditto"], SMALL), tmp_path)
     monkeypatch.setattr(loop, "run_experiment", lambda *a, **k: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         run_missing(plans)
 
 
-def test_a_child_that_is_killed_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "cores", lambda: 2)
-    plans = plan_runs(run_grid(["fedavg", "ditto"], SMALL), tmp_path)
-    monkeypatch.setattr(loop, "run_experiment", lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL))
+def test_killed_child_is_reported_and_others_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "available_cores", lambda: 2)
+    specs = expand_grid(["ditto", "fedavg", "fedavg+dbe"], SMALL)
+    plans = plan_runs(specs, tmp_path)
+    run_experiment = loop.run_experiment
+
+    def kill_ditto(experiment: Experiment, *arguments: Any) -> None:
+        if experiment.name == "ditto":
+            os.kill(os.getpid(), signal.SIGKILL)
+        run_experiment(experiment, *arguments)
+
+    monkeypatch.setattr(loop, "run_experiment", kill_ditto)
     failed = run_missing(plans)
-    assert {str(error) for error in failed.values()} == {"its process ended without a word (exit code -9)"}
-    assert all(isinstance(error, FeddbeError) for error in failed.values())
+    assert list(failed) == [plans[0].folder]
+    error = failed[plans[0].folder]
+    assert isinstance(error, FeddbeError)
+    assert str(error) == "worker process exited unexpectedly (exit code -9)"
+    assert [planned.is_done for planned in plan_runs(specs, tmp_path)] == [False, True, True]
 
 
 STUDY = """
 import sys
 from pathlib import Path
 from feddbe.studies import runner
-from feddbe.studies.runner import grid
-runner.cores = lambda: 2
+from feddbe.studies.runner import expand_grid
+runner.available_cores = lambda: 2
 options = {"data": "digits", "partition": "iid", "clients": 4, "rounds": 400, "metrics": "accuracy"}
-runner.run(runner.plan(grid(["fedavg", "fedavg+dbe"], options), Path(sys.argv[1])))
+runner.run_missing(runner.plan_runs(expand_grid(["fedavg", "fedavg+dbe"], options), Path(sys.argv[1])))
 """
 
 
-def test_a_run_that_goes_on_meanwhile_is_seen_at_one_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cells = run_grid(["fedavg"], SMALL)
+def test_plan_of_a_run_in_progress_is_consistent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = expand_grid(["fedavg"], SMALL)
     run_missing(plan_runs(cells, tmp_path))
-    (place,) = tmp_path.iterdir()
+    (folder,) = tmp_path.iterdir()
     overall = RunStore.aggregate_records
 
     def later(store: RunStore) -> list[Record]:
-        monkeypatch.setattr(RunStore, "overall", overall)
-        feddbe.run(out=str(place), resume=True, rounds=3)
+        monkeypatch.setattr(RunStore, "aggregate_records", overall)
+        feddbe.run(out=str(folder), resume=True, rounds=3)
         return overall(store)
 
-    monkeypatch.setattr(RunStore, "overall", later)
-    longer = run_grid(["fedavg"], {**SMALL, "rounds": 3})
+    monkeypatch.setattr(RunStore, "aggregate_records", later)
+    longer = expand_grid(["fedavg"], {**SMALL, "rounds": 3})
     for done in (2, 3):
         (planned,) = plan_runs(longer, tmp_path)
         assert planned.document
@@ -219,14 +226,14 @@ def test_a_run_that_goes_on_meanwhile_is_seen_at_one_moment(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_study_that_is_stopped_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+def test_stopped_study_can_be_resumed(tmp_path: Path, number: signal.Signals) -> None:
     study = subprocess.Popen(
         [sys.executable, "-c", STUDY, str(tmp_path)],
         stderr=subprocess.DEVNULL,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    cells = run_grid(["fedavg", "fedavg+dbe"], SMALL)
-    unlimited = run_grid(["fedavg", "fedavg+dbe"], {**SMALL, "rounds": 400})
+    cells = expand_grid(["fedavg", "fedavg+dbe"], SMALL)
+    unlimited = expand_grid(["fedavg", "fedavg+dbe"], {**SMALL, "rounds": 400})
     end = time.monotonic() + 60
     while not all(p.document and len(p.document["rounds"]) > 3 for p in plan_runs(unlimited, tmp_path)):
         assert time.monotonic() < end
@@ -244,6 +251,6 @@ def test_a_study_that_is_stopped_goes_on(tmp_path: Path, number: signal.Signals)
     assert all(p.is_done for p in stopped)  # of the two rounds that these cells want
     far = [len(p.document["rounds"]) - 1 for p in plan_runs(unlimited, tmp_path) if p.document]
     assert all(3 <= count < 400 for count in far)
-    longer = run_grid(["fedavg", "fedavg+dbe"], {**SMALL, "rounds": max(far) + 1})
+    longer = expand_grid(["fedavg", "fedavg+dbe"], {**SMALL, "rounds": max(far) + 1})
     assert run_missing(plan_runs(longer, tmp_path)) == {}
     assert all(p.is_done for p in plan_runs(longer, tmp_path))

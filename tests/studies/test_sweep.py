@@ -1,4 +1,4 @@
-"""Seeds and sweeps as a user types them: what is run, what is not run again, and what is said of it."""
+"""Seeds and sweeps on the command line: executed runs, reused runs and messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feddbe.studies.runner.cores", lambda: 1)
+    monkeypatch.setattr("feddbe.studies.runner.available_cores", lambda: 1)
 
 
 def test_seeds_are_run_once_and_shown_together(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,9 +30,9 @@ def test_seeds_are_run_once_and_shown_together(shell: Shell, monkeypatch: pytest
     assert Path("study/curves.png").is_file()
     rows = [line.split() for line in out.splitlines() if line.startswith("fedavg")]
     assert [row[:2] for row in rows] == [["fedavg", "2"], ["fedavg+dbe", "2"]]
-    alone = feddbe.run("fedavg+dbe", **OPTIONS, seed=1, out="alone")
-    (there,) = Path("study").glob("digits-fedavg+dbe-seed1-*")
-    assert feddbe.load(there)["server_sha256"] == alone["server_sha256"]
+    single = feddbe.run("fedavg+dbe", **OPTIONS, seed=1, out="alone")
+    (run_folder,) = Path("study").glob("digits-fedavg+dbe-seed1-*")
+    assert feddbe.load(run_folder)["server_sha256"] == single["server_sha256"]
     assert shell("show study").out.splitlines()[:5] == out.splitlines()[:5]
 
     def refuse(*_: object) -> None:
@@ -40,13 +40,13 @@ def test_seeds_are_run_once_and_shown_together(shell: Shell, monkeypatch: pytest
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "run_experiment", refuse)
-        again = shell(f"compare fedavg fedavg+dbe --seeds 0,1 {SMALL} --out study")
-        assert again == (0, out, "")
+        repeated = shell(f"compare fedavg fedavg+dbe --seeds 0,1 {SMALL} --out study")
+        assert repeated == (0, out, "")
     code, _, err = shell(f"compare fedavg fedavg+dbe --seeds 3 {SMALL} --out study")
     assert (code, len([line for line in err.splitlines() if " of 2: " in line])) == (0, 2)
 
 
-def test_runs_that_are_there_are_cut_to_the_rounds_asked_for(shell: Shell) -> None:
+def test_existing_runs_are_truncated_to_the_requested_rounds(shell: Shell) -> None:
     """FedAvg has three rounds in one folder and one in the other; the tables are the same."""
     shell(f"run fedavg --seeds 2 {SMALL.replace('--rounds 1', '--rounds 3')} --out study")
     study, fresh = (
@@ -58,37 +58,35 @@ def test_runs_that_are_there_are_cut_to_the_rounds_asked_for(shell: Shell) -> No
     assert "Not judged, unequal rounds: fedavg+dbe." in words
 
 
-def test_a_comparison_that_is_resumed_is_cut_to_the_rounds_asked_for(tmp_path: Path) -> None:
+def test_resumed_comparison_is_truncated_to_the_requested_rounds(tmp_path: Path) -> None:
     longer = feddbe.run("fedavg", **{**OPTIONS, "rounds": 3}, out=str(tmp_path / "fedavg"))
     runs = feddbe.compare(["fedavg", "ditto"], **OPTIONS, out=str(tmp_path), resume=True)
     assert [len(run["rounds"]) for run in runs] == [2, 2]
     assert runs[0]["last"] == longer["rounds"][1]
 
 
-def test_a_sweep_chooses_on_validation_data_and_says_so(shell: Shell) -> None:
+def test_sweep_chooses_on_validation_data_and_notes_it(shell: Shell) -> None:
     command = f"compare fedavg 'fedavg+mr(kappa=0,1)' --lr 0.01,0.1 {SMALL} --out grid"
     code, out, err = shell(command)
     assert code == 0
-    assert err.splitlines()[0] == (
-        "feddbe: values are chosen on a share of the training data, held out: --validation 0.2"
-    )
-    found = json.loads(shell(f"{command} --json").out)
-    table = found["table"]
+    assert err.splitlines()[0] == ("feddbe: values are chosen on held-out training data: --validation 0.2")
+    result = json.loads(shell(f"{command} --json").out)
+    table = result["table"]
     assert [row["name"] for row in table] == [
         f"{name}, lr {lr}"
         for name in ("fedavg", "fedavg+mr(kappa=0)", "fedavg+mr(kappa=1)")
         for lr in (0.01, 0.1)
     ]
-    assert {run["config"]["validation"] for run in found["runs"]} == {0.2}
+    assert {run["config"]["validation"] for run in result["runs"]} == {0.2}
     for rows in (table[:2], table[2:]):
         best = max(rows, key=lambda row: row["validation"])
         assert [row["name"] for row in rows if row["chosen"]] == [best["name"]]
         tested = [row["name"] for row in rows if row["best"] is not None]
-        assert tested == [best["name"]], "nobody looks at the others' test data"
+        assert tested == [best["name"]], "test data of the other runs is not used"
     assert out.count("*") == 2
 
 
-def test_a_list_in_a_file_is_a_sweep(shell: Shell) -> None:
+def test_list_in_a_file_is_a_sweep(shell: Shell) -> None:
     Path("sweep.toml").write_text(
         'method = "fedavg"\nlr = [0.05, 0.1]\nseeds = [3, 4]\nclients = 3\npartition = "iid"\n'
         'model = "mlp"\nrounds = 1\nvalidation = 0.3\n'
@@ -101,10 +99,10 @@ def test_a_list_in_a_file_is_a_sweep(shell: Shell) -> None:
     assert not Path("runs").exists()
 
 
-def test_one_that_diverges_leaves_its_mark(shell: Shell) -> None:
+def test_diverged_run_is_marked(shell: Shell) -> None:
     code, out, err = shell(f"compare fedavg 'fedavg+prbm(prbm_lr=1e20)' --seeds 2 {SMALL} --out study")
     assert code == 3
-    assert "Diverged, and counted in no mean: fedavg+prbm(prbm_lr=1e20), seed 0;" in " ".join(out.split())
+    assert "Diverged, and excluded from means: fedavg+prbm(prbm_lr=1e20), seed 0;" in " ".join(out.split())
     assert "0 of 2" in out
     assert err.count("diverged in round 1; see feddbe show study/") == 2
     assert shell(f"compare fedavg 'fedavg+prbm(prbm_lr=1e20)' --seeds 2 {SMALL} --out study").code == 3
@@ -129,39 +127,39 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("line", MISTAKES)
-def test_a_mistake_is_one_line_and_nothing_is_written(line: str, shell: Shell, tmp_path: Path) -> None:
+def test_invalid_input_is_one_line_and_nothing_is_written(line: str, shell: Shell, tmp_path: Path) -> None:
     code, out, err = shell(line)
     assert (code, out) == (2, "")
-    said = err.splitlines()[-1]
-    assert len(err.splitlines()) == 1 + err.count("values are chosen on a share")
+    message = err.splitlines()[-1]
+    assert len(err.splitlines()) == 1 + err.count("values are chosen on")
     for words in MISTAKES[line]:
-        assert words in said
+        assert words in message
     assert list(tmp_path.iterdir()) == []
 
 
-def test_from_python_with_data_and_model_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_from_python_with_user_data_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same mechanism; a file or a name is not needed."""
     import torch
     from torch import nn
 
-    monkeypatch.setattr("feddbe.studies.runner.cores", lambda: 1)
+    monkeypatch.setattr("feddbe.studies.runner.available_cores", lambda: 1)
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(90) % 3
     x = torch.randn(90, 4, generator=generator) + 3 * torch.eye(4)[y]
-    own: dict[str, Any] = {
+    options: dict[str, Any] = {
         "data": feddbe.Dataset("clouds", x, y, 3), "model": nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)),
         "clients": 3, "partition": "iid", "rounds": 1, "lr": 0.1, "out": str(tmp_path),
     }  # fmt: skip
-    runs = feddbe.compare(["fedavg"], seeds=[0, 5], **own)
+    runs = feddbe.compare(["fedavg"], seeds=[0, 5], **options)
     assert [run["config"]["seed"] for run in runs] == [0, 5]
     assert "95 % interval" in runs._repr_html_()
-    frame = feddbe.compare([feddbe.FedAvg()], **{**own, "data": (x, y), "lr": [1e-6, 0.1], "rounds": 5})
+    frame = feddbe.compare([feddbe.FedAvg()], **{**options, "data": (x, y), "lr": [1e-6, 0.1], "rounds": 5})
     assert isinstance(frame, feddbe.Sweep)
     assert [run["config"]["lr"] for run in frame] == [1e-6, 0.1]
     assert [run["config"]["lr"] for run in frame.chosen] == [0.1]
     assert frame._repr_html_().count("<tr>") == 3
     with pytest.raises(feddbe.InvalidInputError, match="watch: several seeds or values run side by side"):
-        feddbe.compare(["fedavg"], seeds=2, callback=feddbe.Callback(), **own)
+        feddbe.compare(["fedavg"], seeds=2, callback=feddbe.Callback(), **options)
     with pytest.raises(feddbe.InvalidInputError, match="this is one run"):
         feddbe.run("fedavg", seeds=2)

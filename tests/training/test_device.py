@@ -56,10 +56,10 @@ def test_every_method_works_there(name: str, tmp_path: Path) -> None:
         ran = run_recorded(e, tmp_path, Serial(e.task.to(META), e.method))
     assert seen.there > 100 or e.method.base_name == "majority"
     assert all(t.device.type == "cpu" for t in ran.server.values())
-    assert len(ran.entries) == 3
+    assert len(ran.rounds) == 3
 
 
-@pytest.mark.parametrize("way", ["full", "prbm", "newton"])
+@pytest.mark.parametrize("adaptation", ["full", "prbm", "newton"])
 def test_newcomers_join_there(adaptation: str, tmp_path: Path) -> None:
     e = experiment("fedavg+dbe", new_clients=1, adapt_epochs=2, adaptation=adaptation)
     with Numberless():

@@ -14,7 +14,7 @@ from tests.federation import experiment
 def test_cross_entropy_is_that_of_the_logits() -> None:
     logits, y = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0])
     batch = Batch(logits, y, logits, logits, logits)
-    context = TermContext(None, {}, {}, batch, 0)  # type: ignore[arg-type]
+    context = TermContext(experiment("fedavg").task.model, {}, {}, batch, 0)
     loss, carry = CROSS_ENTROPY.apply(context, {})
     assert loss is not None
     assert loss.item() == pytest.approx(F.cross_entropy(logits, y).item())

@@ -1,28 +1,28 @@
-"""Notified while runs proceed."""
+"""Callbacks: hooks that are called while runs proceed."""
 
 from feddbe.callbacks.base import Callback, CallbackList
 from feddbe.callbacks.display import (
-    Bars,
-    Lines,
     MessagesOnly,
-    Notebook,
+    NotebookProgress,
+    ProgressBars,
+    ProgressLines,
     TimeEstimate,
     bar_columns,
     default_callback,
-    in_notebook,
+    is_notebook,
 )
 from feddbe.callbacks.tensorboard import TensorBoard
 
 __all__ = [
-    "Bars",
     "Callback",
     "CallbackList",
-    "Lines",
     "MessagesOnly",
-    "Notebook",
+    "NotebookProgress",
+    "ProgressBars",
+    "ProgressLines",
     "TensorBoard",
     "TimeEstimate",
     "bar_columns",
     "default_callback",
-    "in_notebook",
+    "is_notebook",
 ]

@@ -1,8 +1,8 @@
-"""Who is told how a run goes on."""
+"""Base classes for callbacks of runs and of studies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,8 +11,10 @@ from feddbe.results.document import RoundResult
 
 
 class Callback:
-    """Is told how runs go on; this one does nothing with it. It is entered before the first of them and left
-    after the last, whatever happens."""
+    """Base class for callbacks; every hook does nothing.
+
+    It is a context manager, entered before the first run and left after the last, also on errors.
+    """
 
     def __enter__(self) -> Self:
         return self
@@ -20,64 +22,70 @@ class Callback:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """All runs are over."""
+        """Release resources after the last run."""
 
     def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
-        """The run in `folder` starts, or goes on after `done` of `rounds`."""
+        """Called when the run in `folder` starts, or resumes after `done` of `rounds` rounds."""
 
-    def on_client_end(self, done: int, of: int) -> None:
-        """So many clients of this call are through."""
+    def on_client_end(self, done: int, total: int) -> None:
+        """Called when `done` of the `total` clients of this round have finished."""
 
-    def on_analysis_progress(self, share: float) -> None:
-        """This share of the next measurement of representations is done, from 0 to 1."""
+    def on_analysis_progress(self, fraction: float) -> None:
+        """Called during an analysis of representations with its finished fraction, from 0 to 1."""
 
     def on_round_end(self, done: int, accuracy: float | None) -> None:
-        """A round is written; `accuracy` is the latest that is known, which is that of the round before until
-        the last one has been evaluated."""
+        """Called when round `done` is written; `accuracy` is the latest known.
+
+        The accuracy is that of the previous round until the last round has been evaluated.
+        """
 
     def on_evaluation(self, result: RoundResult) -> None:
-        """All that there is to know of a round: it is evaluated with the round after it, or at the end."""
+        """Called with the complete result of a round: after the next round, or at the end."""
 
     def on_message(self, text: str) -> None:
-        """What a person should know now: one line, no reason to stop."""
+        """Called with a message of one line for the user; the run continues."""
 
 
 class CallbackList(Callback):
-    """Tells each of them."""
+    """Callback that calls several callbacks in order."""
 
-    def __init__(self, watches: Sequence[Callback]) -> None:
-        self._all = watches
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self._callbacks = callbacks
 
     def __enter__(self) -> Self:
-        self._each(lambda watch: watch.__enter__())
+        for callback in self._callbacks:
+            callback.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._each(lambda watch: watch.__exit__(kind, error, trace))
+        for callback in self._callbacks:
+            callback.__exit__(kind, error, trace)
 
     def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
-        self._each(lambda watch: watch.on_run_begin(name, folder, done, rounds))
+        for callback in self._callbacks:
+            callback.on_run_begin(name, folder, done, rounds)
 
-    def on_client_end(self, done: int, of: int) -> None:
-        self._each(lambda watch: watch.on_client_end(done, of))
+    def on_client_end(self, done: int, total: int) -> None:
+        for callback in self._callbacks:
+            callback.on_client_end(done, total)
 
-    def on_analysis_progress(self, share: float) -> None:
-        self._each(lambda watch: watch.on_analysis_progress(share))
+    def on_analysis_progress(self, fraction: float) -> None:
+        for callback in self._callbacks:
+            callback.on_analysis_progress(fraction)
 
     def on_round_end(self, done: int, accuracy: float | None) -> None:
-        self._each(lambda watch: watch.on_round_end(done, accuracy))
+        for callback in self._callbacks:
+            callback.on_round_end(done, accuracy)
 
     def on_evaluation(self, result: RoundResult) -> None:
-        self._each(lambda watch: watch.on_evaluation(result))
+        for callback in self._callbacks:
+            callback.on_evaluation(result)
 
     def on_message(self, text: str) -> None:
-        self._each(lambda watch: watch.on_message(text))
-
-    def _each(self, tell: Callable[[Callback], object]) -> None:
-        for watch in self._all:
-            tell(watch)
+        for callback in self._callbacks:
+            callback.on_message(text)
 
 
 class StudyCallback:
@@ -88,4 +96,4 @@ class StudyCallback:
         return Callback()
 
     def on_run_end(self, folder: Path, error: Exception | None) -> None:
-        """The run in `folder` is complete, or failed with this error."""
+        """Called when the run in `folder` is complete, or has failed with this error."""

@@ -1,4 +1,4 @@
-"""Progress of runs and studies: bars by rich on a terminal, lines elsewhere, a line in a notebook."""
+"""Progress displays of runs and studies: bars on a terminal, log lines elsewhere, a line in a notebook."""
 
 from __future__ import annotations
 
@@ -29,24 +29,23 @@ from feddbe.paths import RUNS_DIR
 
 
 def default_callback(*, quiet: bool = False) -> Callback:
-    """What a person can look at while Python works: bars on a terminal, a cell's output in a notebook, and
-    nothing elsewhere."""
+    """Return the display for Python users: bars on a terminal, a line in a notebook, otherwise none."""
     if quiet:
         return Callback()
-    if in_notebook():
-        return Notebook()
-    return Bars() if sys.stderr is not None and sys.stderr.isatty() else Callback()
+    if is_notebook():
+        return NotebookProgress()
+    return ProgressBars() if sys.stderr is not None and sys.stderr.isatty() else Callback()
 
 
-class _Lines(Progress):
-    """Bars that leave room for the ^C which a terminal writes: it must not begin a new line."""
+class _NarrowProgress(Progress):
+    """Bars that leave room for the `^C` that a terminal prints, which would otherwise wrap the line."""
 
     def get_renderable(self) -> RenderableType:
-        return _Narrow(super().get_renderable())
+        return _NarrowRenderable(super().get_renderable())
 
 
 @dataclasses.dataclass(frozen=True)
-class _Narrow:
+class _NarrowRenderable:
     inner: RenderableType
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -54,7 +53,7 @@ class _Narrow:
 
 
 def bar_columns() -> list[ProgressColumn]:
-    """What a run that goes on shows: its name, how far it is, its accuracy, the time, and what is left."""
+    """Return the columns of a bar: name, progress, rounds, accuracy, elapsed and remaining time."""
     return [
         TextColumn("{task.description}", table_column=Column(ratio=3, no_wrap=True, overflow="ellipsis")),
         BarColumn(bar_width=None, table_column=Column(ratio=2)),
@@ -65,15 +64,15 @@ def bar_columns() -> list[ProgressColumn]:
     ]
 
 
-class Bars(Callback):
-    """A bar for each run; they go when all are over."""
+class ProgressBars(Callback):
+    """Progress bars on a terminal, one per run; they are removed when all runs end."""
 
     def __enter__(self) -> Self:
-        self._bars = _Lines(
+        self._bars = _NarrowProgress(
             *bar_columns(),
             TextColumn("left"),
             console=Console(stderr=True),
-            auto_refresh=False,  # no thread of its own: workers are forked from this process
+            auto_refresh=False,  # no refresh thread: workers are forked from this process
             transient=True,
             expand=True,
         )
@@ -90,79 +89,83 @@ class Bars(Callback):
         self._rounds = self._bars.add_task(name, total=rounds, completed=done, accuracy="")
         self._bars.refresh()
 
-    def on_client_end(self, done: int, of: int) -> None:
-        self._bars.update(self._rounds, completed=self._done + done / of)
+    def on_client_end(self, done: int, total: int) -> None:
+        self._bars.update(self._rounds, completed=self._done + done / total)
         self._bars.refresh()
 
-    def on_analysis_progress(self, share: float) -> None:
-        self._bars.update(self._rounds, completed=self._done + share)
+    def on_analysis_progress(self, fraction: float) -> None:
+        self._bars.update(self._rounds, completed=self._done + fraction)
         self._bars.refresh()
 
     def on_round_end(self, done: int, accuracy: float | None) -> None:
         self._done = done
-        shown = "" if accuracy is None else f"{100 * accuracy:.2f} %"
-        self._bars.update(self._rounds, completed=done, accuracy=shown)
+        percent = "" if accuracy is None else f"{100 * accuracy:.2f} %"
+        self._bars.update(self._rounds, completed=done, accuracy=percent)
         self._bars.refresh()
 
     def on_message(self, text: str) -> None:
         self._bars.console.print(f"feddbe: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _say(text: str) -> None:
-    """On standard error; that nobody reads it any more is no reason to stop."""
+def _print_line(text: str) -> None:
+    """Print to standard error; if it is closed, the run continues."""
     with suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 
 
 class MessagesOnly(Callback):
-    """Only what a person should know, on standard error."""
+    """Messages on standard error, without progress."""
 
     def on_message(self, text: str) -> None:
-        _say(f"feddbe: {text}")
+        _print_line(f"feddbe: {text}")
 
 
-class Lines(MessagesOnly):
-    """A line per round on standard error: how far it is, accuracy, time passed and time left."""
+class ProgressLines(MessagesOnly):
+    """A line per round on standard error: round, accuracy, elapsed and remaining time."""
 
     def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
-        self._pace = TimeEstimate(name, done, rounds)
+        self._estimate = TimeEstimate(name, done, rounds)
 
-    def on_analysis_progress(self, share: float) -> None:
-        if said := self._pace.part(share):
-            _say(said)
+    def on_analysis_progress(self, fraction: float) -> None:
+        line = self._estimate.describe_step(fraction)
+        if line:
+            _print_line(line)
 
     def on_round_end(self, done: int, accuracy: float | None) -> None:
-        if said := self._pace.round(done, accuracy):
-            _say(said)
+        line = self._estimate.describe_round(done, accuracy)
+        if line:
+            _print_line(line)
 
 
-def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook; IPython in a terminal is a terminal."""
+def is_notebook() -> bool:
+    """Return True if this process is the kernel of a notebook; IPython in a terminal is not."""
     shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and hasattr(shell, "kernel")
 
 
-class Notebook(Callback):
-    """A line for each run that says how far it is; the saved notebook has the last of them."""
+class NotebookProgress(Callback):
+    """A line per run in a notebook, updated in place; the saved notebook contains its last text."""
 
     def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
-        self._pace = TimeEstimate(name, done, rounds)
-        self._line = _show(f"{name}: begins", None)
+        self._estimate = TimeEstimate(name, done, rounds)
+        self._handle = _show_in_notebook(f"{name}: begins", None)
 
-    def on_analysis_progress(self, share: float) -> None:
-        if said := self._pace.part(share):
-            _show(said, self._line)
+    def on_analysis_progress(self, fraction: float) -> None:
+        line = self._estimate.describe_step(fraction)
+        if line:
+            _show_in_notebook(line, self._handle)
 
     def on_round_end(self, done: int, accuracy: float | None) -> None:
-        if said := self._pace.round(done, accuracy):
-            _show(said, self._line)
+        line = self._estimate.describe_round(done, accuracy)
+        if line:
+            _show_in_notebook(line, self._handle)
 
     def on_message(self, text: str) -> None:
-        _show(f"feddbe: {text}", None)
+        _show_in_notebook(f"feddbe: {text}", None)
 
 
-class _Plain:
-    """Text that is shown without quotes."""
+class _PlainText:
+    """Text that a notebook displays without quotes."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -171,66 +174,73 @@ class _Plain:
         return self._text
 
 
-def _show(text: str, line: Any) -> Any:
-    """In a new line of the output, or in place of what is there."""
+def _show_in_notebook(text: str, handle: Any) -> Any:
+    """Display a new line, or update the line of `handle`; return its handle."""
     from IPython.display import display
 
-    if line is None:
-        return display(_Plain(text), display_id=True)  # type: ignore[no-untyped-call]
-    line.update(_Plain(text))
-    return line
+    if handle is None:
+        return display(_PlainText(text), display_id=True)  # type: ignore[no-untyped-call]
+    handle.update(_PlainText(text))
+    return handle
 
 
-_FIRST, _EVERY = 2.0, 15.0
-"""Seconds until the first line about a part, and between two."""
-_SURE = 0.01
-"""Share of a part from which on its pace says how long the rest takes."""
+_SECONDS_TO_FIRST_LINE = 2.0
+_SECONDS_BETWEEN_LINES = 15.0
+_SMALLEST_FRACTION = 0.01
+"""Fraction of a step from which its remaining time is extrapolated."""
 
 
 class TimeEstimate:
-    """One run's rounds against the clock."""
+    """Elapsed and remaining time of one run, as log lines."""
 
     def __init__(self, name: str, done: int, rounds: int) -> None:
-        self._name, self._rounds = name, rounds
+        self._name = name
+        self._rounds = rounds
         self._first = self._done = done
-        self._began = self._part_began = time.monotonic()
-        self._next_line = self._began + _FIRST
+        self._started = self._step_started = time.monotonic()
+        self._next_line = self._started + _SECONDS_TO_FIRST_LINE
 
-    def round(self, done: int, accuracy: float | None) -> str:
-        """What to say when a round is written; nothing before there is something to say."""
-        of = done if done == self._done else done - 1  # only the last one is told twice
+    def describe_round(self, done: int, accuracy: float | None) -> str:
+        """Return the line of a written round; it is empty before the first accuracy is known."""
+        evaluated_round = done if done == self._done else done - 1  # only the last round is reported twice
         self._done = done
-        self._part_began = time.monotonic()
+        self._step_started = time.monotonic()
         if accuracy is None:
             return ""
-        passed = self._part_began - self._began
-        words = [f"{self._name}: round {done} of {self._rounds}", f"{100 * accuracy:.2f} % in round {of}"]
-        words.append(str(timedelta(seconds=round(passed))))
+        elapsed = self._step_started - self._started
+        parts = [
+            f"{self._name}: round {done} of {self._rounds}",
+            f"{100 * accuracy:.2f} % in round {evaluated_round}",
+            str(timedelta(seconds=round(elapsed))),
+        ]
         if done > self._first and self._rounds > done:
-            left = passed / (done - self._first) * (self._rounds - done)
-            words.append(f"{timedelta(seconds=round(left))} left")
-        return ", ".join(words)
+            remaining = elapsed / (done - self._first) * (self._rounds - done)
+            parts.append(f"{timedelta(seconds=round(remaining))} left")
+        return ", ".join(parts)
 
-    def part(self, share: float) -> str:
-        """Return a line on the part that is under way, if the last one is old; parts are taken for equal."""
-        now = time.monotonic()
-        if now < self._next_line:
+    def describe_step(self, fraction: float) -> str:
+        """Return a line on the present step, or nothing if the last line is recent; steps count as equal."""
+        time_now = time.monotonic()
+        if time_now < self._next_line:
             return ""
-        self._next_line = now + _EVERY
-        words = [f"{self._name}: {share:.0%} of step {self._done + 1} of {self._rounds}"]
-        words.append(str(timedelta(seconds=round(now - self._began))))
-        if share >= _SURE:
-            left = (now - self._part_began) / share * (self._rounds - self._done - share)
-            words.append(f"about {timedelta(seconds=round(left))} left")
-        return ", ".join(words)
+        self._next_line = time_now + _SECONDS_BETWEEN_LINES
+        parts = [
+            f"{self._name}: {fraction:.0%} of step {self._done + 1} of {self._rounds}",
+            str(timedelta(seconds=round(time_now - self._started))),
+        ]
+        if fraction >= _SMALLEST_FRACTION:
+            steps_left = self._rounds - self._done - fraction
+            remaining = (time_now - self._step_started) / fraction * steps_left
+            parts.append(f"about {timedelta(seconds=round(remaining))} left")
+        return ", ".join(parts)
 
 
 class CliProgress(CallbackList):
-    """Progress on standard error: bars on a terminal, else a line per round; it knows where the run is."""
+    """Progress of the command line on standard error: bars on a terminal, otherwise a line per round."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._last = _LastFolder()
-        display: Callback = Bars() if sys.stderr.isatty() else Lines()
+        display: Callback = ProgressBars() if sys.stderr.isatty() else ProgressLines()
         super().__init__([self._last, MessagesOnly() if quiet else display])
 
     @property
@@ -238,7 +248,7 @@ class CliProgress(CallbackList):
         """The folder of the run that began last; None before the first."""
         return self._last.folder
 
-    def root(self, *, single: bool) -> Path:
+    def output_dir(self, *, single: bool) -> Path:
         """Return the folder of the run, or of the comparison that it belongs to."""
         folder = self.folder or RUNS_DIR
         return folder if single else folder.parent
@@ -254,73 +264,82 @@ class _LastFolder(Callback):
 
 
 class StudyBars(StudyCallback):
-    """A bar for each run that goes on, and a line when it has ended."""
+    """A bar for each run in progress, and a line when it ends."""
 
     def __init__(self, runs: int) -> None:
-        self.runs, self.done = runs, 0
-        self.shown: dict[Path, _Bar] = {}
+        self.runs = runs
+        self.done = 0
+        self.run_bars: dict[Path, RunBar] = {}
         self.bars = Progress(
             *bar_columns(),
             console=Console(stderr=True),
-            auto_refresh=False,  # no thread of its own: processes are forked from this one
+            auto_refresh=False,  # no refresh thread: child processes are forked from this process
             disable=not sys.stderr.isatty(),
             transient=True,
             expand=True,
         )
 
     def run_callback(self, folder: Path) -> Callback:
-        bar = self.shown[folder] = _Bar(self, folder.name)
+        bar = RunBar(self, folder.name)
+        self.run_bars[folder] = bar
         return bar
 
     def on_run_end(self, folder: Path, error: Exception | None) -> None:
         self.done += 1
-        bar = self.shown.pop(folder)
+        bar = self.run_bars.pop(folder)
         bar.remove()
-        how = f"{error}" if error else f"{bar.rounds} round{'s' * (bar.rounds != 1)}, {bar.accuracy}"
-        self.say(f"{self.done} of {self.runs}: {folder.name}: {how}")
+        outcome = f"{error}" if error else f"{bar.rounds} round{'s' * (bar.rounds != 1)}, {bar.accuracy}"
+        self.print_line(f"{self.done} of {self.runs}: {folder.name}: {outcome}")
 
-    def aside(self) -> _Bar:
-        """Is told of what comes after the runs."""
-        return _Bar(self, "")
+    def analysis_callback(self) -> RunBar:
+        """Return the callback of the analyses that follow the runs."""
+        return RunBar(self, "")
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self.bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-class _Bar(Callback):
-    """One run."""
+class RunBar(Callback):
+    """The bar of one run of a study."""
 
-    def __init__(self, board: StudyBars, name: str) -> None:
-        self.board, self.name = board, name
+    def __init__(self, study_bars: StudyBars, name: str) -> None:
+        self.study_bars = study_bars
+        self.name = name
         self.task: TaskID | None = None
-        self.rounds, self.accuracy = 0, "not evaluated"
+        self.rounds = 0
+        self.accuracy = "not evaluated"
 
     def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         self.remove()
-        self.rounds, self.pace = done, TimeEstimate(self.name or name, done, rounds)
-        self.task = self.board.bars.add_task(self.name or name, total=rounds, completed=done, accuracy="")
-        self.board.bars.refresh()
+        title = self.name or name
+        self.rounds = done
+        self.estimate = TimeEstimate(title, done, rounds)
+        self.task = self.study_bars.bars.add_task(title, total=rounds, completed=done, accuracy="")
+        self.study_bars.bars.refresh()
 
-    def on_analysis_progress(self, share: float) -> None:
+    def on_analysis_progress(self, fraction: float) -> None:
         if self.task is not None:
-            self.board.bars.update(self.task, completed=self.rounds + share)
-            self.board.bars.refresh()
-        if self.board.bars.disable and (said := self.pace.part(share)):
-            self.board.say(said)
+            self.study_bars.bars.update(self.task, completed=self.rounds + fraction)
+            self.study_bars.bars.refresh()
+        if self.study_bars.bars.disable:
+            line = self.estimate.describe_step(fraction)
+            if line:
+                self.study_bars.print_line(line)
 
     def on_round_end(self, done: int, accuracy: float | None) -> None:
         self.rounds = done
-        self.pace.round(done, accuracy)
+        self.estimate.describe_round(done, accuracy)
         if accuracy is not None:
             self.accuracy = f"{100 * accuracy:.2f} %"
         if self.task is not None:
-            self.board.bars.update(self.task, completed=done, accuracy=self.accuracy)
-            self.board.bars.refresh()
+            self.study_bars.bars.update(self.task, completed=done, accuracy=self.accuracy)
+            self.study_bars.bars.refresh()
 
     def on_message(self, text: str) -> None:
-        self.board.say(f"feddbe: {self.name}: {text}")
+        self.study_bars.print_line(f"feddbe: {self.name}: {text}")
 
     def remove(self) -> None:
+        """Remove the bar from the display."""
         if self.task is not None:
-            self.board.bars.remove_task(self.task)
+            self.study_bars.bars.remove_task(self.task)
             self.task = None

@@ -1,4 +1,4 @@
-"""Curves in TensorBoard while runs go on."""
+"""TensorBoard curves, written while runs proceed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class TensorBoard(Callback):
-    """Writes each round's numbers to event files below `folder`, a run to a subfolder; look at them with
-    `tensorboard --logdir FOLDER`. A run that is carried on goes on there.
+    """Event files with the metrics of each round, in a subfolder of `folder` per run.
 
-    Scalars are `accuracy/weighted` and its other readings, `auc`, `train_loss`, `seconds`, `bytes_up` and
-    `bytes_down`, and what else was measured as MOMENT/NAME/READING; the step is the round.
+    `tensorboard --logdir FOLDER` shows them. A resumed run continues its curves. Scalars are
+    `accuracy/weighted` and the other aggregates of accuracy, `auc`, `train_loss`, `seconds`, `bytes_up`,
+    `bytes_down`, and all other metrics as MOMENT/NAME/AGGREGATE; the step is the round.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -31,19 +31,19 @@ class TensorBoard(Callback):
             raise InvalidInputError(
                 "TensorBoard is not installed; pip install 'feddbe[tensorboard]'"
             ) from error
-        self._make = SummaryWriter
+        self._create_writer = SummaryWriter
         self._folder = Path(folder)
         self._writer: SummaryWriter | None = None
 
     def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         self._close()
-        self._writer = self._make(str(self._folder.joinpath(*_place(folder))))
+        self._writer = self._create_writer(str(self._folder.joinpath(*_subfolder(folder))))
 
     def on_evaluation(self, result: RoundResult) -> None:
         if self._writer is not None:
             for name, value in _scalars(result):
                 self._writer.add_scalar(name, value, result["round"])
-            self._writer.flush()  # so that it is seen now, and not lost if the process is killed
+            self._writer.flush()  # visible at once, and not lost if the process is killed
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -56,19 +56,22 @@ class TensorBoard(Callback):
         self._writer = None
 
 
-def _place(folder: Path) -> list[str]:
-    """A run's own subfolder: its folder's name, after that of the comparison which it is in."""
+def _subfolder(folder: Path) -> list[str]:
+    """Return the path parts of a run: the names of its comparison's folder, if any, and of its folder."""
     return [part for part in folder.parts[-2:] if part not in (folder.anchor, RUNS_DIR.name)]
 
 
 def _scalars(result: RoundResult) -> Iterator[tuple[str, float]]:
-    numbers = {
+    """Yield names and values of all scalars that the round has."""
+    scalars = {
         "auc": result["auc"], "train_loss": result["train_loss"], "seconds": result["seconds"],
         "bytes_up": result["bytes_up"], "bytes_down": result["bytes_down"],
     }  # fmt: skip
-    for reading, value in (result["accuracy"] or {}).items():
-        numbers[f"accuracy/{reading}"] = float(str(value))
-    for moment, measures in result["metrics"].items():
-        for name, readings in measures.items():
-            numbers |= {f"{moment}/{name}/{reading}": value for reading, value in readings.items()}
-    yield from ((name, value) for name, value in numbers.items() if value is not None)
+    for aggregate, value in (result["accuracy"] or {}).items():
+        scalars[f"accuracy/{aggregate}"] = float(str(value))
+    for moment, metrics in result["metrics"].items():
+        for name, aggregates in metrics.items():
+            scalars |= {f"{moment}/{name}/{aggregate}": value for aggregate, value in aggregates.items()}
+    for name, value in scalars.items():
+        if value is not None:
+            yield name, value

@@ -110,7 +110,7 @@ def _show(name: str, save: Path | None, plot: Path | None, **options: Any) -> in
         print(f"{dataset.name}: {dataset.note}")
     table = tables.split_table(
         split.train.sizes, split.test.sizes, labels, label_names=dataset.label_names,
-        client_names=dataset.client_names, looks=dataset.shift_labels,
+        client_names=dataset.client_names, shift_labels=dataset.shift_labels,
     )  # fmt: skip
     print_renderable(table)
     for path in filter(None, (save, plot)):

@@ -14,7 +14,7 @@ from feddbe.config.parameters import format_value
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from feddbe.methods.registry import Description
+    from feddbe.methods.registry import MethodInfo
 
 
 @click.command("methods", cls=Command)
@@ -37,7 +37,7 @@ def methods(names: list[str], as_json: bool) -> int:
     return 0
 
 
-def _render_methods(descriptions: Sequence[Description]) -> Iterator[RenderableType]:
+def _render_methods(descriptions: Sequence[MethodInfo]) -> Iterator[RenderableType]:
     """Yield the methods, then the add-ons."""
     from rich.text import Text
 
@@ -57,7 +57,7 @@ def _render_methods(descriptions: Sequence[Description]) -> Iterator[RenderableT
     )
 
 
-def _render_method(description: Description, parts: list[str]) -> Iterator[RenderableType]:
+def _render_method(description: MethodInfo, parts: list[str]) -> Iterator[RenderableType]:
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
@@ -90,7 +90,7 @@ def _render_method(description: Description, parts: list[str]) -> Iterator[Rende
     yield Padding(table, (0, 0, 0, 2))
 
 
-def _parts(description: Description, descriptions: Sequence[Description]) -> list[str]:
+def _parts(description: MethodInfo, descriptions: Sequence[MethodInfo]) -> list[str]:
     """Return the add-ons of which an add-on consists, if its parameters are exactly theirs."""
     parameters = {parameter["name"] for parameter in description["parameters"]}
     others = {

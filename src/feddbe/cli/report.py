@@ -35,7 +35,7 @@ def report(names: tuple[str, ...], out: Path | None, live: bool, port: int | Non
 
     first = folders.resolve_runs(names[0])
     root = first[0] if len(first) == 1 else first[0].parent
-    path = write_report(folders.iterate_runs(names), out or root / "report.html")
+    path = write_report(folders.resolve_all_runs(names), out or root / "report.html")
     print(f"report  {path}")
     return 0
 
@@ -51,7 +51,7 @@ def _serve(names: Sequence[str], port: int) -> int:
         for name in names:
             folder = expand_path(name)
             runs |= dict.fromkeys(
-                folders.list_names(folder) if folder.is_dir() else folders.resolve_runs(name)
+                folders.list_runs(folder) if folder.is_dir() else folders.resolve_runs(name)
             )
         return list(runs)
 

@@ -24,7 +24,7 @@ from feddbe.errors import CorruptRunError, InvalidInputError, StoreError
 
 if TYPE_CHECKING:
     from feddbe.reporting.table import Table
-    from feddbe.reporting.tables import RunRow
+    from feddbe.reporting.tables import RunRecord
     from feddbe.results.document import RunDocument
 
 
@@ -53,7 +53,7 @@ def runs(folder: Path | None, as_json: bool) -> int:
     from feddbe.runs import folders
 
     root = folder or paths.RUNS_DIR
-    rows = [_run_row(path, root) for path in folders.list_names(root)]
+    rows = [_run_record(path, root) for path in folders.list_runs(root)]
     if as_json:
         print_json({"runs": rows})
     elif rows:
@@ -63,7 +63,7 @@ def runs(folder: Path | None, as_json: bool) -> int:
     return 0
 
 
-def _run_row(path: Path, root: Path) -> RunRow:
+def _run_record(path: Path, root: Path) -> RunRecord:
     from feddbe.results.document import is_finished, status_note
     from feddbe.runs import summary
 
@@ -111,7 +111,7 @@ def show(
     from feddbe.results.document import at_moment
     from feddbe.runs import folders, summary
 
-    documents = [summary.load_document(folder, hashes=as_json) for folder in folders.iterate_runs(names)]
+    documents = [summary.load_document(folder, hashes=as_json) for folder in folders.resolve_all_runs(names)]
     if moment != "published":
         documents = [at_moment(document, moment) for document in documents]
     if plot is not None:
@@ -237,10 +237,12 @@ def overhead(names: tuple[str, ...], as_json: bool) -> int:
     from feddbe.reporting.tables import overhead_table
     from feddbe.results.document import run_labels
     from feddbe.results.fairness import compute_overhead
-    from feddbe.runs.summary import retained_rounds
+    from feddbe.runs.summary import count_private_values
 
     documents = _load_documents(names)
-    costs = [compute_overhead(document, retained_rounds(Path(document["folder"]))) for document in documents]
+    costs = [
+        compute_overhead(document, count_private_values(Path(document["folder"]))) for document in documents
+    ]
     if as_json:
         print_json({"runs": costs})
     else:
@@ -251,7 +253,7 @@ def overhead(names: tuple[str, ...], as_json: bool) -> int:
 def _load_documents(names: tuple[str, ...]) -> list[RunDocument]:
     from feddbe.runs import folders, summary
 
-    return [summary.load_document(folder, hashes=False) for folder in folders.iterate_runs(names)]
+    return [summary.load_document(folder, hashes=False) for folder in folders.resolve_all_runs(names)]
 
 
 @click.command("analyze", cls=Command)

@@ -93,7 +93,7 @@ def _run(raw: RawOptions, permission: Permission, command_line: list[str], *, si
             )
     except KeyboardInterrupt:
         return print_error(_stop_message(progress, command_line, single=single), 130)
-    folder = progress.root(single=single)
+    folder = progress.output_dir(single=single)
     _print_results(documents, folder, as_json=as_json, single=single)
     for document in documents:
         mark = document["diverged"]
@@ -113,7 +113,7 @@ def _stop_message(progress: CliProgress, command_line: Sequence[str], *, single:
     status = f"after round {rounds[-1]['round']}, which is kept" if rounds else "before the first round"
     words = [word for word in command_line if word != "--resume"]
     if not any(word.split("=")[0] == "--out" for word in words):
-        words += ["--out", str(progress.root(single=single))]
+        words += ["--out", str(progress.output_dir(single=single))]
     return f"stopped {status}; continue with: {shlex.join(['feddbe', *words, '--resume'])}"
 
 
@@ -219,7 +219,7 @@ def _run_sweep(spec: SweepSpec, *, single: bool, dry_run: bool) -> int:
 
     if single and len(spec.methods) > 1:
         raise InvalidInputError(f"run takes one method, not {len(spec.methods)}; compare takes several")
-    spec = sweep.with_validation(spec, print_note)
+    spec = sweep.require_validation(spec, print_note)
     plans = sweep.plan_sweep(spec, print_note)
     missing = {planned.folder for planned in plans if planned.is_missing}
     if dry_run:

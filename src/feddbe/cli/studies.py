@@ -79,7 +79,7 @@ def tune(method: str, trials: int, space: tuple[str, ...], **options: Any) -> in
         ]
         print_json({
             "method": result.method, "best": result.best.values, "accuracy": result.best.accuracy,
-            "published": result.published, "published_accuracy": result.first.accuracy,
+            "published": result.published, "published_accuracy": result.published_trial.accuracy,
             "trials": records, "picture": str(picture),
         })  # fmt: skip
         return 0
@@ -99,8 +99,10 @@ def _print_search(result: TuneResult, options: Config) -> None:
         return {"": title, **values, "validation %": trial.note or format_percent(trial.accuracy)}
 
     columns = [Column("", kind=TEXT), *(Column(key) for key in (*result.space, "validation %"))]
-    compared = [record("best", result.best), record("default", result.first)]
-    others = [trial for trial in result.trials if trial is not result.best and trial is not result.first]
+    compared = [record("best", result.best), record("default", result.published_trial)]
+    others = [
+        trial for trial in result.trials if trial is not result.best and trial is not result.published_trial
+    ]
     others = sorted(others, key=lambda trial: -(trial.accuracy or 0.0))[:8]
     count, pruned = len(result.trials), sum(trial.accuracy is None for trial in result.trials)
     accuracy = "Validation accuracy after fine-tuning" if result.is_fine_tuned else "Best validation accuracy"
@@ -111,8 +113,8 @@ def _print_search(result: TuneResult, options: Config) -> None:
     )
     footer = [record("", trial) for trial in others]
     print_renderable(Table(columns, compared, note=note, footer=footer))
-    name, changes = result.best_name(result.best.values)
-    print(f"use it   {overview.line(name, vars(options) | changes | {'validation': 0.0})}")
+    name, changes = result.method_with(result.best.values)
+    print(f"use it   {overview.format_run_command(name, vars(options) | changes | {'validation': 0.0})}")
 
 
 def _paper_values(result: TuneResult) -> str:
@@ -184,7 +186,7 @@ def reproduce(
         raise InvalidInputError(f"--data {data}: --scale small has its own data, digits")
     count = trials if trials is not None else 1 if small else 3
     studies = [
-        paper.load_study(name, trials=count, rounds=rounds, data=data, small=small).only(only)
+        paper.load_study(name, trials=count, rounds=rounds, data=data, small=small).select(only)
         for name in dict.fromkeys(names or paper.NAMES)
     ]
     folder = out or paths.RUNS_DIR / ("reproduce-small" if small else "reproduce")
@@ -210,13 +212,13 @@ def _describe_replacement(*, small: bool, data: str | None) -> str:
 
 def _print_studies(studies: Sequence[PaperStudy], folder: Path) -> int:
     from feddbe.reporting.table import TEXT, Column, Table
-    from feddbe.studies.reproduce import plan_studies, study_runs
-    from feddbe.studies.runner import RemainingTime
+    from feddbe.studies.reproduce import plan_studies, study_specs
+    from feddbe.studies.runner import RemainingTimeEstimator
 
-    plans, clock = plan_studies(studies, folder), RemainingTime()
+    plans, clock = plan_studies(studies, folder), RemainingTimeEstimator()
     records = []
     for study in studies:
-        planned = [plans[cell] for cell in study_runs([study])]
+        planned = [plans[cell] for cell in study_specs([study])]
         missing = [run for run in planned if run.is_missing]
         records.append({
             "experiment": study.name,
@@ -225,7 +227,7 @@ def _print_studies(studies: Sequence[PaperStudy], folder: Path) -> int:
             "done": sum(run.is_done for run in planned),
             "begun": sum(bool(run.document) for run in missing) or None,
             "no data": sum(run.experiment is None for run in planned) or None,
-            "remaining": str(timedelta(seconds=round(clock.left(missing)))) if missing else "-",
+            "remaining": str(timedelta(seconds=round(clock.estimate_seconds(missing)))) if missing else "-",
         })  # fmt: skip
     columns = [
         Column("experiment", kind=TEXT),
@@ -267,13 +269,13 @@ def _run_studies(
                 with bars.bars:
                     runner.run_missing(list(plans.values()), bars)
                     plans = _refresh(plans)
-                    analysis_bar = bars.aside()
+                    analysis_bar = bars.analysis_callback()
                     for study in studies:
                         problems = run_study_analyses(
                             study, plans, quick=study.is_small, callback=analysis_bar
                         )
                         for problem in problems:
-                            bars.say(f"feddbe: not analyzed: {problem}")
+                            bars.print_line(f"feddbe: not analyzed: {problem}")
                         run_embedding_analyses(study, plans, analysis_bar)
                     analysis_bar.remove()
                 plans = _refresh(plans)
@@ -291,7 +293,7 @@ def _run_studies(
         for study in studies:
             if not study.figure:
                 words = ["feddbe", "reproduce", study.name, *report, "--out", str(folder), "--dry-run"]
-                tables[shlex.join(words)] = compare_with_paper(study, plans, instead=replacement)
+                tables[shlex.join(words)] = compare_with_paper(study, plans, replacement=replacement)
         path = write_report(runs, folder / "report.html", studies=tables)
         print(f"report  {path}", file=sys.stdout if format_ == "text" else sys.stderr)
     return 0
@@ -316,7 +318,7 @@ def _print_study(
                 print(f"  {title}: {path}")
             print()
         return
-    table = compare_with_paper(study, plans, instead=replacement)
+    table = compare_with_paper(study, plans, replacement=replacement)
     if format_ == "text":
         print_renderable(paper_table(table))
         print()

@@ -1,6 +1,19 @@
-"""Data sets by name, and how they are divided among clients."""
+"""Data sets and their division among clients."""
 
 from feddbe.data.dataset import Dataset
-from feddbe.data.registry import BUILTIN_DATASETS, BuiltinDataset, find_dataset, is_in_memory, load_dataset
+from feddbe.data.registry import (
+    BUILTIN_DATASETS,
+    BuiltinDataset,
+    dataset_from_object,
+    find_builtin_dataset,
+    load_dataset,
+)
 
-__all__ = ["BUILTIN_DATASETS", "BuiltinDataset", "Dataset", "find_dataset", "is_in_memory", "load_dataset"]
+__all__ = [
+    "BUILTIN_DATASETS",
+    "BuiltinDataset",
+    "Dataset",
+    "dataset_from_object",
+    "find_builtin_dataset",
+    "load_dataset",
+]

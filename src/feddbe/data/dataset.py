@@ -1,6 +1,6 @@
-"""A data set in memory: one array, one label column, how raw rows became it, and how a batch becomes inputs.
+"""Data sets in memory: one array of samples, one label column, and the preprocessing of raw rows.
 
-`Preprocessing` is stored with a run, so that new rows are treated as the training rows were (`data/rows.py`).
+`Preprocessing` is stored with a run, so that new rows are encoded like the training rows (`data/rows.py`).
 """
 
 from __future__ import annotations
@@ -26,226 +26,241 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table: a number, or one input of 0 or 1 for each of its categories."""
+    """One column of a table: a number, or one input of 0 or 1 for each category."""
 
     name: str
     categories: tuple[str, ...] = ()
-    """In the order of the inputs; none: it is a number."""
+    """Categories in the order of their inputs; empty for a number."""
     mean: tuple[float, ...] = ()
-    """Of each of its inputs, over the training rows: a missing value becomes this. Empty: not yet known."""
+    """Mean of each input over the training rows, which replaces missing values; empty until fitted."""
     deviation: float = 1.0
-    """A number's standard deviation over the training rows; a constant has 1."""
+    """Standard deviation of a number over the training rows; 1 for a constant."""
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """A plain value: `asdict` of it is JSON, which `data/rows.py` applies to new rows."""
+    """Conversion of raw rows to inputs, as a plain value: `data/rows.py` applies its JSON to new rows."""
 
     kind: str
-    """`table`, `texts`, `images`, or `arrays`, taken as they are."""
+    """`table`, `texts`, `images`, or `arrays`, which are used unchanged."""
     shape: tuple[int, ...]
-    """Of one input."""
+    """Shape of one input."""
     columns: tuple[Column, ...] = ()
-    """Of a table's numbers and categories, or of its texts, which are joined in this order."""
+    """Columns of a table, or of texts, which are joined in this order."""
     missing: str = ""
-    """What was done where a value is missing: `drop` the row or take the `mean`; nothing: it was refused."""
+    """Treatment of missing values: `drop` the row, use the `mean`, or empty if they are an error."""
     comma: bool = False
-    """Whether numbers may have a decimal comma."""
+    """True if numbers may have a decimal comma."""
     vocabulary: tuple[str, ...] = ()
-    """The words by their numbers."""
+    """Words in the order of their numbers."""
     words: int = 0
-    """How many words, if inputs are word numbers."""
+    """Size of the vocabulary if inputs are word numbers, else 0."""
     scale: float = 1.0
     shift: float = 0.0
-    """uint8 pixels: input = pixel * scale + shift."""
+    """Normalization of uint8 pixels: input = pixel * scale + shift."""
     resized: bool = False
-    """Whether images were brought to the size of `shape`."""
+    """True if images were resized to `shape`."""
 
     @property
     def is_fitted(self) -> bool:
-        """Whether its inputs are what a model takes; else the means of training rows are needed first."""
+        """True unless the statistics of a table's columns are still unknown."""
         return self.kind != "table" or all(column.mean for column in self.columns)
 
     def fit(self, raw: npt.NDArray[np.float64]) -> Preprocessing:
-        """With mean and deviation of the columns in these rows, which must be training rows."""
-        columns, at = [], 0
+        """Return a copy with the means and deviations of the columns in `raw`, the training rows."""
+        columns = []
+        start = 0
         for column in self.columns:
-            part = raw[:, at : at + max(1, len(column.categories))]
-            at += part.shape[1]
-            there = [values[~np.isnan(values)] for values in part.T]
-            mean = tuple(float(values.mean()) if len(values) else 0.0 for values in there)
-            number = not column.categories and len(there[0])
-            spread = float(there[0].std()) or 1.0 if number else 1.0
-            columns.append(replace(column, mean=mean, deviation=spread))
+            stop = start + max(1, len(column.categories))
+            present = [values[~np.isnan(values)] for values in raw[:, start:stop].T]
+            start = stop
+            mean = tuple(float(values.mean()) if len(values) else 0.0 for values in present)
+            deviation = 1.0
+            if not column.categories and len(present[0]):
+                deviation = float(present[0].std()) or 1.0
+            columns.append(replace(column, mean=mean, deviation=deviation))
         return replace(self, columns=tuple(columns))
 
     def scale_inputs(self, raw: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-        """Raw columns as a model takes them."""
-        return rows.scale_values([asdict(column) for column in self.columns], raw)
+        """Return the raw columns of a table as inputs of a model."""
+        return rows.standardize([asdict(column) for column in self.columns], raw)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, about: Mapping[str, Any]) -> Preprocessing:
-        """Back from what a run keeps."""
+    def from_json(cls, values: Mapping[str, Any]) -> Preprocessing:
+        """Return the preprocessing that `to_json` converted."""
 
-        def tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-            return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+        def lists_to_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+            return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
 
-        columns = tuple(Column(**tuples(column)) for column in about["columns"])
-        return cls(**tuples(about) | {"columns": columns})
+        columns = tuple(Column(**lists_to_tuples(column)) for column in values["columns"])
+        return cls(**lists_to_tuples(values) | {"columns": columns})
 
     def restore(self, stored: Any) -> Preprocessing:
-        """Return what a run stored, which may be anything, if it makes inputs of the same form as this one.
+        """Return the preprocessing that a run stored, if it produces inputs of the same form as this one.
 
         Names, means, deviations, categories and words are those of the run: the training data may have been
         edited since.
 
+        Args:
+            stored: A JSON value, not trusted.
+
         Raises:
-            ValueError: It is not the preprocessing of such inputs.
+            ValueError: The value is not a preprocessing of such inputs.
         """
-        if not _has_form(stored, self.to_json()):
+        if not _has_structure(stored, self.to_json()):
             raise ValueError("not a preprocessing of these inputs")
-        found = Preprocessing.from_json(stored)
+        restored = Preprocessing.from_json(stored)
         fixed = ("kind", "shape", "words", "scale", "shift", "resized")
-        is_same = all(getattr(found, key) == getattr(self, key) for key in fixed)
-        if not is_same or any(column.deviation <= 0 for column in found.columns):
+        is_same = all(getattr(restored, key) == getattr(self, key) for key in fixed)
+        if not is_same or any(column.deviation <= 0 for column in restored.columns):
             raise ValueError("not a preprocessing of these inputs")
-        return found
+        return restored
 
 
-def _has_form(value: Any, like: Any) -> bool:
-    """Whether a JSON value has the keys, lengths and types of another one, and finite numbers."""
-    if isinstance(like, dict):
-        is_dict = isinstance(value, dict) and value.keys() == like.keys()
-        return is_dict and all(_has_form(value[key], like[key]) for key in like)
-    if isinstance(like, tuple | list):
-        is_list = isinstance(value, tuple | list) and len(value) == len(like)
-        return is_list and all(map(_has_form, value, like))
-    if isinstance(like, int | float) and not isinstance(like, bool):
+def _has_structure(value: Any, expected: Any) -> bool:
+    """Return True if a JSON value has the keys, lengths and types of `expected`, and finite numbers."""
+    if isinstance(expected, dict):
+        has_keys = isinstance(value, dict) and value.keys() == expected.keys()
+        return has_keys and all(_has_structure(value[key], expected[key]) for key in expected)
+    if isinstance(expected, tuple | list):
+        has_length = isinstance(value, tuple | list) and len(value) == len(expected)
+        return has_length and all(map(_has_structure, value, expected))
+    if isinstance(expected, int | float) and not isinstance(expected, bool):
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return type(value) is type(like)
+    return type(value) is type(expected)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples in the smallest type that holds them; `inputs` turns a slice of `x` into what a model takes."""
+    """Samples in their smallest type; `inputs` converts a batch of `x` for a model."""
 
     name: str
     x: Tensor
-    """(n, ...) uint8 images, int32 tokens or float32 numbers, the publisher's train set first, then the test
-    set; a table's columns are float64 with nan for what is missing until they are `fitted`."""
+    """(n, ...) uint8 images, int32 tokens or float32 numbers, the publisher's training set first. Columns of
+    a table are float64 with nan for missing values until `fit_preprocessing`."""
     y: Tensor
     """(n,) int64 labels in 0..classes-1."""
     classes: int
     scale: float = 1.0
     shift: float = 0.0
-    """uint8 images: inputs = x * scale + shift."""
+    """Normalization of uint8 images: inputs = x * scale + shift."""
     client: npt.NDArray[np.int64] | None = None
-    """(n,) the natural client of each sample, if there is one."""
+    """(n,) natural client of each sample, if known."""
     split: Split | None = None
-    """Who holds which rows, if the data came divided."""
-    tokens: int = 0
-    """Size of the vocabulary if `x` holds the numbers of words; 0: it does not."""
+    """Split among clients, if the data was published with one."""
+    num_words: int = 0
+    """Number of words if `x` contains word numbers, else 0."""
     note: str = ""
-    """What a reader of results must know of this data, such as that it is a subset."""
+    """Note for readers of results, for example that the data is a subset."""
     label_names: tuple[str, ...] = ()
-    """The classes in their order; none: their numbers are their names."""
+    """Names of the classes in order; empty if they have only numbers."""
     client_names: tuple[str, ...] = ()
-    """The clients of the `client` column in their order; none: they have numbers only."""
+    """Names of the clients in the `client` column in order; empty if they have only numbers."""
     shift_labels: tuple[str, ...] = ()
-    """What was done to the images of each client (`--shift`), in words."""
+    """Description of each client's image shift (`--shift`)."""
     preprocessing: Preprocessing | None = None
-    """What became of raw rows, if more than `about` can tell from the arrays."""
+    """Preprocessing of raw rows, if the arrays do not determine it; see `preprocessing_spec`."""
     known_sha256: Mapping[str, str] = field(default_factory=dict)
-    """Of fields whose bytes were hashed when their cache was made: no need to read them all at each start."""
+    """SHA-256 of fields that were hashed when they were cached, so that they are not read at each start."""
 
     def __len__(self) -> int:
         return len(self.y)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """A name for each class."""
+        """Name of each class."""
         return self.label_names or tuple(map(str, range(self.classes)))
 
     @property
     def preprocessing_spec(self) -> Preprocessing:
-        """What a raw row of this data goes through before a model sees it."""
+        """Preprocessing of raw rows, derived from the arrays if `preprocessing` is not set."""
         if self.preprocessing is not None:
             return self.preprocessing
-        pixels = self.x.dtype == torch.uint8
-        kind = "images" if pixels and self.x.dim() == 4 and self.x.shape[1] in (1, 3) else "arrays"
         shape = tuple(self.x.shape[1:])
-        return Preprocessing(kind, shape, words=self.tokens, scale=self.scale, shift=self.shift)
+        is_image = self.x.dtype == torch.uint8 and len(shape) == 3 and shape[0] in (1, 3)
+        kind = "images" if is_image else "arrays"
+        return Preprocessing(kind, shape, words=self.num_words, scale=self.scale, shift=self.shift)
 
-    def fit_preprocessing(self, rows: npt.NDArray[np.int64]) -> Dataset:
-        """With the columns of a table standardised by these rows, the training rows; other data as it is."""
+    def fit_preprocessing(self, train_indices: npt.NDArray[np.int64]) -> Dataset:
+        """Return a copy with a table's columns standardized by the training rows; other data is unchanged."""
         if self.preprocessing is None or self.preprocessing.is_fitted:
             return self
         raw = self.x.numpy()
-        about = self.preprocessing.fit(raw[rows])
-        return replace(self, x=torch.from_numpy(about.scale_inputs(raw)), preprocessing=about)
+        fitted = self.preprocessing.fit(raw[train_indices])
+        return replace(self, x=torch.from_numpy(fitted.scale_inputs(raw)), preprocessing=fitted)
 
     def inputs(self, x: Tensor) -> Tensor:
-        """A batch of `x` as float32, normalised; tokens as int64."""
-        if self.tokens:
+        """Return a batch of `x` as normalized float32; tokens as int64."""
+        if self.num_words:
             return x.long()
         if x.dtype != torch.uint8:
             return x
         return x.to(torch.float32).mul_(self.scale).add_(self.shift)
 
     def kernel_inputs(self, x: Tensor) -> Tensor:
-        """The same for the compiled trainer, which takes tokens as they are."""
-        return x if self.tokens else self.inputs(x)
+        """Return a batch of `x` for the compiled backend, which uses tokens unchanged."""
+        return x if self.num_words else self.inputs(x)
 
     def sha256(self) -> str:
-        """Fingerprint of the content: a run's hash follows the data, not the file's path."""
-        about = f"{self.x.dtype}{tuple(self.x.shape)}{self.classes} {self.scale} {self.shift}"
-        about += f" {self.tokens} tokens" if self.tokens else ""
-        arrays = {"x": self.x.numpy(), "y": self.y.numpy(), "client": self.client}
-        hashes = [
-            self.known_sha256.get(name) or hashlib.sha256(np.ascontiguousarray(values).data).hexdigest()
-            for name, values in arrays.items()
-            if values is not None
-        ]
-        return hashlib.sha256(" ".join([about, *hashes]).encode()).hexdigest()
+        """Return the hash of the content: a run's hash depends on the data, not on the file's path."""
+        header = f"{self.x.dtype}{tuple(self.x.shape)}{self.classes} {self.scale} {self.shift}"
+        if self.num_words:
+            header += f" {self.num_words} tokens"
+        hashes = [header]
+        for name, values in (("x", self.x.numpy()), ("y", self.y.numpy()), ("client", self.client)):
+            if values is not None:
+                known = self.known_sha256.get(name)
+                hashes.append(known or hashlib.sha256(np.ascontiguousarray(values).data).hexdigest())
+        return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
-class Arrangement(Parameters):
-    """What can be chosen of a data set that is known by name; of most, nothing."""
+class DatasetOptions(Parameters):
+    """Options of a built-in data set, as in `har(layout=scrambled)`; most have none."""
 
-    def arrange(self, dataset: Dataset) -> Dataset:
+    def apply(self, dataset: Dataset) -> Dataset:
+        """Return the data set with these options."""
         return dataset
 
 
-LENGTH = 200
-"""Words kept of each text: the published experiments'."""
-UNKNOWN = "<unk>"
+TEXT_LENGTH = 200
+"""Words kept of each text, as in the published experiments."""
+UNKNOWN_WORD = "<unk>"
 
 
-def tokenize(texts: Iterable[str], length: int = LENGTH) -> tuple[npt.NDArray[np.int32], list[str]]:
-    """The texts as rows of word numbers, cut or padded with 0 to `length`, and the vocabulary.
+def tokenize(texts: Iterable[str], length: int = TEXT_LENGTH) -> tuple[npt.NDArray[np.int32], list[str]]:
+    """Convert texts to word numbers.
 
-    Words are numbered from 1 by falling frequency in all the texts, equally frequent ones in alphabetical
-    order; number 0 is `<unk>`, also where a text has that word itself.
+    Words are numbered from 1 by falling frequency in all the texts, ties in alphabetical order. Number 0 is
+    `<unk>`, also if a text contains that word.
+
+    Args:
+        texts: The texts.
+        length: Number of words to which texts are truncated, or padded with 0.
+
+    Returns:
+        (texts, length) word numbers, and the vocabulary in the order of its numbers.
     """
-    first_seen = {UNKNOWN: 0}
-    numbers, lengths = array("i"), array("q")
+    first_numbers = {UNKNOWN_WORD: 0}  # in order of appearance
+    flat_numbers, lengths = array("i"), array("q")
     for text in texts:
-        row = [first_seen.setdefault(word, len(first_seen)) for word in rows.split_words(text)]
-        numbers.extend(row)
-        lengths.append(len(row))
-    flat, sizes = np.asarray(numbers), np.asarray(lengths)
-    counts = np.bincount(flat, minlength=len(first_seen))
-    vocabulary = sorted(first_seen, key=lambda w: (w != UNKNOWN, -counts[first_seen[w]], w))
-    number = np.empty(len(vocabulary), np.int32)
-    number[[first_seen[word] for word in vocabulary]] = np.arange(len(vocabulary), dtype=np.int32)
+        numbers = [first_numbers.setdefault(word, len(first_numbers)) for word in rows.split_words(text)]
+        flat_numbers.extend(numbers)
+        lengths.append(len(numbers))
+    flat, sizes = np.asarray(flat_numbers), np.asarray(lengths)
+    counts = np.bincount(flat, minlength=len(first_numbers))
+    vocabulary = sorted(
+        first_numbers, key=lambda word: (word != UNKNOWN_WORD, -counts[first_numbers[word]], word)
+    )
+    final_numbers = np.empty(len(vocabulary), np.int32)
+    final_numbers[[first_numbers[word] for word in vocabulary]] = np.arange(len(vocabulary), dtype=np.int32)
 
     x = np.zeros((len(sizes), length), np.int32)
-    row_of = np.repeat(np.arange(len(sizes)), sizes)
-    place = np.arange(len(flat)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    kept = place < length
-    x[row_of[kept], place[kept]] = number[flat[kept]]
+    text_index = np.repeat(np.arange(len(sizes)), sizes)
+    position = np.arange(len(flat)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    kept = position < length
+    x[text_index[kept], position[kept]] = final_numbers[flat[kept]]
     return x, vocabulary

@@ -1,5 +1,4 @@
-"""The data that options name, who holds which rows of it, and what follows from that: columns standardised by
-training rows, images with each client's look."""
+"""Data of a run: the data set that the options name, divided among clients, standardized and shifted."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from feddbe.paths import expand_path
 
 
 class FederatedData(NamedTuple):
-    """The data, who holds which rows, and the options with partition and number of clients filled in."""
+    """Data set, split, and the options with the partition and the number of clients filled in."""
 
     dataset: Dataset
     split: Split
@@ -27,46 +26,54 @@ class FederatedData(NamedTuple):
 
 
 def load_federated_data(config: Config, dataset: Dataset | None = None) -> FederatedData:
-    """The data that the options name, or the one in memory, divided among clients."""
-    directory = expand_path(config.data_dir) if config.data_dir else None
-    found = data.find_dataset(config.data, DefaultLayers(config.variant, "").part_settings())
+    """Load the data of a run and divide it among clients.
+
+    Args:
+        config: Options of the run.
+        dataset: A data set in memory, used instead of the one that the options name.
+
+    Raises:
+        InvalidInputError: The data cannot be loaded, or not divided as requested.
+    """
+    data_dir = expand_path(config.data_dir) if config.data_dir else None
+    builtin = data.find_builtin_dataset(config.data, DefaultLayers(config.variant, "").part_settings())
     if dataset is None:
-        dataset = data.load_dataset(str(found or config.data), directory)
-    elif found:
-        dataset = found.options.arrange(dataset)
-    config = dataclasses.replace(config, data=str(found or config.data))
-    given = dataset.split if config.partition is None else None
+        dataset = data.load_dataset(str(builtin or config.data), data_dir)
+    elif builtin:
+        dataset = builtin.options.apply(dataset)
+    config = dataclasses.replace(config, data=str(builtin or config.data))
+    split = dataset.split if config.partition is None else None
     if config.split is not None:
-        given = load_split(expand_path(config.split), len(dataset))
+        split = load_split(expand_path(config.split), len(dataset))
         if config.partition is not None:
             raise InvalidInputError("--split and --partition exclude each other: the file is the partition")
-    if given is not None:
-        if config.clients not in (None, given.clients):
+    if split is not None:
+        if config.clients not in (None, split.clients):
             raise InvalidInputError(
-                f"clients = {config.clients}; '{config.split or config.data}' has {given.clients}"
+                f"clients = {config.clients}; '{config.split or config.data}' has {split.clients}"
             )
-        return _ready(dataset, given, dataclasses.replace(config, clients=given.clients))
-    chosen = DefaultLayers(config.variant, dataset.name)
-    spec = config.partition or ("natural" if dataset.client is not None else str(chosen["partition"]))
+        return _apply_options(dataset, split, dataclasses.replace(config, clients=split.clients))
+    defaults = DefaultLayers(config.variant, dataset.name)
+    spec = config.partition or ("natural" if dataset.client is not None else str(defaults["partition"]))
     clients = config.clients
     if clients is None and spec != "natural":
-        clients = chosen["clients"]
+        clients = defaults["clients"]
     split = partition(dataset.y.numpy(), spec, clients, config.partition_seed, dataset.client)
-    return _ready(dataset, split, dataclasses.replace(config, partition=spec, clients=split.clients))
+    return _apply_options(dataset, split, dataclasses.replace(config, partition=spec, clients=split.clients))
 
 
-def _ready(dataset: Dataset, split: Split, config: Config) -> FederatedData:
-    """What could not be done before it was known who trains on what.
+def _apply_options(dataset: Dataset, split: Split, config: Config) -> FederatedData:
+    """Apply the options that need the split: validation, standardization and feature shift.
 
-    The columns of a table are standardised by the training rows of the clients that train: test rows,
-    validation rows and newcomers are not known when a model is trained.
+    The columns of a table are standardized by the training samples of the clients that train. Test samples,
+    validation samples and new clients are unknown when a model is trained.
     """
     if config.validation:
         split = split.with_validation(config.validation)
-    if config.partition != "natural" and dataset.client_names:  # those of other clients
+    if config.partition != "natural" and dataset.client_names:  # names of the natural clients
         dataset = dataclasses.replace(dataset, client_names=())
-    members = max(1, split.clients - config.new_clients)
-    dataset = dataset.fit_preprocessing(split.train[:members].flat)
+    training_clients = max(1, split.clients - config.new_clients)
+    dataset = dataset.fit_preprocessing(split.train[:training_clients].flat)
     if config.shift is not None:
         from feddbe.data.shift import shift_images
 
@@ -75,9 +82,9 @@ def _ready(dataset: Dataset, split: Split, config: Config) -> FederatedData:
 
 
 def label_counts(dataset: Dataset, split: Split) -> npt.NDArray[np.int64]:
-    """(clients x classes) samples of each label: training, validation and test samples together."""
+    """Return (clients x classes) counts of training, validation and test samples together."""
     y = dataset.y.numpy()
-    counts = split.train.counts(y, dataset.classes) + split.test.counts(y, dataset.classes)
+    counts = split.train.histogram(y, dataset.classes) + split.test.histogram(y, dataset.classes)
     if split.validation:
-        counts += split.validation.counts(y, dataset.classes)
+        counts += split.validation.histogram(y, dataset.classes)
     return counts

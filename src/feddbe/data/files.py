@@ -1,7 +1,7 @@
-"""Publishers' files: where they are stored, downloads, checksums, and archives read member by member.
+"""Publishers' files: data folders, downloads, checksums, and archives read member by member.
 
 A download gets its name only when it is complete and has the published checksum. Archives are never unpacked,
-so nothing can be written outside of its folder; links, devices and unexpected sizes refuse the archive.
+so nothing can be written outside of its folder. Archives with links, devices or wrong sizes are rejected.
 """
 
 from __future__ import annotations
@@ -33,42 +33,55 @@ if TYPE_CHECKING:
     from requests import RequestException
 
 
-# --- where files are
+# --- data folders
 
 
-def _roots(data_dir: Path | None) -> list[Path]:
-    named = [place for place in (data_dir, os.environ.get("FEDDBE_DATA")) if place]
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "feddbe"
-    return [expand_path(root) for root in (*named, home)]
+def _data_roots(data_dir: Path | None) -> list[Path]:
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "feddbe"
+    roots = (data_dir, os.environ.get("FEDDBE_DATA"), cache_home)
+    return [expand_path(root) for root in roots if root]
 
 
 def search_folders(name: str, data_dir: Path | None) -> list[Path]:
-    """Return where a data set's files are searched, in order: each data folder, then its subfolder `name`."""
-    return [folder for root in _roots(data_dir) for folder in (root, root / name)]
+    """Return the folders to search for a data set, in order: each data folder, then its subfolder `name`."""
+    return [folder for root in _data_roots(data_dir) for folder in (root, root / name)]
 
 
 def cache_folders(name: str, data_dir: Path | None) -> list[Path]:
-    """Return where a data set's files can be written, in the order in which to try."""
-    return [root / name for root in _roots(data_dir)]
+    """Return the folders to which a data set's files can be written, in the order in which to try them."""
+    return [root / name for root in _data_roots(data_dir)]
 
 
-def find_first_folder(name: str, data_dir: Path | None, candidates: Sequence[str]) -> Path | None:
-    """Return the first of these files or folders that is in one of the data set's folders."""
-    places = [folder / candidate for folder in search_folders(name, data_dir) for candidate in candidates]
-    return next((place for place in places if place.is_file() or place.is_dir()), None)
+def find_first_path(name: str, data_dir: Path | None, candidates: Sequence[str]) -> Path | None:
+    """Return the first of these files or folders that exists in one of the data set's folders, or None."""
+    for folder in search_folders(name, data_dir):
+        for candidate in candidates:
+            path = folder / candidate
+            if path.is_file() or path.is_dir():
+                return path
+    return None
 
 
 def missing_data_error(
-    title: str, name: str, data_dir: Path | None, files: str, *also: str
+    title: str, name: str, data_dir: Path | None, files: str, *hints: str
 ) -> DataMissingError:
-    """Return the error for a data set that is nowhere: where it was searched, and what to put where."""
-    looked = ", ".join(map(str, search_folders(name, data_dir)))
-    ways = [f"run 'feddbe data get {name}'", *also, f"or put {files} into {cache_folders(name, data_dir)[0]}"]
-    return DataMissingError(f"{title} is in none of {looked}; {', '.join(ways)}")
+    """Return the error for a data set that is not on this machine.
+
+    Args:
+        title: Full name of the data set.
+        name: Name of the data set in feddbe.
+        data_dir: The user's data folder.
+        files: Description of the files to add.
+        hints: Further ways to get the files.
+    """
+    folders = ", ".join(map(str, search_folders(name, data_dir)))
+    target = cache_folders(name, data_dir)[0]
+    remedies = [f"run 'feddbe data get {name}'", *hints, f"or put {files} into {target}"]
+    return DataMissingError(f"{title} is in none of {folders}; {', '.join(remedies)}")
 
 
 def require_regular_file(path: Path) -> None:
-    """Refuse what is neither file nor folder: opening a pipe waits for ever, a device has no end."""
+    """Raise an error if a path is neither file nor folder: a pipe blocks, and a device has no end."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise InvalidInputError(f"{path} is neither a file nor a folder; data is read from these only")
 
@@ -76,17 +89,17 @@ def require_regular_file(path: Path) -> None:
 # --- downloads
 
 Progress = Callable[[int, int | None], None]
-"""Called with the bytes of this file that are here and, if the server says so, the bytes in all."""
+"""Called with the received and, if the server sends it, the total number of bytes of a file."""
 
 _log = logging.getLogger("feddbe")
 _CHUNK = 1 << 18
-_TIMEOUT = 30.0
-_TRIES = 3
-_PAUSE = 0.25
+_TIMEOUT_SECONDS = 30.0
+_MAX_ATTEMPTS = 3
+_PAUSE_SECONDS = 0.25
 
 
 class Verification(IntEnum):
-    """How far files are known to be what was published; of several files the highest counts."""
+    """Result of comparing files with their checksums; for several files, the highest one counts."""
 
     VERIFIED = 0
     UNCHANGED = 1
@@ -98,7 +111,7 @@ class Verification(IntEnum):
 VERIFICATION_TEXTS = {
     Verification.VERIFIED: "verified",
     Verification.UNCHANGED: "unchanged since it was downloaded",
-    Verification.NO_CHECKSUM: "not verified: there is no checksum",
+    Verification.NO_CHECKSUM: "not verified: no checksum is published",
     Verification.OTHER_CHECKSUM: "not verified: its checksum is not the published one",
     Verification.NOT_PUBLISHED: "not verified: these are not the publisher's files",
 }
@@ -109,45 +122,45 @@ def download(
     target: Path,
     checksum: str | None = None,
     progress: Progress | None = None,
-    again: bool = False,
+    force: bool = False,
 ) -> None:
-    """Fetch a file, which gets its name only when its length and checksum are right.
+    """Download a file, which gets its name only when its length and checksum are correct.
 
-    Its SHA-256 is stored next to it in `target.sha256`. One process at a time: the second waits, and finds
-    the file there.
+    Its SHA-256 is stored next to it in `target.sha256`. Other processes wait for it and use the same file.
 
     Args:
-        url: The address of the file.
-        target: The path to write.
-        checksum: The published one, "md5:HEX" or "sha256:HEX".
+        url: Address of the file.
+        target: Path to write.
+        checksum: Published checksum, "md5:HEX" or "sha256:HEX".
         progress: Called while bytes arrive.
-        again: Fetch also what is there and right.
+        force: Download the file even if it exists and is intact.
 
     Raises:
-        BadInput: If it cannot be fetched or written, or has another checksum.
+        InvalidInputError: The file cannot be downloaded or written, or has another checksum.
     """
     part = target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _exclusive(target):
-            if target.exists() and not again and _is_intact(target, checksum):
+            if target.exists() and not force and _is_intact(target, checksum):
                 return
             try:
                 _fetch(url, target, part, progress)
-                if checksum and (actual := _checksum(part, checksum)) != checksum:
+                actual = _compute_checksum(part, checksum) if checksum else None
+                if actual != checksum:
                     raise InvalidInputError(
                         f"{target.name} from {url} has the checksum {actual}, expected {checksum}; the "
                         "download was removed, try again later or fetch the file from elsewhere"
                     )
-                digest = _checksum(part, "sha256").removeprefix("sha256:")
+                digest = _compute_checksum(part, "sha256").removeprefix("sha256:")
                 part.replace(target)
             finally:
                 part.unlink(missing_ok=True)
-            _record_path(target).write_text(f"{digest}  {target.name}\n")
+            _checksum_path(target).write_text(f"{digest}  {target.name}\n")
         if checksum is None:
             _log.warning(
-                "feddbe: %s is not verified, its publisher gives no checksum; its SHA-256 %s is kept in %s",
-                target, digest, _record_path(target).name,
+                "feddbe: %s is not verified, its publisher gives no checksum; its SHA-256 %s is stored in %s",
+                target, digest, _checksum_path(target).name,
             )  # fmt: skip
     except OSError as error:
         raise InvalidInputError(
@@ -157,52 +170,53 @@ def download(
 
 @dataclass(frozen=True)
 class Publisher:
-    """The address of a data set's files, and their checksums."""
+    """Address and checksums of a data set's files."""
 
     url: str
-    """The address of the folder with the files."""
+    """Address of the folder with the files."""
     checksums: Mapping[str, str | None]
     """File names with "md5:HEX", "sha256:HEX", or None if no checksum is published."""
 
-    def download(self, folder: Path, progress: Progress | None = None, again: bool = False) -> None:
-        """Download the files into a folder; what is already there and whole is kept, unless `again`."""
+    def download(self, folder: Path, progress: Progress | None = None, force: bool = False) -> None:
+        """Download the files into a folder; intact files are kept unless `force`."""
         for name, checksum in self.checksums.items():
-            download(self.url + quote(name), folder / name, checksum, progress, again)
+            download(self.url + quote(name), folder / name, checksum, progress, force)
 
 
 def verify(path: Path, checksum: str | None) -> Verification:
-    """Compare a file with its published checksum and with the one that was kept when it was downloaded.
+    """Compare a file with its published checksum and with the one stored when it was downloaded.
 
     Returns:
-        How far it is verified. A file from elsewhere, perhaps packed differently, is not damaged.
+        The result. A file from another source may be packed differently, so another checksum is not an error.
 
     Raises:
-        BadInput: If it was downloaded and is not what was published, or has changed since.
+        InvalidInputError: The file was downloaded, and does not have the published or the stored checksum.
     """
     try:
-        record = _record_path(path)
-        known = f"sha256:{record.read_text().partition(' ')[0]}" if record.exists() else None
-        checks = [(_checksum(path, expected), expected) for expected in (checksum, known) if expected]
+        stored_path = _checksum_path(path)
+        stored = f"sha256:{stored_path.read_text().partition(' ')[0]}" if stored_path.exists() else None
+        expected_checksums = [expected for expected in (checksum, stored) if expected]
+        checks = [(_compute_checksum(path, expected), expected) for expected in expected_checksums]
     except (OSError, ValueError) as error:
         raise InvalidInputError(
-            f"cannot verify {path}: {one_line(error)}; fetch it anew with --force"
+            f"cannot verify {path}: {one_line(error)}; fetch it again with --force"
         ) from None
     for actual, expected in checks:
-        if actual != expected and known:
+        if actual != expected and stored:
             raise InvalidInputError(
                 f"{path} is damaged: it has the checksum {actual}, expected {expected}; "
-                "fetch it anew with --force"
+                "fetch it again with --force"
             )
         if actual != expected:
             return Verification.OTHER_CHECKSUM
     if checksum:
         return Verification.VERIFIED
-    return Verification.UNCHANGED if known else Verification.NO_CHECKSUM
+    return Verification.UNCHANGED if stored else Verification.NO_CHECKSUM
 
 
 @contextmanager
 def _exclusive(target: Path) -> Iterator[None]:
-    """Let no other process download this file meanwhile."""
+    """Prevent other processes from downloading this file."""
     lock = FileLock(target.with_name(f".{target.name}.lock"))
     try:
         lock.acquire(timeout=0)
@@ -215,20 +229,20 @@ def _exclusive(target: Path) -> Iterator[None]:
         lock.release()
 
 
-def _record_path(target: Path) -> Path:
+def _checksum_path(target: Path) -> Path:
     return target.with_name(target.name + ".sha256")
 
 
 def _is_intact(target: Path, checksum: str | None) -> bool:
-    """Return whether a file has the published checksum or, if none is published, the recorded one."""
+    """Return True if a file has the published checksum or, if none is published, the stored one."""
     try:
         return verify(target, checksum) in (Verification.VERIFIED, Verification.UNCHANGED)
     except InvalidInputError:
         return False
 
 
-def _checksum(path: Path, algorithm: str) -> str:
-    """Return the file's checksum as "md5:HEX" or "sha256:HEX"; `algorithm` may be followed by a checksum."""
+def _compute_checksum(path: Path, algorithm: str) -> str:
+    """Return a file's checksum as "md5:HEX" or "sha256:HEX"; a checksum after `algorithm` is ignored."""
     name = algorithm.partition(":")[0]
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.new(name, usedforsecurity=False))
@@ -236,45 +250,49 @@ def _checksum(path: Path, algorithm: str) -> str:
 
 
 def _fetch(url: str, target: Path, part: Path, progress: Progress | None) -> None:
-    """Download to `part`, trying again where that may help."""
+    """Download to `part`; temporary failures are retried."""
     import requests
     from pooch import HTTPDownloader
 
     headers = {"User-Agent": "feddbe", "Accept-Encoding": "identity"}  # archives must arrive packed
-    for attempt in range(1, _TRIES + 1):
-        bar = _Bar(progress)
-        fetch = HTTPDownloader(progressbar=bar, chunk_size=_CHUNK, timeout=_TIMEOUT, headers=headers)
+    for attempt in range(1, _MAX_ATTEMPTS + 1):
+        download_file = HTTPDownloader(
+            progressbar=_PoochProgress(progress),
+            chunk_size=_CHUNK,
+            timeout=_TIMEOUT_SECONDS,
+            headers=headers,
+        )
         try:
-            fetch(url, str(part), None)
+            download_file(url, str(part), None)
             return
         except requests.RequestException as error:
-            answer = error.response
-            if answer is not None:
-                answer.close()  # pooch leaves it open
-            if attempt == _TRIES or (answer is not None and answer.status_code < 500):
+            response = error.response
+            if response is not None:
+                response.close()  # pooch leaves it open
+            if attempt == _MAX_ATTEMPTS or (response is not None and response.status_code < 500):
                 raise InvalidInputError(
-                    f"cannot fetch {url} ({_reason(error)}); try again later, or fetch {target.name} from "
-                    f"there by other means and put it at {target}"
+                    f"cannot fetch {url} ({_describe_failure(error)}); try again later, or fetch "
+                    f"{target.name} from there by other means and put it at {target}"
                 ) from None
-        time.sleep(_PAUSE * attempt)
+        time.sleep(_PAUSE_SECONDS * attempt)
 
 
-def _reason(error: RequestException) -> str:
-    """Say in short why a request failed: requests wraps the cause several times."""
+def _describe_failure(error: RequestException) -> str:
+    """Return a short reason for a failed request: requests wraps the cause several times."""
     if error.response is not None:
         return f"the server answers {error.response.status_code} {error.response.reason}"
     cause: BaseException = error
     while cause.__context__:
         cause = cause.__context__
     if isinstance(cause, IncompleteRead):
-        received = cast(int, cause.partial)  # of urllib3's: a number of bytes, not the bytes
+        received = cast(int, cause.partial)  # urllib3 sets the number of bytes, not the bytes
         total = received + (cause.expected or 0)
         return f"the connection ended after {received} of {total} bytes"
     return one_line(cause)
 
 
-class _Bar:
-    """A progress bar as pooch expects it, which calls `progress` whenever there are more bytes."""
+class _PoochProgress:
+    """Progress bar with pooch's interface that calls `progress` when bytes arrive."""
 
     def __init__(self, progress: Progress | None) -> None:
         self.progress = progress
@@ -282,26 +300,26 @@ class _Bar:
         self.done = 0
 
     def update(self, size: int) -> None:
-        """Count a chunk; the last one is smaller than it says."""
+        """Count a chunk; the last one may be smaller than `size`."""
         done = min(self.done + size, self.total) if self.total else self.done + size
         if self.progress and done > self.done:
             self.progress(done, self.total or None)
         self.done = done
 
     def reset(self) -> None:
-        """Pooch begins anew only to reach `total`, which `update` has done."""
+        """Do nothing: pooch resets the bar only to fill it, which `update` has done."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: no resource is open."""
 
 
 # --- archives
 
-_MEMBERS = 10_000
-_NAME = 1 << 16
-"""Bytes of a long name in a tar archive, which is read before its size could be counted."""
+_MAX_MEMBERS = 10_000
+_MAX_NAME_BYTES = 1 << 16
+"""Limit of a long name in a tar archive, which is read before its size can be counted."""
 
-DAMAGE = (
+READ_ERRORS = (
     tarfile.TarError,
     zipfile.BadZipFile,
     zlib.error,
@@ -311,7 +329,7 @@ DAMAGE = (
     NotImplementedError,  # a zip's unknown compression
     RuntimeError,  # a zip with a password
 )
-"""What reading a damaged archive can raise."""
+"""Errors raised when a damaged archive is read."""
 
 
 def damaged_file_error(archive: Path, error: BaseException) -> InvalidInputError:
@@ -321,16 +339,22 @@ def damaged_file_error(archive: Path, error: BaseException) -> InvalidInputError
 
 
 def iterate_members(archive: Path, limit: int) -> Iterator[tuple[str, IO[bytes]]]:
-    """Iterate over name and content of each file in the archive, which together may have `limit` bytes.
+    """Iterate over name and content of each file in an archive.
 
-    A member's content ends where its entry says, so the sizes there are those that count.
+    A member is read only up to the size in its header, so these sizes can be counted.
+
+    Args:
+        archive: A zip or tar file.
+        limit: Maximum number of unpacked bytes of all files together.
+
+    Raises:
+        InvalidInputError: The archive is larger, has too many members, or links or devices.
     """
-    left = limit
-    for name, size, content in (
-        _iterate_zip(archive) if zipfile.is_zipfile(archive) else _iterate_tar(archive)
-    ):
-        left -= size
-        if left < 0:
+    remaining = limit
+    members = _iterate_zip(archive) if zipfile.is_zipfile(archive) else _iterate_tar(archive)
+    for name, size, content in members:
+        remaining -= size
+        if remaining < 0:
             raise InvalidInputError(
                 f"{archive} unpacks to more than the {limit} bytes that were expected; fetch it again"
             )
@@ -338,9 +362,9 @@ def iterate_members(archive: Path, limit: int) -> Iterator[tuple[str, IO[bytes]]
 
 
 def check_zip(archive: zipfile.ZipFile, path: Path) -> None:
-    """Refuse a user's zip that would unpack to more than 256 MB and than a hundred times what it holds."""
+    """Raise an error if a user's zip would unpack to more than 256 MB and a hundred times its size."""
     try:
-        rows.check_unpacked(archive, path)
+        rows.check_unpacked_size(archive, path)
     except ValueError as error:
         raise InvalidInputError(str(error)) from None
 
@@ -356,26 +380,26 @@ def _iterate_zip(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
 
 
 def _iterate_tar(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
-    with tarfile.open(archive, tarinfo=_Info) as tar:
+    with tarfile.open(archive, tarinfo=_CheckedTarInfo) as tar:
         for number, member in enumerate(tar):
-            if number == _MEMBERS:
-                raise InvalidInputError(f"{archive} has more than {_MEMBERS} entries; fetch it again")
+            if number == _MAX_MEMBERS:
+                raise InvalidInputError(f"{archive} has more than {_MAX_MEMBERS} entries; fetch it again")
             if member.isdir():
                 continue
-            found = tar.extractfile(member) if member.isfile() else None
-            if found is None:
+            content = tar.extractfile(member) if member.isfile() else None
+            if content is None:
                 raise InvalidInputError(
                     f"{archive} has a link or device, '{member.name}'; only plain files are read"
                 )
-            yield member.name, member.size, found
+            yield member.name, member.size, content
 
 
-class _Info(tarfile.TarInfo):
-    """An entry; those that hold a name or attributes of the next one must be small."""
+class _CheckedTarInfo(tarfile.TarInfo):
+    """Header of a member; headers that hold a long name or attributes of the next member must be small."""
 
     @classmethod
-    def frombuf(cls, *given: Any, **more: Any) -> Self:
-        entry = super().frombuf(*given, **more)
-        if entry.size > _NAME and not (entry.isfile() or entry.isdir()):
-            raise tarfile.TarError(f"a name or attributes of {entry.size} bytes")
-        return entry
+    def frombuf(cls, *args: Any, **kwargs: Any) -> Self:
+        info = super().frombuf(*args, **kwargs)
+        if info.size > _MAX_NAME_BYTES and not (info.isfile() or info.isdir()):
+            raise tarfile.TarError(f"a name or attributes of {info.size} bytes")
+        return info

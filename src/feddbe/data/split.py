@@ -1,8 +1,8 @@
-"""Which rows of the data each client trains on and is tested on: a `Split`, from a partition or a file.
+"""Split of the data into each client's training, validation and test samples, from a partition or a file.
 
-The partitions are the published ones, bit by bit, with the 75/25 split of every client. All randomness of one
-split is a single numpy `RandomState` stream: first the partition, then the split of clients 0..N-1 in order.
-Changing the order of draws changes every published number.
+The partitions reproduce the published ones bit by bit, with the 75/25 split of every client. All randomness
+of a split is a single numpy `RandomState` stream: first the partition, then the split of clients 0..N-1 in
+order. Changing the order of draws changes every published number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil, isfinite
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -24,50 +24,57 @@ from feddbe.errors import InvalidInputError, unknown_name
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Each client's samples as rows of the data set; client k is entry k."""
+    """Indices of each client's samples in the data set; client k is item k."""
 
     train: RaggedArray
     test: RaggedArray
     parts: RaggedArray | None = None
-    """What a client held before its 75/25 split, in the partition's order; unknown for a loaded file."""
+    """Each client's samples before the 75/25 split, in the partition's order; None if loaded from a file."""
     validation: RaggedArray = field(default_factory=lambda: RaggedArray.from_lists(()))
-    """What is held out of the training data to choose a round or a setting by; often nothing."""
+    """Samples held out from the training data to select rounds or settings; often empty."""
 
     @classmethod
     def from_arrays(cls, train: Iterable[Indices], test: Iterable[Indices]) -> Split:
-        """From the rows of each client."""
+        """Return the split with these indices of each client."""
         return cls(RaggedArray.from_lists(train), RaggedArray.from_lists(test))
 
     @property
     def clients(self) -> int:
-        """The number of clients."""
+        """Number of clients."""
         return len(self.train)
 
     def with_validation(self, share: float) -> Split:
-        """The last `share` of every client's training data becomes validation data; one sample stays."""
+        """Return a split whose validation data is the last `share` of each client's training data.
+
+        At least one sample is held out, unless the client has only one.
+        """
         sizes = self.train.sizes
-        held = np.where(sizes > 1, np.maximum(1, (share * sizes).astype(np.int64)), 0)
-        train, validation = self.train.truncated(sizes - held)
+        validation_sizes = np.where(sizes > 1, np.maximum(1, (share * sizes).astype(np.int64)), 0)
+        train, validation = self.train.split_at(sizes - validation_sizes)
         return replace(self, train=train, validation=validation)
 
     def index_sha256(self) -> dict[str, str | None]:
-        """Fingerprints to compare with published ones: little-endian int64, clients one after the other."""
+        """Return hashes of the indices (little-endian int64, in client order), as they are published."""
         return {
-            "parts": None if self.parts is None else _sha256(self.parts),
-            "train": _sha256(self.train),
-            "test": _sha256(self.test),
+            "parts": None if self.parts is None else _hash_indices(self.parts),
+            "train": _hash_indices(self.train),
+            "test": _hash_indices(self.test),
         }
 
     def save(self, path: Path) -> None:
-        """Write all clients' train_k and test_k to an npz file of exactly this name, whole or not at all."""
-        arrays: dict[str, Any] = {f"train_{k}": rows for k, rows in enumerate(self.train)}
-        arrays |= {f"test_{k}": rows for k, rows in enumerate(self.test)}
+        """Write all clients' train_k and test_k to an npz file with exactly this name, atomically.
+
+        Raises:
+            InvalidInputError: The file cannot be written.
+        """
+        arrays: dict[str, Any] = {f"train_{k}": indices for k, indices in enumerate(self.train)}
+        arrays |= {f"test_{k}": indices for k, indices in enumerate(self.test)}
         if not path.name:
             raise InvalidInputError(f"cannot write the split to '{path}'; name a file, as in split.npz")
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             try:
-                with temporary.open("wb") as file:  # an open file: given a name, numpy would append .npz
+                with temporary.open("wb") as file:  # an open file: to a path, numpy would append .npz
                     np.savez(file, **arrays)
                 temporary.replace(path)
             finally:
@@ -76,59 +83,74 @@ class Split:
             raise InvalidInputError(f"cannot write the split to {path}: {error.strerror or error}") from None
 
 
-def _sha256(rows: RaggedArray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(rows.flat, "<i8").data).hexdigest()
+def _hash_indices(indices: RaggedArray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(indices.flat, "<i8").data).hexdigest()
 
 
-def load_split(path: Path, n: int) -> Split:
-    """A split of a data set of `n` samples, as `Split.save` or anyone's `numpy.savez` wrote it."""
+def load_split(path: Path, num_samples: int) -> Split:
+    """Load a split that `Split.save` or `numpy.savez` wrote.
+
+    Args:
+        path: An .npz file with the arrays train_0, test_0, train_1, test_1, ...
+        num_samples: Number of samples of the data set.
+
+    Raises:
+        InvalidInputError: The file cannot be read, or is not a split of this data set.
+    """
     from feddbe.data.user.arrays import read_npz
 
-    found, _ = read_npz(path)
-    clients = sum(name.startswith("train_") for name in found)
+    arrays, _ = read_npz(path)
+    clients = sum(name.startswith("train_") for name in arrays)
     names = [f"{part}_{k}" for k in range(max(clients, 1)) for part in ("train", "test")]
     for name in names:
-        if name not in found:
+        if name not in arrays:
             raise InvalidInputError(
                 f"{path} has no array '{name}'; it needs train_0, test_0, train_1, test_1, ... without a gap"
             )
-    for name in found:
+    for name in arrays:
         if name not in names:
             raise InvalidInputError(
-                f"{path} has an array '{name}' that is no client's; allowed: train_K with test_K, K from 0 on"
+                f"{path} has an array '{name}' that belongs to no client; "
+                "allowed: train_K with test_K, K from 0 on"
             )
-    rows = {name: _checked(found[name], f"'{name}' in {path}", n) for name in names}
-    tested = any(rows[f"test_{k}"].size for k in range(clients))
+    indices = {name: _check_indices(arrays[name], f"'{name}' in {path}", num_samples) for name in names}
+    has_test_samples = any(indices[f"test_{k}"].size for k in range(clients))
     for name in names:
-        if not rows[name].size and not (tested and name.startswith("test_")):
+        may_be_empty = has_test_samples and name.startswith("test_")
+        if not indices[name].size and not may_be_empty:
             raise InvalidInputError(
                 f"'{name}' in {path} is empty; every client needs at least one sample to train, and some "
                 "client one to test"
             )
-    _check_once(rows, path, n)
-    return Split.from_arrays(*([rows[f"{part}_{k}"] for k in range(clients)] for part in ("train", "test")))
+    _check_unique(indices, path, num_samples)
+    train = [indices[f"train_{k}"] for k in range(clients)]
+    test = [indices[f"test_{k}"] for k in range(clients)]
+    return Split.from_arrays(train, test)
 
 
-def _checked(rows: npt.NDArray[Any], what: str, n: int) -> Indices:
-    if rows.dtype.kind not in "iu" or rows.ndim != 1:
+def _check_indices(indices: npt.NDArray[Any], what: str, num_samples: int) -> Indices:
+    if indices.dtype.kind not in "iu" or indices.ndim != 1:
         raise InvalidInputError(
-            f"{what} is {rows.dtype} of shape {rows.shape}; it must be a plain list of row numbers (int64)"
+            f"{what} is {indices.dtype} of shape {indices.shape}; "
+            "it must be a plain list of row numbers (int64)"
         )
-    outside = rows[(rows < 0) | (rows >= n)]
+    outside = indices[(indices < 0) | (indices >= num_samples)]
     if outside.size:
         raise InvalidInputError(
-            f"{what} has index {outside[0]}; the data set has {n} samples, allowed: 0..{n - 1}"
+            f"{what} has index {outside[0]}; "
+            f"the data set has {num_samples} samples, allowed: 0..{num_samples - 1}"
         )
-    return rows.astype(np.int64)
+    return indices.astype(np.int64)
 
 
-def _check_once(rows: dict[str, Indices], path: Path, n: int) -> None:
-    counts = np.bincount(np.concatenate(list(rows.values())), minlength=n)
-    twice = np.flatnonzero(counts > 1)
-    if twice.size:
-        where = [name for name, r in rows.items() for _ in range(int((r == twice[0]).sum()))]
+def _check_unique(indices: dict[str, Indices], path: Path, num_samples: int) -> None:
+    counts = np.bincount(np.concatenate(list(indices.values())), minlength=num_samples)
+    duplicates = np.flatnonzero(counts > 1)
+    if duplicates.size:
+        duplicate = duplicates[0]
+        names = [name for name, values in indices.items() for _ in range(int((values == duplicate).sum()))]
         raise InvalidInputError(
-            f"{path} uses index {twice[0]} twice ('{where[0]}' and '{where[1]}'); "
+            f"{path} uses index {duplicate} twice ('{names[0]}' and '{names[1]}'); "
             "every sample belongs to one client, to train or to test"
         )
 
@@ -137,8 +159,10 @@ Indices = npt.NDArray[np.int64]
 
 
 class RaggedArray(Sequence[Indices]):
-    """`self[k]` is client k's part of `flat`, a view: to look at it touches nothing that forked processes
-    would have to copy, as the counts of references in objects of Python's are."""
+    """One array per client, stored as a single array: `self[k]` is a view of client k's part of `flat`.
+
+    Access changes no reference counts, so forked processes share the memory.
+    """
 
     def __init__(self, flat: Indices, sizes: Indices) -> None:
         self.flat = flat
@@ -146,38 +170,42 @@ class RaggedArray(Sequence[Indices]):
 
     @classmethod
     def from_lists(cls, parts: Iterable[Indices]) -> RaggedArray:
-        """A copy of these."""
+        """Return a ragged array with copies of these arrays."""
         parts = list(parts)
         flat = np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64, copy=False)
         return cls(flat, np.fromiter(map(len, parts), np.int64, len(parts)))
 
     @classmethod
     def group_by_value(cls, values: Indices) -> RaggedArray:
-        """The places of each value that there is, values and places in order."""
+        """Return the positions of each distinct value; values and positions are in ascending order."""
         _, sizes = np.unique(values, return_counts=True)
         return cls(np.argsort(values, kind="stable"), sizes)
 
     @property
     def sizes(self) -> Indices:
-        """Rows of each client."""
+        """Number of indices of each client."""
         return np.diff(self._ends)
 
     @property
     def owners(self) -> Indices:
-        """The client of each entry of `flat`."""
+        """Client of each item of `flat`."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
-    def counts(self, values: Indices, kinds: int) -> Indices:
-        """(clients x kinds) how often a client's rows have each of the values 0..kinds-1."""
-        found = np.bincount(self.owners * kinds + values[self.flat], minlength=len(self) * kinds)
-        return found.reshape(len(self), kinds)
+    def histogram(self, values: Indices, num_values: int) -> Indices:
+        """Return (clients x num_values) counts of the values 0..num_values-1 among each client's samples.
 
-    def truncated(self, at: Indices) -> tuple[RaggedArray, RaggedArray]:
-        """The first `at[k]` of each client k, and what is left."""
-        sizes = self.sizes
-        place = np.arange(len(self.flat)) - np.repeat(self._ends[:-1], sizes)
-        first = place < np.repeat(at, sizes)
-        return RaggedArray(self.flat[first], at), RaggedArray(self.flat[~first], sizes - at)
+        Args:
+            values: Value of each sample of the data set, such as its label.
+            num_values: Number of possible values.
+        """
+        keys = self.owners * num_values + values[self.flat]
+        return np.bincount(keys, minlength=len(self) * num_values).reshape(len(self), num_values)
+
+    def split_at(self, sizes: Indices) -> tuple[RaggedArray, RaggedArray]:
+        """Return the first `sizes[k]` indices of each client k, and the remaining ones."""
+        position = np.arange(len(self.flat)) - np.repeat(self._ends[:-1], self.sizes)
+        is_first = position < np.repeat(sizes, self.sizes)
+        return RaggedArray(self.flat[is_first], sizes), RaggedArray(self.flat[~is_first], self.sizes - sizes)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -195,28 +223,36 @@ class RaggedArray(Sequence[Indices]):
                 return RaggedArray.from_lists(self[k] for k in range(start, stop, step))
             stop = max(start, stop)
             return RaggedArray(self.flat[self._ends[start] : self._ends[stop]], self.sizes[start:stop])
-        k = range(len(self))[key]  # negative ones, and IndexError
+        k = range(len(self))[key]  # resolves negative indices, and raises IndexError
         return self.flat[self._ends[k] : self._ends[k + 1]]
 
     def __iter__(self) -> Iterator[Indices]:
         ends = self._ends.tolist()
-        return (self.flat[a:b] for a, b in pairwise(ends))
+        return (self.flat[start:stop] for start, stop in pairwise(ends))
 
 
 # --- partitions
 
 _KINDS = ("dirichlet:BETA", "iid", "natural", "pathological:C")
-_TRIES = 10_000
-_LEAST = 2  # one sample to train and one to test
+_MAX_DRAWS = 10_000
+_MIN_SAMPLES = 2  # one sample to train and one to test
 
 
 def partition(
     y: Indices, spec: str, clients: int | None, seed: int = 1, client: Indices | None = None
 ) -> Split:
-    """Divide samples with labels `y` among clients and split each client's 75/25.
+    """Divide samples among clients, and split each client's samples 75/25 for training and testing.
 
-    `spec` is `iid`, `dirichlet:BETA` (label skew), `pathological:C` (C labels per client) or `natural`
-    (by the `client` column, which then also gives the number of clients). Seed 1 is the published one.
+    Args:
+        y: Label of each sample.
+        spec: `iid`, `dirichlet:BETA` (label skew), `pathological:C` (C labels per client) or `natural` (by
+            the `client` column).
+        clients: Number of clients; may be None for `natural`.
+        seed: Seed of the partition; the published one is 1.
+        client: Natural client of each sample.
+
+    Raises:
+        InvalidInputError: The samples cannot be divided in this way.
     """
     kind, colon, value = spec.partition(":")
     if kind not in [allowed.partition(":")[0] for allowed in _KINDS]:
@@ -228,50 +264,49 @@ def partition(
     rng = np.random.RandomState(seed)
 
     if kind == "natural":
-        parts = _natural(client, clients)
+        parts = _partition_natural(client, clients)
         remedy = "leave that client's rows out of the data, or use another partition"
     else:
-        number = _checked_clients(clients, len(y))
+        num_clients = _check_num_clients(clients, len(y))
         remedy = "use fewer clients or another partition seed"
         if kind == "iid":
-            parts = RaggedArray.from_lists(np.array_split(rng.permutation(len(y)), number))
+            parts = RaggedArray.from_lists(np.array_split(rng.permutation(len(y)), num_clients))
         elif kind == "dirichlet":
-            parts = _dirichlet(y, _beta(spec, value), number, rng)
+            parts = _partition_dirichlet(y, _parse_beta(spec, value), num_clients, rng)
         else:
-            parts = _pathological(y, _labels(spec, value), number, rng)
-    for k in np.flatnonzero(parts.sizes < _LEAST)[:1]:
+            parts = _partition_pathological(y, _parse_labels_per_client(spec, value), num_clients, rng)
+    for k in np.flatnonzero(parts.sizes < _MIN_SAMPLES)[:1]:
         raise InvalidInputError(
             f"partition '{spec}' leaves client {k} with {len(parts[k])} of {len(y)} samples; every client "
-            f"needs at least {_LEAST}, one to train and one to test: {remedy}"
+            f"needs at least {_MIN_SAMPLES}, one to train and one to test: {remedy}"
         )
     return _split_clients(parts, rng)
 
 
 def _split_clients(parts: RaggedArray, rng: np.random.RandomState) -> Split:
+    """Shuffle each client's samples and split them into 25% test and 75% training samples."""
     sizes = parts.sizes
     shuffled = RaggedArray(parts.flat.copy(), sizes)
-    for rows in shuffled:
-        rng.shuffle(rows)
-    test, train = shuffled.truncated(sizes - sizes * 3 // 4)
+    for indices in shuffled:
+        rng.shuffle(indices)
+    test, train = shuffled.split_at(sizes - sizes * 3 // 4)
     return Split(train, test, parts)
 
 
-def _checked_clients(clients: int | None, n: int) -> int:
+def _check_num_clients(clients: int | None, num_samples: int) -> int:
     if clients is None:
-        raise InvalidInputError(
-            "the number of clients is missing; only the partition 'natural' has one of its own"
-        )
+        raise InvalidInputError("the number of clients is missing; only the partition 'natural' defines it")
     if clients < 1:
         raise InvalidInputError(f"clients = {clients}; allowed: 1 or more")
-    if clients * _LEAST > n:
+    if clients * _MIN_SAMPLES > num_samples:
         raise InvalidInputError(
-            f"clients = {clients} is too many for {n} samples; every client needs at least {_LEAST}, "
-            f"one to train and one to test: allowed 1..{n // _LEAST}"
+            f"clients = {clients} is too many for {num_samples} samples; every client needs at least "
+            f"{_MIN_SAMPLES}, one to train and one to test: allowed 1..{num_samples // _MIN_SAMPLES}"
         )
     return clients
 
 
-def _beta(spec: str, value: str) -> float:
+def _parse_beta(spec: str, value: str) -> float:
     try:
         beta = float(value)
     except ValueError:
@@ -283,7 +318,7 @@ def _beta(spec: str, value: str) -> float:
     return beta
 
 
-def _labels(spec: str, value: str) -> int:
+def _parse_labels_per_client(spec: str, value: str) -> int:
     if not value.isdecimal() or int(value) < 1:
         raise InvalidInputError(
             f"partition '{spec}': labels per client is '{value}'; it must be a whole number from 1 on, "
@@ -292,12 +327,12 @@ def _labels(spec: str, value: str) -> int:
     return int(value)
 
 
-def _least(n: int, clients: int) -> int:
-    """The published minimum: enough for a test batch of 10, but no more than half an equal share."""
-    return int(min(10 / 0.25, n / clients / 2))
+def _published_minimum(num_samples: int, clients: int) -> int:
+    """Return the published minimum: enough for a test batch of 10, but at most half an equal share."""
+    return int(min(10 / 0.25, num_samples / clients / 2))
 
 
-def _natural(client: Indices | None, clients: int | None) -> RaggedArray:
+def _partition_natural(client: Indices | None, clients: int | None) -> RaggedArray:
     if client is None:
         raise InvalidInputError(
             "partition 'natural' needs data with a client column, which this data set lacks; "
@@ -312,73 +347,86 @@ def _natural(client: Indices | None, clients: int | None) -> RaggedArray:
     return parts
 
 
-def _dirichlet(y: Indices, beta: float, clients: int, rng: np.random.RandomState) -> RaggedArray:
-    n, classes = len(y), RaggedArray.group_by_value(y)
-    least = max(_LEAST, _least(n, clients))
-    for _ in range(_TRIES):
-        drawn = _dirichlet_draw(classes, beta, clients, n, rng)
-        if drawn is None or drawn[0].min() < least:
+def _partition_dirichlet(y: Indices, beta: float, clients: int, rng: np.random.RandomState) -> RaggedArray:
+    num_samples, classes = len(y), RaggedArray.group_by_value(y)
+    minimum = max(_MIN_SAMPLES, _published_minimum(num_samples, clients))
+    for _ in range(_MAX_DRAWS):
+        draw = _draw_dirichlet(classes, beta, clients, num_samples, rng)
+        if draw is None or draw.sizes.min() < minimum:
             continue
-        pieces = [np.split(rows, cuts) for rows, cuts in drawn[1]]
-        return RaggedArray.from_lists(np.concatenate([piece[j] for piece in pieces]) for j in range(clients))
+        pieces = [np.split(indices, cuts) for indices, cuts in zip(draw.shuffled, draw.cuts, strict=True)]
+        return RaggedArray.from_lists(np.concatenate([piece[k] for piece in pieces]) for k in range(clients))
     raise InvalidInputError(
-        f"dirichlet:{beta:g} with {clients} clients: none of {_TRIES} draws gave every client at least "
-        f"{least} of the {n} samples; use fewer clients or a larger beta"
+        f"dirichlet:{beta:g} with {clients} clients: none of {_MAX_DRAWS} draws gave every client at least "
+        f"{minimum} of the {num_samples} samples; use fewer clients or a larger beta"
     )
 
 
-def _dirichlet_draw(
-    classes: Sequence[Indices], beta: float, clients: int, n: int, rng: np.random.RandomState
-) -> tuple[Indices, list[tuple[Indices, Indices]]] | None:
-    """One draw: the clients' sizes, and each class shuffled with where to cut it; None if p has no sum.
+class _DirichletDraw(NamedTuple):
+    sizes: Indices
+    """Number of samples of each client."""
+    shuffled: list[Indices]
+    """Samples of each class."""
+    cuts: list[Indices]
+    """Positions in each class at which the next client's samples begin."""
 
-    Cutting waits until a draw is accepted: hundreds may be thrown away, though all of them must be
-    drawn in full because they share one stream.
+
+def _draw_dirichlet(
+    classes: Sequence[Indices], beta: float, clients: int, num_samples: int, rng: np.random.RandomState
+) -> _DirichletDraw | None:
+    """Draw the clients' shares of each class; return None if the shares of a class have no positive sum.
+
+    Classes are cut only if the draw is accepted. Hundreds may be rejected, but all must be drawn completely
+    because they share one stream.
     """
-    sizes, pieces = np.zeros(clients, np.int64), []
+    draw = _DirichletDraw(np.zeros(clients, np.int64), [], [])
     for members in classes:
-        rows = members.copy()
-        rng.shuffle(rows)
+        indices = members.copy()
+        rng.shuffle(indices)
         with np.errstate(invalid="ignore"):  # with a tiny beta there can be inf, and inf times 0
-            p = rng.dirichlet([beta] * clients) * (sizes < n / clients)
+            p = rng.dirichlet([beta] * clients) * (draw.sizes < num_samples / clients)
         total = p.sum()
         if not total > 0:  # also NaN: with a tiny beta every gamma variate can underflow
             return None
-        cuts = (np.cumsum(p / total) * len(rows)).astype(np.int64)[:-1]
-        sizes += np.diff(cuts, prepend=0, append=len(rows))
-        pieces.append((rows, cuts))
-    return sizes, pieces
+        cuts = (np.cumsum(p / total) * len(indices)).astype(np.int64)[:-1]
+        draw.sizes[:] += np.diff(cuts, prepend=0, append=len(indices))
+        draw.shuffled.append(indices)
+        draw.cuts.append(cuts)
+    return draw
 
 
-def _pathological(y: Indices, labels: int, clients: int, rng: np.random.RandomState) -> RaggedArray:
+def _partition_pathological(
+    y: Indices, labels_per_client: int, clients: int, rng: np.random.RandomState
+) -> RaggedArray:
     classes = RaggedArray.group_by_value(y)
-    if labels > len(classes):
+    if labels_per_client > len(classes):
         raise InvalidInputError(
-            f"pathological:{labels}: the data has {len(classes)} classes; allowed: 1..{len(classes)}"
+            f"pathological:{labels_per_client}: the data has {len(classes)} classes; "
+            f"allowed: 1..{len(classes)}"
         )
-    holders = ceil(clients / len(classes) * labels)  # this order of float operations is the published one
-    floor = _least(len(y), clients) / len(classes)
-    quota = np.full(clients, labels)
-    held: list[list[Indices]] = [[] for _ in range(clients)]
-    for k, rows in enumerate(classes):
-        chosen = np.flatnonzero(quota)[:holders]
-        if not chosen.size:
+    # this order of float operations is the published one
+    clients_per_class = ceil(clients / len(classes) * labels_per_client)
+    class_minimum = _published_minimum(len(y), clients) / len(classes)
+    free_labels = np.full(clients, labels_per_client)
+    client_pieces: list[list[Indices]] = [[] for _ in range(clients)]
+    for k, indices in enumerate(classes):
+        selected = np.flatnonzero(free_labels)[:clients_per_class]
+        if not selected.size:
             raise InvalidInputError(
-                f"pathological:{labels} with {clients} clients: all their labels are given out after {k} of "
-                f"{len(classes)} classes; use more clients or more labels per client"
+                f"pathological:{labels_per_client} with {clients} clients: all their labels are given out "
+                f"after {k} of {len(classes)} classes; use more clients or more labels per client"
             )
-        share = len(rows) / len(chosen)
-        low, high = int(max(share / 10, floor)), int(share)
-        if len(chosen) > 1 and low >= high:
+        share = len(indices) / len(selected)
+        low, high = int(max(share / 10, class_minimum)), int(share)
+        if len(selected) > 1 and low >= high:
             raise InvalidInputError(
-                f"pathological:{labels} with {clients} clients: class {y[rows[0]]} has {len(rows)} samples, "
-                f"too few for {len(chosen)} clients; use fewer clients"
+                f"pathological:{labels_per_client} with {clients} clients: class {y[indices[0]]} has "
+                f"{len(indices)} samples, too few for {len(selected)} clients; use fewer clients"
             )
         # int64 by name: the platform's default integer would give another stream on Windows
-        sizes = rng.randint(low, high, len(chosen) - 1, dtype=np.int64)
-        for j, piece in zip(chosen, np.split(rows, np.cumsum(sizes)), strict=True):
-            held[j].append(piece)
-        quota[chosen] -= 1
-    return RaggedArray.from_lists(
-        np.concatenate(pieces) if pieces else np.zeros(0, np.int64) for pieces in held
-    )
+        sizes = rng.randint(low, high, len(selected) - 1, dtype=np.int64)
+        for client, piece in zip(selected, np.split(indices, np.cumsum(sizes)), strict=True):
+            client_pieces[client].append(piece)
+        free_labels[selected] -= 1
+    empty = np.zeros(0, np.int64)
+    return RaggedArray.from_lists(np.concatenate([empty, *pieces]) for pieces in client_pieces)

@@ -1,4 +1,4 @@
-"""Take a model home: what a client of a run deploys, as files that need no feddbe; predictions with it."""
+"""Export of a client's model as files that do not need feddbe, and predictions with it."""
 
 from feddbe.export.client_model import predict
 from feddbe.export.folder import export_model

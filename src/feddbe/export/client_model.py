@@ -1,12 +1,12 @@
-"""What one client of a run predicts with, as one plain module.
+"""The model that one client of a run predicts with, as a plain module.
 
-    logits = h(f(x) + p_i)                      of most methods; p_i where there is PRBM
-    logits = h(z) + h_p(z) with z = f(x)        of FedRoD
+    logits = h(f(x) + p_i)                      most methods; p_i if there is PRBM
+    logits = h(z) + h_p(z) with z = f(x)        FedRoD
 
-The parameters are those with which the entry was evaluated, global and private parts together, recomputed
-from the run's file (`runs/replay.py`). Preprocessing, labels and clients' names are those that the run
-stored. Whatever a method does to predict, the module must give the same logits on the client's own test rows,
-and the accuracy that the run has, or it is not handed out.
+The parameters are those with which the round was evaluated, global and private parts together, recomputed
+from the run's file (`runs/replay.py`). Preprocessing, labels and names of clients are those that the run
+stored. The module must reproduce the method's logits on the client's test data and the run's accuracy;
+otherwise it is not returned.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from feddbe.config.user_code import NO_PERMISSION, Permission, make_permission
 from feddbe.data import rows
 from feddbe.data.dataset import Dataset, Preprocessing
-from feddbe.data.registry import is_in_memory
+from feddbe.data.registry import dataset_from_object
 from feddbe.errors import FeddbeError, InvalidInputError, one_line, truncate
 from feddbe.methods.base import PERSONAL
 from feddbe.models.registry import MeanEmbedding, ModelSource
@@ -34,19 +34,23 @@ from feddbe.state import State, strip_prefix
 from feddbe.training.trainer import ClientTrainer
 
 _CLOSE = 1e-4
-"""Logits may differ so much, relative to the largest: sums in another order."""
+"""Allowed difference of logits, relative to the largest, because sums may have another order."""
 
 _EDITED = (
-    "columns, categories or labels of the training data are not those that the run began with, which are used"
+    "columns, categories or labels of the training data have changed since the run started; "
+    "the stored ones are used"
 )
 
 
-class Deployed(nn.Module):
-    """Body, the client's translation, head, and perhaps a head of the client's own beside it."""
+class DeployedModel(nn.Module):
+    """Body, p_i, head, and for some methods a personal head whose logits are added."""
 
-    def __init__(self, body: nn.Module, head: nn.Module, prbm: Tensor | None, own: nn.Module | None) -> None:
+    def __init__(
+        self, body: nn.Module, head: nn.Module, prbm: Tensor | None, personal_head: nn.Module | None
+    ) -> None:
         super().__init__()
-        self.body, self.head, self.own = body, head, own
+        self.body, self.head = body, head
+        self.own = personal_head  # the attribute is a prefix of names in exported files
         self.prbm = None if prbm is None else nn.Parameter(prbm.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,17 +63,17 @@ class Deployed(nn.Module):
 
 @dataclass(frozen=True)
 class ClientModel:
-    """A client's model, and what must be known to use it."""
+    """A client's model, and the information needed to use it."""
 
-    module: Deployed
+    module: DeployedModel
     preprocessing: Preprocessing
-    """What new rows go through, as the run stored it."""
-    about: dict[str, Any]
-    """Run, method, client, round, accuracy: plain values."""
+    """Preprocessing of new rows, as the run stored it."""
+    description: dict[str, Any]
+    """Run, method, client, round and accuracy, as plain values."""
     sample: Tensor
     """Some of the client's inputs."""
     logits: Tensor
-    """What the run computes for them."""
+    """The run's logits for `sample`."""
 
 
 def load_client_model(
@@ -80,74 +84,88 @@ def load_client_model(
     model: ModelSource | None = None,
     allowed: Permission = NO_PERMISSION,
 ) -> ClientModel:
-    """The model that a client deploys at the `best` or the `last` round. `data` and `model`: those of the
-    run, if they were given as Python objects; code in files must be `allowed`."""
+    """Return the model that a client uses after a round.
+
+    Args:
+        run: Folder of the run.
+        client: Name or number of the client.
+        round: `best` or `last`.
+        data: The run's data, if it was a Python object.
+        model: The run's model, if it was a Python object.
+        allowed: Files whose code may be executed.
+
+    Raises:
+        InvalidInputError: The client or round does not exist, or the client has no test data or no model.
+        FeddbeError: The module does not reproduce the run's logits or accuracy.
+    """
     store = RunStore.open(folders.resolve_run(str(run)))
     try:
-        experiment = load_experiment(store, dataset=is_in_memory(data), model=model, allowed=allowed)
-        entry = Checkpoint(store, experiment, round)
+        experiment = load_experiment(store, dataset=dataset_from_object(data), model=model, allowed=allowed)
+        checkpoint = Checkpoint(store, experiment, round)
         task, method = experiment.task, experiment.method
-        preprocessing, labels, names = _stored_data(store, task.dataset)
-        now = task.dataset.preprocessing_spec, list(task.dataset.labels)
-        number = _number(client, names, task.members)
-        if not len(task.split.test[number]):
+        dataset = task.dataset
+        preprocessing, labels, names = _stored_data(store, dataset)
+        index = _find_client(client, names, task.members)
+        test_indices = task.split.test[index]
+        if not len(test_indices):
             raise InvalidInputError(
-                f"client {number} has no test rows to check its model by; choose another --client"
+                f"client {index} has no test data to verify its model; choose another --client"
             )
-        local, state = entry.inference_model(number)
-        logits, y = local.predict(
-            state, lambda p, x: method.logits(local, p, x), track=method.inference_track
+        trainer, state = checkpoint.inference_model(index)
+        logits, y = trainer.predict(
+            state, lambda p, x: method.logits(trainer, p, x), track=method.inference_track
         )
-        module = _module(local, state, method.inference_track, method.base_name)
-        rows = torch.from_numpy(task.split.test[number])[:64]
-        sample, expected = task.dataset.inputs(task.dataset.x[rows]), logits[:64].clone()
-        _compare(module, sample, expected, method.base_name)
+        module = _build_module(trainer, state, method.inference_track, method.base_name)
+        sample = dataset.inputs(dataset.x[torch.from_numpy(test_indices)[:64]])
+        expected = logits[:64].clone()
+        _require_equal_logits(module, sample, expected, method.base_name)
         accuracy = float((logits.argmax(1) == y).double().mean())
-        _compare_accuracy(accuracy, len(y), entry, number)
-        about = {
+        _require_stored_accuracy(accuracy, len(y), checkpoint, index)
+        has_changed = (preprocessing, labels) != (dataset.preprocessing_spec, list(dataset.labels))
+        description = {
             "run": str(store.folder), "method": experiment.name, "data": experiment.config["data"],
-            "model": experiment.config["model"], "client": number,
-            "client_name": names[number] if names else str(number), "round": entry.round,
+            "model": experiment.config["model"], "client": index,
+            "client_name": names[index] if names else str(index), "round": checkpoint.round,
             "labels": labels, "test_rows": len(y), "accuracy": accuracy,
-            "remark": _EDITED if (preprocessing, labels) != now else "",
+            "remark": _EDITED if has_changed else "",
         }  # fmt: skip
-        return ClientModel(module, preprocessing, about, sample, expected)
+        return ClientModel(module, preprocessing, description, sample, expected)
     finally:
         store.close()
 
 
-def _number(client: int | str, names: Sequence[str], members: int) -> int:
-    """A client by its name in the data, or by its number."""
+def _find_client(client: int | str, names: Sequence[str], members: int) -> int:
+    """Return the index of a client, given by its name in the data or by its number."""
     text = str(client)
     if text in names:
-        found = names.index(text)
+        index = names.index(text)
     elif text.isdecimal():
-        found = int(text)
+        index = int(text)
     else:
         known = f": {truncate(', '.join(names))}" if names else f" by number, 0..{members - 1}"
-        raise InvalidInputError(f"there is no client '{truncate(text)}'; the run has {members}{known}")
-    if found >= members:
+        raise InvalidInputError(f"unknown client '{truncate(text)}'; the run has {members}{known}")
+    if index >= members:
         raise InvalidInputError(
             f"client = {text}; the run trained {members} clients, allowed: 0..{members - 1}"
         )
-    return found
+    return index
 
 
 def _stored_data(store: RunStore, dataset: Dataset) -> tuple[Preprocessing, list[str], list[str]]:
-    """Return preprocessing, names of the classes and of the clients as they were when the run began.
+    """Return preprocessing, class names and client names as they were when the run started.
 
-    The training data may have been edited since in ways that its numbers do not show.
+    The training data may have been edited since without a change of its hash.
     """
     stored = {key: store.meta(key) for key in ("preprocessing", "label_names", "client_names", "labels")}
     try:
         preprocessing = dataset.preprocessing_spec.restore(stored["preprocessing"])
     except ValueError:
-        raise corrupt_run_error(store.folder, "what is written about it: preprocessing") from None
+        raise corrupt_run_error(store.folder, "metadata: preprocessing") from None
     labels, names = stored["label_names"], stored["client_names"]
     if not _are_names(labels) or len(labels) != dataset.classes:
-        raise corrupt_run_error(store.folder, "what is written about it: label_names")
+        raise corrupt_run_error(store.folder, "metadata: label_names")
     if not _are_names(names) or (names and len(names) != len(dataset.client_names)):
-        raise corrupt_run_error(store.folder, "what is written about it: client_names")
+        raise corrupt_run_error(store.folder, "metadata: client_names")
     is_large = stored["labels"] is None  # then names of clients are not stored
     return preprocessing, labels, list(dataset.client_names) if is_large else names
 
@@ -156,65 +174,67 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-def _module(trainer: ClientTrainer, state: State, track: str, base: str) -> Deployed:
+def _build_module(trainer: ClientTrainer, state: State, track: str, method_name: str) -> DeployedModel:
     model = trainer.task.model
     if not model.parameters.keys() <= state.keys():
-        raise InvalidInputError(f"{base} deploys no model: there is nothing to take home")
+        raise InvalidInputError(f"{method_name} has no model to export")
     statistics = trainer.buffers(track)
-    body, head = (_plain(half) for half in model.copy_halves({**state, **statistics}))
-    own = strip_prefix(state, PERSONAL)
-    second = _plain(model.copy_halves({**state, **own, **statistics})[1]) if own else None
-    return Deployed(body, head, trainer.prbm, second).eval().requires_grad_(False)
+    body, head = (_replace_mean_embedding(half) for half in model.copy_halves({**state, **statistics}))
+    personal, personal_head = strip_prefix(state, PERSONAL), None
+    if personal:
+        _, personal_head = model.copy_halves({**state, **personal, **statistics})
+        personal_head = _replace_mean_embedding(personal_head)
+    return DeployedModel(body, head, trainer.prbm, personal_head).eval().requires_grad_(False)
 
 
-def _plain(module: nn.Module) -> nn.Module:
-    """fastText's mean of vectors as torch's own layer: one that trains sparsely is for training."""
+def _replace_mean_embedding(module: nn.Module) -> nn.Module:
+    """Replace fastText's mean embedding, which trains with sparse gradients, by `nn.EmbeddingBag`."""
     if isinstance(module, MeanEmbedding):
-        return _bag(module)
+        return _to_embedding_bag(module)
     for name, child in module.named_children():
         if isinstance(child, MeanEmbedding):
-            setattr(module, name, _bag(child))
+            setattr(module, name, _to_embedding_bag(child))
     return module
 
 
-def _bag(layer: MeanEmbedding) -> nn.EmbeddingBag:
+def _to_embedding_bag(layer: MeanEmbedding) -> nn.EmbeddingBag:
     words, size = layer.weight.shape
     bag = nn.EmbeddingBag(words, size, mode="mean")
     bag.load_state_dict({"weight": layer.weight.detach()})
     return bag
 
 
-def _compare(module: nn.Module, sample: Tensor, expected: Tensor, base: str) -> None:
+def _require_equal_logits(module: nn.Module, sample: Tensor, expected: Tensor, method_name: str) -> None:
     with torch.inference_mode():
-        found = module(sample)
-    if not is_close(found, expected):
+        logits = module(sample)
+    if not is_close(logits, expected):
         raise FeddbeError(
-            f"{base} predicts in a way of its own, which a plain module does not reproduce (its logits "
-            f"differ by {float((found - expected).abs().max()):.2g}): its model cannot be taken home"
+            f"{method_name}'s predictions cannot be reproduced by a plain module (logits differ by "
+            f"{float((logits - expected).abs().max()):.2g}): its model cannot be exported"
         )
 
 
-def _compare_accuracy(accuracy: float, test_rows: int, entry: Checkpoint, client: int) -> None:
-    """Refuse a model that does not score on the client's test rows as it did in the run, if that is known.
+def _require_stored_accuracy(accuracy: float, test_rows: int, checkpoint: Checkpoint, client: int) -> None:
+    """Reject a model whose accuracy on the client's test data differs from the stored one, if there is one.
 
-    Other versions or another machine can move the last bits, and with them a sample in a hundred.
+    Other versions or another machine can change the last bits, and with them one prediction in a hundred.
     """
-    moment = "adapted" if entry.experiment.method.adapts else "before"
+    moment = "adapted" if checkpoint.experiment.method.adapts else "before"
     where = "AND client = ? AND moment = ? AND name = 'accuracy'"
-    for row in entry.store.records(entry.round, where, client, moment):
-        then = row.value
-        if then is not None and abs(accuracy - then) > max(1.5 / test_rows, 0.01):
+    for record in checkpoint.store.records(checkpoint.round, where, client, moment):
+        stored = record.value
+        if stored is not None and abs(accuracy - stored) > max(1.5 / test_rows, 0.01):
             raise FeddbeError(
-                f"the model of client {client} scores {100 * accuracy:.2f} % on its test rows here, and "
-                f"{100 * then:.2f} % in the run: its code, a package or the data is another one; nothing is "
-                "handed out"
+                f"the model of client {client} has an accuracy of {100 * accuracy:.2f} % on its test data "
+                f"now, and of {100 * stored:.2f} % in the run: code, packages or data have changed. "
+                "The model is not exported"
             )
 
 
-def is_close(found: Tensor, expected: Tensor) -> bool:
-    """Whether these are the same logits, but for sums in another order."""
+def is_close(logits: Tensor, expected: Tensor) -> bool:
+    """Return True if the logits are equal up to rounding."""
     largest = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
-    return found.shape == expected.shape and bool(((found - expected).abs() <= _CLOSE * largest).all())
+    return logits.shape == expected.shape and bool(((logits - expected).abs() <= _CLOSE * largest).all())
 
 
 _BATCH = 256
@@ -231,22 +251,36 @@ def predict(
     code: Sequence[str | Path] = (),
     trust: bool = False,
 ) -> dict[str, Any]:
-    """What this client's model says of the rows in a file: `labels`, their names, and for each row `label`
-    and `probabilities`. `trained_on` and `model`: the run's, if they were given as Python objects. Code in
-    files is executed only if `code` names the files or `trust` says that the run is your own, and if its
-    content is the same."""
-    taken = load_client_model(run, client, round, trained_on, model, make_permission(code, trust=trust))
+    """Return the predictions of a client's model for the rows of a file.
+
+    Args:
+        run: Folder of the run.
+        client: Name or number of the client.
+        data: File with new rows.
+        round: `best` or `last`.
+        trained_on: The run's data, if it was a Python object.
+        model: The run's model, if it was a Python object.
+        code: Files whose code may be executed, if their content is that of the run.
+        trust: Allow all code of the run, because it is the user's own.
+
+    Returns:
+        The model's description, with `labels`, and `rows` with `label` and `probabilities` of each row.
+    """
+    client_model = load_client_model(
+        run, client, round, trained_on, model, make_permission(code, trust=trust)
+    )
     path = expand_path(data)
     try:
-        x = torch.from_numpy(rows.read_rows(taken.preprocessing.to_json(), path))
+        x = torch.from_numpy(rows.read_rows(client_model.preprocessing.to_json(), path))
     except OSError as error:
         raise InvalidInputError(f"cannot read '{path}': {error.strerror or one_line(error)}") from None
     except ValueError as error:
         raise InvalidInputError(one_line(error)) from None
     with torch.inference_mode():
-        p = torch.cat([taken.module(some).softmax(dim=1) for some in torch.split(x, _BATCH)])
-    labels = taken.about["labels"]
-    found = [
-        {"label": labels[int(row.argmax())], "probabilities": [float(value) for value in row]} for row in p
-    ]
-    return {**taken.about, "rows": found}
+        batches = [client_model.module(batch).softmax(dim=1) for batch in torch.split(x, _BATCH)]
+    labels = client_model.description["labels"]
+    predictions = []
+    for probabilities in torch.cat(batches):
+        label = labels[int(probabilities.argmax())]
+        predictions.append({"label": label, "probabilities": [float(value) for value in probabilities]})
+    return {**client_model.description, "rows": predictions}

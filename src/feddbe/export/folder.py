@@ -1,4 +1,4 @@
-"""The folder that a model goes home in: weights, program, preprocessing, and a script that scores."""
+"""The folder of an exported model: weights, program, preprocessing, and a script for predictions."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ from feddbe.paths import expand_path
 FILES = {
     "model.safetensors", "model.pt2", "model.onnx", "preprocessing.json", "rows.py", "score.py",
 }  # fmt: skip
-"""All that an export may have."""
+"""Files that an export may have."""
 
-_SCORE = '''"""Scores new rows: python score.py new{suffix}; it needs {needs}, and nothing of feddbe."""
+_SCORE_SCRIPT = '''"""Predict labels of new rows: python score.py new{suffix}
+
+Needs {needs}, but not feddbe.
+"""
 
 import json
 import sys
@@ -42,16 +45,16 @@ import torch
 
 import rows
 
-here = Path(__file__).parent
-about = json.loads((here / "preprocessing.json").read_text(encoding="utf-8"))
+folder = Path(__file__).parent
+preprocessing = json.loads((folder / "preprocessing.json").read_text(encoding="utf-8"))
 try:
-    x = torch.from_numpy(rows.read(about, Path(sys.argv[1])))
+    x = torch.from_numpy(rows.read_rows(preprocessing, Path(sys.argv[1])))
 except (OSError, ValueError) as error:
     sys.exit(str(error))
 with torch.inference_mode():
-    p = torch.export.load(here / "model.pt2").module()(x).softmax(dim=1)
-for row in p:
-    print(about["labels"][int(row.argmax())], *(f"{{value:.4f}}" for value in row))
+    probabilities = torch.export.load(folder / "model.pt2").module()(x).softmax(dim=1)
+for row in probabilities:
+    print(preprocessing["labels"][int(row.argmax())], *(f"{{value:.4f}}" for value in row))
 '''
 
 
@@ -67,82 +70,90 @@ def export_model(
     code: Sequence[str | Path] = (),
     trust: bool = False,
 ) -> Path:
-    """Write the model that a client deploys to a folder that needs no feddbe, and return the folder.
+    """Write the model that a client uses to a folder that does not need feddbe, and return the folder.
 
-    `model.safetensors`; `model.pt2`, a program of `torch.export`; `model.onnx` if asked for;
-    `preprocessing.json`, `rows.py` and `score.py`. Each program is tried, and must give the run's logits. The
-    folder appears when it is whole, in place of an older export.
-    `data` and `model`: the run's, if they were given as objects. Code in files is executed only if `code`
-    names the files or `trust` says that the run is your own, and if its content is the same.
+    The folder has `model.safetensors`, `model.pt2` (a program of `torch.export`), `preprocessing.json`,
+    `rows.py` and `score.py`. Each program is executed once and must give the run's logits. The folder appears
+    when it is complete, and replaces an older export.
+
+    Args:
+        run: Folder of the run.
+        client: Name or number of the client.
+        round: `best` or `last`.
+        out: The new folder; by default named after run and client.
+        onnx: Also write `model.onnx`.
+        data: The run's data, if it was a Python object.
+        model: The run's model, if it was a Python object.
+        code: Files whose code may be executed, if their content is that of the run.
+        trust: Allow all code of the run, because it is the user's own.
+
+    Raises:
+        InvalidInputError: The model cannot be exported, or the folder cannot be written or replaced.
     """
-    taken = load_client_model(run, client, round, data, model, make_permission(code, trust=trust))
-    name = f"{Path(taken.about['run']).name}-client-{taken.about['client_name']}"
+    client_model = load_client_model(run, client, round, data, model, make_permission(code, trust=trust))
+    description = client_model.description
+    name = f"{Path(description['run']).name}-client-{description['client_name']}"
     folder = expand_path(out or "".join(c if c.isalnum() or c in "+-._" else "_" for c in name))
     try:
         with replace_folder(folder, FILES, "preprocessing.json") as new:
-            _write(taken, new, onnx=onnx)
+            _write_files(client_model, new, onnx=onnx)
     except OSError as error:
         reason = error.strerror or one_line(error)
-        raise InvalidInputError(
-            f"cannot write to '{folder}': {reason}; what was there is as it was"
-        ) from None
+        raise InvalidInputError(f"cannot write to '{folder}': {reason}; its content is unchanged") from None
     return folder
 
 
-def _write(client_model: ClientModel, folder: Path, *, onnx: bool) -> None:
-    about = client_model.preprocessing.to_json()
-    (folder / "preprocessing.json").write_text(
-        json.dumps(about | client_model.about, indent=1), encoding="utf-8"
-    )
-    # each tensor in memory of its own: safetensors refuses what is shared
+def _write_files(client_model: ClientModel, folder: Path, *, onnx: bool) -> None:
+    preprocessing = client_model.preprocessing.to_json()
+    content = json.dumps(preprocessing | client_model.description, indent=1)
+    (folder / "preprocessing.json").write_text(content, encoding="utf-8")
+    # copies, because safetensors rejects tensors that share memory
     weights = {
         name: tensor.detach().clone().contiguous()
         for name, tensor in client_model.module.state_dict().items()
     }
     (folder / "model.safetensors").write_bytes(save(weights))
-    _program(client_model, folder / "model.pt2")
+    _write_program(client_model, folder / "model.pt2")
     if onnx:
-        _onnx(client_model, folder / "model.onnx")
+        _write_onnx(client_model, folder / "model.onnx")
     (folder / "rows.py").write_bytes(Path(rows.__file__).read_bytes())
-    needs = "torch, numpy, Pillow" if about["kind"] == "images" else "torch, numpy"
-    suffix = {"images": ".png", "arrays": ".npz"}.get(about["kind"], ".csv")
-    (folder / "score.py").write_text(_SCORE.format(needs=needs, suffix=suffix), encoding="utf-8")
+    needs = "torch, numpy, Pillow" if preprocessing["kind"] == "images" else "torch, numpy"
+    suffix = {"images": ".png", "arrays": ".npz"}.get(preprocessing["kind"], ".csv")
+    (folder / "score.py").write_text(_SCORE_SCRIPT.format(needs=needs, suffix=suffix), encoding="utf-8")
 
 
-def _check(module: nn.Module, client_model: ClientModel, what: str) -> None:
-    """All that is written must give the run's logits, also for a batch of another size."""
+def _require_run_logits(module: nn.Module, client_model: ClientModel, file: str) -> None:
+    """Raise unless a written program gives the run's logits, also for a batch of another size."""
     with torch.inference_mode():
-        whole, one = module(client_model.sample), module(client_model.sample[:1])
-    if not (is_close(whole, client_model.logits) and is_close(one, client_model.logits[:1])):
-        raise FeddbeError(f"{what} does not give the run's logits: a fault of feddbe's, please report it")
+        logits, first_logits = module(client_model.sample), module(client_model.sample[:1])
+    if not (is_close(logits, client_model.logits) and is_close(first_logits, client_model.logits[:1])):
+        raise FeddbeError(f"{file} does not give the run's logits: this is a bug in feddbe, please report it")
 
 
-def _batch(client_model: ClientModel) -> tuple[tuple[torch.Tensor], tuple[dict[int, Any]]]:
-    """An example of two rows, and the word that there may be any number of them."""
-    x = (
-        client_model.sample[:2]
-        if len(client_model.sample) > 1
-        else client_model.sample.repeat(2, *[1] * (client_model.sample.dim() - 1))
-    )
+def _example_batch(client_model: ClientModel) -> tuple[tuple[torch.Tensor], tuple[dict[int, Any]]]:
+    """Return an example of two rows, and the declaration that their number is variable."""
+    x = client_model.sample[:2]
+    if len(x) < 2:
+        x = x.repeat(2, *[1] * (x.dim() - 1))
     return (x,), ({0: torch.export.Dim("batch", min=1)},)
 
 
-def _program(client_model: ClientModel, path: Path) -> None:
-    """torch.export's: runs without the model's code, which a user's own model needs."""
-    example, dynamic = _batch(client_model)
+def _write_program(client_model: ClientModel, path: Path) -> None:
+    """Write the program of `torch.export`, which runs without the model's code."""
+    example, dynamic = _example_batch(client_model)
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # what torch says about its own insides
+        warnings.simplefilter("ignore")  # about internals of torch
         try:
             program = torch.export.export(client_model.module, example, dynamic_shapes=dynamic)
-        except Exception as error:  # it refuses what it cannot trace in many ways
-            raise InvalidInputError(f"torch.export cannot take this model: {one_line(error)}") from error
+        except Exception as error:  # a model that cannot be traced raises many kinds of errors
+            raise InvalidInputError(f"torch.export does not support this model: {one_line(error)}") from error
         content = io.BytesIO()  # torch's own writer aborts the process when a disk is full
         torch.export.save(program, content)
         path.write_bytes(content.getbuffer())
-        _check(torch.export.load(path).module(), client_model, "model.pt2")
+        _require_run_logits(torch.export.load(path).module(), client_model, "model.pt2")
 
 
-def _onnx(client_model: ClientModel, path: Path) -> None:
+def _write_onnx(client_model: ClientModel, path: Path) -> None:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401
@@ -150,61 +161,61 @@ def _onnx(client_model: ClientModel, path: Path) -> None:
         raise InvalidInputError(
             "ONNX needs its libraries; install them with: pip install 'feddbe[onnx]'"
         ) from None
-    example, dynamic = _batch(client_model)
+    example, dynamic = _example_batch(client_model)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)  # that torchvision is not there, for one
+        logging.disable(logging.WARNING)  # for example that torchvision is missing
         try:
             torch.onnx.export(
                 client_model.module, example, path, dynamo=True, dynamic_shapes=dynamic, input_names=["x"],
                 output_names=["logits"], external_data=False, verbose=False,
             )  # fmt: skip
         except Exception as error:
-            raise InvalidInputError(f"ONNX cannot take this model: {one_line(error)}") from error
+            raise InvalidInputError(f"ONNX does not support this model: {one_line(error)}") from error
         finally:
             logging.disable(logging.NOTSET)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    found = torch.from_numpy(session.run(None, {"x": client_model.sample.numpy()})[0])
-    if not is_close(found, client_model.logits):
-        raise FeddbeError("model.onnx does not give the run's logits: leave --onnx out, and please report it")
+    logits = torch.from_numpy(session.run(None, {"x": client_model.sample.numpy()})[0])
+    if not is_close(logits, client_model.logits):
+        raise FeddbeError("model.onnx does not give the run's logits: omit --onnx, and please report it")
 
 
 _CACHE = "__pycache__"
-"""Python adds it when a script in the folder is executed."""
+"""Folder that Python adds when a script in the export is executed."""
 
 
 @contextmanager
 def replace_folder(folder: Path, names: Collection[str], mark: str) -> Iterator[Path]:
-    """Give a new folder to write into, which takes the place of `folder` when the block ends.
+    """Yield a new folder to write into, which replaces `folder` when the block ends.
 
-    If the block fails or the process is killed, what was there stays as it was. Nothing is written through a
-    link, neither `folder` itself nor one in it.
+    If the block fails or the process is killed, `folder` stays unchanged. Nothing is written through a link,
+    neither `folder` itself nor one in it.
 
     Args:
-        folder: Where the result is to be. It may not exist, be empty, or hold an older result.
+        folder: Path of the result. It may not exist, be empty, or have an older result.
         names: Files that a result may have; a folder with others is not replaced.
-        mark: The one of them that every result has.
+        mark: The file that every result has.
 
     Raises:
-        BadInput: `folder` is a link or holds something else.
+        InvalidInputError: `folder` is a link or has other files.
         OSError: It cannot be written.
     """
     _check_replaceable(folder, names, mark)
-    place = folder.parent.resolve() / folder.name
-    place.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(place)
-    new = place.with_name(f"{_prefix(place)}{os.getpid()}-{secrets.token_hex(4)}.new")
+    target = folder.parent.resolve() / folder.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(target)
+    new = target.with_name(f"{_temporary_prefix(target)}{os.getpid()}-{secrets.token_hex(4)}.new")
     old = new.with_suffix(".old")
     new.mkdir()
     try:
         yield new
-        if place.exists():
-            place.rename(old)
+        if target.exists():
+            target.rename(old)
         try:
-            new.rename(place)
+            new.rename(target)
         except OSError:
             if old.exists():
-                old.rename(place)
+                old.rename(target)
             raise
     finally:
         for leftover in (new, old):
@@ -212,32 +223,30 @@ def replace_folder(folder: Path, names: Collection[str], mark: str) -> Iterator[
 
 
 def _check_replaceable(folder: Path, names: Collection[str], mark: str) -> None:
-    """Refuse a folder that is a link, the working directory, or holds other files than a result's."""
+    """Reject a folder that is a link, the working directory, or has other files than a result."""
     if folder.is_symlink():
-        raise InvalidInputError(
-            f"'{folder}' is a link, through which nothing is written; choose another --out"
-        )
+        raise InvalidInputError(f"'{folder}' is a link, which is never written through; choose another --out")
     if folder.name in ("", "..") or (folder.exists() and Path.cwd().is_relative_to(folder.resolve())):
         raise InvalidInputError(
             f"'{folder}' is the working directory or above it; choose a folder in it for --out"
         )
-    there = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    others = there - {*names, _CACHE}
-    if others or (there and mark not in there):
-        shown = truncate(min(others or there))
-        raise InvalidInputError(f"'{folder}' holds something else ('{shown}'); choose another --out")
+    existing = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    others = existing - {*names, _CACHE}
+    if others or (existing and mark not in existing):
+        name = truncate(min(others or existing))
+        raise InvalidInputError(f"'{folder}' has other files ('{name}'); choose another --out")
 
 
-def _prefix(place: Path) -> str:
-    """Return how names of unfinished folders begin that a process on this machine makes for this place."""
+def _temporary_prefix(target: Path) -> str:
+    """Return the prefix of unfinished folders that processes of this machine create for this target."""
     machine = "".join(letter for letter in platform.node() if letter.isalnum())
-    return f".{place.name}.{machine}-"
+    return f".{target.name}.{machine}-"
 
 
-def _remove_leftovers(place: Path) -> None:
-    """Remove what processes of this machine left here that were killed."""
-    pattern = re.compile(rf"{re.escape(_prefix(place))}(\d+)-[0-9a-f]+\.(new|old)")
-    for path in place.parent.iterdir():
+def _remove_leftovers(target: Path) -> None:
+    """Remove unfinished folders of processes of this machine that were killed."""
+    pattern = re.compile(rf"{re.escape(_temporary_prefix(target))}(\d+)-[0-9a-f]+\.(new|old)")
+    for path in target.parent.iterdir():
         match = pattern.fullmatch(path.name)
         if match and not _is_alive(int(match[1])):
             shutil.rmtree(path, ignore_errors=True)
@@ -248,6 +257,6 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # somebody else's process
+    except (OSError, OverflowError):  # a process of another user
         return True
     return True

@@ -16,11 +16,11 @@ so a sample's feature receives the gradient kappa mu / (K B) (r - zbar). The glo
 once: before round 1 every client trains theta^0 for one plain epoch and uploads its mean; the models trained
 there are discarded.
 
-kappa = 0 or mu = 0 is no MR; PRBM with prbm_lr = 0 is no PRBM. FT, fine-tuning after the last round, is not
+kappa = 0 or mu = 0 disables MR; prbm_lr = 0 disables PRBM. FT, fine-tuning after the last round, is not
 part of DBE.
 
-Departures from the paper: its client mean is taken "over their data" (`init_mean=exact`); the default is the
-published code's running mean (`momentum`; at mu = 1 that of the last batch only). `start` takes the mean at
+Departures from the paper: its client mean is "over their data" (`init_mean=exact`); the default is the
+published code's running mean (`momentum`; at mu = 1 that of the last batch only). `start` is the mean at
 theta^0, before any training; with epsilon, delta and clip it is sent with a privacy guarantee (`dp_mean.py`).
 The factor 1/2, the start of r at 0 and the missing bias correction come from the published code; the paper
 does not mention them.
@@ -38,8 +38,8 @@ from torch import Tensor
 
 from feddbe.config.parameters import parameter
 from feddbe.errors import InvalidInputError
-from feddbe.methods.base import AddOn, Method, Names, Upload, undeclared_names
-from feddbe.methods.dp_mean import Guarantee
+from feddbe.methods.base import AddOn, Finetuning, Method, Names, Upload, undeclared_names
+from feddbe.methods.dp_mean import PrivacyGuarantee
 from feddbe.state import State, drop_keys, matches_pattern, weighted_mean
 from feddbe.training.task import Context, Task
 from feddbe.training.terms import MeanRegularizer, Term
@@ -111,19 +111,19 @@ class MR(AddOn):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        missing = [name for name in Guarantee._fields if getattr(self, name) is None]
+        missing = [name for name in PrivacyGuarantee._fields if getattr(self, name) is None]
         if len(missing) in (1, 2):
             raise InvalidInputError(f"mr: a guarantee needs epsilon, delta and clip; {missing[0]} is missing")
         if not missing and self.init_mean != "start":
             raise InvalidInputError(
-                f"mr init_mean = {self.init_mean}; a guarantee needs init_mean=start: of a model trained on "
-                "the client's data, every sample influences every representation"
+                f"mr init_mean = {self.init_mean}; a guarantee needs init_mean=start: if the model is "
+                "trained on the client's data, every sample influences every representation"
             )
         if not missing and (self.s or self.q):
-            raise InvalidInputError("mr: a guarantee has its own noise; leave out s and q")
+            raise InvalidInputError("mr: a guarantee has its own noise; omit s and q")
         if self.init_mean == "start" and self.init_keep_model:
             raise InvalidInputError(
-                "mr init_mean = start; init_keep_model=true needs the epoch that it omits"
+                "mr init_mean = start; init_keep_model=true needs the training epoch that start omits"
             )
 
     @property
@@ -132,13 +132,14 @@ class MR(AddOn):
 
     def unsupported_reason(self, method: Method) -> str:
         if self.init_keep_model and method.keeps_uploads:
-            return "init_keep_model=true would do nothing, its server has no model"
+            return "init_keep_model=true would have no effect: its server has no model"
         if self.init_clients is not None and method.has_setup:
-            return f"init_clients={self.init_clients} would do nothing, all clients prepare for it"
+            return f"init_clients={self.init_clients} would have no effect: its setup needs all clients"
         return ""
 
     def attach(self, trainer: ClientTrainer, tracks: Sequence[str], received: State, private: State) -> None:
-        regularizer = MeanRegularizer(self.mu, self.kappa * self._half, self.mr_bias_correct and self.mu > 0)
+        should_correct = self.mr_bias_correct and self.mu > 0
+        regularizer = MeanRegularizer(self.mu, self.kappa * self._loss_factor, should_correct)
         start = regularizer.start(trainer.task.model.feature_shape)
         for track in tracks:
             trainer.attach(track, Term(regularizer, {"mean": received["mean"]}, start))
@@ -154,8 +155,8 @@ class MR(AddOn):
         if self.init_mean == "exact":
             mean = self._mean_over_data(trainer, fit.params)
         else:
-            last_carry = fit.carries[0]
-            mean = running_mean.mean_of(last_carry) if self.init_mean == "debiased" else last_carry["r"]
+            last = fit.carries[0]
+            mean = running_mean.mean_of(last) if self.init_mean == "debiased" else last["r"]
         message = {"mean": self._add_noise(trainer, mean)}
         if self.init_keep_model:
             message |= fit.params
@@ -172,36 +173,38 @@ class MR(AddOn):
         return new
 
     def notes(self, task: Task) -> list[str]:
-        guarantee = self._guarantee
-        return [guarantee.statement(task.samples[: task.members])] if guarantee else []
+        guarantee = self._privacy_guarantee
+        return [guarantee.describe(task.samples[: task.members])] if guarantee else []
 
     def _mean_over_data(self, trainer: ClientTrainer, params: State) -> Tensor:
-        """Return the mean representation of the client's training data; for a guarantee, of clipped ones."""
-        model, guarantee = trainer.task.model, self._guarantee
+        """Return the mean representation of the client's training data, clipped if there is a guarantee."""
+        model, guarantee = trainer.task.model, self._privacy_guarantee
 
-        def total(p: Mapping[str, Tensor], x: Tensor) -> Tensor:
-            z = model.forward(p, x).z_g
-            return (guarantee.clip_mean(z) if guarantee else z).sum(0, keepdim=True)
+        def sum_batch(params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+            z = model.forward(params, x).z_g
+            if guarantee:
+                z = guarantee.clip_norms(z)
+            return z.sum(0, keepdim=True)
 
-        sums, _ = trainer.predict(params, total, on="train")
+        sums, _ = trainer.predict(params, sum_batch, on="train")
         return sums.sum(0) / trainer.samples
 
     def _add_noise(self, trainer: ClientTrainer, mean: Tensor) -> Tensor:
         """Return the mean to send: with a guarantee's noise, with the paper's noise, or unchanged."""
-        sigma = self._guarantee.sigma(trainer.samples) if self._guarantee else self.s
+        sigma = self._privacy_guarantee.sigma(trainer.samples) if self._privacy_guarantee else self.s
         if not (sigma or self.q):
             return mean
         noise = torch.from_numpy(trainer.rng("noise").normal(0.0, sigma, mean.shape)).to(mean)
         return ((1 - self.q) * mean + noise).to(torch.get_default_dtype())
 
     @property
-    def _guarantee(self) -> Guarantee | None:
+    def _privacy_guarantee(self) -> PrivacyGuarantee | None:
         if self.epsilon is None or self.delta is None or self.clip is None:
             return None
-        return Guarantee(self.epsilon, self.delta, self.clip)
+        return PrivacyGuarantee(self.epsilon, self.delta, self.clip)
 
     @property
-    def _half(self) -> float:
+    def _loss_factor(self) -> float:
         return 0.5 if self.mr_half else 1.0
 
 
@@ -215,7 +218,7 @@ class FT(AddOn):
     """
 
     name: ClassVar[str] = "ft"
-    adapts: ClassVar[str] = "last"
+    adapts: ClassVar[Finetuning] = "last"
 
 
 @dataclass(frozen=True)
@@ -232,18 +235,18 @@ class Composed(Method):
     addons: tuple[AddOn, ...]
 
     def __post_init__(self) -> None:
-        inner = self.inner
+        inner, parts = self.inner, (self.inner, *self.addons)
         declarations: dict[str, Any] = {
             "family": inner.family,
-            "same_for_all": inner.same_for_all,
-            "deployed_track": inner.inference_track,
+            "has_uniform_broadcast": inner.has_uniform_broadcast,
+            "inference_track": inner.inference_track,
             "keeps_uploads": inner.keeps_uploads,
-            "needs_all": inner.needs_all_clients,
-            "keeps_to": inner.fixed_options,
-            "adapts": inner.adapts or next((a.adapts for a in self.addons if a.adapts), ""),
+            "needs_all_clients": inner.needs_all_clients,
+            "fixed_options": inner.fixed_options,
+            "adapts": inner.adapts or next((addon.adapts for addon in self.addons if addon.adapts), ""),
         }
         for names in ("keeps", "secret", "sends", "receives", "constant"):
-            declarations[names] = sum((getattr(part, names) for part in (inner, *self.addons)), ())
+            declarations[names] = sum((getattr(part, names) for part in parts), ())
         for name, value in declarations.items():
             object.__setattr__(self, name, value)
         for addon in self.addons:
@@ -255,8 +258,9 @@ class Composed(Method):
         return self.inner.base_name
 
     def ignored_options(self, task: Task) -> Mapping[str, str]:
-        unused = self.inner.ignored_options(task)
-        return {} if any(a.adapts for a in self.addons) else unused  # fine-tuning is training
+        if any(addon.adapts for addon in self.addons):  # fine-tuning is training with these options
+            return {}
+        return self.inner.ignored_options(task)
 
     @property
     def has_setup(self) -> bool:
@@ -264,8 +268,10 @@ class Composed(Method):
 
     @property
     def setup_clients(self) -> int | None:
-        needed = [a.setup_clients for a in self.addons if a.has_setup]
-        return needed[0] if needed and not self.inner.has_setup else self.inner.setup_clients
+        addons = [addon for addon in self.addons if addon.has_setup]
+        if self.inner.has_setup or not addons:
+            return self.inner.setup_clients
+        return addons[0].setup_clients
 
     def server_init(self, ctx: Context) -> State:
         return self.inner.server_init(ctx)
@@ -279,12 +285,12 @@ class Composed(Method):
     def client_setup(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> tuple[State, State]:
-        up, private = self.inner.client_setup(ctx, trainer, received, private)
+        upload, private = self.inner.client_setup(ctx, trainer, received, private)
         for addon in self.addons:
-            up = up | addon.client_setup(ctx, trainer, received)
-        # An add-on may send a model, of which the method may not send a part.
-        unsent = set(undeclared_names(ctx.task.model.parameters, self.inner.sends, ctx.task.model))
-        return {name: t for name, t in up.items() if name not in unsent}, private
+            upload = upload | addon.client_setup(ctx, trainer, received)
+        # If an add-on sends the model, drop the parameters that the method itself may not send.
+        dropped = set(undeclared_names(ctx.task.model.parameters, self.inner.sends, ctx.task.model))
+        return {name: t for name, t in upload.items() if name not in dropped}, private
 
     def server_setup(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         server = self.inner.server_setup(ctx, server, uploads)
@@ -293,16 +299,18 @@ class Composed(Method):
         return server
 
     def broadcast(self, ctx: Context, server: State, client: int) -> State:
-        received = [name for a in self.addons for name in a.receives if name not in a.constant]
-        addon_entries = {name: t for name, t in server.items() if matches_pattern(name, received)}
+        addon_names = [name for a in self.addons for name in a.receives if name not in a.constant]
+        addon_entries = {name: t for name, t in server.items() if matches_pattern(name, addon_names)}
         return self.inner.broadcast(ctx, self._inner_state(server), client) | addon_entries
 
     def train(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> tuple[State, State]:
         self._attach(trainer, self.inner.addon_tracks, received, private)
-        up, new = self.inner.train(ctx, trainer, self._inner_state(received), self._inner_state(private))
-        return up, new | {name: extra.value for name, extra in trainer.extras.items()}
+        upload, new_private = self.inner.train(
+            ctx, trainer, self._inner_state(received), self._inner_state(private)
+        )
+        return upload, new_private | {name: extra.value for name, extra in trainer.extras.items()}
 
     def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         inner_state = self._inner_state(server)
@@ -333,11 +341,11 @@ class Composed(Method):
         return private
 
     def notes(self, task: Task) -> list[str]:
-        return [*self.inner.notes(task), *(text for a in self.addons for text in a.notes(task))]
+        return [*self.inner.notes(task), *(note for addon in self.addons for note in addon.notes(task))]
 
     @property
-    def has_own_logits(self) -> bool:
-        return self.inner.has_own_logits
+    def has_custom_logits(self) -> bool:
+        return self.inner.has_custom_logits
 
     def logits(self, trainer: ClientTrainer, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
         return self.inner.logits(trainer, state, x)
@@ -352,4 +360,4 @@ class Composed(Method):
 
     @cached_property
     def _addon_names(self) -> tuple[str, ...]:
-        return tuple(n for a in self.addons for n in (*a.keeps, *a.sends, *a.receives))
+        return tuple(name for addon in self.addons for name in (*addon.keeps, *addon.sends, *addon.receives))

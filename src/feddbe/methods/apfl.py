@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from feddbe.config.parameters import parameter
-from feddbe.methods.base import NO_PRBM, OWN_STEPS, PERSONAL, TWO_MODELS, MethodDescription, Names
+from feddbe.methods.base import (
+    DISCOURAGED_FOR_PERSONALIZED,
+    FIXED_WITHOUT_OPTIMIZER,
+    PERSONAL,
+    UNSUPPORTED_WITH_TWO_MODELS,
+    MethodDescription,
+    Names,
+)
 from feddbe.methods.fedavg import FedAvg
 from feddbe.seeds import torch_seeded
 from feddbe.state import State, add_prefix, drop_keys, strip_prefix, sum_by_name
@@ -26,7 +33,7 @@ ALPHA, STATISTICS = "alpha", "statistics/"
 
 @dataclass(frozen=True)
 class APFL(FedAvg):
-    """FedAvg for w, and on the same batches a personal v that is trained and deployed in mixture with w:
+    """FedAvg for w, and a personal v, trained on the same batches; the client predicts with their mixture m:
 
         m = alpha v + (1 - alpha) w          v <- v - eta alpha grad f(m)
         alpha <- alpha - eta <v - w, grad f(m)>, kept in [0, 1]
@@ -50,9 +57,9 @@ class APFL(FedAvg):
     )
     keeps: ClassVar[Names] = (PERSONAL, ALPHA)
     secret: ClassVar[Names] = (PERSONAL, ALPHA)
-    discouraged_addons = NO_PRBM
-    unsupported_addons = TWO_MODELS
-    fixed_options = OWN_STEPS
+    discouraged_addons = DISCOURAGED_FOR_PERSONALIZED
+    unsupported_addons = UNSUPPORTED_WITH_TWO_MODELS
+    fixed_options = FIXED_WITHOUT_OPTIMIZER
     inference_track: ClassVar[str] = "personal"
 
     alpha: float = parameter(
@@ -66,11 +73,12 @@ class APFL(FedAvg):
     def train(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> tuple[State, State]:
-        lr = torch.tensor(ctx.lr)
+        const = {"lr": torch.tensor(ctx.lr)}
         start = private | add_prefix(STATISTICS, trainer.buffers("personal"))
-        fit = trainer.fit(received, terms=[Term(self._update_personal, {"lr": lr}, start, outputs_only=True)])
-        trainer.set_buffers("personal", strip_prefix(fit.carries[0], STATISTICS))
-        return fit.params, drop_keys(fit.carries[0], [STATISTICS])
+        fit = trainer.fit(received, terms=[Term(self._update_personal, const, start, outputs_only=True)])
+        end = fit.carries[0]
+        trainer.set_buffers("personal", strip_prefix(end, STATISTICS))
+        return fit.params, drop_keys(end, [STATISTICS])
 
     def inference_params(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
@@ -78,19 +86,23 @@ class APFL(FedAvg):
         return _mix(private, received)
 
     def _update_personal(self, context: TermContext, state: State) -> tuple[None, State]:
-        """Return v and alpha after this batch; they are carried along and add nothing to the loss of w."""
-        lr, alpha, v = context.const["lr"], state[ALPHA], strip_prefix(state, PERSONAL)
+        """Return v and alpha after this batch; the loss of w does not change."""
+        lr, alpha = context.const["lr"], state[ALPHA]
+        v = strip_prefix(state, PERSONAL)
         w = {name: context.params[name].detach() for name in v}
-        with torch_seeded(context.key):  # dropout in it must not change that of w
-            mixture, statistics = _mix(state, w), strip_prefix(state, STATISTICS)
+        with torch_seeded(context.key):  # dropout in this pass must not change that of w
             grads, _, statistics = context.differentiate(
-                context.model, mixture, statistics, context.batch.x, context.batch.y
+                context.model,
+                _mix(state, w),
+                strip_prefix(state, STATISTICS),
+                context.batch.x,
+                context.batch.y,
             )
-        moved = {name: torch.addcmul(p, grads[name], -lr * alpha) for name, p in v.items()}
+        new_v = {name: torch.addcmul(p, grads[name], -lr * alpha) for name, p in v.items()}
         if self.adaptive:
             slope = sum_by_name({n: torch.dot((v[n] - w[n]).flatten(), grads[n].flatten()) for n in v})
             alpha = (alpha - lr * slope).clamp(0, 1)
-        return None, add_prefix(PERSONAL, moved) | add_prefix(STATISTICS, statistics) | {ALPHA: alpha}
+        return None, add_prefix(PERSONAL, new_v) | add_prefix(STATISTICS, statistics) | {ALPHA: alpha}
 
 
 def _mix(private: State, w: Mapping[str, Tensor]) -> State:

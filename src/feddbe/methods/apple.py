@@ -15,9 +15,17 @@ import torch
 from torch import Tensor
 
 from feddbe.config.parameters import parameter
-from feddbe.methods.base import NO_MR, NO_PRBM, OWN_STEPS, Method, MethodDescription, Names, Upload
+from feddbe.methods.base import (
+    DISCOURAGED_FOR_PERSONALIZED,
+    FIXED_WITHOUT_OPTIMIZER,
+    UNSUPPORTED_WITHOUT_PLAIN_SGD,
+    Method,
+    MethodDescription,
+    Names,
+    Upload,
+)
 from feddbe.seeds import torch_seed
-from feddbe.state import State, add_prefix, strip_prefix, sum_by_name
+from feddbe.state import State, add_prefix, drop_keys, strip_prefix, sum_by_name
 from feddbe.training.backends import gradient
 from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
@@ -37,14 +45,14 @@ class _MixingState(NamedTuple):
 
 
 class _StepSettings(NamedTuple):
-    """Constants of local training; `own` is the client's index, `pull` is lambda mu."""
+    """Constants of local training; `penalty` is lambda mu."""
 
     task: Task
     client: int
     p0: Tensor
     eta1: float
     eta2: float
-    pull: float
+    penalty: float
 
 
 @dataclass(frozen=True)
@@ -82,14 +90,14 @@ class APPLE(Method):
     receives: ClassVar[Names] = (CORE,)
     keeps_uploads: ClassVar[bool] = True
     needs_all_clients: ClassVar[str] = "every model is a mixture of the cores of all clients"
-    discouraged_addons = NO_PRBM
-    unsupported_addons = NO_MR
-    fixed_options = OWN_STEPS
+    discouraged_addons = DISCOURAGED_FOR_PERSONALIZED
+    unsupported_addons = UNSUPPORTED_WITHOUT_PLAIN_SGD
+    fixed_options = FIXED_WITHOUT_OPTIMIZER
 
-    mu: float = parameter(0.1, "pull of p_i to the sample shares", low=0, search="0.01 0.1 1")
+    mu: float = parameter(0.1, "weight of the penalty on p_i - p0", low=0, search="0.01 0.1 1")
     eta1: float | None = parameter(None, "learning rate of the core; none: N lr", above=0, search="0.01")
     eta2: float = parameter(0.001, "learning rate of p_i", low=0, search="0.001 0.01")
-    rounds_l: int = parameter(10, "rounds until the pull is gone", low=1, search_rule="10 % of the rounds")
+    rounds_l: int = parameter(10, "rounds until the penalty is 0", low=1, search_rule="10 % of the rounds")
 
     def ignored_options(self, task: Task) -> Mapping[str, str]:
         return {} if self.eta1 is None else {"lr": "its rates are eta1 and eta2"}
@@ -119,12 +127,12 @@ class APPLE(Method):
     def train(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> tuple[State, State]:
-        client, p0 = trainer.client, _sample_shares(ctx)
+        client = trainer.client
         eta1 = ctx.task.split.clients * ctx.lr if self.eta1 is None else self.eta1
-        past = (ctx.round - 1) / self.rounds_l
-        pull = self.mu * (math.cos(math.pi * past) + 1) / 2 if past < 1 else 0.0
+        progress = (ctx.round - 1) / self.rounds_l
+        penalty = self.mu * (math.cos(math.pi * progress) + 1) / 2 if progress < 1 else 0.0
 
-        const = _StepSettings(ctx.task, client, p0, eta1, self.eta2, pull)
+        const = _StepSettings(ctx.task, client, _sample_shares(ctx), eta1, self.eta2, penalty)
         cores = _stack_cores(ctx, received)
         start = _MixingState(cores, private[RELATIONS], trainer.buffers("shared"), no_losses())
         end = trainer.run_steps(_step, start, const)
@@ -137,9 +145,9 @@ class APPLE(Method):
     def inference_params(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> State:
-        # after training `received` also has the client's new core, under the plain names
-        new = {n: t for n, t in received.items() if not n.startswith(CORE)}
-        received = received | add_prefix(f"{CORE}{trainer.client}/", new)
+        # After training, `received` also has the client's new core, without a prefix.
+        new_core = drop_keys(received, [CORE])
+        received = received | add_prefix(f"{CORE}{trainer.client}/", new_core)
         return _mix(_stack_cores(ctx, received), private[RELATIONS])
 
 
@@ -164,10 +172,10 @@ def _step(state: _MixingState, const: _StepSettings, samples: Samples, key: int)
     """Return cores and weights after one batch."""
     cores, p, client = state.cores, state.p, const.client
     g = gradient(const.task, _mix(cores, p), state.statistics, samples)
-    slopes = sum_by_name(
+    p_gradients = sum_by_name(
         {n: torch.tensordot(c, g.gradients[n], g.gradients[n].dim()) for n, c in cores.items()}
     )
-    for name, c in cores.items():  # in place: this stack of all cores is the scan's own, and large
+    for name, c in cores.items():  # in place: the stack of all cores is large, and only this training uses it
         c[client] -= const.eta1 * p[client] * g.gradients[name]
-    p = p - const.eta2 * (slopes + const.pull * (p - const.p0))
+    p = p - const.eta2 * (p_gradients + const.penalty * (p - const.p0))
     return _MixingState(cores, p, g.statistics, state.losses.add(g.loss, len(samples.y)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -25,6 +25,9 @@ MODEL, BODY, HEAD = "<model>", "<f>", "<h>"
 
 PERSONAL = "personal/"
 """Prefix of a client's personal parameters."""
+
+Finetuning = Literal["", "each", "last"]
+"""Evaluations before which clients fine-tune: none, each, or only the one after the last round."""
 
 
 class Upload(NamedTuple):
@@ -68,9 +71,10 @@ def average(uploads: Sequence[Upload], weights: str) -> State:
         uploads: Uploads in client order; the sum runs in this order.
         weights: `samples` for w_i = n_i, or `uniform` for w_i = 1.
     """
-    return weighted_mean(
-        [u.state for u in uploads], [u.samples if weights == "samples" else 1 for u in uploads]
-    )
+    states = [upload.state for upload in uploads]
+    if weights == "samples":
+        return weighted_mean(states, [upload.samples for upload in uploads])
+    return weighted_mean(states, [1] * len(uploads))
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Method(Parameters):
     Arguments that recur:
 
         ctx: The task (model, data, training settings) and the round.
-        local: Trains, evaluates and samples on one client's data.
+        trainer: Trains, evaluates and samples on one client's data.
         received: The server's message of this round, including the constants.
         private: The client's state of its last round, or `client_init` at first contact.
         server: The server's state.
@@ -99,8 +103,8 @@ class Method(Parameters):
     """State that a client may receive in a round, including constants; before round 1 it receives theta^0."""
     constant: ClassVar[Names] = ()
     """Server entries that are fixed before round 1: sent to a client once, in its first round."""
-    same_for_all: ClassVar[bool] = True
-    """Whether every client receives the same message."""
+    has_uniform_broadcast: ClassVar[bool] = True
+    """True if every client receives the same message."""
     discouraged_addons: ClassVar[Mapping[str, str]] = {}
     """Add-ons that are rejected unless `--force` is given, each with the reason."""
     unsupported_addons: ClassVar[Mapping[str, str]] = {}
@@ -110,11 +114,11 @@ class Method(Parameters):
     inference_track: ClassVar[str] = "shared"
     """Track whose BatchNorm statistics are used for predictions."""
     keeps_uploads: ClassVar[bool] = False
-    """Whether the store keeps each client's last upload, to be sent to others (`ctx.uploads`)."""
+    """True if the store keeps each client's last upload, to be sent to others (`ctx.uploads`)."""
     needs_all_clients: ClassVar[str] = ""
-    """Why all clients must take part in every round; empty if they need not."""
-    adapts: ClassVar[str] = ""
-    """Whether fine-tuning is part of the method: `each` evaluation, or after the `last` round."""
+    """Reason why all clients must take part in every round; empty if they need not."""
+    adapts: ClassVar[Finetuning] = ""
+    """Evaluations before which fine-tuning is part of the method."""
 
     @property
     def addon_tracks(self) -> tuple[str, ...]:
@@ -132,7 +136,7 @@ class Method(Parameters):
 
     @property
     def has_setup(self) -> bool:
-        """Whether there is an exchange before round 1."""
+        """True if there is an exchange before round 1."""
         return False
 
     @property
@@ -151,7 +155,7 @@ class Method(Parameters):
     def client_setup(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> tuple[State, State]:
-        """Return a client's message and private state of the exchange before round 1."""
+        """Return a client's upload and private state of the exchange before round 1."""
         return {}, private
 
     def server_setup(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
@@ -165,7 +169,7 @@ class Method(Parameters):
     def train(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> tuple[State, State]:
-        """Run a client's local training of one round and return its message and private state."""
+        """Run a client's local training of one round and return its upload and private state."""
         raise NotImplementedError
 
     def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
@@ -175,7 +179,7 @@ class Method(Parameters):
     def inference_params(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> State:
-        """Return the parameters with which the client predicts, given the message, before it trains."""
+        """Return the parameters with which the client predicts before it trains on the received message."""
         return received
 
     def finetune(self, ctx: Context, trainer: ClientTrainer, received: State, private: State) -> State:
@@ -191,30 +195,31 @@ class Method(Parameters):
 
         It trains from the received state by the method's local training, as in the paper.
         """
-        up, new = self.train(ctx, trainer, received, private)
-        return self.inference_params(ctx, trainer, received | up, new)
+        upload, new_private = self.train(ctx, trainer, received, private)
+        return self.inference_params(ctx, trainer, received | upload, new_private)
 
     def init_new_client(self, ctx: Context, received: State) -> State:
         """Return the private state of a client that joins after training.
 
         Personal parameters that the server has start there, all others at theta^0.
         """
-        return {
-            name: received.get(name.removeprefix(PERSONAL), value) if name.startswith(PERSONAL) else value
-            for name, value in self.client_init(ctx).items()
-        }
+        private = dict(self.client_init(ctx))
+        for name in private:
+            if name.startswith(PERSONAL) and name.removeprefix(PERSONAL) in received:
+                private[name] = received[name.removeprefix(PERSONAL)]
+        return private
 
     def notes(self, task: Task) -> list[str]:
         """Return notes that a reader of a run's results must know."""
         return []
 
     @property
-    def has_own_logits(self) -> bool:
-        """Whether predictions need more than the logits of a model."""
+    def has_custom_logits(self) -> bool:
+        """True if predictions need more than the logits of a model."""
         return type(self).logits is not Method.logits
 
     def logits(self, trainer: ClientTrainer, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Return the predictions of inference parameters."""
+        """Return the logits of `x` at these inference parameters."""
         return trainer.forward(state, x).logits
 
 
@@ -229,7 +234,7 @@ class AddOn(Parameters):
     receives: ClassVar[Names] = ()
     constant: ClassVar[Names] = ()
     has_setup: ClassVar[bool] = False
-    adapts: ClassVar[str] = ""
+    adapts: ClassVar[Finetuning] = ""
 
     @property
     def setup_clients(self) -> int | None:
@@ -260,27 +265,21 @@ class AddOn(Parameters):
         return []
 
 
-_OWN_WAY = "it has its own personalization, and a second one conflicts with it (--force allows it)"
-NO_PRBM = {"prbm": _OWN_WAY, "ft": _OWN_WAY}
+_HAS_PERSONALIZATION = "it has its own personalization, which conflicts with a second one (--force allows it)"
+DISCOURAGED_FOR_PERSONALIZED = {"prbm": _HAS_PERSONALIZATION, "ft": _HAS_PERSONALIZATION}
 """Discouraged add-ons of personalized methods."""
 
-TWO_MODELS = {"prbm": "it trains two models, and PRBM is defined for one"}
+UNSUPPORTED_WITH_TWO_MODELS = {"prbm": "it trains two models, and PRBM is defined for one"}
 """Unsupported add-ons of methods with a global and a personal model."""
 
-FINE_TUNES = {"ft": "it adapts its model to each client already"}
+UNSUPPORTED_WITH_FINETUNING = {"ft": "it adapts its model to each client already"}
 """Unsupported add-ons of methods that fine-tune."""
 
 _NOT_SGD = "its local scheme is not plain SGD, so it would need another definition"
-NO_MR = {"mr": _NOT_SGD, "prbm": _NOT_SGD}
+UNSUPPORTED_WITHOUT_PLAIN_SGD = {"mr": _NOT_SGD, "prbm": _NOT_SGD}
 """Unsupported add-ons of methods whose local steps are not plain SGD."""
 
-OWN_STEPS = dict.fromkeys(
+FIXED_WITHOUT_OPTIMIZER = dict.fromkeys(
     ("optimizer", "momentum", "weight_decay", "clip_norm"), "its local steps are not those of an optimizer"
 )
 """Fixed options of methods whose local steps are not plain SGD."""
-
-SUM_OF_GRADIENTS = dict.fromkeys(
-    ("optimizer", "momentum", "clip_norm"),
-    "its control variates are mean gradients, and (x - y) / (T eta) equals them after plain SGD only",
-)
-"""Fixed options of SCAFFOLD (option II)."""

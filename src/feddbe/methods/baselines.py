@@ -13,7 +13,7 @@ from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import ClientTrainer
 
-_ALONE = dict.fromkeys(("prbm", "mr", "ft"), "there is no exchange that it could improve")
+_UNSUPPORTED_WITHOUT_EXCHANGE = dict.fromkeys(("prbm", "mr", "ft"), "without an exchange it has no effect")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class LocalOnly(Method):
     secret: ClassVar[Names] = (PERSONAL,)
     sends: ClassVar[Names] = ()
     receives: ClassVar[Names] = ()
-    unsupported_addons = _ALONE
+    unsupported_addons = _UNSUPPORTED_WITHOUT_EXCHANGE
     inference_track: ClassVar[str] = "personal"
 
     def server_init(self, ctx: Context) -> State:
@@ -41,7 +41,8 @@ class LocalOnly(Method):
     def train(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> tuple[State, State]:
-        return {}, add_prefix(PERSONAL, trainer.fit(strip_prefix(private, PERSONAL), track="personal").params)
+        trained = trainer.fit(strip_prefix(private, PERSONAL), track="personal").params
+        return {}, add_prefix(PERSONAL, trained)
 
     def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         return server
@@ -54,7 +55,7 @@ class LocalOnly(Method):
 
 @dataclass(frozen=True)
 class Majority(Method):
-    """Prediction of each client's most frequent training label: the lower bound of every table."""
+    """Prediction of each client's most frequent training label: the baseline accuracy of every table."""
 
     name: ClassVar[str] = "majority"
     family: ClassVar[str] = "baseline"
@@ -63,13 +64,13 @@ class Majority(Method):
     )
     sends: ClassVar[Names] = ()
     receives: ClassVar[Names] = ()
-    unsupported_addons = _ALONE
+    unsupported_addons = _UNSUPPORTED_WITHOUT_EXCHANGE
 
     def server_init(self, ctx: Context) -> State:
         return {}
 
     def ignored_options(self, task: Task) -> Mapping[str, str]:
-        return dict.fromkeys(("lr", "batch_size", "local_epochs"), "it trains nothing")
+        return dict.fromkeys(("lr", "batch_size", "local_epochs"), "it does not train")
 
     def train(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State

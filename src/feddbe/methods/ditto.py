@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from feddbe.config.parameters import parameter
-from feddbe.methods.base import NO_PRBM, PERSONAL, TWO_MODELS, MethodDescription, Names
+from feddbe.methods.base import (
+    DISCOURAGED_FOR_PERSONALIZED,
+    PERSONAL,
+    UNSUPPORTED_WITH_TWO_MODELS,
+    MethodDescription,
+    Names,
+)
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.task import Context
@@ -39,11 +45,11 @@ class Ditto(FedAvg):
     description: ClassVar[MethodDescription] = MethodDescription(keeps="1", evaluated="v_i")
     keeps: ClassVar[Names] = (PERSONAL,)
     secret: ClassVar[Names] = (PERSONAL,)
-    discouraged_addons = NO_PRBM
-    unsupported_addons = TWO_MODELS
+    discouraged_addons = DISCOURAGED_FOR_PERSONALIZED
+    unsupported_addons = UNSUPPORTED_WITH_TWO_MODELS
     inference_track: ClassVar[str] = "personal"
 
-    lam: float = parameter(1.0, "pull of the personal model to the global one", low=0, search="0.1 1 2")
+    lam: float = parameter(1.0, "weight of the proximal term |v - w|^2 / 2", low=0, search="0.1 1 2")
     personal_epochs: int | None = parameter(
         None, "epochs of the personal model; none: as many as a round has", low=1, search="1 2 5"
     )
@@ -59,9 +65,11 @@ class Ditto(FedAvg):
     def train(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> tuple[State, State]:
-        v = strip_prefix(private, PERSONAL)
         v = trainer.fit(
-            v, track="personal", epochs=self.personal_epochs, terms=[prox(self.lam, received)]
+            strip_prefix(private, PERSONAL),
+            track="personal",
+            epochs=self.personal_epochs,
+            terms=[prox(self.lam, received)],
         ).params
         return trainer.fit(received).params, add_prefix(PERSONAL, v)
 

@@ -20,7 +20,7 @@ The formula is implemented here because neither library with it can be installed
 diffprivlib 0.6.6 cannot be imported with scikit-learn 1.9, dp-accounting 0.6.0 requires attrs < 24 and
 dm-tree.
 
-docs/privacy.md says what the guarantee covers and what it does not.
+docs/privacy.md states the scope of the guarantee.
 """
 
 from __future__ import annotations
@@ -36,34 +36,35 @@ _ROUNDING = 1e-6
 """Relative increase of sigma, so that the error of the root never weakens the guarantee."""
 
 
-class Guarantee(NamedTuple):
+class PrivacyGuarantee(NamedTuple):
     """Privacy guarantee of the mean that a client sends."""
 
     epsilon: float
     delta: float
     clip: float
-    """C."""
+    """C, the largest L2 norm of a representation."""
 
-    def clip_mean(self, z: Tensor) -> Tensor:
-        """Return each sample's z in double precision, shortened to the norm C if it is longer."""
+    def clip_norms(self, z: Tensor) -> Tensor:
+        """Return each sample's z in double precision, scaled to the norm C if its norm is larger."""
         flat = z.double().flatten(1)
         norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
-        short: Tensor = flat * (self.clip / norms.clamp(min=self.clip))
-        return short.view(z.shape)
+        clipped: Tensor = flat * (self.clip / norms.clamp(min=self.clip))
+        return clipped.view(z.shape)
 
     def sigma(self, samples: int) -> float:
         """Return the noise's standard deviation on each coordinate of a mean over `samples` samples."""
         return noise_scale(self.epsilon, self.delta) * 2 * self.clip / samples
 
-    def statement(self, sizes: Sequence[int]) -> str:
+    def describe(self, sizes: Sequence[int]) -> str:
         """Return the guarantee in words, for clients with these numbers of samples."""
-        few, many = self.sigma(min(sizes)), self.sigma(max(sizes))
+        smallest, largest = self.sigma(max(sizes)), self.sigma(min(sizes))
         return (
             f"the mean that a client sends before round 1 is ({self.epsilon:g}, {self.delta:g})-"
             "differentially private for the replacement of one of its n training samples, n public: norms "
-            f"clipped to {self.clip:g}, noise of sigma {self.sigma(1):.4g}/n on each coordinate, {many:.3g} "
-            f"to {few:.3g} here; this covers that mean and no other message; the noise comes from the "
-            "run's seed, which simulates the mechanism: in production it must be each client's secret"
+            f"clipped to {self.clip:g}, noise of sigma {self.sigma(1):.4g}/n on each coordinate, "
+            f"{smallest:.3g} to {largest:.3g} here; this covers that mean and no other message; the noise is "
+            "derived from the run's seed, which simulates the mechanism: in production it must be each "
+            "client's secret"
         )
 
 

@@ -20,8 +20,8 @@ from feddbe.training.trainer import ClientTrainer
 class FedAvg(Method):
     """Average of locally trained models: theta <- sum_{i in S} n_i/n_S theta_i.
 
-    With one client this is exactly centralized SGD. `weights=uniform` takes the plain mean; the paper and the
-    published experiments weight by samples, and so does every averaging method here unless it says otherwise.
+    With one client this is exactly centralized SGD. `weights=uniform` is the plain mean. The paper and the
+    published experiments weight by samples, as does every averaging method here unless stated otherwise.
 
     Departures: none from the paper. From the published experiments: sums run in client order (theirs in
     random order, so the last bits differed from run to run).

@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.methods.base import BODY, FINE_TUNES, NO_PRBM, MethodDescription, Names
+from feddbe.methods.base import (
+    BODY,
+    DISCOURAGED_FOR_PERSONALIZED,
+    UNSUPPORTED_WITH_FINETUNING,
+    Finetuning,
+    MethodDescription,
+    Names,
+)
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State
 from feddbe.training.task import Context
@@ -35,9 +42,9 @@ class FedBABU(FedAvg):
     )
     sends: ClassVar[Names] = (BODY,)
     receives: ClassVar[Names] = (BODY,)
-    adapts: ClassVar[str] = "last"
-    discouraged_addons = NO_PRBM
-    unsupported_addons = FINE_TUNES
+    adapts: ClassVar[Finetuning] = "last"
+    discouraged_addons = DISCOURAGED_FOR_PERSONALIZED
+    unsupported_addons = UNSUPPORTED_WITH_FINETUNING
 
     def server_init(self, ctx: Context) -> State:
         return {name: ctx.task.model.parameters[name] for name in ctx.task.model.body}
@@ -46,8 +53,8 @@ class FedBABU(FedAvg):
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> tuple[State, State]:
         model = ctx.task.model
-        new = trainer.fit(self._full_model(ctx, received), trainable=model.body).params
-        return {name: new[name] for name in model.body}, private
+        trained = trainer.fit(self._full_model(ctx, received), trainable=model.body).params
+        return {name: trained[name] for name in model.body}, private
 
     def inference_params(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State

@@ -15,12 +15,13 @@ import torch.nn.functional as F
 
 from feddbe import seeds
 from feddbe.config.parameters import parameter
-from feddbe.methods.base import MODEL, NO_PRBM, Method, MethodDescription, Names, Upload
+from feddbe.methods.base import DISCOURAGED_FOR_PERSONALIZED, MODEL, Method, MethodDescription, Names, Upload
 from feddbe.state import State, add_prefix, strip_prefix, sum_by_name, weighted_mean
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
 
-OLD, CURRENT, OTHERS, AFFINITY, UPLOADED = "old/", "current/", "others/", "fomo/affinity", "fomo/uploaded"
+OLD, CURRENT, OTHERS = "old/", "current/", "others/"
+AFFINITY, UPLOADED = "fomo/affinity", "fomo/uploaded"
 
 
 @dataclass(frozen=True)
@@ -50,20 +51,20 @@ class FedFomo(Method):
     description: ClassVar[MethodDescription] = MethodDescription(
         "m - 1", "1 + N numbers", keeps="2", evaluated="the model as last trained"
     )
-    keeps: ClassVar[Names] = (OLD, CURRENT)  # no secrets: what was sent, and a mixture of what others sent
+    keeps: ClassVar[Names] = (OLD, CURRENT)  # not secret: an upload, and a mixture of uploads
     sends: ClassVar[Names] = (MODEL, AFFINITY)
     receives: ClassVar[Names] = (OTHERS,)
-    same_for_all: ClassVar[bool] = False
+    has_uniform_broadcast: ClassVar[bool] = False
     keeps_uploads: ClassVar[bool] = True
-    discouraged_addons = NO_PRBM
+    discouraged_addons = DISCOURAGED_FOR_PERSONALIZED
 
-    m: int = parameter(5, "models that a client chooses from, its own included", low=1, search="5 10 20")
+    m: int = parameter(5, "candidate models of a client, including its own", low=1, search="5 10 20")
     epsilon: float = parameter(
         0.3, "probability of a model at random in round 1", low=0, high=1, search="0.3"
     )
-    epsilon_decay: float = parameter(0.05, "what it loses per round", low=0, high=1, search="0.05")
+    epsilon_decay: float = parameter(0.05, "decrease of epsilon per round", low=0, high=1, search="0.05")
     held_out: float = parameter(
-        0.2, "share of the training data that judges models", above=0, high=0.9, search="0.2"
+        0.2, "share of the training data on which models are compared", above=0, high=0.9, search="0.2"
     )
 
     def server_init(self, ctx: Context) -> State:
@@ -99,21 +100,23 @@ class FedFomo(Method):
     ) -> tuple[State, State]:
         trainer.hold_out(self.held_out)
         old, current = strip_prefix(private, OLD), strip_prefix(private, CURRENT)
-        numbers = {int(name.split("/")[1]) for name in received if name.startswith(OTHERS)}
-        models = {j: strip_prefix(received, f"{OTHERS}{j}/") for j in sorted(numbers)} | {
-            trainer.client: current
-        }
+        senders = {int(name.split("/")[1]) for name in received if name.startswith(OTHERS)}
+        models = {j: strip_prefix(received, f"{OTHERS}{j}/") for j in sorted(senders)}
+        models[trainer.client] = current
+
         weights = torch.zeros(ctx.task.split.clients)
-        before = _loss(trainer, old)
+        old_loss = _loss(trainer, old)
         for j, model in models.items():
-            if distance := _distance(model, old):
-                weights[j] = (before - _loss(trainer, model)) / distance
+            distance = _distance(model, old)
+            if distance:
+                weights[j] = (old_loss - _loss(trainer, model)) / distance
+
         mixture = current
         positive = weights.clamp(min=0)
         if positive.any():
             mixture = weighted_mean(list(models.values()), [float(positive[j]) for j in models])
-        new = trainer.fit(mixture).params
-        return new | {AFFINITY: weights}, add_prefix(OLD, mixture) | add_prefix(CURRENT, new)
+        trained = trainer.fit(mixture).params
+        return trained | {AFFINITY: weights}, add_prefix(OLD, mixture) | add_prefix(CURRENT, trained)
 
     def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         affinity, uploaded = server[AFFINITY].clone(), server[UPLOADED].clone()
@@ -135,5 +138,5 @@ def _loss(trainer: ClientTrainer, params: State) -> float:
 
 
 def _distance(a: State, b: State) -> float:
-    """Return the Euclidean distance of two models."""
+    """Return the Euclidean distance between two models."""
     return float(sum_by_name({n: F.mse_loss(a[n], b[n], reduction="sum") for n in b}).sqrt())

@@ -25,15 +25,20 @@ from feddbe.training.terms import Term, TermContext
 from feddbe.training.trainer import ClientTrainer
 
 ADAM = "adam/"
-"""Prefix of Adam's state in that of the generator."""
+"""Prefix of Adam's state within the generator's."""
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
-def new_generator(noise: int, classes: int, hidden: int, shape: tuple[int, ...]) -> State:
+def init_generator(noise: int, classes: int, hidden: int, shape: tuple[int, ...]) -> State:
     """Return a new generator: noise and label -> hidden, BatchNorm, ReLU -> a representation."""
-    # no bias before BatchNorm: it would do nothing, but Adam would blow its rounding errors up to steps
-    wide, norm = nn.Linear(noise + classes, hidden, bias=False), nn.BatchNorm1d(hidden)
-    layers = nn.ModuleDict({"in": wide, "norm": norm, "out": nn.Linear(hidden, math.prod(shape))})
+    # No bias before BatchNorm: its gradient is a rounding error, which Adam would scale up to a full step.
+    layers = nn.ModuleDict(
+        {
+            "in": nn.Linear(noise + classes, hidden, bias=False),
+            "norm": nn.BatchNorm1d(hidden),
+            "out": nn.Linear(hidden, math.prod(shape)),
+        }
+    )
     return {n: t for n, t in layers.state_dict().items() if n != "norm.num_batches_tracked"}
 
 
@@ -67,17 +72,20 @@ def similarity(eps: Tensor, z: Tensor) -> Tensor:
 def train_generator(state: State, lr: float, steps: int, loss: Callable[[State], Tensor]) -> State:
     """Return the generator and its Adam state after `steps` steps on `loss(generator)`."""
     g = {name: t.clone() for name, t in state.items() if not name.startswith(ADAM)}
-    learnt = {name: t.requires_grad_() for name, t in g.items() if "running" not in name}
-    adam = torch.optim.Adam(learnt.values(), lr=lr)
-    if before := strip_prefix(state, ADAM):
-        for name, p in learnt.items():
-            adam.state[p] = {moment: before[f"{moment}/{name}"].clone() for moment in _MOMENTS}
+    trainable = {name: t.requires_grad_() for name, t in g.items() if "running" not in name}
+    adam = torch.optim.Adam(trainable.values(), lr=lr)
+    adam_state = strip_prefix(state, ADAM)
+    if adam_state:
+        for name, p in trainable.items():
+            adam.state[p] = {moment: adam_state[f"{moment}/{name}"].clone() for moment in _MOMENTS}
     for _ in range(steps):
         adam.zero_grad()
         loss(g).backward()  # type: ignore[no-untyped-call]
         adam.step()
-    after = {f"{moment}/{name}": adam.state[p][moment] for name, p in learnt.items() for moment in _MOMENTS}
-    return {name: t.detach() for name, t in g.items()} | add_prefix(ADAM, after)
+    adam_state = {
+        f"{moment}/{name}": adam.state[p][moment] for name, p in trainable.items() for moment in _MOMENTS
+    }
+    return {name: t.detach() for name, t in g.items()} | add_prefix(ADAM, adam_state)
 
 
 GENERATOR, COUNTS, PRIOR = "generator/", "labels/counts", "labels/prior"
@@ -116,15 +124,15 @@ class FedGen(FedAvg):
 
     alpha: float = parameter(1.0, "weight of generated samples", low=0, search="0.1 1 10")
     beta: float = parameter(1.0, "weight of generated targets", low=0, search="0.1 1 10")
-    decay: float = parameter(0.98, "what is left of both after a round", above=0, high=1, search="0.98 1")
+    decay: float = parameter(0.98, "factor of alpha and beta per round", above=0, high=1, search="0.98 1")
     diversity: float = parameter(1.0, "weight of the diversity loss", low=0, search="0 1")
     steps: int = parameter(50, "steps of the generator per round", low=1, search="50 1000")
-    gen_batch: int = parameter(128, "its batch size", low=2, high=1_000_000, search="32 128")
-    gen_lr: float = parameter(3e-4, "its learning rate (Adam)", above=0, search="0.0001 0.0003 0.005")
-    noise: int = parameter(32, "numbers of noise", low=1, high=100_000, search="32 512")
-    hidden: int = parameter(256, "its hidden units", low=1, high=100_000, search="256 512")
-    lite: bool = parameter(False, "as the published experiments ran it")
-    level: str = parameter("z", "what is generated", choices=("z", "z_g"))
+    gen_batch: int = parameter(128, "batch size of the generator", low=2, high=1_000_000, search="32 128")
+    gen_lr: float = parameter(3e-4, "Adam's rate for the generator", above=0, search="0.0001 0.0003 0.005")
+    noise: int = parameter(32, "dimension of the noise", low=1, high=100_000, search="32 512")
+    hidden: int = parameter(256, "hidden units of the generator", low=1, high=100_000, search="256 512")
+    lite: bool = parameter(False, "version of the published experiments")
+    level: str = parameter("z", "generated representation", choices=("z", "z_g"))
 
     @property
     def has_setup(self) -> bool:
@@ -133,7 +141,7 @@ class FedGen(FedAvg):
     def server_init(self, ctx: Context) -> State:
         shape, classes = ctx.task.model.feature_shape, ctx.task.dataset.classes
         with torch_seeded(torch_seed(ctx.task.seed, "generator")):
-            generator = new_generator(self.noise, classes, self.hidden, shape)
+            generator = init_generator(self.noise, classes, self.hidden, shape)
         return super().server_init(ctx) | add_prefix(GENERATOR, generator)
 
     def client_setup(
@@ -157,10 +165,9 @@ class FedGen(FedAvg):
         if ctx.round == 1:
             return trainer.fit(model).params, private
         weight = torch.tensor(1.0 if self.lite else self.decay ** (ctx.round - 1))
-        const = {n: t for n, t in received.items() if n not in model} | {"now": weight}
-        return trainer.fit(
-            model, terms=[Term(self._generator_loss, const, outputs_only=True)]
-        ).params, private
+        const = {n: t for n, t in received.items() if n not in model} | {"decay": weight}
+        term = Term(self._generator_loss, const, outputs_only=True)
+        return trainer.fit(model, terms=[term]).params, private
 
     def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
         return {
@@ -178,20 +185,21 @@ class FedGen(FedAvg):
         """Return the two client terms; `lite` omits the second."""
         n = len(context.batch.y)
         with torch_seeded(context.key):
-            drawn = torch.multinomial(context.const[PRIOR], n, replacement=True)
+            labels = torch.multinomial(context.const[PRIOR], n, replacement=True)
             noise = [torch.rand(n, self.noise) for _ in range(1 if self.lite else 2)]
         shift = (context.batch.z - context.batch.z_g)[0] if self.level == "z_g" else 0.0
         head = {name: context.params[name] for name in context.model.head}
 
-        def answers(y: Tensor, eps: Tensor) -> Tensor:
+        def classify_generated(y: Tensor, eps: Tensor) -> Tensor:
             z = generate(strip_prefix(context.const, GENERATOR), eps, y, context.model.feature_shape)
             return context.model.classify(head, z + shift)
 
-        loss = self.alpha * context.const["now"] * F.cross_entropy(answers(drawn, noise[0]), drawn)
+        decay = context.const["decay"]
+        loss = self.alpha * decay * F.cross_entropy(classify_generated(labels, noise[0]), labels)
         if not self.lite:
-            target = F.softmax(answers(context.batch.y, noise[1]).detach(), 1)
-            match = F.kl_div(F.log_softmax(context.batch.logits, 1), target, reduction="batchmean")
-            loss = loss + self.beta * context.const["now"] * match
+            target = F.softmax(classify_generated(context.batch.y, noise[1]).detach(), 1)
+            distillation = F.kl_div(F.log_softmax(context.batch.logits, 1), target, reduction="batchmean")
+            loss = loss + self.beta * decay * distillation
         return loss, state
 
     def _train_generator(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
@@ -199,22 +207,23 @@ class FedGen(FedAvg):
         model = ctx.task.model
         counts = server[COUNTS][[u.client for u in uploads]]
         labels = counts.sum(0).nonzero().flatten()
-        if not len(labels):  # none of them answered in the preparation
+        if not len(labels):  # none of these clients took part in the setup
             return {}
         shares = counts / counts.sum(0).clamp(min=1)
         if self.lite:
             shares = (counts.sum(1, keepdim=True) / counts.sum()).expand_as(counts)
-        random = torch.Generator().manual_seed(torch_seed(ctx.task.seed, "generator", ctx.round))
+        rng = torch.Generator().manual_seed(torch_seed(ctx.task.seed, "generator", ctx.round))
         heads = [{n: u.state[n] for n in model.head} for u in uploads]
 
         def loss(generator: State) -> Tensor:
-            y = labels[torch.randint(len(labels), (self.gen_batch,), generator=random)]
-            eps = torch.rand(self.gen_batch, self.noise, generator=random)
+            y = labels[torch.randint(len(labels), (self.gen_batch,), generator=rng)]
+            eps = torch.rand(self.gen_batch, self.noise, generator=rng)
             z = generate(generator, eps, y, model.feature_shape, training=True)
             logits = [share[y, None] * model.classify(h, z) for share, h in zip(shares, heads, strict=True)]
-            taught = F.cross_entropy(torch.stack(logits).sum(0), y)
-            return taught if self.lite else taught + self.diversity * similarity(eps, z)
+            teacher_loss = F.cross_entropy(torch.stack(logits).sum(0), y)
+            if self.lite:
+                return teacher_loss
+            return teacher_loss + self.diversity * similarity(eps, z)
 
-        return add_prefix(
-            GENERATOR, train_generator(strip_prefix(server, GENERATOR), self.gen_lr, self.steps, loss)
-        )
+        generator = train_generator(strip_prefix(server, GENERATOR), self.gen_lr, self.steps, loss)
+        return add_prefix(GENERATOR, generator)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.methods.base import BODY, NO_PRBM, PERSONAL, MethodDescription, Names
+from feddbe.methods.base import BODY, DISCOURAGED_FOR_PERSONALIZED, PERSONAL, MethodDescription, Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.task import Context
@@ -35,7 +35,7 @@ class FedPer(FedAvg):
     secret: ClassVar[Names] = (PERSONAL,)
     sends: ClassVar[Names] = (BODY,)
     receives: ClassVar[Names] = (BODY,)
-    discouraged_addons = NO_PRBM
+    discouraged_addons = DISCOURAGED_FOR_PERSONALIZED
 
     def server_init(self, ctx: Context) -> State:
         return {name: ctx.task.model.parameters[name] for name in ctx.task.model.body}
@@ -47,8 +47,10 @@ class FedPer(FedAvg):
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> tuple[State, State]:
         model = ctx.task.model
-        new = self.update(trainer, received | strip_prefix(private, PERSONAL))
-        return {n: new[n] for n in model.body}, add_prefix(PERSONAL, {n: new[n] for n in model.head})
+        trained = self.update(trainer, received | strip_prefix(private, PERSONAL))
+        body = {name: trained[name] for name in model.body}
+        head = {name: trained[name] for name in model.head}
+        return body, add_prefix(PERSONAL, head)
 
     def update(self, trainer: ClientTrainer, params: State) -> State:
         """Return body and head after one round of local training."""

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from feddbe.methods.base import NO_PRBM, PERSONAL, MethodDescription, Names
+from feddbe.methods.base import DISCOURAGED_FOR_PERSONALIZED, PERSONAL, MethodDescription, Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State, add_prefix, drop_keys, strip_prefix
 from feddbe.training.task import Context
@@ -45,7 +45,7 @@ class FedRoD(FedAvg):
     )
     keeps: ClassVar[Names] = (PERSONAL,)
     secret: ClassVar[Names] = (PERSONAL,)
-    discouraged_addons = NO_PRBM
+    discouraged_addons = DISCOURAGED_FOR_PERSONALIZED
     unsupported_addons: ClassVar[Mapping[str, str]] = {
         "ft": "plain SGD would train one of its two heads only"
     }
@@ -58,12 +58,12 @@ class FedRoD(FedAvg):
     ) -> tuple[State, State]:
         # A class without samples gets the log of a tiny number, because log 0 has no finite loss.
         prior = trainer.label_counts().double().clamp(min=1e-8).log().to(torch.get_default_dtype())
-        new = trainer.fit(
+        trained = trainer.fit(
             received | private,
             loss=Term(_balanced_loss, {"prior": prior}, outputs_only=True),
             terms=[Term(_personal_loss, outputs_only=True)],
         ).params
-        return drop_keys(new, [PERSONAL]), add_prefix(PERSONAL, strip_prefix(new, PERSONAL))
+        return drop_keys(trained, [PERSONAL]), add_prefix(PERSONAL, strip_prefix(trained, PERSONAL))
 
     def inference_params(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State

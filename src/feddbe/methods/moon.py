@@ -49,7 +49,7 @@ class Moon(FedAvg):
 
     name: ClassVar[str] = "moon"
     description: ClassVar[MethodDescription] = MethodDescription(keeps="1")
-    keeps: ClassVar[Names] = (PREVIOUS,)  # no secret: it is what was sent last
+    keeps: ClassVar[Names] = (PREVIOUS,)  # not secret: it is the last upload
     sends: ClassVar[Names] = (MODEL, PROJECTION)
     receives: ClassVar[Names] = (MODEL, PROJECTION)
 
@@ -72,9 +72,10 @@ class Moon(FedAvg):
         received_buffers = {name: b.clone() for name, b in trainer.buffers("shared").items()}
         global_model = add_prefix(GLOBAL, received | received_buffers)
         others = private | add_prefix(PREVIOUS, trainer.buffers("previous")) | global_model
-        new = trainer.fit(received, terms=[Term(self._contrastive_loss, others, outputs_only=True)]).params
+        term = Term(self._contrastive_loss, others, outputs_only=True)
+        trained = trainer.fit(received, terms=[term]).params
         trainer.set_buffers("previous", trainer.buffers("shared"))
-        return new, add_prefix(PREVIOUS, new)
+        return trained, add_prefix(PREVIOUS, trained)
 
     def _contrastive_loss(self, context: TermContext, state: State) -> tuple[Tensor, State]:
         """Return the contrastive loss of one batch."""
@@ -94,10 +95,10 @@ class Moon(FedAvg):
             return {}
         width = math.prod(ctx.task.model.feature_shape)
         with torch_seeded(torch_seed(ctx.task.seed, "projection")):
-            layers = torch.nn.Linear(width, width), torch.nn.Linear(width, self.projection)
-        return {
-            f"{PROJECTION}{i}.{n}": p.detach() for i, m in enumerate(layers) for n, p in m.named_parameters()
-        }
+            layers = torch.nn.Sequential(
+                torch.nn.Linear(width, width), torch.nn.Linear(width, self.projection)
+            )
+        return {PROJECTION + name: p.detach() for name, p in layers.named_parameters()}
 
 
 def _project(z: Tensor, params: Mapping[str, Tensor]) -> Tensor:

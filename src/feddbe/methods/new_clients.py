@@ -36,7 +36,16 @@ from feddbe.training.trainer import PREDICT_BATCH, ClientTrainer
 def adapt(
     adaptation: str, method: Method, ctx: Context, trainer: ClientTrainer, received: State, private: State
 ) -> State:
-    """Return the parameters with which a new client predicts after adapting in this way."""
+    """Return the parameters with which a new client predicts after its adaptation.
+
+    Args:
+        adaptation: `full` for the method's own adaptation, or a name in `ADAPTATIONS`.
+        method: The method, with PRBM unless the adaptation is `full`.
+        ctx: The task and the round.
+        trainer: Trains on the client's data; its PRBM vector is replaced.
+        received: The server's message.
+        private: The client's initial private state.
+    """
     if adaptation == "full":
         return method.adapt(ctx, trainer, received, private)
     state = method.inference_params(ctx, trainer, received, private)
@@ -46,7 +55,7 @@ def adapt(
 
 
 def check_adaptation(adaptation: str, method: Method) -> str:
-    """Return why a new client of this method cannot adapt in this way, or an empty text."""
+    """Return why a new client of this method cannot use the adaptation, or an empty text."""
     if adaptation != "full" and not matches_pattern("prbm", method.keeps):
         return "it has no p_i, as +prbm and +dbe have"
     return ""
@@ -62,40 +71,42 @@ class _SgdState(NamedTuple):
 def _train_prbm(method: Method, trainer: ClientTrainer, state: State) -> Tensor:
     """Return p after SGD on p alone."""
     start = _SgdState(trainer.extras["prbm"].value, no_losses())
-    with _logits_of_prbm(method, trainer, state) as logits:
+    with _bind_logits(method, trainer, state) as logits:
         return trainer.run_steps(_step, start, (logits, _prbm_lr(trainer))).p
 
 
 def _step(state: _SgdState, const: tuple[Logits, float], samples: Samples, key: int) -> _SgdState:
     """Return the state after one SGD step on p."""
-    logits, rate = const
+    logits, lr = const
     p = state.p.clone().requires_grad_()
     loss = F.cross_entropy(logits(p, samples.x), samples.y)
     (grad,) = torch.autograd.grad(loss, [p])
-    return _SgdState(state.p - rate * grad, state.losses.add(loss, len(samples.y)))
+    return _SgdState(state.p - lr * grad, state.losses.add(loss, len(samples.y)))
 
 
 def _newton_step(method: Method, trainer: ClientTrainer, state: State) -> Tensor:
     """Return p after one regularized Newton step."""
-    start, time = trainer.extras["prbm"].value, _prbm_lr(trainer) * trainer.steps()
+    start = trainer.extras["prbm"].value
+    time = _prbm_lr(trainer) * trainer.steps()
     if time == 0:
         return start
     dataset, size = trainer.task.dataset, start.numel()
-    g, h = torch.zeros(size, dtype=torch.float64), torch.zeros(size, size, dtype=torch.float64)
-    with _logits_of_prbm(method, trainer, state) as logits:
-        for indices in torch.split(trainer.index("train"), PREDICT_BATCH):
+    g = torch.zeros(size, dtype=torch.float64)
+    h = torch.zeros(size, size, dtype=torch.float64)
+    with _bind_logits(method, trainer, state) as logits:
+        for indices in torch.split(trainer.indices("train"), PREDICT_BATCH):
             x = trainer.task.model.to_memory_format(dataset.inputs(dataset.x[indices]), copy=False)
             p = start.expand(len(indices), *start.shape).clone().requires_grad_()  # one p per sample
             out = logits(p, x)
-            slopes = [
+            gradients = [
                 torch.autograd.grad(out[:, c].sum(), p, retain_graph=True)[0] for c in range(out.shape[1])
             ]
-            jacobian = torch.stack(slopes, 1).flatten(2)
+            jacobian = torch.stack(gradients, 1).flatten(2)
             s = out.detach().softmax(1)
             g += torch.einsum("jck,jc->k", jacobian, s - F.one_hot(dataset.y[indices], s.shape[1])).double()
             mean = torch.einsum("jck,jc->jk", jacobian, s)
-            rooted = (jacobian * s.sqrt()[:, :, None]).flatten(0, 1)
-            h += (rooted.T @ rooted - mean.T @ mean).double()
+            weighted = (jacobian * s.sqrt()[:, :, None]).flatten(0, 1)
+            h += (weighted.T @ weighted - mean.T @ mean).double()
     ridge = torch.eye(size, dtype=torch.float64) / time
     step: Tensor = torch.linalg.solve(h / trainer.samples + ridge, g / trainer.samples)
     return start - step.to(start.dtype).view_as(start)
@@ -105,14 +116,14 @@ ADAPTATIONS: dict[str, Callable[[Method, ClientTrainer, State], Tensor]] = {
     "prbm": _train_prbm,
     "newton": _newton_step,
 }
-"""Adaptations other than `full`: (method, local, inference parameters) -> p_i."""
+"""Adaptations other than `full`: (method, trainer, inference parameters) -> p_i."""
 
 Logits = Callable[[Tensor, Tensor], Tensor]
 """(p, x) -> logits."""
 
 
 @contextmanager
-def _logits_of_prbm(method: Method, trainer: ClientTrainer, state: State) -> Iterator[Logits]:
+def _bind_logits(method: Method, trainer: ClientTrainer, state: State) -> Iterator[Logits]:
     """Yield the logits as a function of p, in evaluation mode; the client's p is restored at the end."""
     model, original = trainer.task.model, trainer.extras["prbm"]
     work = {name: model.to_memory_format(t.detach()) for name, t in state.items()}

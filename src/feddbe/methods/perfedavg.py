@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from feddbe.config.parameters import parameter
-from feddbe.methods.base import FINE_TUNES, NO_MR, NO_PRBM, OWN_STEPS, MethodDescription
+from feddbe.methods.base import (
+    DISCOURAGED_FOR_PERSONALIZED,
+    FIXED_WITHOUT_OPTIMIZER,
+    UNSUPPORTED_WITH_FINETUNING,
+    UNSUPPORTED_WITHOUT_PLAIN_SGD,
+    Finetuning,
+    MethodDescription,
+)
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State
 from feddbe.training.backends import gradient
@@ -22,7 +29,7 @@ from feddbe.training.trainer import ClientTrainer
 
 @dataclass(frozen=True)
 class PerFedAvg(FedAvg):
-    """Global model from which one step adapts to a client. For 2B samples D1, D2 (3B with D3):
+    """Global model that one step adapts to a client. For 2B samples D1, D2 (3B with D3):
 
         first-order     w' = w - alpha g(w; D1)       w <- w - beta g(w'; D2)
         Hessian-free    w <- w - beta (u - alpha d),  u = g(w'; D2),
@@ -42,10 +49,10 @@ class PerFedAvg(FedAvg):
     name: ClassVar[str] = "perfedavg"
     family: ClassVar[str] = "personalized"
     description: ClassVar[MethodDescription] = MethodDescription(evaluated="the global model after one step")
-    adapts: ClassVar[str] = "each"
-    discouraged_addons = NO_PRBM
-    unsupported_addons = NO_MR | FINE_TUNES
-    fixed_options = OWN_STEPS
+    adapts: ClassVar[Finetuning] = "each"
+    discouraged_addons = DISCOURAGED_FOR_PERSONALIZED
+    unsupported_addons = UNSUPPORTED_WITHOUT_PLAIN_SGD | UNSUPPORTED_WITH_FINETUNING
+    fixed_options = FIXED_WITHOUT_OPTIMIZER
 
     alpha: float = parameter(0.01, "step of the adaptation", low=0, search="0.005 0.01 0.03")
     beta: float | None = parameter(None, "step of the global model; none: lr", above=0, search="0.001 0.003")
@@ -55,7 +62,9 @@ class PerFedAvg(FedAvg):
     delta: float = parameter(1e-3, "width of the Hessian-free difference", above=0, search="0.001")
 
     def ignored_options(self, task: Task) -> Mapping[str, str]:
-        return {} if self.beta is None or task.new_clients else {"lr": "its rates are alpha and beta"}
+        if self.beta is None or task.new_clients:
+            return {}
+        return {"lr": "its rates are alpha and beta"}
 
     def train(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
@@ -63,9 +72,8 @@ class PerFedAvg(FedAvg):
         parts = 2 if self.hessian == "first-order" else 3
         beta = ctx.lr if self.beta is None else self.beta
         const = _StepSettings(ctx.task, self.alpha, beta, self.delta, parts)
-        end = trainer.run_steps(
-            _meta_step, _MetaState(received, trainer.buffers("shared"), no_losses()), const, batches=parts
-        )
+        start = _MetaState(received, trainer.buffers("shared"), no_losses())
+        end = trainer.run_steps(_meta_step, start, const, batches=parts)
         trainer.set_buffers("shared", end.statistics)
         return end.w, private
 
@@ -74,9 +82,8 @@ class PerFedAvg(FedAvg):
 
     def finetune(self, ctx: Context, trainer: ClientTrainer, received: State, private: State) -> State:
         const = _StepSettings(ctx.task, self.alpha, 0.0, 0.0, 1)
-        end = trainer.run_steps(
-            _adapt_once, _MetaState(received, trainer.buffers("shared"), no_losses()), const, epochs=1
-        )
+        start = _MetaState(received, trainer.buffers("shared"), no_losses())
+        end = trainer.run_steps(_adapt_once, start, const, epochs=1)
         trainer.set_buffers("shared", end.statistics)
         return end.w
 
@@ -127,9 +134,9 @@ def _gradient(
     return g.gradients, _MetaState(state.w, g.statistics, state.losses.add(g.loss, len(samples.y)))
 
 
-def _add_scaled(w: State, direction: State, by: float) -> State:
+def _add_scaled(w: State, direction: State, scale: float) -> State:
     """Return w + by * direction."""
-    return {name: p + by * direction[name] for name, p in w.items()}
+    return {name: p + scale * direction[name] for name, p in w.items()}
 
 
 def _split_batch(samples: Samples, parts: int) -> list[Samples]:

@@ -14,10 +14,10 @@ import torch
 
 from feddbe.config.parameters import parameter
 from feddbe.methods.base import (
-    NO_MR,
-    NO_PRBM,
-    OWN_STEPS,
+    DISCOURAGED_FOR_PERSONALIZED,
+    FIXED_WITHOUT_OPTIMIZER,
     PERSONAL,
+    UNSUPPORTED_WITHOUT_PLAIN_SGD,
     Method,
     MethodDescription,
     Names,
@@ -54,18 +54,18 @@ class PFedMe(Method):
     family: ClassVar[str] = "personalized"
     description: ClassVar[MethodDescription] = MethodDescription(keeps="1", evaluated="theta_i")
     keeps: ClassVar[Names] = (PERSONAL,)
-    secret: ClassVar[Names] = (PERSONAL,)  # with evaluate=w it is a copy of what was sent, and no secret
-    discouraged_addons = NO_PRBM
-    unsupported_addons = NO_MR
-    fixed_options = OWN_STEPS
+    secret: ClassVar[Names] = (PERSONAL,)  # with evaluate=w it is a copy of the upload, and not secret
+    discouraged_addons = DISCOURAGED_FOR_PERSONALIZED
+    unsupported_addons = UNSUPPORTED_WITHOUT_PLAIN_SGD
+    fixed_options = FIXED_WITHOUT_OPTIMIZER
 
-    lam: float = parameter(15.0, "pull of theta to w", low=0, search="1 15 30")
+    lam: float = parameter(15.0, "weight of the proximal term |theta - w|^2 / 2", low=0, search="1 15 30")
     k: int = parameter(5, "K, inner steps per batch", low=1, search="1 5 7")
     lr_p: float = parameter(0.01, "inner learning rate", above=0, search="0.01 0.05 0.1")
     eta: float = parameter(0.005, "learning rate of w", above=0, search="0.005 0.01")
-    beta: float = parameter(1.0, "server mixing", above=0, search="1 2")
+    beta: float = parameter(1.0, "share of the mean in the new global model", above=0, search="1 2")
     weights: str = weights_parameter("uniform")
-    evaluate: str = parameter("theta", "what is deployed", choices=("theta", "w"))
+    evaluate: str = parameter("theta", "parameters for predictions", choices=("theta", "w"))
 
     def ignored_options(self, task: Task) -> Mapping[str, str]:
         return {"lr": "its rates are lr_p and eta"}
@@ -76,7 +76,7 @@ class PFedMe(Method):
     def train(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> tuple[State, State]:
-        start = _PfedmeState(received, received, trainer.buffers("shared"), no_losses())
+        start = _PFedMeState(received, received, trainer.buffers("shared"), no_losses())
         end = trainer.run_steps(_step, start, (ctx.task, self))
         trainer.set_buffers("shared", end.statistics)
         return end.w, add_prefix(PERSONAL, end.theta if self.evaluate == "theta" else end.w)
@@ -91,7 +91,7 @@ class PFedMe(Method):
         return strip_prefix(private, PERSONAL)
 
 
-class _PfedmeState(NamedTuple):
+class _PFedMeState(NamedTuple):
     """State of local training: personal and global parameters, BatchNorm statistics and losses."""
 
     theta: State
@@ -100,10 +100,10 @@ class _PfedmeState(NamedTuple):
     losses: Losses
 
 
-def _step(state: _PfedmeState, const: tuple[Task, PFedMe], samples: Samples, key: int) -> _PfedmeState:
+def _step(state: _PFedMeState, const: tuple[Task, PFedMe], samples: Samples, key: int) -> _PFedMeState:
     """Return the state after K proximal steps on one batch and one step of w."""
     task, method = const
     steps = ProximalSteps(method.k, method.lr_p, method.lam, state.w)
     theta, loss, statistics = proximal_steps(task, state.theta, state.statistics, samples, steps)
     w = {name: torch.lerp(p, theta[name], method.eta * method.lam) for name, p in state.w.items()}
-    return _PfedmeState(theta, w, statistics, state.losses.add(loss, method.k * len(samples.y)))
+    return _PFedMeState(theta, w, statistics, state.losses.add(loss, method.k * len(samples.y)))

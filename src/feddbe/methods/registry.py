@@ -1,7 +1,7 @@
 """Methods by name.
 
-Method classes are feddbe's own (imported on first use), those of installed packages (entry points), those in
-users' files (`my_method.py:MyProx`), and those registered by a program.
+Method classes are built in (imported on first use), installed by packages (entry points), defined in users'
+files (`my_method.py:MyProx`), or registered by a program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from feddbe.methods.addons import FT, MR, PRBM, Composed
 from feddbe.methods.base import AddOn, Method
 
 
-class Registry(MutableMapping[str, type[Method]]):
+class MethodRegistry(MutableMapping[str, type[Method]]):
     """Method classes by name; a class is imported on first use."""
 
     def __init__(self, locations: Mapping[str, str], addons: Mapping[str, object]) -> None:
@@ -41,7 +41,7 @@ class Registry(MutableMapping[str, type[Method]]):
             module, _, cls = self._locations[name].partition(".")
             self._classes[name] = getattr(import_module(f"feddbe.methods.{module}"), cls)
         if name not in self._classes and name in self._installed():
-            self._classes[name] = from_package(name, self._reserved_names)
+            self._classes[name] = load_from_package(name, self._reserved_names)
         return self._classes[name]
 
     def __setitem__(self, name: str, cls: type[Method]) -> None:
@@ -54,8 +54,9 @@ class Registry(MutableMapping[str, type[Method]]):
         del self._classes[name]
 
     def __contains__(self, name: object) -> bool:
-        known = name in self._locations or name in self._classes
-        return known or (isinstance(name, str) and (is_file_reference(name) or name in self._installed()))
+        if name in self._locations or name in self._classes:
+            return True
+        return isinstance(name, str) and (is_file_reference(name) or name in self._installed())
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys([*self._locations, *self._installed(), *self._classes]))
@@ -65,23 +66,23 @@ class Registry(MutableMapping[str, type[Method]]):
 
     @property
     def builtin(self) -> Collection[str]:
-        """Names of feddbe's own methods."""
+        """Names of the built-in methods."""
         return self._locations.keys()
 
-    def user_defined(self, cls: type[Method]) -> bool:
-        """Return whether this program registered the class; other processes cannot find it by name."""
+    def is_user_defined(self, cls: type[Method]) -> bool:
+        """Return True if this program registered the class; other processes cannot find it by name."""
         return self._classes.get(cls.name) is cls and cls.name not in {*self._locations, *self._installed()}
 
     def _installed(self) -> Mapping[str, EntryPoint]:
-        for name in installed_packages().keys() & self._reserved_names:
+        for name in installed_methods().keys() & self._reserved_names:
             raise InvalidInputError(
-                f"{owning_package(name)} has the name of a built-in method; uninstall the package"
+                f"{describe_installed(name)} has the name of a built-in method; uninstall the package"
             )
-        return installed_packages()
+        return installed_methods()
 
 
-_GROUP = "feddbe.methods"
-_FILES: dict[type[Method], UserObject] = {}
+_ENTRY_POINT_GROUP = "feddbe.methods"
+_USER_FILES: dict[type[Method], UserObject] = {}
 """User files of the classes that were loaded from files."""
 
 
@@ -89,17 +90,18 @@ def load_from_file(text: str, reserved_names: Collection[str], sha256: str = "")
     """Return the class that `FILE.py:CLASS` names; its name must not be reserved."""
     user_object = user_code.load_object("method", "class", text, inspect.isclass, sha256)
     cls = check_class(user_object.value, f"{user_object.name} in '{user_object.path}'", reserved_names)
-    _FILES[cls] = user_object
+    _USER_FILES[cls] = user_object
     copyreg.pickle(cls, _pickle_method)  # its module is unknown in other processes
     return cls
 
 
 def source_file(cls: type[Method]) -> UserObject | None:
-    return _FILES.get(cls)
+    """Return the user's file from which the class was loaded, or None."""
+    return _USER_FILES.get(cls)
 
 
 def _pickle_method(method: Method) -> tuple[Any, ...]:
-    return _unpickle_method, (*_FILES[type(method)].reload, dataclasses.asdict(method))
+    return _unpickle_method, (*_USER_FILES[type(method)].reload, dataclasses.asdict(method))
 
 
 def _unpickle_method(text: str, sha256: str, options: Mapping[str, Any]) -> Method:
@@ -108,89 +110,102 @@ def _unpickle_method(text: str, sha256: str, options: Mapping[str, Any]) -> Meth
 
 
 @cache
-def installed_packages() -> dict[str, EntryPoint]:
+def installed_methods() -> dict[str, EntryPoint]:
     """Return the entry points of installed methods by name."""
-    return {point.name: point for point in entry_points(group=_GROUP)}
+    return {point.name: point for point in entry_points(group=_ENTRY_POINT_GROUP)}
 
 
-def owning_package(name: str) -> str:
-    """Describe an installed method and its package."""
-    point = installed_packages()[name]
-    return f"method '{name}' of the package {point.dist.name if point.dist else '?'} ({point.value})"
+def describe_installed(name: str) -> str:
+    """Return a description of an installed method and its package for error messages."""
+    point = installed_methods()[name]
+    package = point.dist.name if point.dist else "?"
+    return f"method '{name}' of the package {package} ({point.value})"
 
 
 def package_version(cls: type[Method]) -> dict[str, str]:
     """Return name and version of the installed package of this method, or an empty dictionary."""
-    point = installed_packages().get(cls.name)
-    if point is None or point.dist is None or cls.__module__.split(".")[0] != point.module.split(".")[0]:
+    point = installed_methods().get(cls.name)
+    if point is None or point.dist is None:
+        return {}
+    if cls.__module__.split(".")[0] != point.module.split(".")[0]:
         return {}
     return {point.dist.name: point.dist.version}
 
 
-def from_package(name: str, reserved_names: Collection[str]) -> type[Method]:
+def load_from_package(name: str, reserved_names: Collection[str]) -> type[Method]:
     """Return the class that an installed package registers under this name."""
-    point, where = installed_packages()[name], owning_package(name)
+    point = installed_methods()[name]
+    subject = describe_installed(name)
     try:
         loaded = point.load()
     except Exception as error:  # foreign code may raise anything
         raise InvalidInputError(
-            f"{where} cannot be imported: {type(error).__name__}: {one_line(error)}"
+            f"{subject} cannot be imported: {type(error).__name__}: {one_line(error)}"
         ) from error
-    cls = check_class(loaded, where, reserved_names)
+    cls = check_class(loaded, subject, reserved_names)
     if cls.name != name:
-        raise InvalidInputError(f"{where} has name = '{cls.name}'; it must be '{name}'")
+        raise InvalidInputError(f"{subject} has name = '{cls.name}'; it must be '{name}'")
     return cls
 
 
-def check_class(cls: Any, where: str, reserved_names: Collection[str]) -> type[Method]:
+def check_class(cls: Any, subject: str, reserved_names: Collection[str]) -> type[Method]:
     """Return the class if it can be used as a method.
 
+    Args:
+        cls: Any object that should be a method class.
+        subject: Description of the class for error messages.
+        reserved_names: Names that the class must not have.
+
     Raises:
-        BadInput: It cannot; the message names the problem and the remedy.
+        InvalidInputError: The class cannot be used; the message has the problem and the remedy.
     """
     if not (inspect.isclass(cls) and issubclass(cls, Method)):
         raise InvalidInputError(
-            f"{where} is not a method: it must be a subclass of feddbe.Method (docs/writing_a_method.md)"
+            f"{subject} is not a method: it must be a subclass of feddbe.Method (docs/writing_a_method.md)"
         )
     if any(isinstance(value, dataclasses.Field) for value in vars(cls).values()):
-        raise InvalidInputError(f"{where} is not a dataclass; write @dataclass(frozen=True) above it")
+        raise InvalidInputError(f"{subject} is not a dataclass; write @dataclass(frozen=True) above it")
     if cls.name in reserved_names:
         raise InvalidInputError(
-            f"{where} has name = '{cls.name}', which is taken; give it its own: name: ClassVar[str] = ..."
+            f"{subject} has name = '{cls.name}', which is reserved; choose another one: "
+            "name: ClassVar[str] = ..."
         )
     if not cls.name.isidentifier() or cls.name != cls.name.lower():
-        raise InvalidInputError(f"{where} has name = '{cls.name}'; allowed: small letters, digits and _")
-    for needed in ("train", "combine"):
-        if getattr(cls, needed) is getattr(Method, needed):
-            raise InvalidInputError(f"{where} has no {needed}(...) (docs/writing_a_method.md)")
+        raise InvalidInputError(f"{subject} has name = '{cls.name}'; allowed: lowercase letters, digits, _")
+    for required in ("train", "aggregate"):
+        if getattr(cls, required) is getattr(Method, required):
+            raise InvalidInputError(f"{subject} has no {required}(...) (docs/writing_a_method.md)")
     for field in dataclasses.fields(cls):
         if "meaning" not in field.metadata:
             raise InvalidInputError(
-                f"{where}: '{field.name}' is not an option; write {field.name}: TYPE = parameter(DEFAULT, "
-                "MEANING), or ClassVar[TYPE] if it is not meant to be one"
+                f"{subject}: '{field.name}' is not an option; write {field.name}: TYPE = parameter(DEFAULT, "
+                "MEANING), or ClassVar[TYPE] if it is not a hyperparameter"
             )
         try:
             describe_allowed(field)
         except InvalidInputError as error:
-            raise InvalidInputError(f"{where}: {error}") from None
+            raise InvalidInputError(f"{subject}: {error}") from None
     return cls
 
 
 def source_sha256(cls: type[Method]) -> str:
     """Return the SHA-256 of a method's source code outside feddbe, or an empty text."""
-    user_object, digest = _FILES.get(cls), hashlib.sha256()
-    parts = [user_object.sha256] if user_object else []
+    user_object = _USER_FILES.get(cls)
+    sources = [user_object.sha256] if user_object else []
     for base in cls.__mro__:
         if base is object or base.__module__.split(".")[0] == "feddbe":
             continue
         if not user_object or base.__module__ not in user_object.modules:
-            parts.append(_source(base))
-    for part in parts:
-        digest.update(part.encode() + b"\0")
-    return digest.hexdigest() if parts else ""
+            sources.append(_class_source(base))
+    if not sources:
+        return ""
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(source.encode() + b"\0")
+    return digest.hexdigest()
 
 
-def _source(cls: type) -> str:
+def _class_source(cls: type) -> str:
     try:
         return inspect.getsource(cls)
     except (OSError, TypeError):  # typed into an interpreter
@@ -198,7 +213,7 @@ def _source(cls: type) -> str:
 
 
 ADDONS: dict[str, tuple[type[AddOn], ...]] = {"prbm": (PRBM,), "mr": (MR,), "dbe": (PRBM, MR), "ft": (FT,)}
-METHODS = Registry({
+METHODS = MethodRegistry({
     "fedavg": "fedavg.FedAvg",
     "scaffold": "scaffold.Scaffold",
     "fedprox": "fedprox.FedProx",
@@ -217,10 +232,10 @@ METHODS = Registry({
     "local": "baselines.LocalOnly",
     "majority": "baselines.Majority",
 }, ADDONS)  # fmt: skip
-"""Name -> module and class, in the order of tables; plus methods from outside feddbe."""
+"""Built-in methods, name -> module and class, in the order of tables; and all external methods."""
 
 
-class Description(TypedDict):
+class MethodInfo(TypedDict):
     """Description of a method or an add-on for users."""
 
     name: str
@@ -233,21 +248,21 @@ class Description(TypedDict):
 
 @dataclass(frozen=True)
 class MethodName:
-    """A method's name after parsing: the method and its add-ons, with the options in their brackets."""
+    """A parsed method name: the method and its add-ons, each with the options in brackets."""
 
     text: str
-    """As the user typed it."""
+    """Name as the user typed it."""
     parts: tuple[tuple[str, Mapping[str, Any]], ...]
-    """The method, then its add-ons: name and options."""
+    """Name and options of the method, then of its add-ons."""
 
     @property
     def base(self) -> str:
-        """The method's name without add-ons."""
+        """Name of the method without add-ons."""
         return METHODS[self.parts[0][0]].name
 
     @property
-    def options_in_brackets(self) -> set[str]:
-        """The hyper-parameters that the name states, as in `mr kappa`."""
+    def explicit_options(self) -> set[str]:
+        """Hyperparameters that are set in brackets, as in `mr kappa`."""
         return {
             f"{part.name} {field.name}"
             for name, options in self.parts
@@ -260,28 +275,28 @@ class MethodName:
         """Return the method.
 
         Args:
-            defaults: Values that win over a part's own defaults and lose against those in brackets.
-            force: Allow an add-on that the method refuses.
+            defaults: Values that replace the classes' defaults; options in brackets override both.
+            force: Allow add-ons that the method discourages.
 
         Raises:
-            BadInput: An option is unknown or out of range, or an add-on does not fit the method.
+            InvalidInputError: An option is unknown or out of range, or an add-on does not fit the method.
         """
-        (name, options), *rest = self.parts
-        method = parameters.instantiate(name, [METHODS[name]], options, defaults)[0]
+        (method_name, method_options), *addon_parts = self.parts
+        method = parameters.instantiate(method_name, [METHODS[method_name]], method_options, defaults)[0]
+        rejected = dict(method.unsupported_addons)
+        if not force:
+            rejected = {**method.discouraged_addons, **rejected}
         addons: list[AddOn] = []
-        for addon, addon_options in rest:
-            classes = ADDONS[addon]
-            for part in parameters.instantiate(
-                "+".join(c.name for c in classes), classes, addon_options, defaults
-            ):
-                if any(part.name == a.name for a in addons):
-                    raise InvalidInputError(f"'{self.text}' has {part.name} twice (dbe = prbm + mr)")
-                reason = method.unsupported_addons.get(part.name) or (
-                    "" if force else method.discouraged_addons.get(part.name)
-                )
-                if reason:
-                    raise InvalidInputError(f"{method.name} does not support +{part.name}: {reason}")
-                addons.append(part)
+        for addon_name, addon_options in addon_parts:
+            classes = ADDONS[addon_name]
+            names = "+".join(cls.name for cls in classes)
+            for addon in parameters.instantiate(names, classes, addon_options, defaults):
+                if any(addon.name == other.name for other in addons):
+                    raise InvalidInputError(f"'{self.text}' has {addon.name} twice (dbe = prbm + mr)")
+                if addon.name in rejected:
+                    reason = rejected[addon.name]
+                    raise InvalidInputError(f"{method.name} does not support +{addon.name}: {reason}")
+                addons.append(addon)
         return Composed(method, tuple(addons)) if addons else method
 
 
@@ -292,30 +307,32 @@ def parse_method(text: str) -> Method:
 
 def hyperparameters(method: Method) -> dict[str, dict[str, Any]]:
     """Return the hyperparameters of a method and its add-ons: part -> option -> value."""
-    return {part.name: dataclasses.asdict(part) for part in _parts(method)}
+    return {part.name: dataclasses.asdict(part) for part in _components(method)}
 
 
-def identity(method: Method) -> dict[str, Any]:
-    """Return the settings by which methods differ: hyperparameters, and source code outside feddbe."""
+def method_identity(method: Method) -> dict[str, Any]:
+    """Return the settings that identify a method: hyperparameters, and hash of source code outside feddbe."""
     identifying: dict[str, Any] = {"method_options": hyperparameters(method)}
-    source = source_sha256(type(_inner(method)))
-    return identifying | ({"method_source": source} if source else {})
+    source = source_sha256(type(_without_addons(method)))
+    if source:
+        identifying["method_source"] = source
+    return identifying
 
 
 def stored_source(method: Method) -> StoredSource | None:
     """Return the content of the user's file that defines the method, or None."""
-    user_object = source_file(type(_inner(method)))
+    user_object = source_file(type(_without_addons(method)))
     return user_object.source if user_object else None
 
 
 def package_versions(method: Method) -> dict[str, str]:
     """Return name and version of the installed package that defines the method, if any."""
-    return package_version(type(_inner(method)))
+    return package_version(type(_without_addons(method)))
 
 
 def is_in_memory(method: Method) -> bool:
-    """Return whether the method cannot be built from its name in another process."""
-    return METHODS.user_defined(type(_inner(method)))
+    """Return True if the method cannot be built from its name in another process."""
+    return METHODS.is_user_defined(type(_without_addons(method)))
 
 
 def format_name(method: Method) -> str:
@@ -324,86 +341,108 @@ def format_name(method: Method) -> str:
     An option at its default is omitted, unless the default depends on model or variant.
     """
     if not isinstance(method, Method):
-        raise InvalidInputError(f"'{method}' is not a method; give its name, or an instance, as in FedAvg()")
-    inner, words = _inner(method), list[str]()
+        raise InvalidInputError(
+            f"'{method}' is not a method; expected a name, or an instance, as in FedAvg()"
+        )
+    inner = _without_addons(method)
     cls = type(inner)
-    if (file := source_file(cls)) is None and METHODS.get(cls.name) is not cls:
+    file = source_file(cls)
+    if file is None and METHODS.get(cls.name) is not cls:
         METHODS[cls.name] = cls
-    for part in _parts(method):
-        options = [
-            f"{field.name}={parameters.format_value(value)}"
-            for field in dataclasses.fields(part)
-            if (value := getattr(part, field.name)) != field.default
-            or field.name in defaults.part_defaults(part.name)
-        ]
-        name = f"{file.path}:{file.name}" if file and part is inner else part.name
-        words.append(name + (f"({','.join(options)})" if options else ""))
-    return "+".join(words)
+    texts: list[str] = []
+    for part in _components(method):
+        options: list[str] = []
+        for field in dataclasses.fields(part):
+            value = getattr(part, field.name)
+            if value != field.default or field.name in defaults.part_defaults(part.name):
+                options.append(f"{field.name}={parameters.format_value(value)}")
+        text = f"{file.path}:{file.name}" if file and part is inner else part.name
+        if options:
+            text += f"({','.join(options)})"
+        texts.append(text)
+    return "+".join(texts)
 
 
-def _inner(method: Method) -> Method:
+def _without_addons(method: Method) -> Method:
     return method.inner if isinstance(method, Composed) else method
 
 
-def _parts(method: Method) -> tuple[Method | AddOn, ...]:
+def _components(method: Method) -> tuple[Method | AddOn, ...]:
     return (method.inner, *method.addons) if isinstance(method, Composed) else (method,)
 
 
-def describe_methods(names: Sequence[str] = ()) -> list[Description]:
+def describe_methods(names: Sequence[str] = ()) -> list[MethodInfo]:
     """Return descriptions of these methods and add-ons, or of all."""
     for name in names:
         if name not in METHODS and name not in ADDONS:
             raise unknown_name("method or add-on", name, [*METHODS, *ADDONS])
-    return [
-        Description(
-            name=name,
-            family=parts[0].family if issubclass(parts[0], Method) else "add-on",
-            addons=supported_addons(parts[0]) if issubclass(parts[0], Method) else [],
-            parameters=[
-                {
-                    "name": field.name,
-                    "part": part.name,
-                    "default": field.default,
-                    "allowed": describe_allowed(field),
-                    "search": field.metadata["search"],
-                    "search_rule": field.metadata["search_rule"],
-                    "meaning": field.metadata["meaning"],
-                }
-                for part in parts
-                for field in dataclasses.fields(part)
-            ],
-            facts=parts[0].description._asdict() if issubclass(parts[0], Method) else {},
+    return [_describe(name) for name in names or [*METHODS, *ADDONS]]
+
+
+def _describe(name: str) -> MethodInfo:
+    if name in ADDONS:
+        return MethodInfo(
+            name=name, family="add-on", addons=[], parameters=_describe_parameters(ADDONS[name]), facts={}
         )
-        for name in names or [*METHODS, *ADDONS]
-        for parts in [ADDONS.get(name) or (METHODS[name],)]
+    method = METHODS[name]
+    return MethodInfo(
+        name=name,
+        family=method.family,
+        addons=supported_addons(method),
+        parameters=_describe_parameters([method]),
+        facts=method.description._asdict(),
+    )
+
+
+def _describe_parameters(classes: Sequence[type[Method | AddOn]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": field.name,
+            "part": cls.name,
+            "default": field.default,
+            "allowed": describe_allowed(field),
+            "search": field.metadata["search"],
+            "search_rule": field.metadata["search_rule"],
+            "meaning": field.metadata["meaning"],
+        }
+        for cls in classes
+        for field in dataclasses.fields(cls)
     ]
 
 
 def supported_addons(method: type[Method]) -> list[str]:
     """Return the add-ons that a method supports."""
-    refused = method.discouraged_addons.keys() | method.unsupported_addons.keys()
-    return [name for name, parts in ADDONS.items() if not {p.name for p in parts} & refused]
+    unsupported = method.discouraged_addons.keys() | method.unsupported_addons.keys()
+    return [name for name, parts in ADDONS.items() if not {p.name for p in parts} & unsupported]
 
 
 def file_reference(text: str) -> str:
     """Return the `FILE.py:CLASS` at the start of a method's name, or an empty text."""
-    file = re.match(r"(.+?\.py(?::\w*)?)(?=\s*(?:[(+]|$))", text.lstrip())
-    return file[1] if file else ""
+    match = re.match(r"(.+?\.py(?::\w*)?)(?=\s*(?:[(+]|$))", text.lstrip())
+    return match[1] if match else ""
 
 
 def parse_name(text: str) -> MethodName:
-    """Parse `a(x=1)+b(y=2)`: a method, then add-ons. Names of feddbe's own methods ignore case."""
-    name = file_reference(text)
-    rest = text.lstrip()[len(name) :]
-    parts: list[tuple[str, Mapping[str, Any]]] = []
-    for piece in re.split(r"\+(?![^(]*\))", rest):  # a plus outside brackets
-        ours = not name and piece.partition("(")[0].strip().lower() in METHODS.builtin
-        part = parameters.parse_spec(piece.lower() if parts or ours else piece)
-        if part is None or (name and not parts and part[0]):
-            raise InvalidInputError(f"cannot read method '{text}'; write it like fedavg+dbe(kappa=5,mu=0.1)")
-        kind, known = ("add-on", ADDONS) if parts else ("method", METHODS)
-        part = (part[0] or name, part[1]) if not parts else part
-        if part[0] not in known:
-            raise unknown_name(kind, part[0], known)
-        parts.append(part)
+    """Parse `a(x=1)+b(y=2)`: a method, then add-ons. Names of built-in methods ignore case."""
+    error = InvalidInputError(f"cannot read method '{text}'; write it like fedavg+dbe(kappa=5,mu=0.1)")
+    file = file_reference(text)
+    plus_outside_brackets = r"\+(?![^(]*\))"
+    method_text, *addon_texts = re.split(plus_outside_brackets, text.lstrip()[len(file) :])
+
+    is_builtin = not file and method_text.partition("(")[0].strip().lower() in METHODS.builtin
+    method = parameters.parse_spec(method_text.lower() if is_builtin else method_text)
+    if method is None or (file and method[0]):
+        raise error
+    name, options = method[0] or file, method[1]
+    if name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+
+    parts: list[tuple[str, Mapping[str, Any]]] = [(name, options)]
+    for addon_text in addon_texts:
+        addon = parameters.parse_spec(addon_text.lower())
+        if addon is None:
+            raise error
+        if addon[0] not in ADDONS:
+            raise unknown_name("add-on", addon[0], ADDONS)
+        parts.append(addon)
     return MethodName(text, tuple(parts))

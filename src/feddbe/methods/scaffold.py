@@ -15,7 +15,6 @@ import torch
 from feddbe.config.parameters import parameter
 from feddbe.methods.base import (
     MODEL,
-    SUM_OF_GRADIENTS,
     Method,
     MethodDescription,
     Names,
@@ -45,10 +44,13 @@ class Scaffold(Method):
 
     name: ClassVar[str] = "scaffold"
     description: ClassVar[MethodDescription] = MethodDescription("2", "2", keeps="1")
-    keeps: ClassVar[Names] = (CONTROL,)  # no secret: c_i is the sum of the changes that were sent
+    keeps: ClassVar[Names] = (CONTROL,)  # not secret: c_i is the sum of the changes that were sent
     sends: ClassVar[Names] = (MODEL, CONTROL)
     receives: ClassVar[Names] = (MODEL, CONTROL)
-    fixed_options = SUM_OF_GRADIENTS
+    fixed_options = dict.fromkeys(
+        ("optimizer", "momentum", "clip_norm"),
+        "its control variates are mean gradients, and (x - y) / (T eta) equals them after plain SGD only",
+    )
 
     eta_g: float = parameter(1.0, "server learning rate", above=0, search="0.5 1")
     weights: str = weights_parameter("uniform")
@@ -62,11 +64,9 @@ class Scaffold(Method):
     def train(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> tuple[State, State]:
-        x, c, c_i = (
-            drop_keys(received, [CONTROL]),
-            strip_prefix(received, CONTROL),
-            strip_prefix(private, CONTROL),
-        )
+        x = drop_keys(received, [CONTROL])
+        c = strip_prefix(received, CONTROL)
+        c_i = strip_prefix(private, CONTROL)
         y = trainer.fit(x, correction={name: c[name] - c_i[name] for name in x}).params
         scale = 1 / (trainer.steps() * ctx.lr)
         delta = {name: (x[name] - y[name]) * scale - c[name] for name in x}  # c_i+ - c_i
@@ -76,8 +76,8 @@ class Scaffold(Method):
         delta = average(uploads, "uniform")
         y = delta if self.weights == "uniform" else average(uploads, self.weights)
         share = len(uploads) / ctx.task.members
-        new = {name: x + self.eta_g * (y[name] - x) for name, x in drop_keys(server, [CONTROL]).items()}
-        return new | {name: server[name] + share * delta[name] for name in add_prefix(CONTROL, new)}
+        model = {name: x + self.eta_g * (y[name] - x) for name, x in drop_keys(server, [CONTROL]).items()}
+        return model | {name: server[name] + share * delta[name] for name in add_prefix(CONTROL, model)}
 
     def inference_params(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State

@@ -1,9 +1,9 @@
 """Metrics of every round, by name."""
 
 from feddbe.metrics.builtin import (
-    POOLED,
+    POOLED_INPUTS,
     POOLED_SAMPLES,
-    compute,
+    compute_metrics,
     compute_pooled,
     metric,
     parse_metrics,
@@ -12,9 +12,9 @@ from feddbe.metrics.builtin import (
 )
 
 __all__ = [
-    "POOLED",
+    "POOLED_INPUTS",
     "POOLED_SAMPLES",
-    "compute",
+    "compute_metrics",
     "compute_pooled",
     "metric",
     "parse_metrics",

@@ -1,18 +1,18 @@
-"""What clients measure: small pure functions, registered by name and chosen by `--metrics`.
+"""Metrics of clients: pure functions, registered by name and selected by `--metrics`.
 
-A new one is a function under `@measure` in this file. It is given what its parameters name, and by that its
-moment is chosen:
+A new metric is a function with `@metric` in this file. Its parameters name its inputs, which determine its
+moment:
 
-- a pass over one client's rows: `logits`, labels `y`, representations `z_g` = f(x) and `z` = z_g + p_i (these
-  two are computed only if somebody asks);
-- its local training: `loss_sum` over the `samples` trained on, `seconds`, `bytes_up`, `bytes_down`.
+- evaluation of a client's samples: `logits`, labels `y`, representations `z_g` = f(x) and `z` = z_g + p_i
+  (computed only if a metric needs them);
+- local training: `loss_sum` over the `samples` trained on, `seconds`, `bytes_up`, `bytes_down`.
 
-It returns (value, weight), the weight being what the client counts for in the mean over clients, or None
-where it is not defined. It is never asked about no rows at all.
+It returns (value, weight), where the weight is that of the client in the mean over clients, or None if it is
+not defined. It is never called without samples.
 
-A *pooled* measure asks for `points` alone: z_g of test samples of all clients that were evaluated, at most
-`POOLED_ROWS` of each, the same ones in every round. It returns the numbers of clients, or of `ALL` together.
-For it clients send representations to the server, which no method does: it is for simulations.
+A *pooled* metric has the single input `points`: z_g of test samples of all evaluated clients, at most
+`POOLED_SAMPLES` of each, the same in every round. It returns values by client, or one for `ALL`. Clients send
+representations to the server for it, which no method does: it is for simulations.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
@@ -30,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.errors import InvalidInputError, unknown_name
-from feddbe.metrics.records import ALL, Numbers, Value
+from feddbe.metrics.records import ALL, MetricValues, Value
 from feddbe.metrics.representations.discrepancy import mean_distances
 from feddbe.metrics.representations.linear_probe import linear_probe
 from feddbe.metrics.representations.points import Points
@@ -40,141 +41,176 @@ if TYPE_CHECKING:
     from feddbe.data.split import Split
 
 
-Function = Callable[..., Any]
-"""Gives a `Value` or None; a pooled one, a `Value` for each client, or for `ALL`."""
-PASS = {"logits", "y", "z", "z_g"}
-TRAINING = {"loss_sum", "samples", "seconds", "bytes_up", "bytes_down"}
-POOLED = {"points"}
+MetricFunction = Callable[..., Any]
+"""Returns a `Value` or None; a pooled metric returns a `Value` for each client, or for `ALL`."""
+EVALUATION_INPUTS = {"logits", "y", "z", "z_g"}
+TRAINING_INPUTS = {"loss_sum", "samples", "seconds", "bytes_up", "bytes_down"}
+POOLED_INPUTS = {"points"}
 POOLED_SAMPLES = 100
-"""Test samples of a client whose representations it sends for pooled measures."""
-_METRICS: dict[str, tuple[Function, frozenset[str]]] = {}
-_DESCRIPTIONS: dict[str, tuple[str, str]] = {}
+"""Maximum number of test samples per client whose representations are sent for pooled metrics."""
+
+
+@dataclass(frozen=True)
+class RegisteredMetric:
+    """A metric function, and its presentation."""
+
+    function: MetricFunction
+    inputs: frozenset[str]
+    label: str
+    unit: str
+
+
+_METRICS: dict[str, RegisteredMetric] = {}
 
 
 @overload
-def metric(function: Function) -> Function: ...
+def metric(function: MetricFunction) -> MetricFunction: ...
 @overload
-def metric(*, label: str, unit: str = "") -> Callable[[Function], Function]: ...
-def metric(function: Function | None = None, *, label: str = "", unit: str = "") -> Any:
-    """Register a measure under the function's name.
+def metric(*, label: str, unit: str = "") -> Callable[[MetricFunction], MetricFunction]: ...
+def metric(function: MetricFunction | None = None, *, label: str = "", unit: str = "") -> Any:
+    """Register a metric under the function's name, and return the function.
 
     Args:
-        function: The measure, if the decorator is used without arguments.
+        function: The metric, if the decorator is used without arguments.
         label: The quantity in tables and figures, as in `client drift`; by default the function's name.
-        unit: Its unit. Values of a measure in `%` are fractions of one.
+        unit: Its unit. Values of a metric in `%` are fractions.
+
+    Raises:
+        TypeError: The function has parameters that are not inputs of one moment.
     """
     if function is None:
         return partial(metric, label=label, unit=unit)
-    asks = frozenset(inspect.signature(function).parameters)
-    if not any(asks <= given for given in (PASS, TRAINING, POOLED)):
+    name, inputs = function.__name__, frozenset(inspect.signature(function).parameters)
+    if not any(inputs <= allowed for allowed in (EVALUATION_INPUTS, TRAINING_INPUTS, POOLED_INPUTS)):
         raise TypeError(
-            f"measure {function.__name__} asks for {sorted(asks)}; there are {PASS}, {TRAINING} or {POOLED}"
+            f"metric {name} has unsupported parameters: got {sorted(inputs)}; expected a subset of "
+            f"{sorted(EVALUATION_INPUTS)}, {sorted(TRAINING_INPUTS)} or {sorted(POOLED_INPUTS)}"
         )
-    _METRICS[function.__name__] = function, asks
-    _DESCRIPTIONS[function.__name__] = label or function.__name__, unit
+    _METRICS[name] = RegisteredMetric(function, inputs, label or name, unit)
     return function
 
 
 def describe_metric(name: str) -> tuple[str, str]:
-    """Return the label and the unit of a metric; a run may have one that is no longer registered."""
-    return _DESCRIPTIONS.get(name, (name, ""))
+    """Return the label and the unit of a metric; a stored run may have one that is not registered."""
+    if name not in _METRICS:
+        return name, ""
+    return _METRICS[name].label, _METRICS[name].unit
 
 
-def registered_metrics() -> Mapping[str, tuple[Function, frozenset[str]]]:
-    """All measures by name, each with what it asks for."""
+def registered_metrics() -> Mapping[str, RegisteredMetric]:
+    """Return all metrics by name."""
     return _METRICS
 
 
 def parse_metrics(spec: str, always: Iterable[str] = ("accuracy",)) -> tuple[str, ...]:
-    """The names in `auc,loss`, after those that are measured `always`: accuracy chooses the best round."""
+    """Return the names in a list such as `auc,loss`, after those that are `always` computed.
+
+    Accuracy is among the latter, because it selects the best round.
+    """
     names = [name.strip() for name in spec.split(",") if name.strip()]
     for name in names:
-        if name not in registered_metrics():
-            raise unknown_name("measure", name, registered_metrics())
+        if name not in _METRICS:
+            raise unknown_name("metric", name, _METRICS)
     return tuple(dict.fromkeys([*always, *names]))
 
 
 def required_inputs(names: Iterable[str]) -> set[str]:
-    """What these measures ask for."""
-    return {parameter for name in names for parameter in registered_metrics()[name][1]}
+    """Return the inputs that these metrics need."""
+    return {parameter for name in names for parameter in _METRICS[name].inputs}
 
 
-def compute(names: Iterable[str], given: Mapping[str, Any]) -> Numbers:
-    """Those of the measures that ask for nothing but what is given; what is not defined is left out."""
-    found: Numbers = {}
+def compute_metrics(names: Iterable[str], inputs: Mapping[str, Any]) -> MetricValues:
+    """Return the values of the metrics whose inputs are available; undefined values are skipped."""
+    values: MetricValues = {}
     for name in names:
-        function, asks = registered_metrics()[name]
-        if asks <= given.keys() and (value := function(**{key: given[key] for key in asks})) is not None:
-            found[name] = value
-    return found
+        metric_ = _METRICS[name]
+        if not metric_.inputs <= inputs.keys():
+            continue
+        value = metric_.function(**{key: inputs[key] for key in metric_.inputs})
+        if value is not None:
+            values[name] = value
+    return values
 
 
-def compute_pooled(names: Iterable[str], points: Points) -> dict[int, Numbers]:
-    """The pooled ones of the measures, by client, `ALL` among them; what cannot be said of these points (too
-    few, of one label) is left out."""
-    found: dict[int, Numbers] = {}
+def compute_pooled(names: Iterable[str], points: Points) -> dict[int, MetricValues]:
+    """Return the values of pooled metrics by client, including `ALL`.
+
+    A metric that is not defined for these points (too few samples, a single label) is skipped.
+    """
+    values: dict[int, MetricValues] = {}
     for name in names:
-        function, asks = registered_metrics()[name]
-        values: Mapping[int, Value] = {}
+        metric_ = _METRICS[name]
+        if metric_.inputs != POOLED_INPUTS:
+            continue
         with suppress(InvalidInputError):
-            values = function(points) if asks == POOLED else {}
-        for client, value in values.items():
-            found.setdefault(client, {})[name] = value
-    return found
+            for client, value in metric_.function(points).items():
+                values.setdefault(client, {})[name] = value
+    return values
 
 
 @metric(label="accuracy", unit="%")
 def accuracy(logits: Tensor, y: Tensor) -> Value:
-    """Share of the labels that are hit; a fraction, so that over clients it is all hits over all samples."""
+    """Return the share of correct predictions, as an exact fraction: the mean over clients is exact, too."""
     return Fraction(int((logits.argmax(1) == y).sum()), len(y)), len(y)
 
 
 def majority_accuracy(dataset: Dataset, split: Split, members: int | None = None) -> float:
-    """Weighted accuracy if each client always predicts its own most frequent training label; of the first
-    `members` clients only, as the accuracy of a run with newcomers."""
+    """Return the weighted accuracy if each client always predicts its most frequent training label.
+
+    Args:
+        dataset: The data.
+        split: Training and test samples of each client.
+        members: Number of clients to count, from the first on; new clients are not counted.
+    """
     y, classes = dataset.y.numpy(), dataset.classes
     train, test = split.train[:members], split.test[:members]
-    some = max(1, 2**20 // classes)  # clients at a time, for whose counts there is room
-    labels = [train[k : k + some].counts(y, classes).argmax(1) for k in range(0, max(1, len(train)), some)]
+    chunk = max(1, 2**20 // classes)  # clients at a time, which limits the memory of their label counts
+    starts = range(0, max(1, len(train)), chunk)
+    labels = [train[start : start + chunk].histogram(y, classes).argmax(1) for start in starts]
     correct = y[test.flat] == np.concatenate(labels)[test.owners]
     return int(correct.sum()) / len(correct) if len(correct) else 0.0
 
 
 @metric(label="AUC")
 def auc(logits: Tensor, y: Tensor) -> Value | None:
-    """Area under the ROC curve over all (sample, class) pairs, the micro-average over one-hot labels and
-    softmax: how often a true pair outranks a false one. With one class there are no false pairs.
+    """Return the area under the ROC curve over all (sample, class) pairs; None with a single class.
 
-    From the rank sum of the true pairs, ties at their middle rank (Mann-Whitney): only true pairs need a
-    rank, which is where they would be put in among all.
+    It is the micro-average over one-hot labels and softmax: the probability that a true pair outranks a false
+    one. It is computed from the rank sum of the true pairs, with mid-ranks for ties (Mann-Whitney), so only
+    true pairs need a rank.
     """
     positives, negatives = len(y), logits.numel() - len(y)
     if not negatives:
         return None
     scores = F.softmax(logits.double(), 1)
-    every, true = np.sort(scores.reshape(-1).numpy()), scores.gather(1, y[:, None]).reshape(-1).numpy()
-    below, upto = (np.searchsorted(every, true, side) for side in ("left", "right"))
-    if np.isnan(every[-1]):  # where nan would be put in is no rank
+    ordered = np.sort(scores.reshape(-1).numpy())
+    true_scores = scores.gather(1, y[:, None]).reshape(-1).numpy()
+    lower = np.searchsorted(ordered, true_scores, "left")
+    upper = np.searchsorted(ordered, true_scores, "right")
+    if np.isnan(ordered[-1]):  # the position of nan is not a rank
         return math.nan, positives
-    ranks = float((below + upto + 1).sum()) / 2
+    ranks = float((lower + upper + 1).sum()) / 2
     return (ranks - positives * (positives + 1) / 2) / (positives * negatives), positives
 
 
 @metric
 def loss(logits: Tensor, y: Tensor) -> Value:
-    """Mean cross-entropy."""
+    """Return the mean cross-entropy."""
     return float(F.cross_entropy(logits, y)), len(y)
 
 
 @metric(label="client drift", unit="standard deviations")
 def drift(points: Points) -> dict[int, Value]:
-    """Of each client, the distance of its mean z_g from that of the others, in units of the spread within
-    clients (`representations/discrepancy.py`); it counts for as many samples as were looked at."""
-    counts = dict(zip(*(a.tolist() for a in np.unique(points.client, return_counts=True)), strict=True))
-    return {client: (value, counts[client]) for client, value in mean_distances(points).items()}
+    """Return the distance of each client's mean z_g from that of the others, weighted by samples.
+
+    The unit is the spread within clients (`representations/discrepancy.py`).
+    """
+    clients, counts = np.unique(points.client, return_counts=True)
+    samples = dict(zip(clients.tolist(), counts.tolist(), strict=True))
+    return {client: (value, samples[client]) for client, value in mean_distances(points).items()}
 
 
 @metric(label="linear probe accuracy", unit="%")
 def probe(points: Points) -> dict[int, Value]:
-    """Accuracy of a linear probe on the pooled z_g (`representations/linear_probe.py`), of all together."""
+    """Return the accuracy of a linear probe on the pooled z_g (`representations/linear_probe.py`)."""
     return {ALL: (linear_probe(points), len(points.y))}

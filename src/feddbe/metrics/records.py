@@ -1,5 +1,4 @@
-"""A measured number is a row, of one client or of all; the readings over clients are made here, for every
-measure in the same way."""
+"""Records of metrics: one value of one client, or aggregated over all clients."""
 
 from __future__ import annotations
 
@@ -11,81 +10,87 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 
 ALL = -1
-"""Stands for all clients, where a row has a client."""
+"""Client number of a record over all clients."""
 AT = "@"
-"""In the names of what is measured of a run when it is over, as in `mdl@z_g`, and in no other name."""
+"""Part of the names of analyses, as in `mdl@z_g`, and of no other names."""
 
 Value = tuple[float | Fraction, float]
-"""One client's number, and its weight in the mean over clients."""
-Numbers = dict[str, Value]
-"""By the measure's name."""
-MetricsByMoment = Mapping[str, Numbers]
-"""By moment: `before`, `adapted`, `after`, `validation`, `train`; `training` is of the training itself."""
+"""A client's value, and its weight in the mean over clients."""
+MetricValues = dict[str, Value]
+"""Values by metric."""
+MetricsByMoment = Mapping[str, MetricValues]
+"""Values by moment: `before`, `adapted`, `after`, `validation`, `train`, `training` (the training itself)."""
 
 
 class Record(NamedTuple):
-    """One number. Of all clients there are `NAME` (the weighted mean), and `NAME/READING` for the others."""
+    """A stored value. Over all clients, `NAME` is the weighted mean, `NAME/STATISTIC` another statistic."""
 
     round: int
     client: int
     moment: str
     name: str
     value: float | None
-    """None: not a number."""
+    """None if it is not a number."""
     weight: float
 
 
 class Aggregates(TypedDict):
-    """A measure over clients; accuracies are fractions of one."""
+    """Statistics of a metric over clients; accuracies are fractions."""
 
     weighted: float
-    """By samples: for accuracy all correct answers over all test samples."""
+    """Mean weighted by samples: for accuracy, all correct predictions over all test samples."""
     mean: float
-    """The plain mean of the clients' values."""
+    """Plain mean of the clients' values."""
     worst_tenth: float
-    """The plain mean of the ceil(N/10) lowest clients."""
+    """Plain mean of the ceil(N/10) lowest values."""
     std: float
-    """The standard deviation between clients."""
+    """Standard deviation over clients."""
 
 
 def aggregate_clients(values: Sequence[Value]) -> Aggregates | None:
-    """The four readings; clients without weight are left out."""
+    """Return the statistics over clients, skipping those without weight; None if none is left."""
     counted = [(value, weight) for value, weight in values if weight > 0]
     if not counted:
         return None
-    each = np.sort([float(value) for value, _ in counted])
+    ordered = np.sort([float(value) for value, _ in counted])
     total = sum(weight * value for value, weight in counted)
     return {
         "weighted": float(total / sum(weight for _, weight in counted)),
-        "mean": float(each.mean()),
-        "worst_tenth": float(each[: math.ceil(len(each) / 10)].mean()),
-        "std": float(each.std()),
+        "mean": float(ordered.mean()),
+        "worst_tenth": float(ordered[: math.ceil(len(ordered) / 10)].mean()),
+        "std": float(ordered.std()),
     }
 
 
-def client_records(round: int, measured: Mapping[int, MetricsByMoment]) -> list[Record]:
-    """What clients measured in a round, as rows of each and of all."""
-    found: dict[tuple[str, str], list[Value]] = {}
-    lines = []
-    for client, moments in measured.items():
-        for moment, numbers in moments.items():
-            for name, (value, weight) in numbers.items():
-                lines.append(Record(round, client, moment, name, float(value), weight))
-                found.setdefault((moment, name), []).append((value, weight))
-    for (moment, name), values in found.items():
-        weight = sum(weight for _, weight in values)
-        for reading, number in (aggregate_clients(values) or {}).items():
-            full = name if reading == "weighted" else f"{name}/{reading}"
-            assert isinstance(number, float)
-            lines.append(Record(round, ALL, moment, full, number, weight))
-    return lines
+def client_records(round_: int, metrics: Mapping[int, MetricsByMoment]) -> list[Record]:
+    """Return the records of a round: of each client, and aggregated over all.
+
+    Args:
+        round_: Number of the round.
+        metrics: Values of each client, by client, moment and metric.
+    """
+    values_by_key: dict[tuple[str, str], list[Value]] = {}
+    records = []
+    for client, moments in metrics.items():
+        for moment, values in moments.items():
+            for name, (value, weight) in values.items():
+                records.append(Record(round_, client, moment, name, float(value), weight))
+                values_by_key.setdefault((moment, name), []).append((value, weight))
+    for (moment, name), client_values in values_by_key.items():
+        weight = sum(weight for _, weight in client_values)
+        for statistic, aggregate in (aggregate_clients(client_values) or {}).items():
+            full_name = name if statistic == "weighted" else f"{name}/{statistic}"
+            assert isinstance(aggregate, float)
+            records.append(Record(round_, ALL, moment, full_name, aggregate, weight))
+    return records
 
 
-def read_aggregates(overall: Sequence[Record]) -> dict[str, dict[str, dict[str, float]]]:
-    """Back from the rows of all clients: moment -> measure -> reading -> value."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for row in overall:
-        name, _, reading = row.name.partition("/")
-        if row.value is not None:
-            found.setdefault(row.moment, {}).setdefault(name, {})[reading or "weighted"] = row.value
-    return found
+def read_aggregates(records: Sequence[Record]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the values of records over all clients: moment -> metric -> statistic -> value."""
+    aggregates: dict[str, dict[str, dict[str, float]]] = {}
+    for record in records:
+        name, _, statistic = record.name.partition("/")
+        if record.value is not None:
+            metric = aggregates.setdefault(record.moment, {}).setdefault(name, {})
+            metric[statistic or "weighted"] = record.value
+    return aggregates

@@ -1,4 +1,4 @@
-"""Models by name, and where they are split."""
+"""Models by name, and models split at a cut."""
 
 from feddbe.models.registry import (
     MODELS,
@@ -7,8 +7,8 @@ from feddbe.models.registry import (
     ModelSource,
     build_model,
     default_model,
-    find_model,
-    resolve_builder,
+    load_builder,
+    parse_model,
 )
 from feddbe.models.split_model import Forward, SplitModel
 
@@ -21,6 +21,6 @@ __all__ = [
     "SplitModel",
     "build_model",
     "default_model",
-    "find_model",
-    "resolve_builder",
+    "load_builder",
+    "parse_model",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -16,15 +17,18 @@ from feddbe.config import parameters, user_code
 from feddbe.config.parameters import Parameters, parameter
 from feddbe.config.user_code import UserObject
 from feddbe.errors import InvalidInputError, one_line
-from feddbe.models.split_model import Halves, SplitModel, accepted_arguments, call_builder
+from feddbe.models.split_model import Halves, SplitModel, builder_arguments, call_builder
 from feddbe.seeds import torch_seed, torch_seeded
 
 
 def cnn(shape: tuple[int, ...], classes: int) -> nn.Sequential:
-    """conv 5x5 (32), conv 5x5 (64), each with 2x2 pooling and ReLU, FC 512, FC: for images from 16x16."""
+    """Return the CNN for images from 16x16.
+
+    conv 5x5 (32), conv 5x5 (64), each with 2x2 pooling and ReLU, FC 512, FC.
+    """
     channels, height, width = shape
     rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
-    return blocks(
+    return named_sequential(
         conv1=[nn.Conv2d(channels, 32, 5), nn.MaxPool2d(2), nn.ReLU()],
         conv2=[nn.Conv2d(32, 64, 5), nn.MaxPool2d(2), nn.ReLU()],
         fc1=[nn.Flatten(), nn.Linear(64 * rows * columns, 512), nn.ReLU()],
@@ -33,9 +37,12 @@ def cnn(shape: tuple[int, ...], classes: int) -> nn.Sequential:
 
 
 def cnn_small(shape: tuple[int, ...], classes: int) -> nn.Sequential:
-    """conv 3x3 (16), conv 3x3 (32), padded, each with 2x2 pooling and ReLU, FC 64, FC; images from 4x4."""
+    """Return the CNN for images from 4x4.
+
+    conv 3x3 (16), conv 3x3 (32), padded, each with 2x2 pooling and ReLU, FC 64, FC.
+    """
     channels, height, width = shape
-    return blocks(
+    return named_sequential(
         conv1=[nn.Conv2d(channels, 16, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()],
         conv2=[nn.Conv2d(16, 32, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()],
         fc1=[nn.Flatten(), nn.Linear(32 * (height // 4) * (width // 4), 64), nn.ReLU()],
@@ -44,43 +51,43 @@ def cnn_small(shape: tuple[int, ...], classes: int) -> nn.Sequential:
 
 
 def mlp(shape: tuple[int, ...], classes: int) -> nn.Sequential:
-    """FC 64 with ReLU, FC: for plain features of any shape."""
-    size = 1
-    for side in shape:
-        size *= side
-    return blocks(
-        fc1=[nn.Flatten(), nn.Linear(size, 64), nn.ReLU()],
+    """Return the perceptron for inputs of any shape: FC 64 with ReLU, FC."""
+    return named_sequential(
+        fc1=[nn.Flatten(), nn.Linear(math.prod(shape), 64), nn.ReLU()],
         fc=[nn.Linear(64, classes)],
     )
 
 
-def blocks(**blocks: list[nn.Module]) -> nn.Sequential:
-    """Named blocks in a row; a block of one layer is that layer."""
+def named_sequential(**blocks: list[nn.Module]) -> nn.Sequential:
+    """Return a Sequential of named blocks; a block of one layer is that layer."""
     layers = {name: block[0] if len(block) == 1 else nn.Sequential(*block) for name, block in blocks.items()}
     return nn.Sequential(OrderedDict(layers))
 
 
 def har_cnn(shape: tuple[int, ...], classes: int) -> nn.Sequential:
-    """conv 1x9 (32), conv 1x9 (64), each with 1x2 pooling and ReLU, FC 1024, FC 512, FC; from 28 steps."""
-    signals, _, steps = shape
-    left = ((steps - 8) // 2 - 8) // 2
-    return blocks(
-        conv1=[nn.Conv2d(signals, 32, (1, 9)), nn.MaxPool2d((1, 2)), nn.ReLU()],
+    """Return the CNN for signals from 28 steps.
+
+    conv 1x9 (32), conv 1x9 (64), each with 1x2 pooling and ReLU, FC 1024, FC 512, FC.
+    """
+    channels, _, steps = shape
+    remaining_steps = ((steps - 8) // 2 - 8) // 2
+    return named_sequential(
+        conv1=[nn.Conv2d(channels, 32, (1, 9)), nn.MaxPool2d((1, 2)), nn.ReLU()],
         conv2=[nn.Conv2d(32, 64, (1, 9)), nn.MaxPool2d((1, 2)), nn.ReLU()],
-        fc1=[nn.Flatten(), nn.Linear(64 * left, 1024), nn.ReLU()],
+        fc1=[nn.Flatten(), nn.Linear(64 * remaining_steps, 1024), nn.ReLU()],
         fc2=[nn.Linear(1024, 512), nn.ReLU()],
         fc=[nn.Linear(512, classes)],
     )
 
 
-SIZE = 32
+EMBEDDING_SIZE = 32
 
 
 class MeanEmbedding(nn.Module):
-    """The mean of the word vectors over all positions of (batch, length) word numbers.
+    """Mean of the word vectors over all positions of (batch, length) word indices.
 
-    Number 0, unknown or padding, is a vector of zeros that gets no gradient; its positions count in the mean.
-    The start is that of `nn.Embedding`, N(0, 1).
+    Index 0, unknown or padding, is a vector of zeros without gradient; its positions count in the mean. The
+    initialization is that of `nn.Embedding`, N(0, 1).
     """
 
     def __init__(self, words: int, size: int) -> None:
@@ -95,43 +102,56 @@ class MeanEmbedding(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             return F.embedding_bag(x, self.weight, mode="mean")
-        # Each word of the batch once, times its share of each text. Fewer rows than positions; and a word's
-        # gradients are summed before they are added to its vector, as in the dense gradient.
-        words, place = torch.unique(x, return_inverse=True)
+        # Look up each word of the batch once and multiply by its share of each text. There are fewer words
+        # than positions, and a word's gradients are summed before they are added, as in the dense gradient.
+        words, positions = torch.unique(x, return_inverse=True)
         shares = self.weight.new_zeros(len(x), len(words)).scatter_add_(
-            1, place, (x != 0).to(self.weight) / x.shape[1]
+            1, positions, (x != 0).to(self.weight) / x.shape[1]
         )
         return shares @ F.embedding(words, self.weight, sparse=True)
 
 
 @dataclass(frozen=True)
-class Representation(Parameters):
-    """As published the log-softmax meant for the logits comes before the last layer as soon as the model is
-    split there."""
+class FastTextOptions(Parameters):
+    """Options of fastText.
+
+    In the published code, the log-softmax of the logits moves before the last layer if the model is split
+    there.
+    """
 
     name: ClassVar[str] = "fasttext"
 
     rep: str = parameter(
         "linear",
-        "representation: the hidden layer, or as published its log-softmax",
+        "representation: the hidden layer, or its log-softmax, as published",
         choices=("linear", "logsoftmax"),
     )
 
 
 def fasttext(words: int, classes: int, rep: str = "linear") -> nn.Sequential:
-    """Vectors of 32 numbers, their mean, FC 32 without activation, FC; `rep`: see `Representation`."""
-    layers: dict[str, nn.Module] = {"embedding": MeanEmbedding(words, SIZE), "fc1": nn.Linear(SIZE, SIZE)}
+    """Return fastText: mean of word vectors of size 32, FC 32 without activation, FC."""
+    layers: dict[str, nn.Module] = {
+        "embedding": MeanEmbedding(words, EMBEDDING_SIZE),
+        "fc1": nn.Linear(EMBEDDING_SIZE, EMBEDDING_SIZE),
+    }
     if rep == "logsoftmax":
         layers["logsoftmax"] = nn.LogSoftmax(1)
-    return nn.Sequential(OrderedDict(layers, fc=nn.Linear(SIZE, classes)))
+    return nn.Sequential(OrderedDict(layers, fc=nn.Linear(EMBEDDING_SIZE, classes)))
 
 
-CUTS = {"conv": "maxpool", "b1": "layer1", "b2": "layer2", "b3": "layer3", "b4": "layer4", "pool": "flatten"}
-"""The paper's names of the six places between stem and classifier."""
+RESNET18_CUTS = {
+    "conv": "maxpool",
+    "b1": "layer1",
+    "b2": "layer2",
+    "b3": "layer3",
+    "b4": "layer4",
+    "pool": "flatten",
+}
+"""Names of the paper for the six cuts between stem and classifier."""
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions, and around them the identity, or a 1x1 convolution where shapes change."""
+    """Two 3x3 convolutions with a shortcut: the identity, or a 1x1 convolution if shapes change."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -147,14 +167,14 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        around = x if self.downsample is None else self.downsample(x)
-        inside = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        out: Tensor = self.relu(inside + around)
+        shortcut = x if self.downsample is None else self.downsample(x)
+        residual = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out: Tensor = self.relu(residual + shortcut)
         return out
 
 
 class ResNet18(nn.Module):
-    """Stem, four layers of two blocks each, mean over the image, linear classifier."""
+    """ResNet-18: stem, four layers of two blocks each, mean over the image, linear classifier."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
@@ -171,7 +191,7 @@ class ResNet18(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Convolutions normal with variance 2/fan-out; BatchNorm 1 and 0, its statistics too; fc as torch."""
+        """Initialize convolutions with variance 2/fan-out, and BatchNorm and fc as torch does."""
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
@@ -186,7 +206,7 @@ class ResNet18(nn.Module):
 
 
 def resnet18(shape: tuple[int, ...], classes: int) -> ResNet18:
-    """ResNet-18 for images of this shape (channels, height, width)."""
+    """Return ResNet-18 for images of this shape (channels, height, width)."""
     return ResNet18(shape[0], classes)
 
 
@@ -195,8 +215,8 @@ Builder = Callable[..., nn.Module | Halves]
 ModelSource = str | nn.Module | Halves | Builder
 """A model's name, a module with its initial weights, a pair (features, classifier), or a builder.
 
-A builder is a function of those of (shape of one input, classes, words) that it names. It returns a module or
-a pair, and is called under the run's seed.
+A builder is a function of any of shape (of one input), classes and words. It returns a module or a pair, and
+is called under the run's seed.
 """
 
 
@@ -205,39 +225,43 @@ class ModelEntry:
     """A built-in model."""
 
     build: Callable[..., nn.Module | Halves]
-    """A `Builder`; for texts, a function of (words, classes); options are further arguments."""
-    describe_inputs: str
+    """Function of (shape, classes), or of (words, classes) for texts; options are further arguments."""
+    supported_inputs: str
     """Description of the supported inputs."""
-    fits: Callable[[Shape], bool]
+    supports_shape: Callable[[Shape], bool]
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other names of its cuts."""
+    """Other names of cuts."""
     channels_last: bool = True
-    """Whether the channels-last layout is faster, as measured."""
-    texts: bool = False
-    """Whether inputs are word indices."""
+    """True if the channels-last layout is faster, as measured."""
+    is_text_model: bool = False
+    """True if inputs are word indices."""
     options: type[Parameters] = Parameters
 
 
-def _images(builder: Builder, least: int) -> ModelEntry:
-    takes = f"images (channels, height, width) of at least {least}x{least}"
-    return ModelEntry(builder, takes, lambda s: len(s) == 3 and min(s[1:]) >= least)
+def _image_model(builder: Builder, min_size: int) -> ModelEntry:
+    supported_inputs = f"images (channels, height, width) of at least {min_size}x{min_size}"
+    return ModelEntry(builder, supported_inputs, lambda shape: len(shape) == 3 and min(shape[1:]) >= min_size)
 
 
 MODELS: dict[str, ModelEntry] = {
-    "cnn": _images(cnn, 16),
-    "cnn_small": _images(cnn_small, 4),
+    "cnn": _image_model(cnn, 16),
+    "cnn_small": _image_model(cnn_small, 4),
     "har_cnn": ModelEntry(
         har_cnn,
         "signals (signals, 1, steps) of at least 28 steps",
-        lambda s: len(s) == 3 and s[1] == 1 and s[2] >= 28,
+        lambda shape: len(shape) == 3 and shape[1] == 1 and shape[2] >= 28,
     ),
-    "mlp": ModelEntry(mlp, "inputs of any shape", lambda s: True),
-    "resnet18": replace(_images(resnet18, 16), aliases=CUTS, channels_last=False),
+    "mlp": ModelEntry(mlp, "inputs of any shape", lambda shape: True),
+    "resnet18": replace(_image_model(resnet18, 16), aliases=RESNET18_CUTS, channels_last=False),
     "fasttext": ModelEntry(
-        fasttext, "texts as word numbers", lambda s: len(s) == 1, texts=True, options=Representation
+        fasttext,
+        "texts as word indices",
+        lambda shape: len(shape) == 1,
+        is_text_model=True,
+        options=FastTextOptions,
     ),
 }
-"""In the order in which they are tried if no model is named."""
+"""Built-in models; by default the first that supports the data's inputs is used."""
 
 
 RESERVED = {"alpha", "mean", "prbm"}
@@ -246,11 +270,15 @@ RESERVED = {"alpha", "mean", "prbm"}
 
 def default_model(shape: Shape, words: int = 0) -> str:
     """Return the default model for inputs of this shape; `words` is the vocabulary size of texts."""
-    return next(name for name, k in MODELS.items() if k.texts == bool(words) and k.fits(shape))
+    return next(name for name, entry in MODELS.items() if _supports(entry, shape, words))
 
 
-def find_model(text: str, defaults: parameters.Defaults | None = None) -> parameters.ParsedName[Parameters]:
-    """Return the model that `text` names, with its options."""
+def _supports(entry: ModelEntry, shape: Shape, words: int) -> bool:
+    return entry.is_text_model == bool(words) and entry.supports_shape(shape)
+
+
+def parse_model(text: str, defaults: parameters.Defaults | None = None) -> parameters.ParsedName[Parameters]:
+    """Return the name of a built-in model and its options from text like `fasttext(rep=linear)`."""
     known = {name: model.options for name, model in MODELS.items()}
     return parameters.find_class("model", text, known, defaults, other_names=["FILE.py:FUNCTION"])
 
@@ -264,7 +292,7 @@ def build_model(
     *,
     words: int = 0,
 ) -> SplitModel:
-    """Return the model at theta^0, divided at the cut.
+    """Return the model at theta^0, split at the cut.
 
     Args:
         source: Name, module, pair of modules, or builder.
@@ -273,36 +301,44 @@ def build_model(
         cut: Name of the cut; None: before the last linear layer.
         seed: Seed of the run.
         words: Size of the vocabulary if inputs are word indices.
+
+    Raises:
+        InvalidInputError: The model is unknown, does not fit the data or cannot be split.
     """
     shape = tuple(sample.shape[1:])
     with torch_seeded(torch_seed(seed, "model")):
-        module = _module(source, shape, classes, words)
+        module = _build_module(source, shape, classes, words)
     # oneDNN and channels-last are faster from about 16x16 pixels, and for long signals.
     onednn = len(shape) == 3 and (min(shape[1:]) >= 16 or max(shape[1:]) >= 128)
-    known = MODELS[find_model(source).name] if isinstance(source, str) else None
-    aliases, channels_last = (known.aliases, known.channels_last) if known else ({}, True)
+    aliases: Mapping[str, str] = {}
+    channels_last = True
+    if isinstance(source, str):
+        entry = MODELS[parse_model(source).name]
+        aliases, channels_last = entry.aliases, entry.channels_last
     try:
         model = SplitModel(module, sample, cut, onednn=onednn, channels_last=channels_last, aliases=aliases)
     except InvalidInputError:
         raise
     except Exception as error:  # a layer may raise any error for a wrong shape
+        layer = _describe_failing_layer(module, sample)
         if words and isinstance(error, IndexError):
             raise InvalidInputError(
-                f"the model has no vector for the word number {int(sample.max())}: {_misfit(module, sample)}"
-                f"its embedding must have {words} words, as many as the data; a builder with a parameter "
-                "`words` receives their number"
+                f"the model has no vector for word index {int(sample.max())}: {layer}"
+                f"its embedding needs {words} words, as many as the data has; a builder with a parameter "
+                "`words` receives that number"
             ) from error
         raise InvalidInputError(
-            f"the model does not take inputs of shape {shape}: {_misfit(module, sample)}{one_line(error)}"
+            f"the model does not take inputs of shape {shape}: {layer}{one_line(error)}"
         ) from error
     if isinstance(source, ModelFromFile):
-        model.remake = partial(source, shape, classes, words)
-    if clash := RESERVED & model.parameters.keys():
+        model.rebuild_module = partial(source, shape, classes, words)
+    reserved = RESERVED & model.parameters.keys()
+    if reserved:
         raise InvalidInputError(
-            f"the model has a parameter '{clash.pop()}', a name reserved by feddbe; rename it"
+            f"the model has a parameter '{reserved.pop()}', a name reserved by feddbe; rename it"
         )
     if model.classes != classes:
-        raise InvalidInputError(f"the model gives {model.classes} logits, the data has {classes} classes")
+        raise InvalidInputError(f"the model returns {model.classes} logits, the data has {classes} classes")
     _check_logits(model, sample)
     return model
 
@@ -321,45 +357,44 @@ def _check_logits(model: SplitModel, sample: Tensor) -> None:
         )
 
 
-def _module(source: ModelSource, shape: Shape, classes: int, words: int) -> nn.Module | Halves:
+def _build_module(source: ModelSource, shape: Shape, classes: int, words: int) -> nn.Module | Halves:
     if isinstance(source, nn.Module | tuple):
         return source
+    if isinstance(source, ModelFromFile):
+        return source(shape, classes, words)
     if callable(source):
-        return (
-            source(shape, classes, words)
-            if isinstance(source, ModelFromFile)
-            else call_builder(source, shape, classes, words)
-        )
-    chosen = find_model(source)
-    known = MODELS[chosen.name]
-    if known.texts != bool(words) or not known.fits(shape):
-        kind = "texts as word numbers" if words else "inputs"
+        module: nn.Module | Halves = call_builder(source, shape, classes, words)
+        return module
+    parsed = parse_model(source)
+    entry = MODELS[parsed.name]
+    if not _supports(entry, shape, words):
+        kind = "texts as word indices" if words else "inputs"
         raise InvalidInputError(
-            f"model '{chosen.name}' takes {known.describe_inputs}, the data has {kind} of shape {shape}; "
-            f"fitting: {default_model(shape, words)}"
+            f"model '{parsed.name}' takes {entry.supported_inputs}, the data has {kind} of shape {shape}; "
+            f"use {default_model(shape, words)}"
         )
-    return known.build(words if known.texts else shape, classes, **asdict(chosen.options))
+    return entry.build(words if entry.is_text_model else shape, classes, **asdict(parsed.options))
 
 
-def _misfit(module: nn.Module | Halves, sample: Tensor) -> str:
+def _describe_failing_layer(module: nn.Module | Halves, sample: Tensor) -> str:
     """Describe the layer that fails on the sample and its input; empty if no layer was reached."""
-    whole = nn.Sequential(*module) if isinstance(module, tuple) else module
-    entered: list[str] = []
+    model = nn.Sequential(*module) if isinstance(module, tuple) else module
+    descriptions: list[str] = []
 
-    def enter(name: str, layer: nn.Module, inputs: tuple[object, ...]) -> None:
+    def record_layer(name: str, layer: nn.Module, inputs: tuple[object, ...]) -> None:
         if inputs and isinstance(inputs[0], Tensor):
-            entered.append(f"{layer} was given {tuple(inputs[0].shape)} at '{name}': ")
+            descriptions.append(f"{layer} at '{name}' received {tuple(inputs[0].shape)}: ")
 
-    leaves = [(name, layer) for name, layer in whole.named_modules() if not [*layer.children()]]
+    leaves = [(name, layer) for name, layer in model.named_modules() if not [*layer.children()]]
     hooks = [
-        layer.register_forward_pre_hook(lambda layer, inputs, name=name: enter(name, layer, inputs))
+        layer.register_forward_pre_hook(lambda layer, inputs, name=name: record_layer(name, layer, inputs))
         for name, layer in leaves
     ]
     try:
         with torch.no_grad():
-            whole.eval()(sample)
-    except Exception:  # the error that is being explained
-        return entered[-1] if entered else ""
+            model.eval()(sample)
+    except Exception:  # the error that is described
+        return descriptions[-1] if descriptions else ""
     finally:
         for hook in hooks:
             hook.remove()
@@ -373,33 +408,31 @@ class ModelFromFile:
     user_object: UserObject
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return resolve_builder, self.user_object.reload
+        return load_builder, self.user_object.reload
 
     def __call__(self, shape: tuple[int, ...], classes: int, words: int = 0) -> nn.Module | Halves:
         path, build = self.user_object.path, self.user_object.value
         try:
-            arguments, keywords = accepted_arguments(build, shape, classes, words)
+            arguments, keywords = builder_arguments(build, shape, classes, words)
         except InvalidInputError as error:
             raise InvalidInputError(f"in '{path}': {error}") from None
-        call_text = ", ".join(
-            [*map(str, arguments), *(f"{name}={value}" for name, value in keywords.items())]
-        )
-        where = f"{self.user_object.name}({call_text}) in '{path}'"
+        argument_texts = [*map(str, arguments), *(f"{name}={value}" for name, value in keywords.items())]
+        call = f"{self.user_object.name}({', '.join(argument_texts)}) in '{path}'"
         try:
             built = build(*arguments, **keywords)
         except Exception as error:  # a user's code may raise anything
-            raise InvalidInputError(f"{where} failed{user_code.describe_failure(error, path)}") from error
+            raise InvalidInputError(f"{call} failed{user_code.describe_failure(error, path)}") from error
         is_pair = (
             isinstance(built, tuple) and len(built) == 2 and all(isinstance(m, nn.Module) for m in built)
         )
         if not is_pair and not isinstance(built, nn.Module):
             raise InvalidInputError(
-                f"{where} returned {type(built).__name__}; expected an nn.Module or a pair of them "
+                f"{call} returned {type(built).__name__}; expected an nn.Module or a pair of them "
                 "(features, classifier)"
             )
         return built  # type: ignore[no-any-return]
 
 
-def resolve_builder(model: str, sha256: str = "") -> ModelFromFile:
+def load_builder(reference: str, sha256: str = "") -> ModelFromFile:
     """Return the builder that `FILE.py:FUNCTION` names."""
-    return ModelFromFile(user_code.load_object("model", "function", model, callable, sha256))
+    return ModelFromFile(user_code.load_object("model", "function", reference, callable, sha256))

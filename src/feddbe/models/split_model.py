@@ -1,4 +1,4 @@
-"""SplitModel: any `nn.Module` divided at a named cut into features f and classifier h.
+"""SplitModel: any `nn.Module` split at a named cut into features f and classifier h.
 
     z_g = f(x)        z = z_g + prbm        logits = h(z)
 
@@ -23,79 +23,83 @@ from feddbe.seeds import torch_seeded
 from feddbe.state import State, to_device
 
 Halves = tuple[nn.Module, nn.Module]
+"""The modules f and h."""
 Layers = list[tuple[nn.Module, dict[str, str]]]
 """Layers in order, each with the model's names of its parameters."""
 Cuts = dict[str, Callable[[], Halves]]
-LAYERS_OF_CUT = "places"
-"""Key in a traced node's `meta` of the names of its cut."""
+"""Name of a cut -> function that builds the two halves."""
+LAYER_NAMES_KEY = "layer_names"
+"""Key in a traced node's `meta` under which the names of its cut are stored."""
 
 
 def find_cuts(module: nn.Module) -> Cuts:
-    """Return all cuts of the module by name, each with a function that makes the two halves."""
-    if _plain(module):
+    """Return all cuts of the module by name, each with a function that builds the two halves."""
+    if _is_plain_sequential(module):
         return _sequential_cuts(module)
     if "forward" in vars(module):  # torch.fx traces the forward of the class
         raise InvalidInputError(
             f"torch.fx cannot trace this {type(module).__name__}: its forward is replaced on the instance; "
-            "define it in a class, or give a pair (features, classifier) instead"
+            "define it in a class, or pass a pair (features, classifier) instead"
         )
     try:
         graph = fx.symbolic_trace(module)
-    except Exception as error:  # a module's own forward can fail in any way when it is traced
+    except Exception as error:  # a user's forward may raise any error when it is traced
         raise InvalidInputError(
             f"torch.fx cannot trace {type(module).__name__} ({one_line(error)}); "
-            "give a pair (features, classifier) instead"
+            "pass a pair (features, classifier) instead"
         ) from error
     return _traced_cuts(graph)
 
 
-def _plain(module: nn.Module) -> bool:
-    """Return whether this is a Sequential that only calls its layers one after the other."""
+def _is_plain_sequential(module: nn.Module) -> bool:
+    """Return True if this is a Sequential that only calls its layers one after the other."""
     sequential = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
     return sequential and "forward" not in vars(module)
 
 
 def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield the layers of nested Sequentials in order, with their dotted names."""
-    for name, child in module._modules.items():  # named_children leaves out a layer's second use
+    for name, child in module._modules.items():  # named_children omits the second use of a layer
         assert child is not None
-        if _plain(child):
+        if _is_plain_sequential(child):
             yield from _leaves(child, f"{prefix}{name}.")
         else:
             yield prefix + name, child
 
 
-def layers_of(half: nn.Module) -> list[nn.Module]:
-    """Return the layers of a Sequential in order; of any other module, the module."""
-    return [layer for _, layer in _leaves(half)] if _plain(half) else [half]
+def list_layers(half: nn.Module) -> list[nn.Module]:
+    """Return the layers of a Sequential in order, or a list of the module itself."""
+    return [layer for _, layer in _leaves(half)] if _is_plain_sequential(half) else [half]
 
 
-def find_layers(half: nn.Module, names: Mapping[int, str]) -> Layers:
+def layers_with_parameter_names(half: nn.Module, names: Mapping[int, str]) -> Layers:
     """Return the half's layers in order, each with the model's names of its parameters."""
     return [
-        (layer, {name: names[id(p)] for name, p in layer.named_parameters()}) for layer in layers_of(half)
+        (layer, {name: names[id(p)] for name, p in layer.named_parameters()}) for layer in list_layers(half)
     ]
 
 
-def find_linear(half: nn.Module) -> nn.Linear | None:
+def find_single_linear(half: nn.Module) -> nn.Linear | None:
     """Return the linear layer if the half consists of exactly one; else None."""
-    called: list[nn.Module | None] = [*layers_of(half)]
+    called: list[nn.Module | None] = [*list_layers(half)]
     if isinstance(half, fx.GraphModule):
         nodes = [node for node in half.graph.nodes if node.op not in ("placeholder", "output")]
         called = [half.get_submodule(n.target) if n.op == "call_module" else None for n in nodes]
-    (layer,) = called if len(called) == 1 else [None]
-    return layer if type(layer) is nn.Linear and not record_outputs(layer) else None
+    if len(called) != 1:
+        return None
+    layer = called[0]
+    return layer if type(layer) is nn.Linear and not has_hooks(layer) else None
 
 
-def record_outputs(layer: nn.Module) -> bool:
-    """Return whether the layer has hooks or a replaced forward."""
+def has_hooks(layer: nn.Module) -> bool:
+    """Return True if the layer has hooks or a replaced forward."""
     hooks = (
         layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks,
     )  # fmt: skip
     return any(hooks) or "forward" in vars(layer)
 
 
-def _ends(module: nn.Module) -> dict[str, int]:
+def _end_positions(module: nn.Module) -> dict[str, int]:
     """Return, for each layer or block, the number of layers up to its end."""
     ends: dict[str, int] = {}
     for position, (name, _) in enumerate(_leaves(module), start=1):
@@ -105,14 +109,14 @@ def _ends(module: nn.Module) -> dict[str, int]:
     return ends
 
 
-def activation_layers(module: nn.Module, cut: str) -> tuple[list[list[str]], list[list[str]]]:
-    """Return the names of the position after each layer, up to the cut and after it.
+def split_layer_names(module: nn.Module, cut: str) -> tuple[list[list[str]], list[list[str]]]:
+    """Return the names of each layer's output, for the layers up to the cut and for those after it.
 
-    A traced module stores them in its graph.
+    The lists are empty for a traced module, which stores the names in its graph.
     """
-    if not _plain(module):
+    if not _is_plain_sequential(module):
         return [[]], [[]]
-    ends = _ends(module)
+    ends = _end_positions(module)
     names: list[list[str]] = [[] for _ in range(max(ends.values()))]
     for name, position in ends.items():
         names[position - 1].append(name)
@@ -121,12 +125,12 @@ def activation_layers(module: nn.Module, cut: str) -> tuple[list[list[str]], lis
 
 def _sequential_cuts(module: nn.Module) -> Cuts:
     """Return the cuts of a Sequential."""
-    ends, layers = _ends(module), layers_of(module)
+    ends, layers = _end_positions(module), list_layers(module)
 
     def halves(position: int) -> Halves:
-        return _row(layers[:position]), _row(layers[position:])
+        return _as_module(layers[:position]), _as_module(layers[position:])
 
-    # By position; of several names for a position, the shortest last.
+    # Sort by position; if a position has several names, the shortest is last.
     ordered = sorted(ends.items(), key=lambda item: (item[1], -len(item[0])))
     return {
         name: lambda position=position: halves(position)  # type: ignore[misc]
@@ -135,7 +139,7 @@ def _sequential_cuts(module: nn.Module) -> Cuts:
     }
 
 
-def _row(layers: list[nn.Module]) -> nn.Module:
+def _as_module(layers: list[nn.Module]) -> nn.Module:
     """Return the layers as one module."""
     return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
 
@@ -151,24 +155,27 @@ def _traced_cuts(graph: fx.GraphModule) -> Cuts:
                 ends[path] = node  # a block ends with its last node
             ends[str(node.target) if node.op == "call_module" else node.name] = node
     ends.pop("", None)
-    result = set(nodes[-1].all_input_nodes)
+    outputs = set(nodes[-1].all_input_nodes)
 
-    def crosses_alone(cut: fx.Node) -> bool:
+    def is_only_crossing(cut: fx.Node) -> bool:
         later = nodes[position[cut] + 1 :]
-        needed = {
-            a for n in later for a in n.all_input_nodes if position[a] <= position[cut] and a.op != "get_attr"
+        crossing = {
+            argument
+            for node in later
+            for argument in node.all_input_nodes
+            if position[argument] <= position[cut] and argument.op != "get_attr"
         }
-        return needed == {cut}
+        return crossing == {cut}
 
     cuts: Cuts = {}
     for name, node in sorted(ends.items(), key=lambda item: (position[item[1]], -len(item[0]))):
-        if node not in result and crosses_alone(node):
-            node.meta[LAYERS_OF_CUT] = (*node.meta.get(LAYERS_OF_CUT, ()), name)
-            cuts[name] = lambda node=node: _halves_at(graph, node)  # type: ignore[misc]
+        if node not in outputs and is_only_crossing(node):
+            node.meta[LAYER_NAMES_KEY] = (*node.meta.get(LAYER_NAMES_KEY, ()), name)
+            cuts[name] = lambda node=node: _split_graph(graph, node)  # type: ignore[misc]
     return cuts
 
 
-def _halves_at(traced: fx.GraphModule, cut: fx.Node) -> Halves:
+def _split_graph(traced: fx.GraphModule, cut: fx.Node) -> Halves:
     """Return two graphs over the same layers: the nodes up to the cut, and those after it."""
     nodes = list(traced.graph.nodes)
     position = nodes.index(cut)
@@ -179,68 +186,71 @@ def _halves_at(traced: fx.GraphModule, cut: fx.Node) -> Halves:
     first.output(copies[cut])
     later: dict[fx.Node, fx.Node] = {cut: second.placeholder("z")}
     used = {argument for node in nodes[position + 1 :] for argument in node.all_input_nodes}
-    for node in [n for n in nodes[: position + 1] if n.op == "get_attr" and n in used] + nodes[
-        position + 1 :
-    ]:
+    shared_attributes = [n for n in nodes[: position + 1] if n.op == "get_attr" and n in used]
+    for node in [*shared_attributes, *nodes[position + 1 :]]:
         later[node] = second.node_copy(node, lambda n: later[n])
     return fx.GraphModule(traced, first), fx.GraphModule(traced, second)
 
 
 def before_last_linear(module: nn.Module, cuts: tuple[str, ...]) -> str:
     """Return the last cut before the last linear layer."""
-    linear = [
-        name for name, layer in module.named_modules(remove_duplicate=False) if isinstance(layer, nn.Linear)
-    ]
+    layers = module.named_modules(remove_duplicate=False)
+    linear_layers = [name for name, layer in layers if isinstance(layer, nn.Linear)]
     before = list(cuts)
-    if linear and linear[-1] in before:
-        before = before[: before.index(linear[-1])]
+    if linear_layers and linear_layers[-1] in before:
+        before = before[: before.index(linear_layers[-1])]
     if not before:
         raise InvalidInputError(f"no layer before the last linear layer is a cut; allowed: {', '.join(cuts)}")
     return before[-1]
 
 
-Keep = Callable[[str, Tensor], None]
+OnActivation = Callable[[str, Tensor], None]
+"""(layer name, activation) -> None."""
 
 
-def walk(half: nn.Module, x: Tensor, names: Iterable[Iterable[str]], keep: Keep) -> Tensor:
-    """Return the half's output for `x`, and call `keep` with each named activation.
+def run_half(
+    half: nn.Module, x: Tensor, names: Iterable[Iterable[str]], on_activation: OnActivation
+) -> Tensor:
+    """Return the half's output for `x`, and call `on_activation` with each named activation.
 
     Args:
         half: f or h.
         x: Input of the half.
-        names: Names of the position after each layer of a Sequential; a traced half stores them in its graph.
-        keep: Called with a name and the activation.
+        names: Names of each layer's output in a Sequential; a traced half stores them in its graph.
+        on_activation: Called with a name and the activation.
     """
     if isinstance(half, fx.GraphModule):
-        out: Tensor = _Walk(half, keep).run(x)
+        out: Tensor = _ActivationInterpreter(half, on_activation).run(x)
         return out
-    for layer, layer_names in zip(layers_of(half), names, strict=True):
+    for layer, layer_names in zip(list_layers(half), names, strict=True):
         x = layer(x)
         for name in layer_names:
-            keep(name, x)
+            on_activation(name, x)
     return x
 
 
-class _Walk(fx.Interpreter):
+class _ActivationInterpreter(fx.Interpreter):
     """Interpreter of a traced graph that reports named activations."""
 
-    def __init__(self, half: fx.GraphModule, keep: Keep) -> None:
+    def __init__(self, half: fx.GraphModule, on_activation: OnActivation) -> None:
         super().__init__(half)
-        self.keep = keep
+        self.on_activation = on_activation
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        for name in n.meta.get(LAYERS_OF_CUT, ()):
-            self.keep(name, value)
+        for name in n.meta.get(LAYER_NAMES_KEY, ()):
+            self.on_activation(name, value)
         return value
 
 
 Owner = MutableMapping[str, Any]
+"""Dictionary of a layer's parameters or buffers."""
 Slots = dict[str, list[tuple[Owner, str]]]
+"""Name of a tensor -> all dictionary entries that hold it."""
 
 
 class Forward(NamedTuple):
-    """One forward pass: the representation before and after adding PRBM's vector, and the logits."""
+    """Result of a forward pass: representation before and after adding PRBM's vector, and logits."""
 
     z_g: Tensor
     z: Tensor
@@ -276,62 +286,70 @@ class SplitModel:
             pair.add_module("features", module[0])
             pair.add_module("classifier", module[1])
             module, cut = pair, cut or "features"
-        self.module, self.onednn, self.channels_last = module, onednn, onednn and channels_last
-        self.remake: Callable[[], nn.Module | Halves] | None = None
-        """Rebuilds the module where its classes cannot be imported (a user's file)."""
+        self.module = module
+        self.onednn = onednn
+        self.channels_last = onednn and channels_last
+        self.rebuild_module: Callable[[], nn.Module | Halves] | None = None
+        """Function that rebuilds the module in processes that cannot import its classes (a user's file)."""
         self._sample, self.input_shape = sample, tuple(sample.shape[1:])
         # One pair of halves per mode, because tracing writes the training flag of F.dropout into the graph.
-        modes = {training: find_cuts(module.train(training)) for training in (True, False)}
-        self.cuts = tuple(modes[False])
+        cuts_by_mode = {training: find_cuts(module.train(training)) for training in (True, False)}
+        self.cuts = tuple(cuts_by_mode[False])
         if not self.cuts:
             raise InvalidInputError(
-                "the model has no cut: after none of its layers does exactly one tensor cross"
+                "the model has no cut: more than one tensor crosses the boundary after each of its layers"
             )
         self.aliases = dict(aliases or {})
         names = {name: name for name in self.cuts} | self.aliases
         if cut is not None and cut not in names:
             raise unknown_name("cut", cut, names)
         self.cut = names[cut] if cut is not None else before_last_linear(module, self.cuts)
-        self._layer_names = activation_layers(module, self.cut)
-        self._halves = {training: cuts[self.cut]() for training, cuts in modes.items()}
+        self._layer_names = split_layer_names(module, self.cut)
+        self._halves = {training: cuts[self.cut]() for training, cuts in cuts_by_mode.items()}
         roots = [module, *self._halves[True], *self._halves[False]]
-        self._slots = _slots(module.named_parameters(), [m._parameters for r in roots for m in r.modules()])
-        self._slots |= _slots(module.named_buffers(), [m._buffers for r in roots for m in r.modules()])
-        full = {id(p): name for name, p in module.named_parameters()}
-        self.layers = tuple(find_layers(half, full) for half in self._halves[True])
+        layers = [layer for root in roots for layer in root.modules()]
+        self._slots = _find_slots(module.named_parameters(), [layer._parameters for layer in layers])
+        self._slots |= _find_slots(module.named_buffers(), [layer._buffers for layer in layers])
+        names_by_id = {id(p): name for name, p in module.named_parameters()}
+        self.layers = tuple(layers_with_parameter_names(half, names_by_id) for half in self._halves[True])
         """Layers of f and of h."""
-        self._bound: Mapping[str, Tensor] | None = None
+        self._bound_params: Mapping[str, Tensor] | None = None
         self._training = False
 
         self.frozen = frozenset(name for name, p in module.named_parameters() if not p.requires_grad)
         self.parameters: State = {name: p.detach().clone() for name, p in module.named_parameters()}
-        kept = module.state_dict().keys()
-        self.buffers: State = {name: b.detach().clone() for name, b in module.named_buffers() if name in kept}
+        persistent = module.state_dict().keys()
+        self.buffers: State = {
+            name: b.detach().clone() for name, b in module.named_buffers() if name in persistent
+        }
         f, h = self._halves[False]
-        self.feature_shape, self.classes, self._in_place = self._try(f, h)
+        self.feature_shape, self.classes, self._head_writes_in_place = self._inspect_forward(f, h)
         in_head = {id(p) for p in h.parameters()}
-        linear = find_linear(h) if in_head.isdisjoint(id(p) for p in f.parameters()) else None
-        self.linear_head = {name: full[id(p)] for name, p in linear.named_parameters()} if linear else {}
+        self.linear_head: dict[str, str] = {}
         """Names of weight and bias, if h is a single linear layer that shares neither with f."""
+        linear = find_single_linear(h)
+        if linear is not None and in_head.isdisjoint(id(p) for p in f.parameters()):
+            self.linear_head = {name: names_by_id[id(p)] for name, p in linear.named_parameters()}
         self.head = tuple(name for name, p in module.named_parameters() if id(p) in in_head)
         self.body = tuple(name for name in self.parameters if name not in self.head)
 
-    def _try(self, f: nn.Module, h: nn.Module) -> tuple[tuple[int, ...], int, bool]:
-        """Return the shape of z, the number of classes, and whether h modifies z in place, from one pass."""
+    def _inspect_forward(self, f: nn.Module, h: nn.Module) -> tuple[tuple[int, ...], int, bool]:
+        """Return from one pass the shape of z, the number of classes, and True if h modifies z in place."""
         versions = {name: p._version for name, p in self.module.named_parameters()}
         with torch.no_grad():
             z = f(self._sample)
-            before = z._version
-            classes = _classes(h(z))
-        if changed := [n for n, p in self.module.named_parameters() if p._version != versions[n]]:
+            version = z._version
+            classes = _count_classes(h(z))
+        changed = [name for name, p in self.module.named_parameters() if p._version != versions[name]]
+        if changed:
             raise InvalidInputError(
-                f"the model writes into its own parameter '{changed[0]}' in a forward pass "
+                f"the model modifies its own parameter '{changed[0]}' in a forward pass "
                 "(max_norm of an embedding?); only training may change parameters"
             )
-        return tuple(z.shape[1:]), classes, z._version != before
+        return tuple(z.shape[1:]), classes, z._version != version
 
     def copy_halves(self, state: Mapping[str, Tensor]) -> Halves:
-        """Return f and h at these values, for prediction, as modules that share nothing with this one."""
+        """Return f and h with these values, in evaluation mode, as modules independent of this one."""
         module = copy.deepcopy(self.module)
         module.load_state_dict({n: t.detach().clone() for n, t in state.items()}, strict=False)
         return SplitModel(module, self._sample, self.cut, onednn=self.onednn)._halves[False]
@@ -339,18 +357,17 @@ class SplitModel:
     def to(self, device: torch.device) -> SplitModel:
         """Return the model on this device."""
         module = copy.deepcopy(self.module).to(device)
-        how = self._sample.to(device), self.cut, self.onednn, self.channels_last, self.aliases
+        settings = self._sample.to(device), self.cut, self.onednn, self.channels_last, self.aliases
         with device:  # a traced graph creates its constants on the device of tracing
-            rebuilt = _rebuilt(
-                module, *how, to_device(self.parameters, device), to_device(self.buffers, device)
-            )
-        rebuilt.remake = self.remake
-        return rebuilt
+            parameters, buffers = to_device(self.parameters, device), to_device(self.buffers, device)
+            model = _rebuild(module, *settings, parameters, buffers)
+        model.rebuild_module = self.rebuild_module
+        return model
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments instead of the object: the graphs of a traced module cannot be pickled."""
-        how = self._sample, self.cut, self.onednn, self.channels_last, self.aliases
-        return _rebuilt, (self.remake or self.module, *how, self.parameters, self.buffers)
+        settings = self._sample, self.cut, self.onednn, self.channels_last, self.aliases
+        return _rebuild, (self.rebuild_module or self.module, *settings, self.parameters, self.buffers)
 
     @contextmanager
     def bind(
@@ -364,19 +381,22 @@ class SplitModel:
 
         Names that the module does not have are ignored.
         """
-        before = self._bound, self._training
+        previous = self._bound_params, self._training
         tensors = {name: t for name, t in {**params, **(buffers or {})}.items() if name in self._slots}
-        replaced = {name: self._slots[name][0][0][self._slots[name][0][1]] for name in tensors}
-        self._put(tensors)
-        self._bound, self._training = params, training
+        replaced = {}
+        for name in tensors:
+            owner, key = self._slots[name][0]
+            replaced[name] = owner[key]
+        self._write_slots(tensors)
+        self._bound_params, self._training = params, training
         self._set_mode(training)
         flags = torch.backends.mkldnn.set_flags(self.onednn)  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
             torch.backends.mkldnn.set_flags(flags[0])  # type: ignore[no-untyped-call]
-            self._put(replaced)
-            self._bound, self._training = before
+            self._write_slots(replaced)
+            self._bound_params, self._training = previous
             self._set_mode(self._training)
 
     def _set_mode(self, training: bool) -> None:
@@ -396,13 +416,13 @@ class SplitModel:
         If `params` are not the bound ones, they are bound for this call, in evaluation mode unless
         `training`. They may include buffers; otherwise BatchNorm uses the bound model's.
         """
-        if params is not self._bound:
+        if params is not self._bound_params:
             with self.bind(params, training=training):
                 return self.forward(params, x, prbm)
         f, h = self._halves[self._training]
         z_g = f(x)
         z = z_g if prbm is None else z_g + prbm
-        return Forward(z_g, z, h(z.clone() if self._in_place else z))
+        return Forward(z_g, z, h(z.clone() if self._head_writes_in_place else z))
 
     def check_layers(self, names: Iterable[str]) -> None:
         """Raise an error unless all names are cuts, their aliases, z_g, z or logits."""
@@ -419,27 +439,28 @@ class SplitModel:
         Layers before the cut are computed by f alone, layers after it include PRBM's vector; the cut's name
         stands for z_g.
         """
-        if params is not self._bound:
+        if params is not self._bound_params:
             with self.bind(params):
                 return self.activations(params, x, names, prbm)
         layers = {name: self.aliases.get(name, name) for name in names}
         activations: State = {}
 
-        def keep(layer: str, value: Tensor) -> None:
+        def record(layer: str, value: Tensor) -> None:
             if layer in layers.values():
                 activations[layer] = value.clone()
 
-        (f, h), (before, after) = self._halves[self._training], self._layer_names
-        z_g = walk(f, x, before, keep)
-        keep("z_g", z_g)
+        f, h = self._halves[self._training]
+        body_names, head_names = self._layer_names
+        z_g = run_half(f, x, body_names, record)
+        record("z_g", z_g)
         z = z_g if prbm is None else z_g + prbm
-        keep("z", z)
-        keep("logits", walk(h, z, after, keep))
+        record("z", z)
+        record("logits", run_half(h, z, head_names, record))
         return {name: activations[layer] for name, layer in layers.items()}
 
     def features(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Return f(x)."""
-        if params is not self._bound:
+        if params is not self._bound_params:
             with self.bind(params):
                 return self.features(params, x)
         z_g: Tensor = self._halves[self._training][0](x)
@@ -447,7 +468,7 @@ class SplitModel:
 
     def classify(self, params: Mapping[str, Tensor], z: Tensor) -> Tensor:
         """Return h(z), for representations that were not computed by f."""
-        if params is not self._bound:
+        if params is not self._bound_params:
             with self.bind(params):
                 return self.classify(params, z)
         logits: Tensor = self._halves[self._training][1](z)
@@ -469,20 +490,20 @@ class SplitModel:
 
         With `copy=False` the tensor itself is returned if its layout is right already.
         """
-        # `contiguous` would keep one-channel tensors, and everything after them, in the slow layout.
+        # `contiguous` would leave one-channel tensors, and all results of them, in the slow layout.
         channels_last = self.channels_last and tensor.dim() == 4
         if not copy and not channels_last:
             return tensor.contiguous()
-        format = torch.channels_last if channels_last else torch.contiguous_format
-        return torch.empty_like(tensor, memory_format=format).copy_(tensor)
+        memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        return torch.empty_like(tensor, memory_format=memory_format).copy_(tensor)
 
-    def _put(self, tensors: Mapping[str, Tensor | None]) -> None:
+    def _write_slots(self, tensors: Mapping[str, Tensor | None]) -> None:
         for name, tensor in tensors.items():
             for owner, key in self._slots[name]:
                 owner[key] = tensor
 
 
-def _rebuilt(
+def _rebuild(
     source: nn.Module | Callable[[], nn.Module | Halves],
     sample: Tensor,
     cut: str,
@@ -500,72 +521,79 @@ def _rebuilt(
         with torch_seeded(0):  # its random values are overwritten
             module = source()
     model = SplitModel(module, sample, cut, onednn=onednn, channels_last=channels_last, aliases=aliases)
-    model.remake = None if isinstance(source, nn.Module) else source
+    model.rebuild_module = None if isinstance(source, nn.Module) else source
     model.module.load_state_dict(parameters | buffers, strict=False)
     model.parameters, model.buffers = parameters, buffers
     return model
 
 
-def _classes(logits: object) -> int:
+def _count_classes(logits: object) -> int:
     """Return the number of classes of a model's output."""
     if not isinstance(logits, Tensor):
         raise InvalidInputError(
-            f"the model gives a {type(logits).__name__}; expected logits of shape (batch, classes)"
+            f"the model returns a {type(logits).__name__}; expected logits of shape (batch, classes)"
         )
     if logits.dim() != 2:
         shape = tuple(logits.shape)
-        raise InvalidInputError(f"the model gives an output of shape {shape}; expected (batch, classes)")
+        raise InvalidInputError(f"the model returns an output of shape {shape}; expected (batch, classes)")
     return logits.shape[1]
 
 
-def _slots(named: Iterator[tuple[str, Tensor]], owners: list[Owner]) -> Slots:
+def _find_slots(named_tensors: Iterator[tuple[str, Tensor]], owners: list[Owner]) -> Slots:
     """Return all dictionary entries that hold each named tensor, including tied layers and traced copies."""
-    names = {id(tensor): name for name, tensor in named}
+    names = {id(tensor): name for name, tensor in named_tensors}
     slots: Slots = {name: [] for name in names.values()}
     for owner in owners:
         for key, tensor in owner.items():
-            if id(tensor) in names and not any(o is owner and k == key for o, k in slots[names[id(tensor)]]):
-                slots[names[id(tensor)]].append((owner, key))
+            if id(tensor) not in names:
+                continue
+            slot = slots[names[id(tensor)]]
+            if not any(other is owner and other_key == key for other, other_key in slot):
+                slot.append((owner, key))
     return slots
 
 
 Shape = tuple[int, ...]
-KNOWN = ("shape", "classes", "words")
+BUILDER_PARAMETERS = ("shape", "classes", "words")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def accepted_arguments(
+def builder_arguments(
     function: Callable[..., Any], shape: Shape, classes: int, words: int
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and keyword arguments with which a model builder is called."""
-    known: dict[str, Any] = {"shape": shape, "classes": classes, "words": words}
+    """Return the positional and keyword arguments for a call of a model builder.
+
+    Raises:
+        InvalidInputError: The builder has another required parameter.
+    """
+    values: dict[str, Any] = {"shape": shape, "classes": classes, "words": words}
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (ValueError, TypeError):  # some builtins have none
+    except (ValueError, TypeError):  # some built-in functions have no signature
         return [shape, classes], {}
     required = [
         p for p in parameters
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]  # fmt: skip
-    strange = [p for p in required if p.name not in KNOWN]
-    if strange and all(p.kind in _POSITIONAL for p in strange) and required[:2] == parameters[:2]:
+    unknown = [p for p in required if p.name not in BUILDER_PARAMETERS]
+    if unknown and all(p.kind in _POSITIONAL for p in unknown) and required[:2] == parameters[:2]:
         # (shape, classes) by position, under any names
-        positional, rest = parameters[:2], [p for p in required[2:] if p.name not in KNOWN]
+        positional, rest = parameters[:2], [p for p in required[2:] if p.name not in BUILDER_PARAMETERS]
         if len(required) >= 2 and not rest and not any(p.name == "words" for p in positional):
-            more = {p.name: known[p.name] for p in parameters[2:] if p.name in KNOWN}
-            return [shape, classes], more
-    if strange:
+            keywords = {p.name: values[p.name] for p in parameters[2:] if p.name in BUILDER_PARAMETERS}
+            return [shape, classes], keywords
+    if unknown:
         name = getattr(function, "__name__", "build")
         raise InvalidInputError(
-            f"{name}{inspect.signature(function)}: a builder is called with those of shape, classes and "
-            f"words that it names; '{strange[0].name}' is none of them: give it a default"
+            f"{name}{inspect.signature(function)}: a builder may have the parameters shape, classes "
+            f"and words; '{unknown[0].name}' needs a default"
         )
-    first = list(takewhile(lambda p: p.name in KNOWN and p.kind in _POSITIONAL, parameters))
-    rest = [p for p in parameters[len(first) :] if p.name in KNOWN]
-    return [known[p.name] for p in first], {p.name: known[p.name] for p in rest}
+    leading = list(takewhile(lambda p: p.name in BUILDER_PARAMETERS and p.kind in _POSITIONAL, parameters))
+    rest = [p for p in parameters[len(leading) :] if p.name in BUILDER_PARAMETERS]
+    return [values[p.name] for p in leading], {p.name: values[p.name] for p in rest}
 
 
 def call_builder(function: Callable[..., Any], shape: Shape, classes: int, words: int) -> Any:
-    """Call a model builder for inputs of this shape."""
-    arguments, keywords = accepted_arguments(function, shape, classes, words)
+    """Call a model builder with its supported arguments and return its result."""
+    arguments, keywords = builder_arguments(function, shape, classes, words)
     return function(*arguments, **keywords)

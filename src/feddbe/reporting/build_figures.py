@@ -1,4 +1,4 @@
-"""Builds figures from run documents: pure functions from documents to the values in `figure.py`."""
+"""Figures of run documents: pure functions from documents to the values in `figure.py`."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from feddbe.reporting.figure import (
     Series,
 )
 from feddbe.reporting.representations import (
-    FoundAnalyses,
+    NamedAnalyses,
     analysis_caption,
-    analysis_groups,
-    column_title,
     describe_samples,
+    describe_view,
+    group_analyses,
     is_first_result,
 )
 from feddbe.results.curves import (
     ACCURACY,
     MeanCurve,
     MetricSeries,
-    band_meaning,
+    describe_band,
     mean_and_band,
     mean_curves,
     metric_series,
@@ -54,7 +54,7 @@ from feddbe.results.document import (
     accuracy_curve,
     describe_moment,
     distinguishing_settings,
-    is_fine_tuned,
+    new_clients_curve,
     run_labels,
     run_title,
     status_note,
@@ -63,13 +63,13 @@ from feddbe.results.fairness import BASELINES, Fairness
 from feddbe.results.seeds import counted_runs, group_experiments, group_names
 
 Colors = Mapping[str, int]
-"""Palette indices by the folder of a run; a page uses the same ones in all figures."""
+"""Palette indices by the folder of a run, equal in all figures of a page."""
 ACCURACY_AXIS = Axis("test accuracy", "%")
 ROUND = Axis("round")
 MAX_DOTS = 200
-"""Clients drawn in a row of dots."""
+"""Maximum number of clients in a row of dots."""
 MAX_BUBBLE_COLUMNS = 1000
-"""Clients that can be distinguished in a picture."""
+"""Maximum number of clients that can be distinguished in a picture."""
 
 
 # Curves
@@ -79,22 +79,23 @@ def learning_curves(documents: Sequence[RunDocument], colors: Colors | None = No
     """Return test accuracy over rounds: a curve for each experiment, with its best round marked."""
     moments = list(dict.fromkeys(_moment(document) for document in documents if accuracy_curve(document)))
     panel = metric_panel(documents, ACCURACY, colors, show_moment=len(moments) > 1)
-    when = moments[0] if len(moments) == 1 else "at the moment in the legend"
-    caption = f"Deployed model {when}, weighted by samples." if moments else ""
+    moment = moments[0] if len(moments) == 1 else "at the moment in the legend"
+    caption = f"Deployed model {moment}, weighted by samples." if moments else ""
     return Figure("curves", run_title(documents), (panel,), caption)
 
 
 def metric_curves(
     documents: Sequence[RunDocument], metrics: Sequence[MetricSeries] | None = None, **options: Any
 ) -> Figure:
-    """Return a panel for each metric that any of the runs has, see `metric_panel`."""
-    chosen = metric_series(documents) if metrics is None else metrics
-    panels = tuple(metric_panel(documents, metric, **options) for metric in chosen)
+    """Return a panel for each metric, by default for all that any of the runs has; see `metric_panel`."""
+    if metrics is None:
+        metrics = metric_series(documents)
+    panels = tuple(metric_panel(documents, metric, **options) for metric in metrics)
     return Figure("metrics", run_title(documents), panels)
 
 
 def selected_metric_curves(documents: Sequence[RunDocument]) -> Figure | None:
-    """Return the metrics that were selected with `--metrics` beyond the default ones; None without any."""
+    """Return the metrics that `--metrics` selected beyond the default ones, or None without any."""
     selected = [metric for metric in metric_series(documents) if metric.is_selected]
     return metric_curves(documents, selected) if selected else None
 
@@ -111,14 +112,15 @@ def metric_panel(
 
     Args:
         documents: The runs.
-        metric: What to show.
+        metric: The metric.
         colors: Palette indices; by default in order of appearance.
         max_rounds: Rounds that are drawn at most; None: all.
-        show_moment: Whether names say when the accuracy was measured.
+        show_moment: If True, names include the moment of the accuracy.
     """
-    curves = mean_curves(documents, metric.points)
+    curves = mean_curves(documents, metric.read_curve)
     marks = [_best_mark(curve) if metric.is_primary else None for curve in curves]
-    rounds, step = thin({x for curve in curves for x in curve.x}, max_rounds, [m.x for m in marks if m])
+    all_rounds = {x for curve in curves for x in curve.x}
+    rounds, step = thin_rounds(all_rounds, max_rounds, [mark.x for mark in marks if mark])
     series = []
     for index, (curve, name, mark) in enumerate(zip(curves, _unique_names(curves), marks, strict=True)):
         full_name = f"{name}, {_moment(curve.runs[0])}" if show_moment else name
@@ -127,29 +129,34 @@ def metric_panel(
     if metric.is_primary:
         series += _unevaluated(documents, len(series), colors)
     runs = [run for curve in curves for run in curve.runs]
-    floors = sorted({round(100 * run["majority_accuracy"], 2) for run in runs}) if metric.has_floor else []
+    majority_accuracies = {round(100 * run["majority_accuracy"], 2) for run in runs}
+    references = [
+        Reference(accuracy, f"majority class of each client: {accuracy:.2f} %")
+        for accuracy in sorted(majority_accuracies)
+        if metric.has_majority_reference
+    ]
     note = f"Every {_ordinal(step)} round is drawn, with the best and the last." if step > 1 else ""
     return Curves(
         name=metric.name,
         x_axis=ROUND,
         y_axis=Axis(metric.label, metric.unit),
         series=tuple(series),
-        references=tuple(Reference(y, f"majority class of each client: {y:.2f} %") for y in floors),
-        band=band_meaning([len(curve.runs) for curve in curves]),
+        references=tuple(references),
+        band=describe_band([len(curve.runs) for curve in curves]),
         note=note,
     )
 
 
 def adaptation_curves(documents: Sequence[RunDocument], colors: Colors | None = None) -> Figure:
-    """Return the accuracy of new clients over the epochs for which they adapt the model."""
-    curves = mean_curves(documents, is_fine_tuned)
-    firsts = [curve.runs[0] for curve in curves]
+    """Return the accuracy of new clients over the epochs of adaptation."""
+    curves = mean_curves(documents, new_clients_curve)
+    first_runs = [curve.runs[0] for curve in curves]
     series = []
     for index, (curve, name) in enumerate(zip(curves, _unique_names(curves), strict=True)):
         run = curve.runs[0]
-        way = run["new_clients"]["adaptation"] if run["new_clients"] else "full"
-        is_named = way == "full" or "adaptation" in distinguishing_settings(run, firsts, seed=False)
-        full_name = name if is_named else f"{name}, {way}"
+        adaptation = run["new_clients"]["adaptation"] if run["new_clients"] else "full"
+        is_in_name = "adaptation" in distinguishing_settings(run, first_runs, seed=False)
+        full_name = name if is_in_name or adaptation == "full" else f"{name}, {adaptation}"
         mark = Mark(curve.x[-1], curve.mean[-1], f"{curve.mean[-1]:.2f} % after {curve.x[-1]} epochs")
         series.append(_series(curve, full_name, _color(run, index, colors), curve.x, mark))
     panel = Curves(
@@ -157,15 +164,15 @@ def adaptation_curves(documents: Sequence[RunDocument], colors: Colors | None = 
         x_axis=Axis("epoch"),
         y_axis=Axis("test accuracy of new clients", "%"),
         series=tuple(series),
-        band=band_meaning([len(curve.runs) for curve in curves]),
+        band=describe_band([len(curve.runs) for curve in curves]),
     )
-    caption = "Weighted by samples, after each epoch of local adaptation; epoch 0 is the model as received."
+    caption = "Weighted by samples, after each epoch of local adaptation; epoch 0 is the received model."
     return Figure("new_clients", run_title(documents), (panel,), caption)
 
 
 def _moment(document: RunDocument) -> str:
     moments = dict.fromkeys(
-        describe_moment(entry["moment"]) for entry in document["rounds"] if entry["accuracy"]
+        describe_moment(result["moment"]) for result in document["rounds"] if result["accuracy"]
     )
     return " / ".join(moments)
 
@@ -192,30 +199,38 @@ def _series(
     curve: MeanCurve, name: str, color: int, rounds: Sequence[float], mark: Mark | None, note: str = ""
 ) -> Series:
     """Return the points of the curve at these rounds."""
-    drawn = set(rounds)
-    kept = [index for index, x in enumerate(curve.x) if x in drawn]
+    drawn_rounds = set(rounds)
+    indices = [index for index, x in enumerate(curve.x) if x in drawn_rounds]
 
     def select(values: Sequence[float]) -> tuple[float, ...]:
-        return tuple(values[index] for index in kept) if values else ()
+        return tuple(values[index] for index in indices) if values else ()
 
     x, mean, low, high = map(select, (curve.x, curve.mean, curve.low, curve.high))
     return Series(name, color, x, mean, low, high, mark, note)
 
 
 def _unevaluated(documents: Sequence[RunDocument], index: int, colors: Colors | None) -> Iterator[Series]:
-    """Yield runs without an evaluated round, which the legend names."""
+    """Yield a series without points for each run without an evaluated round, for the legend."""
     runs = [document for document in documents if not accuracy_curve(document)]
     for offset, (run, name) in enumerate(zip(runs, run_labels(runs), strict=True)):
         text = status_note(run) or "no round has been evaluated yet"
         yield Series(name, _color(run, index + offset, colors), ending=text)
 
 
-def thin(items: Iterable[int], maximum: int | None, keep: Collection[float] = ()) -> tuple[list[int], int]:
-    """Return about `maximum` of the items: every n-th, the last, and those to keep; and n."""
-    ordered = sorted(items)
+def thin_rounds(
+    rounds: Iterable[int], maximum: int | None, keep: Collection[float] = ()
+) -> tuple[list[int], int]:
+    """Return about `maximum` of the rounds, and the step between them.
+
+    Args:
+        rounds: The rounds, in any order.
+        maximum: None: return all.
+        keep: Rounds that must be included, besides the first and the last.
+    """
+    ordered = sorted(rounds)
     step = max(1, math.ceil(len(ordered) / maximum)) if maximum else 1
-    chosen = {*ordered[::step], *ordered[-1:], *(item for item in ordered if item in keep)}
-    return sorted(chosen), step
+    selected = {*ordered[::step], *ordered[-1:], *(round_ for round_ in ordered if round_ in keep)}
+    return sorted(selected), step
 
 
 def spread_evenly(items: Sequence[int], maximum: int) -> list[int]:
@@ -232,8 +247,8 @@ def _ordinal(n: int) -> str:
 
 # Clients
 
-_SHARES = range(101)
-"""Percentages of clients at which curves of ranks have a point."""
+_RANK_PERCENTAGES = range(101)
+"""Percentages of clients, the x values of curves over ranks."""
 
 
 def client_ranks(
@@ -243,40 +258,40 @@ def client_ranks(
 
     Args:
         documents: The runs.
-        runs: The fairness of each of them.
+        runs: The fairness of each run.
         colors: Palette indices; by default in order of appearance.
     """
     if not runs:
         raise InvalidInputError("nothing to draw: no run was given")
-    by_run = {id(document): run for document, run in zip(documents, runs, strict=True)}
-    together = [group for experiment in group_experiments(documents) for group in _averaged(experiment)]
+    fairness = {id(document): run for document, run in zip(documents, runs, strict=True)}
+    groups = [group for experiment in group_experiments(documents) for group in _split_averaged(experiment)]
     palette = _experiment_colors(documents, colors)
-    widest = max(math.ceil(len(run["accuracy"]) / 10) / len(run["accuracy"]) for run in runs)
+    worst_tenth_share = max(math.ceil(len(run["accuracy"]) / 10) / len(run["accuracy"]) for run in runs)
     series = []
-    for index, (group, name) in enumerate(zip(together, group_names(together), strict=True)):
-        spreads = [by_run[id(document)]["spread"] for document in group]
-        means, low, high = mean_and_band([_at_shares(by_run[id(document)]["accuracy"]) for document in group])
-        worst = 100 * float(np.mean([spread["worst_tenth"] for spread in spreads]))
-        overall = 100 * float(np.mean([spread["mean"] for spread in spreads]))
-        x = 100 * widest * (index + 1) / (len(together) + 1)  # next to each other, also where equal
-        mark = Mark(x, worst, f"worst tenth {worst:.2f} %, mean {overall:.2f} %")
-        series.append(Series(name, palette[id(group[0])], tuple(_SHARES), means, low, high, mark))
-    when = " or ".join(dict.fromkeys(describe_moment(run["moment"]) for run in runs))
+    for index, (group, name) in enumerate(zip(groups, group_names(groups), strict=True)):
+        group_fairness = [fairness[id(document)] for document in group]
+        means, low, high = mean_and_band([_accuracies_by_rank(run["accuracy"]) for run in group_fairness])
+        worst = 100 * float(np.mean([run["spread"]["worst_tenth"] for run in group_fairness]))
+        overall = 100 * float(np.mean([run["spread"]["mean"] for run in group_fairness]))
+        mark_x = 100 * worst_tenth_share * (index + 1) / (len(groups) + 1)  # equal marks do not overlap
+        mark = Mark(mark_x, worst, f"worst tenth {worst:.2f} %, mean {overall:.2f} %")
+        series.append(Series(name, palette[id(group[0])], tuple(_RANK_PERCENTAGES), means, low, high, mark))
     panel = Curves(
         name="test accuracy",
         x_axis=Axis("clients, sorted by accuracy", "%"),
         y_axis=ACCURACY_AXIS,
         series=tuple(series),
-        band=band_meaning([len(group) for group in together]),
-        shaded=(0, 100 * widest),
+        band=describe_band([len(group) for group in groups]),
+        shaded=(0, 100 * worst_tenth_share),
         is_stepped=True,
     )
-    caption = f"Accuracy of each client {when}. Gray: the worst tenth of clients, whose mean is marked."
+    moments = " or ".join(dict.fromkeys(describe_moment(run["moment"]) for run in runs))
+    caption = f"Accuracy of each client {moments}. Gray: the worst tenth of clients; a mark is its mean."
     return Figure("ranks", run_title(documents), (panel,), caption)
 
 
 def _experiment_colors(documents: Sequence[RunDocument], colors: Colors | None) -> dict[int, int]:
-    """Return a palette index for each document, by its id; runs of one experiment have the same."""
+    """Return a palette index for each document, by its id; runs of one experiment share it."""
     return {
         id(run): _color(run, index, colors)
         for index, experiment in enumerate(group_experiments(documents))
@@ -284,17 +299,19 @@ def _experiment_colors(documents: Sequence[RunDocument], colors: Colors | None) 
     }
 
 
-def _averaged(experiment: Sequence[RunDocument]) -> list[list[RunDocument]]:
-    """Return the runs that are drawn as their mean, and each of the others alone."""
-    together = counted_runs(experiment)
-    folders = {run["folder"] for run in together}
-    alone = [[run] for run in experiment if run["folder"] not in folders]
-    return [together, *alone] if together else alone
+def _split_averaged(experiment: Sequence[RunDocument]) -> list[list[RunDocument]]:
+    """Return the runs that are drawn as their mean as one group, and each of the others as a group."""
+    averaged = counted_runs(experiment)
+    folders = {run["folder"] for run in averaged}
+    others = [[run] for run in experiment if run["folder"] not in folders]
+    return [averaged, *others] if averaged else others
 
 
-def _at_shares(accuracy: Mapping[int, float]) -> list[float]:
+def _accuracies_by_rank(accuracy: Mapping[int, float]) -> list[float]:
+    """Return the sorted accuracies in percent at each of `_RANK_PERCENTAGES`."""
     values = np.sort(list(accuracy.values()))
-    return [100 * float(values[min(len(values) - 1, share * len(values) // 100)]) for share in _SHARES]
+    positions = [min(len(values) - 1, rank * len(values) // 100) for rank in _RANK_PERCENTAGES]
+    return [100 * float(values[position]) for position in positions]
 
 
 def client_differences(
@@ -313,12 +330,12 @@ def client_differences(
             if pair is None:
                 continue
             values = [100 * pair["differences"][client] for client in sorted(pair["differences"])]
-            drawn = spread_evenly(range(len(values)), MAX_DOTS)
+            indices = spread_evenly(range(len(values)), MAX_DOTS)
             rows.append(
                 DotRow(
                     name=run_names[index] if run_names else run["name"],
                     color=palette[id(documents[index])],
-                    values=tuple(values[position] for position in drawn),
+                    values=tuple(values[index] for index in indices),
                     mean=100 * pair["mean"],
                     note=f"{pair['better']} better, {pair['equal']} equal, {pair['worse']} worse",
                 )
@@ -330,7 +347,7 @@ def client_differences(
         return None
     caption = (
         "A dot is a client, at the same height in all rows; the bar is the mean. The baseline has the same "
-        f"data, and the same seed if there is such a run. At most {MAX_DOTS} clients are drawn."
+        f"data, and the same seed if such a run exists. At most {MAX_DOTS} clients are drawn."
     )
     return Figure("differences", "", tuple(panels), caption)
 
@@ -348,11 +365,15 @@ def client_heat_map(
         name: The run.
         clients: The clients to show.
         rounds: The rounds to show.
-        accuracies: For each of these rounds, the accuracy of clients that were evaluated.
-        note: What is left out.
+        accuracies: For each of these rounds, the accuracy of the evaluated clients.
+        note: Clients and rounds that are left out.
     """
+
+    def percent(accuracy: float | None) -> float | None:
+        return None if accuracy is None else round(100 * accuracy, 1)
+
     values = tuple(
-        tuple(round(100 * at[client], 1) if client in at else None for at in accuracies) for client in clients
+        tuple(percent(round_accuracies.get(client)) for round_accuracies in accuracies) for client in clients
     )
     lowest = min((value for row in values for value in row if value is not None), default=0.0)
     return HeatMap(
@@ -389,11 +410,13 @@ def client_distribution(
     """
     if counts.ndim != 2 or not counts.size or counts.min() < 0:
         raise InvalidInputError(
-            f"bubbles need sample counts of clients x classes, not an array of shape {counts.shape}"
+            f"sample counts have the wrong shape or a negative value: got shape {counts.shape}; "
+            "expected clients x classes"
         )
     clients = spread_evenly(range(len(counts)), max_clients)
-    is_thinned = len(clients) < len(counts)
-    left_out = f"{len(clients)} of {len(counts):,} clients are drawn, evenly by number" if is_thinned else ""
+    all_notes = [*notes]
+    if len(clients) < len(counts):
+        all_notes.insert(0, f"{len(clients)} of {len(counts):,} clients are drawn, evenly by number")
     panel = Bubbles(
         name=name,
         x_axis=Axis("client"),
@@ -402,16 +425,16 @@ def client_distribution(
         columns=tuple(client_names[client] if client_names else str(client) for client in clients),
         rows=tuple(label_names[label] if label_names else str(label) for label in range(counts.shape[1])),
         counts=tuple(tuple(int(count) for count in counts[client]) for client in clients),
-        note="; ".join(filter(None, [left_out, *notes])),
+        note="; ".join(all_notes),
     )
-    caption = "Samples of each label that each client has for training and testing: the area of a bubble."
+    caption = "The area of a bubble is a client's number of samples of a label, for training and testing."
     return Figure("data", name, (panel,), caption)
 
 
 # Tuning
 
 Trials = Sequence[tuple[Mapping[str, Any], float | None]]
-"""Values that were tried, and the accuracy with them; None: stopped early."""
+"""Values and accuracy of each trial; the accuracy is None if the trial was stopped early."""
 
 
 def tuning_surface(
@@ -421,46 +444,49 @@ def tuning_surface(
 
     Args:
         space: The values of each option.
-        trials: The trials; over options that are not shown, the best is taken.
-        default: The values without a search, which are framed like the best.
+        trials: The trials; each cell shows the best over the other options.
+        default: The values without a search, framed like the best ones.
         name: The title.
     """
-    shown = sorted(space, key=lambda key: -len(space[key]))[:2]
-    across, up = shown[0], shown[1] if len(shown) > 1 else None
-    up_values = space[up] if up else [None]
+    axes = sorted(space, key=lambda key: -len(space[key]))[:2]
+    x_key = axes[0]
+    y_key = axes[1] if len(axes) > 1 else None
+    y_values = space[y_key] if y_key else [None]
     grid: list[tuple[float | None, ...]] = []
     empty = []
-    for row, up_value in enumerate(up_values):
+    for row, y_value in enumerate(y_values):
         cells = []
-        for position, value in enumerate(space[across]):
-            wanted = {across: value, **({up: up_value} if up else {})}
-            matching = [found for values, found in trials if all(values[k] == v for k, v in wanted.items())]
-            finished = [accuracy for accuracy in matching if accuracy is not None]
+        for column, x_value in enumerate(space[x_key]):
+            accuracies = [
+                accuracy
+                for values, accuracy in trials
+                if values[x_key] == x_value and (y_key is None or values[y_key] == y_value)
+            ]
+            finished = [accuracy for accuracy in accuracies if accuracy is not None]
             cells.append(100 * max(finished) if finished else None)
-            if matching and not finished:
-                empty.append((position, row, "stopped"))
+            if accuracies and not finished:
+                empty.append((column, row, "stopped"))
         grid.append(tuple(cells))
-    best = max(trials, key=lambda trial: -1.0 if trial[1] is None else trial[1])[0]
-    marks = [
-        CellMark(
-            space[across].index(values[across]), space[up].index(values[up]) if up else 0, text, is_dashed
-        )
-        for values, text, is_dashed in ((default, "default", True), (best, "best", False))
-    ]
+
+    def mark(values: Mapping[str, Any], text: str, *, is_dashed: bool) -> CellMark:
+        row = space[y_key].index(values[y_key]) if y_key else 0
+        return CellMark(space[x_key].index(values[x_key]), row, text, is_dashed)
+
+    best, _ = max(trials, key=lambda trial: -1.0 if trial[1] is None else trial[1])
     known = [value for row in grid for value in row if value is not None]
-    others = [key for key in space if key not in shown]
     panel = HeatMap(
         name=name,
-        x_axis=Axis(across),
-        y_axis=Axis(up or ""),
+        x_axis=Axis(x_key),
+        y_axis=Axis(y_key or ""),
         value_axis=Axis("validation accuracy", "%"),
-        columns=tuple(map(format_value, space[across])),
-        rows=tuple(format_value(value) for value in up_values) if up else ("",),
+        columns=tuple(map(format_value, space[x_key])),
+        rows=tuple(map(format_value, y_values)) if y_key else ("",),
         values=tuple(grid),
-        limits=(float(np.percentile(known, 20)), max(known)),  # a diverged trial must not take all colors
-        marks=tuple(marks),
+        limits=(float(np.percentile(known, 20)), max(known)),  # a diverged trial must not use most colors
+        marks=(mark(default, "default", is_dashed=True), mark(best, "best", is_dashed=False)),
         empty=tuple(empty),
     )
+    others = [key for key in space if key not in axes]
     caption = f"Best over {', '.join(others)}." if others else ""
     return Figure("surface", name, (panel,), caption)
 
@@ -484,112 +510,132 @@ def analysis_figures(
         documents: The runs.
         load_points: Reads stored points.
         run_names: A name for each run.
-        max_points: Points of all scatter plots together at most; None: all.
+        max_points: Maximum number of points of all scatter plots together; None: all.
     """
     run_names = run_names or run_labels(documents)
     by_name = dict(zip(run_names, documents, strict=True))
     data = ", ".join(dict.fromkeys(Path(str(document["config"]["data"])).name for document in documents))
     figures = {}
-    for kind, found in analysis_groups(documents, run_names):
-        analysis = ANALYSES[found[0][1]["analysis"]]
+    for kind, named_analyses in group_analyses(documents, run_names):
+        analysis = ANALYSES[named_analyses[0][1]["analysis"]]
         panels: tuple[Panel, ...]
         if analysis.figure is FigureKind.BARS:
-            panels = tuple(_layer_bars(column, found) for column in analysis.columns)
+            panels = tuple(_layer_bars(column, named_analyses) for column in analysis.columns)
         elif analysis.figure is FigureKind.DOTS:
-            panels = tuple(_client_dots(column, found) for column in analysis.columns)
+            panels = tuple(_client_dots(column, named_analyses) for column in analysis.columns)
         else:
-            panels = tuple(_scatters(found, by_name, load_points, max_points))
-        figures[kind] = Figure(kind, f"{data}: {describe_samples(found)}", panels, _caption(analysis, found))
+            panels = tuple(_scatter_panels(named_analyses, by_name, load_points, max_points))
+        title = f"{data}: {describe_samples(named_analyses)}"
+        figures[kind] = Figure(kind, title, panels, _analysis_caption(analysis, named_analyses))
     return figures
 
 
-def _caption(analysis: Analysis, found: FoundAnalyses) -> str:
-    text = analysis_caption(found)
+def _analysis_caption(analysis: Analysis, named_analyses: NamedAnalyses) -> str:
+    text = analysis_caption(named_analyses)
     if analysis.figure is FigureKind.DOTS:
         text += " A dot is a client, the bar the mean."
         if any(column.spread for column in analysis.columns):
             text += " Thin lines: standard deviation."
         if any(column.expected for column in analysis.columns):
-            text += " Gray ticks: expected from chance alone."
+            text += " Gray ticks: expected by chance."
     return text
 
 
-def _layer_bars(shown: AnalysisColumn, found: FoundAnalyses) -> Bars:
+def _layer_bars(column: AnalysisColumn, named_analyses: NamedAnalyses) -> Bars:
     """Return a group of bars for each layer, and a color for each run and moment."""
-    layers = list(dict.fromkeys(one["layer"] for _, one in found))
+    layers = list(dict.fromkeys(analysis["layer"] for _, analysis in named_analyses))
     by_series: dict[str, dict[str, AnalysisDocument]] = {}
-    for run, one in found:
-        by_series.setdefault(column_title(run, one), {})[one["layer"]] = one
+    for run, analysis in named_analyses:
+        by_series.setdefault(describe_view(run, analysis), {})[analysis["layer"]] = analysis
     series = [
         BarSeries(
             name,
-            tuple(_reading(by_layer.get(layer), shown.key, shown) for layer in layers),
-            tuple(_reading(by_layer.get(layer), shown.spread, shown) for layer in layers),
+            tuple(_read_value(by_layer.get(layer), column.key, column) for layer in layers),
+            tuple(_read_value(by_layer.get(layer), column.spread, column) for layer in layers),
         )
         for name, by_layer in by_series.items()
     ]
-    return Bars(shown.label, Axis(shown.label, shown.unit), tuple(layers), tuple(series))
+    return Bars(column.label, Axis(column.label, column.unit), tuple(layers), tuple(series))
 
 
-def _reading(one: AnalysisDocument | None, key: str, shown: AnalysisColumn) -> float | None:
-    value = one["overall"].get(key) if one else None
+def _read_value(analysis: AnalysisDocument | None, key: str, column: AnalysisColumn) -> float | None:
+    value = analysis["overall"].get(key) if analysis else None
     if value is None:
         return None
-    return 100 * value if shown.unit == "%" else value
+    return 100 * value if column.unit == "%" else value
 
 
-def _client_dots(shown: AnalysisColumn, found: FoundAnalyses) -> Dots:
+def _client_dots(column: AnalysisColumn, named_analyses: NamedAnalyses) -> Dots:
     """Return a row for each run, moment and layer."""
     rows = []
-    for run, one in found:
-        if not is_first_result(one, found):
+    for run, analysis in named_analyses:
+        if not is_first_result(analysis, named_analyses):
             continue
-
-        def read(key: str, readings: AnalysisDocument = one) -> tuple[float | None, ...]:
-            if not key:
-                return ()
-            return tuple(numbers.get(key) for numbers in readings["clients"].values())
-
-        values = read(shown.key)
+        values = _read_client_values(analysis, column.key)
         finite = [value for value in values if value is not None and math.isfinite(value)]
-        infinite = len(values) - len(finite)
+        infinite_count = len(values) - len(finite)
         rows.append(
             DotRow(
-                name=f"{column_title(run, one)}, {one['layer']}",
+                name=f"{describe_view(run, analysis)}, {analysis['layer']}",
                 color=0,
                 values=values,
                 mean=float(np.mean(finite)) if finite else None,
-                spreads=read(shown.spread),
-                expected=read(shown.expected),
-                note=f"{infinite} infinite" if infinite else "",
+                spreads=_read_client_values(analysis, column.spread),
+                expected=_read_client_values(analysis, column.expected),
+                note=f"{infinite_count} infinite" if infinite_count else "",
             )
         )
-    axis = Axis(shown.label, shown.unit)
+    axis = Axis(column.label, column.unit)
     return Dots(axis.label, axis, tuple(rows))
 
 
-def _scatters(
-    found: FoundAnalyses, by_name: Mapping[str, RunDocument], load_points: LoadPoints, maximum: int | None
+def _read_client_values(analysis: AnalysisDocument, key: str) -> tuple[float | None, ...]:
+    """Return a value of each client; nothing without a key."""
+    if not key:
+        return ()
+    return tuple(values.get(key) for values in analysis["clients"].values())
+
+
+def _scatter_panels(
+    named_analyses: NamedAnalyses,
+    by_name: Mapping[str, RunDocument],
+    load_points: LoadPoints,
+    maximum: int | None,
 ) -> Iterator[Scatter]:
     """Yield the stored points of each run, moment and layer; equal ones, as z without PRBM, once."""
     distinct: dict[str, Points] = {}
-    for run, one in found:
-        loaded = load_points(by_name[run], one)
-        if not any(np.array_equal(loaded.x, other.x) for other in distinct.values()):
-            distinct[f"{column_title(run, one)}, {one['layer']}"] = loaded
-    for name, loaded in distinct.items():
-        yield scatter_panel(name, loaded, maximum and max(100, maximum // len(distinct)))
+    for run, analysis in named_analyses:
+        points = load_points(by_name[run], analysis)
+        if not any(np.array_equal(points.x, other.x) for other in distinct.values()):
+            distinct[f"{describe_view(run, analysis)}, {analysis['layer']}"] = points
+    panel_maximum = max(100, maximum // len(distinct)) if maximum else None
+    for name, points in distinct.items():
+        yield scatter_panel(name, points, panel_maximum)
 
 
-def scatter_panel(name: str, plane: Points, maximum: int | None = None) -> Scatter:
-    """Return points of the plane, at most `maximum` of them."""
-    if plane.x.shape[1] != 2:
+def scatter_panel(name: str, points: Points, maximum: int | None = None) -> Scatter:
+    """Return points with two dimensions as a panel.
+
+    Args:
+        name: The name of the panel.
+        points: The points.
+        maximum: Points that are drawn at most; None: all.
+
+    Raises:
+        InvalidInputError: The points do not have two dimensions.
+    """
+    if points.x.shape[1] != 2:
         raise InvalidInputError(
-            f"panel '{name}' has points of {plane.x.shape[1]} dimensions; lay them out first"
+            f"panel '{name}' has points of {points.x.shape[1]} dimensions; expected 2. Embed them first."
         )
-    kept = spread_evenly(range(len(plane.y)), maximum or len(plane.y))
-    note = f"{len(kept)} of {len(plane.y):,} points are drawn" if len(kept) < len(plane.y) else ""
-    x, y = np.asarray(plane.x, dtype=float)[kept].T.tolist()
+    total = len(points.y)
+    indices = spread_evenly(range(total), maximum or total)
+    x, y = np.asarray(points.x, dtype=float)[indices].T.tolist()
     return Scatter(
-        name, tuple(x), tuple(y), tuple(plane.y[kept].tolist()), tuple(plane.client[kept].tolist()), note
+        name=name,
+        x=tuple(x),
+        y=tuple(y),
+        labels=tuple(points.y[indices].tolist()),
+        clients=tuple(points.client[indices].tolist()),
+        note=f"{len(indices)} of {total:,} points are drawn" if len(indices) < total else "",
     )

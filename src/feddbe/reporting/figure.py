@@ -1,4 +1,4 @@
-"""Figures as values: what is drawn, without how.
+"""Figures as values, independent of the library that draws them.
 
 `build_figures.py` builds them from run documents; `matplotlib_backend.py` draws them into files,
 `html/` onto the report page, and `terminal.py` draws `Curves` with characters. All numbers and texts are
@@ -32,7 +32,7 @@ class Mark:
     x: float
     y: float
     text: str
-    """Its meaning, for the legend: `best 93.62 % in round 11`."""
+    """Text for the legend, as in `best 93.62 % in round 11`."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class Series:
 
     name: str
     color: int
-    """Index into the palette; the line style and the marker follow from it, too."""
+    """Index into the palette, which also selects the line style and the marker."""
     x: tuple[float, ...] = ()
-    """Increasing. Empty: the run has no value, and only its `ending` is shown."""
+    """Increasing values. Empty if the run has no value: only its `ending` is shown."""
     mean: tuple[float, ...] = ()
     low: tuple[float, ...] = ()
-    """Lower edge of the band; empty: no band, as for a single run."""
+    """Lower edge of the band; empty without a band, as for a single run."""
     high: tuple[float, ...] = ()
     mark: Mark | None = None
     ending: str = ""
-    """Why the curve ends early: `diverged in round 21`."""
+    """Reason for an early end, as in `diverged in round 21`."""
 
     @property
     def legend(self) -> str:
@@ -62,7 +62,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Reference:
-    """A horizontal line to compare curves with."""
+    """A horizontal reference line."""
 
     y: float
     text: str
@@ -73,13 +73,13 @@ class Curves:
     """Curves over one axis."""
 
     name: str
-    """Distinguishes the panels of a figure, and is what a reader of the page selects."""
+    """Unique name within the figure, shown in the selection on the page."""
     x_axis: Axis
     y_axis: Axis
     series: tuple[Series, ...]
     references: tuple[Reference, ...] = ()
     band: str = ""
-    """Meaning of the bands; empty without any."""
+    """Meaning of the bands; empty without bands."""
     shaded: tuple[float, float] | None = None
     """A range of x with a gray background."""
     is_stepped: bool = False
@@ -88,7 +88,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class BarSeries:
-    """Bars of one color: one for each group, None where there is none."""
+    """Bars of one color: one for each group, or None."""
 
     name: str
     values: tuple[float | None, ...]
@@ -98,7 +98,7 @@ class BarSeries:
 
 @dataclass(frozen=True)
 class Bars:
-    """Groups of bars, from zero."""
+    """Groups of bars that start at zero."""
 
     name: str
     y_axis: Axis
@@ -114,12 +114,12 @@ class DotRow:
     name: str
     color: int
     values: tuple[float | None, ...]
-    """None: not finite, hence not drawn."""
+    """Values; None is not finite and not drawn."""
     mean: float | None
     spreads: tuple[float | None, ...] = ()
     """Standard deviation of each value, drawn as error bars."""
     expected: tuple[float | None, ...] = ()
-    """Values that chance alone would give, drawn as small gray ticks."""
+    """Values expected by chance, drawn as small gray ticks."""
     note: str = ""
     """A few words at the end of the row."""
 
@@ -167,18 +167,18 @@ class HeatMap:
     columns: tuple[str, ...]
     rows: tuple[str, ...]
     values: tuple[tuple[float | None, ...], ...]
-    """A tuple for each row; None: no value."""
+    """A tuple for each row; None without a value."""
     limits: tuple[float, float]
-    """Values of the first and the last color; values beyond have these colors."""
+    """Values of the first and the last color, which values beyond them share."""
     marks: tuple[CellMark, ...] = ()
     empty: tuple[tuple[int, int, str], ...] = ()
-    """Cells (column, row) without a value, and why."""
+    """Cells without a value: column, row and reason."""
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Bubbles:
-    """A grid of bubbles; the area is a count."""
+    """A grid of bubbles with areas in proportion to counts."""
 
     name: str
     x_axis: Axis
@@ -203,7 +203,7 @@ class Figure:
     """
 
     id: str
-    """A short name: the file name of the picture and the key on the page."""
+    """Short name: file name of the picture and id on the page."""
     title: str
     panels: tuple[Panel, ...]
     caption: str = ""

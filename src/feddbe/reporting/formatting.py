@@ -1,4 +1,4 @@
-"""Texts of names, shares, seconds and bytes, as tables and figures share them."""
+"""Formatting of names, percentages, seconds and bytes for tables and figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 @dataclass(frozen=True)
 class Name:
-    """A name that breaks, if it must, before + and ( and after other punctuation rather than anywhere."""
+    """A name that is broken only before + and (, and after other punctuation."""
 
     text: str
     style: str = ""
@@ -26,7 +26,7 @@ class Name:
 
 
 def fold_text(text: str, width: int) -> str:
-    """Return the text in lines of at most `width` letters where it can be broken."""
+    """Return the text in lines of at most `width` letters, as far as it can be broken."""
     lines = [""]
     for piece in break_points(text):
         if len(lines[-1]) + len(piece.rstrip()) > width:
@@ -47,13 +47,19 @@ def format_percent(fraction: float | None) -> str:
 
 def format_seconds(value: float) -> str:
     """Return seconds with three significant digits."""
-    return f"{value:.{3 if value < 0.0995 else 2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+    if value < 0.0995:
+        return f"{value:.3f}"
+    if value < 9.995:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
 def format_bytes(count: float) -> str:
     """Return bytes in decimal units with three digits: 950 B, 81.6 kB, 2.33 MB."""
-    unit, *larger = "B", "kB", "MB", "GB", "TB"
-    while count >= 999.5 and larger:
-        count, unit = count / 1000, larger.pop(0)
-    digits = 0 if unit == "B" or count >= 99.95 else 1 if count >= 9.995 else 2
-    return f"{count:.{digits}f} {unit}"
+    unit, *larger_units = "B", "kB", "MB", "GB", "TB"
+    while count >= 999.5 and larger_units:
+        count /= 1000
+        unit = larger_units.pop(0)
+    if unit == "B" or count >= 99.95:
+        return f"{count:.0f} {unit}"
+    return f"{count:.1f} {unit}" if count >= 9.995 else f"{count:.2f} {unit}"

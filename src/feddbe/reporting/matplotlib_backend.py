@@ -1,4 +1,4 @@
-"""Draws figures (`figure.py`) with matplotlib, into a file that is written completely or not at all."""
+"""Pictures of figures (`figure.py`) by matplotlib, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 
-# Okabe and Ito's colors, which colorblind readers distinguish, without the yellow, too pale on white.
+# Okabe and Ito's colorblind-safe colors, without the yellow, which is too pale on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 # Four styles and seven colors: 28 curves before a pair repeats.
 STYLES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (6, 1.5, 1.2, 1.5)), (0, (1.4, 1.2)))
 MARKERS = "os^Dv"
 GRAY = "#6b6b6b"
-# Paul Tol's muted colors, which colorblind readers distinguish, and black.
-LABELS = (
+# Paul Tol's colorblind-safe muted colors, and black.
+LABEL_COLORS = (
     "#332288", "#88CCEE", "#117733", "#DDCC77", "#CC6677",
     "#AA4499", "#44AA99", "#882255", "#999933", "#000000",
 )  # fmt: skip
 _HATCHES = ("", "///", "...", "\\\\\\", "xxx")
 _SHAPES = "os^Dv<>pPX*h"
-"""Markers of clients: filled for the first clients, hollow for as many more; then a client's number."""
+"""Markers of clients: filled for the first clients, hollow for the next ones; then a client's number."""
 _FORMATS = (".pdf", ".png", ".svg")
 _WIDTH = 7.2
-"""Inches."""
+"""Width of a picture in inches."""
 
 
 def draw(path: Path, *figures: Figure) -> None:
     """Draw figures below each other into a file, in the format of the path's suffix.
 
     Raises:
-        BadInput: The format is unknown, the file cannot be written, or there is nothing to draw.
+        InvalidInputError: The format is unknown, the file cannot be written, or there is nothing to draw.
     """
     write(path, render(*figures))
 
@@ -96,28 +96,38 @@ def write(path: Path, canvas: Canvas) -> None:
     if path.suffix.lower() not in _FORMATS:
         raise unknown_name("picture format", path.suffix, _FORMATS)
     kind = path.suffix.lower()[1:]
-    # No dates and no random ids, so that the same run gives the same file.
+    # Without dates and random ids, the same run gives the same file.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     with replace_file(path, "picture") as scratch, matplotlib.rc_context({"svg.hashsalt": "feddbe"}):
         canvas.savefig(scratch, format=kind, dpi=150, metadata=metadata)
 
 
 @contextmanager
-def replace_file(path: Path, what: str) -> Iterator[Path]:
-    """Yield a temporary path next to `path`, and rename it afterwards: a reader never sees half of a file."""
+def replace_file(path: Path, description: str) -> Iterator[Path]:
+    """Yield a temporary path next to `path`, and rename it to `path` afterwards.
+
+    Args:
+        path: The file to write or replace; readers never see a partial file.
+        description: The kind of file, for the error message.
+
+    Raises:
+        InvalidInputError: The file cannot be written.
+    """
     _remove_leftovers(path)
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield scratch
         scratch.replace(path)
     except OSError as error:
-        raise InvalidInputError(f"cannot write the {what} '{path}': {error.strerror or error}") from error
+        raise InvalidInputError(
+            f"cannot write the {description} '{path}': {error.strerror or error}"
+        ) from error
     finally:
         scratch.unlink(missing_ok=True)
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove temporary files of a process that was killed; one that is being written is younger."""
+    """Remove temporary files of killed processes; files younger than a minute may be in use."""
     for leftover in path.parent.glob(f".{path.name}.????????.tmp"):
         with suppress(OSError):
             if leftover.stat().st_mtime < time.time() - 60:
@@ -128,7 +138,7 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _render_stacked(figures: Sequence[Figure]) -> Canvas:
-    """Return all panels in rows; rows of dots with equal names are next to each other."""
+    """Return all panels below each other; panels of dots with equal row names share a row."""
     from matplotlib.figure import Figure as MatplotlibFigure
 
     rows = [row for figure in figures for row in _rows(figure.panels)]
@@ -164,7 +174,7 @@ def _rows(panels: Sequence[Panel]) -> list[list[Panel]]:
 
 
 def _height(panel: Panel, *, is_alone: bool) -> float:
-    """Return inches."""
+    """Return the height of a panel in inches."""
     match panel:
         case Curves():
             return 3.4 if is_alone else 2.5
@@ -195,7 +205,7 @@ def _draw_panel(
 
 
 def _add_legend(canvas: Canvas, legend_axes: Sequence[Axes], caption: str, size: tuple[float, float]) -> None:
-    """Write caption and names below the panels, where they cover no curve; the picture grows by the names."""
+    """Add caption and legend below the panels, and increase the height of the picture by the legend."""
     width, height = size
     handles: dict[str, Any] = {}
     for axes in legend_axes:
@@ -215,7 +225,7 @@ def _add_legend(canvas: Canvas, legend_axes: Sequence[Axes], caption: str, size:
         title_fontsize=8,
     )  # fmt: skip
     for text in (*legend.get_texts(), legend.get_title()):
-        text.set_parse_math(False)  # a dollar sign in a name is a dollar sign
+        text.set_parse_math(False)  # names may contain dollar signs
     legend.get_title().set_color(GRAY)
 
 
@@ -227,8 +237,10 @@ def _style_axes(axes: Axes) -> None:
 
 
 def _wrap_label(axis: Axis, width: int) -> str:
-    """Return the label of an axis, with the unit in a second line if it is too long."""
-    return axis.label if len(axis.label) <= width or not axis.unit else f"{axis.name}\n({axis.unit})"
+    """Return the label of an axis, with the unit in a second line if the label is too long."""
+    if len(axis.label) <= width or not axis.unit:
+        return axis.label
+    return f"{axis.name}\n({axis.unit})"
 
 
 def _draw_curves(axes: Axes, panel: Curves) -> None:
@@ -386,27 +398,28 @@ def _draw_heat_map(canvas: Canvas, axes: Axes, panel: HeatMap) -> None:
     axes.set_ylabel(panel.y_axis.label, parse_math=False)
 
 
-# Bubbles: laid out in inches, because the area of a bubble must follow from the size of a cell
+# Bubbles: laid out in inches, because the area of a bubble depends on the size of a cell
 
 
 def _render_bubbles(figure: Figure, panel: Bubbles) -> Canvas:
     from matplotlib.figure import Figure as MatplotlibFigure
 
     counts = np.array(panel.counts)
-    (columns, rows), most = counts.shape, max(1, int(counts.max()))
-    # With more than a hundred labels the picture grows to twice its height: 200 can be distinguished.
-    cell_width, cell_height = _cell_size(columns, 7.4), _cell_size(rows, min(12.8, max(6.4, 0.064 * rows)))
+    columns, rows = counts.shape
+    max_count = max(1, int(counts.max()))
+    cell_width = _cell_size(columns, 7.4)
+    # With more than 100 labels the height increases, up to twice at 200, so that labels can be distinguished.
+    cell_height = _cell_size(rows, min(12.8, max(6.4, 0.064 * rows)))
     largest = _largest_bubble(counts, 72 * min(cell_width, cell_height))
-    grid_width, grid_height = columns * cell_width, rows * cell_height
-    column_ticks, row_ticks = (
-        range(0, columns, _tick_step(cell_width)),
-        range(0, rows, _tick_step(cell_height)),
-    )
-    below = [_truncate(panel.columns[tick], 16) for tick in column_ticks]
-    beside = [_truncate(panel.rows[tick], 20) for tick in row_ticks]
-    longest = max(map(len, below))
+    grid_width = columns * cell_width
+    grid_height = rows * cell_height
+    column_ticks = range(0, columns, _tick_step(cell_width))
+    row_ticks = range(0, rows, _tick_step(cell_height))
+    column_labels = [_truncate(panel.columns[tick], 16) for tick in column_ticks]
+    row_labels = [_truncate(panel.rows[tick], 20) for tick in row_ticks]
+    longest = max(map(len, column_labels))
     is_rotated = 0.075 * longest > _tick_step(cell_width) * cell_width
-    left = max(0.6, 0.4 + 0.07 * max(map(len, beside)))
+    left = max(0.6, 0.4 + 0.07 * max(map(len, row_labels)))
     bottom = 0.45 + 0.07 * longest if is_rotated else 0.55
     width = max(3.4, left + grid_width + 0.35 + largest / 72 + 0.75)
     text = f"{figure.title}; {panel.note}" if panel.note else figure.title
@@ -416,12 +429,12 @@ def _render_bubbles(figure: Figure, panel: Bubbles) -> Canvas:
     canvas = MatplotlibFigure(figsize=(width, height))
     axes = canvas.add_axes((left / width, bottom / height, grid_width / width, grid_height / height))
     _draw_bubbles(axes, counts, largest)
-    # No bubble is on the frame.
+    # Margins keep bubbles off the frame.
     across, up = (max(0.5, 0.55 * largest / (72 * side)) for side in (cell_width, cell_height))
     axes.set(xlim=(-across, columns - 1 + across), ylim=(-up, rows - 1 + up))
     axes.set(xlabel=panel.x_axis.label, ylabel=panel.y_axis.label)
-    axes.set_xticks(column_ticks, below, rotation=90 if is_rotated else 0)
-    axes.set_yticks(row_ticks, beside)
+    axes.set_xticks(column_ticks, column_labels, rotation=90 if is_rotated else 0)
+    axes.set_yticks(row_ticks, row_labels)
     for tick in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         tick.set_parse_math(False)
     axes.tick_params(length=0, labelsize=8)
@@ -430,15 +443,15 @@ def _render_bubbles(figure: Figure, panel: Bubbles) -> Canvas:
     axes.spines[:].set_color("#c8c8c8")
     canvas.text(left / width, 1 - 0.1 / height, "\n".join(lines), va="top", fontsize=10, parse_math=False)
     top = bottom + max(grid_height, 1.5)
-    _draw_size_key(canvas, panel.size_axis.label, (left + grid_width + 0.3, top), largest, most)
+    _draw_size_key(canvas, panel.size_axis.label, (left + grid_width + 0.3, top), largest, max_count)
     return canvas
 
 
 def _largest_bubble(counts: NDArray[np.int64], cell: float) -> float:
     """Return the diameter of the largest bubble for cells of this size, in points.
 
-    In a fine grid of sparse data bubbles may overlap, or all would be specks. In a fuller grid they are
-    smaller, so that bubbles of an even split do not touch.
+    In a fine grid of sparse data bubbles may overlap, because they would be too small otherwise. In a denser
+    grid they are smaller, so that bubbles of an even split do not touch.
     """
     fullness = float(counts.sum()) / max(1, int(counts.max())) / counts.size
     return min(36.0, 0.67 * cell / math.sqrt(max(fullness, 1e-9)), max(0.95 * cell, min(11.0, 2.2 * cell)))
@@ -446,10 +459,10 @@ def _largest_bubble(counts: NDArray[np.int64], cell: float) -> float:
 
 def _draw_bubbles(axes: Axes, counts: NDArray[np.int64], largest: float) -> None:
     column, row = np.nonzero(counts)
-    order = np.argsort(-counts[column, row], kind="stable")  # small ones are drawn on top of large ones
+    order = np.argsort(-counts[column, row], kind="stable")  # small bubbles are drawn on top of large ones
     column, row = column[order], row[order]
     area = largest**2 * counts[column, row] / max(1, int(counts.max()))
-    edge = np.where(area > 9, 0.4, 0.0)  # separates bubbles that overlap; a speck would vanish in it
+    edge = np.where(area > 9, 0.4, 0.0)  # separates overlapping bubbles; tiny ones have no edge
     axes.scatter(
         column, row, s=area, c=COLORS[0], alpha=0.85, linewidths=edge.tolist(), edgecolors="white",
         clip_on=False, zorder=2,
@@ -461,7 +474,7 @@ def _truncate(name: str, maximum: int) -> str:
 
 
 def _cell_size(count: int, room: float) -> float:
-    """Return the side of a cell in inches: as large as `room` allows, but few cells do not fill a poster."""
+    """Return the side of a cell in inches: `room` divided by the count, but limited for few cells."""
     return min(room / count, max(0.36, 1.4 / count))
 
 
@@ -472,7 +485,7 @@ def _tick_step(cell: float) -> int:
 
 
 def _draw_size_key(
-    canvas: Canvas, label: str, corner: tuple[float, float], largest: float, most: int
+    canvas: Canvas, label: str, corner: tuple[float, float], largest: float, max_count: int
 ) -> None:
     """Draw bubbles of round counts with their numbers, downwards from the corner (left, top) in inches."""
     left, top = corner
@@ -482,18 +495,18 @@ def _draw_size_key(
     axes.set(xlim=(0, 72 * (width - left)), ylim=(-72 * top, 0))  # points, so that areas match the grid's
     axes.text(0, -2, label, va="top", fontsize=8)
     y = -16.0
-    for count in _round_counts(most):
-        diameter = largest * math.sqrt(count / most)
+    for count in _round_counts(max_count):
+        diameter = largest * math.sqrt(count / max_count)
         y -= max(diameter, 9) / 2
         axes.scatter([largest / 2], [y], s=[diameter**2], color=COLORS[0], alpha=0.85, linewidth=0)
         axes.text(largest + 5, y, f"{count}", va="center", fontsize=8)
         y -= max(diameter, 9) / 2 + 4
 
 
-def _round_counts(most: int) -> list[int]:
+def _round_counts(max_count: int) -> list[int]:
     """Return up to three round counts (1, 2 or 5 times a power of ten), the largest first."""
-    steps = [digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5)]
-    return [step for step in steps if step <= most][::-2][:3]
+    steps = [digit * 10**power for power in range(len(str(max_count))) for digit in (1, 2, 5)]
+    return [step for step in steps if step <= max_count][::-2][:3]
 
 
 # Scatter plots: square panels with a key for labels and one for clients
@@ -502,8 +515,8 @@ def _round_counts(most: int) -> list[int]:
 def _render_scatters(figure: Figure) -> Canvas:
     """Return a panel for each scatter plot.
 
-    Up to ten labels have a color each; more are on a color bar. Up to 24 clients have a marker each; of more
-    the marker is the client's number.
+    Up to ten labels have a color each; more labels share a color bar. Up to 24 clients have a marker each;
+    with more clients, the marker is the client's number.
     """
     from matplotlib.figure import Figure as MatplotlibFigure
 
@@ -534,14 +547,14 @@ def _render_scatters(figure: Figure) -> Canvas:
 def _label_colors(labels: Sequence[int]) -> dict[int, Any]:
     import matplotlib
 
-    if len(labels) <= len(LABELS):
-        return dict(zip(labels, LABELS, strict=False))
-    scale = matplotlib.colormaps["viridis"]  # without its last yellow, too pale on white
+    if len(labels) <= len(LABEL_COLORS):
+        return dict(zip(labels, LABEL_COLORS, strict=False))
+    scale = matplotlib.colormaps["viridis"]  # without the last yellow, which is too pale on white
     return {label: scale(0.93 * index / (len(labels) - 1)) for index, label in enumerate(labels)}
 
 
 def _client_marker(clients: Sequence[int], index: int) -> tuple[str, bool]:
-    """Return the marker of a client, and whether it is filled."""
+    """Return the marker of a client, and True if it is filled."""
     if len(clients) > 2 * len(_SHAPES):
         return f"${clients[index]}$", True
     return _SHAPES[index % len(_SHAPES)], index < len(_SHAPES)
@@ -552,11 +565,11 @@ def _draw_scatter(axes: Axes, panel: Scatter, clients: Sequence[int], colors: Ma
     x, y, owners = np.array(panel.x), np.array(panel.y), np.array(panel.clients)
     shades = [colors[label] for label in panel.labels]
     for index, client in enumerate(clients):
-        chosen = np.flatnonzero(owners == client)
+        indices = np.flatnonzero(owners == client)
         marker, is_filled = _client_marker(clients, index)
-        edges = [shades[position] for position in chosen]
+        edges = [shades[position] for position in indices]
         axes.scatter(
-            x[chosen], y[chosen], s=2 * size if marker.startswith("$") else size, marker=marker,
+            x[indices], y[indices], s=2 * size if marker.startswith("$") else size, marker=marker,
             facecolors=edges if is_filled else "none", edgecolors=edges, linewidths=0.5, alpha=0.85,
         )  # fmt: skip
     axes.set_xticks([])
@@ -573,7 +586,7 @@ def _add_label_key(
     from matplotlib.colors import BoundaryNorm, ListedColormap
     from matplotlib.lines import Line2D
 
-    if len(labels) <= len(LABELS):
+    if len(labels) <= len(LABEL_COLORS):
         dots = [Line2D([], [], linestyle="", marker="o", color=colors[k], label=f"{k}") for k in labels]
         canvas.legend(handles=dots, title="label", loc="outside right upper", frameon=False, fontsize=9)
         return
@@ -589,7 +602,7 @@ def _add_client_key(canvas: Canvas, clients: Sequence[int], columns: int) -> Non
     from matplotlib.lines import Line2D
 
     if len(clients) > 2 * len(_SHAPES):
-        canvas.supxlabel("a marker is the number of its client", fontsize=9)
+        canvas.supxlabel("a marker is the number of the client", fontsize=9)
         return
     markers = []
     for index, client in enumerate(clients):

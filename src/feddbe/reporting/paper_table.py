@@ -11,25 +11,25 @@ from feddbe.results.statistics import Interval
 
 @dataclass(frozen=True)
 class PaperCell:
-    """One place of the table."""
+    """A cell of the table: our value, the paper's, and their difference."""
 
     row: str
     column: str
     ours: Interval | None
     theirs: float | None
-    """None: the paper has a dash there, or nothing."""
+    """The paper's value; None if it has none."""
     difference: float | None
-    """Ours - theirs, where both are of the same data and model."""
+    """Ours - theirs, if both use the same data and model."""
     marks: tuple[str, ...] = ()
-    """What a reader must know of it."""
-    state: str = "-"
-    """What stands for ours while there is none."""
+    """Footnotes."""
+    status: str = "-"
+    """Text instead of our value while there is none."""
     digits: int = 2
 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table of the paper and ours."""
+    """A table of the paper with our values."""
 
     name: str
     title: str
@@ -39,89 +39,99 @@ class PaperTable:
     notes: tuple[str, ...] = ()
 
     def letters(self) -> dict[str, str]:
-        """A letter for each mark, in the order in which they appear."""
-        marks = list(dict.fromkeys(mark for place in self.cells for mark in place.marks))
+        """Return a letter for each footnote, in order of appearance."""
+        marks = list(dict.fromkeys(mark for cell in self.cells for mark in cell.marks))
         return {mark: _letter(index) for index, mark in enumerate(marks)}
 
     def legend(self) -> str:
-        """What the numbers are, what letters mean, and the notes; a sentence each."""
-        interval = any(place.ours and place.ours.n > 1 for place in self.cells)
-        words = [f"Ours{' ± 95 % interval over trials' if interval else ''}, the paper's, the difference."]
-        words += [f"{letter}: {mark}." for mark, letter in self.letters().items()]
-        return " ".join([*words, *self.notes])
+        """Return the meaning of numbers and letters, and the notes; a sentence each."""
+        has_intervals = any(cell.ours and cell.ours.n > 1 for cell in self.cells)
+        ours = "Ours ± 95 % interval over trials" if has_intervals else "Ours"
+        sentences = [f"{ours}, the paper's, the difference."]
+        sentences += [f"{letter}: {mark}." for mark, letter in self.letters().items()]
+        return " ".join([*sentences, *self.notes])
 
-    def at(self, row: str, column: str) -> PaperCell | None:
-        return next((p for p in self.cells if (p.row, p.column) == (row, column)), None)
+    def find_cell(self, row: str, column: str) -> PaperCell | None:
+        """Return the cell in a row and column, or None."""
+        return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)
 
 
-def paper_table(compared: PaperTable) -> Table:
-    """Return the table as the paper prints it, for readers: a record for each of its rows."""
-    letters = compared.letters()
+def paper_table(table: PaperTable) -> Table:
+    """Return the table for readers, laid out as in the paper: a record for each of its rows."""
+    letters = table.letters()
     kind = Kind(
-        lambda place: _one_line(place, letters),
-        sort_value=lambda place: place.ours.mean if place.ours else None,
-        terminal_format=lambda place: _two_lines(place, letters),
+        lambda cell: _format_in_one_line(cell, letters),
+        sort_value=lambda cell: cell.ours.mean if cell.ours else None,
+        terminal_format=lambda cell: _format_in_two_lines(cell, letters),
     )
     columns = [
         Column("row", "method", TEXT, lambda row: row),
-        *(Column(f"column_{index}", name, kind, lambda row, name=name: compared.at(row, name))  # type: ignore[misc]
-          for index, name in enumerate(compared.columns)),
+        *(Column(f"column_{index}", name, kind, lambda row, name=name: table.find_cell(row, name))  # type: ignore[misc]
+          for index, name in enumerate(table.columns)),
     ]  # fmt: skip
-    heading = f"{compared.name}: {compared.title}"
+    heading = f"{table.name}: {table.title}"
     return Table.from_sources(
-        columns, compared.rows, title=heading, note=compared.legend(), narrow=Narrow.STACK_BLOCKS
+        columns, table.rows, title=heading, note=table.legend(), narrow=Narrow.STACK_BLOCKS
     )
 
 
-def paper_records_table(compared: PaperTable) -> Table:
+def paper_records_table(table: PaperTable) -> Table:
     """Return the table for programs: a record for each number of the paper."""
     columns = [
-        Column("table", value=lambda place: compared.name),
-        Column("row", value=lambda place: place.row),
-        Column("column", value=lambda place: place.column),
-        Column("ours", value=lambda place: place.ours.mean if place.ours else None),
-        Column("half_width", value=lambda place: place.ours.half if place.ours else None),
-        Column("trials", value=lambda place: place.ours.n if place.ours else 0),
-        Column("paper", value=lambda place: place.theirs),
-        Column("difference", value=lambda place: place.difference),
-        Column("marks", value=lambda place: "; ".join(place.marks) or ("" if place.ours else place.state)),
+        Column("table", value=lambda cell: table.name),
+        Column("row", value=lambda cell: cell.row),
+        Column("column", value=lambda cell: cell.column),
+        Column("ours", value=lambda cell: cell.ours.mean if cell.ours else None),
+        Column("half_width", value=lambda cell: cell.ours.half if cell.ours else None),
+        Column("trials", value=lambda cell: cell.ours.n if cell.ours else 0),
+        Column("paper", value=lambda cell: cell.theirs),
+        Column("difference", value=lambda cell: cell.difference),
+        Column("marks", value=lambda cell: "; ".join(cell.marks) or ("" if cell.ours else cell.state)),
     ]
-    return Table.from_sources(columns, compared.cells)
+    return Table.from_sources(columns, table.cells)
 
 
-def render_paper_table(compared: PaperTable, form: str) -> str:
-    """Return the table in one of `FORMATS`: as the paper's for readers, a number to a record for programs."""
-    is_for_readers = form in ("markdown", "latex")
-    return render(paper_table(compared) if is_for_readers else paper_records_table(compared), form)
+def render_paper_table(table: PaperTable, format_name: str) -> str:
+    """Return the table in one of `FORMATS`.
+
+    Markdown and LaTeX are laid out as in the paper; CSV and JSON have a record for each number.
+    """
+    is_for_readers = format_name in ("markdown", "latex")
+    rendered = paper_table(table) if is_for_readers else paper_records_table(table)
+    return render(rendered, format_name)
 
 
-def _two_lines(place: PaperCell | None, letters: dict[str, str]) -> str:
+def _format_in_two_lines(cell: PaperCell | None, letters: dict[str, str]) -> str:
     """Return ours above the paper's number and the difference."""
-    if place is None:
+    if cell is None:
         return ""
-    return f"{_ours(place, letters)}\n{'  '.join(_paper(place))}"
+    return f"{_format_ours(cell, letters)}\n{'  '.join(_format_paper(cell))}"
 
 
-def _one_line(place: PaperCell | None, letters: dict[str, str]) -> str:
-    """Return ours, and in brackets the paper's number and the difference."""
-    if place is None:
+def _format_in_one_line(cell: PaperCell | None, letters: dict[str, str]) -> str:
+    """Return ours, then the paper's number and the difference in parentheses."""
+    if cell is None:
         return ""
-    paper = _paper(place)
-    return f"{_ours(place, letters)} ({', '.join(paper)})" if paper else _ours(place, letters)
+    paper = _format_paper(cell)
+    return f"{_format_ours(cell, letters)} ({', '.join(paper)})" if paper else _format_ours(cell, letters)
 
 
-def _ours(place: PaperCell, letters: dict[str, str]) -> str:
-    text = place.ours.shown(place.digits) if place.ours else place.state
-    return f"{text} {','.join(letters[mark] for mark in place.marks)}".strip()
+def _format_ours(cell: PaperCell, letters: dict[str, str]) -> str:
+    text = cell.ours.format(cell.digits) if cell.ours else cell.status
+    return f"{text} {','.join(letters[mark] for mark in cell.marks)}".strip()
 
 
-def _paper(place: PaperCell) -> list[str]:
-    """Return the paper's number and the difference, as far as there are any."""
-    texts = [] if place.theirs is None else [f"{place.theirs:.{place.digits}f}"]
-    return texts + ([] if place.difference is None else [f"{place.difference:+.{place.digits}f}"])
+def _format_paper(cell: PaperCell) -> list[str]:
+    """Return the paper's number and the difference, if they exist."""
+    texts = []
+    if cell.theirs is not None:
+        texts.append(f"{cell.theirs:.{cell.digits}f}")
+    if cell.difference is not None:
+        texts.append(f"{cell.difference:+.{cell.digits}f}")
+    return texts
 
 
 def _letter(index: int) -> str:
-    """a, b, ..., z, aa, ab, ..."""
+    """Return a, b, ..., z, aa, ab, ..."""
     first, second = divmod(index, len(ascii_lowercase))
     return (ascii_lowercase[first - 1] if first else "") + ascii_lowercase[second]

@@ -1,90 +1,109 @@
-"""Analyses of representations: which ones runs have, and their tables."""
+"""Analyses of representations: those that runs have, and their tables."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
-from feddbe.metrics.representations.points import AnalysisColumn as AnalysisColumn
+from feddbe.metrics.representations.points import AnalysisColumn
 from feddbe.metrics.representations.registry import ANALYSES
 from feddbe.reporting.formatting import format_percent
 from feddbe.reporting.table import TEXT, Column, Kind, Narrow, Table
 from feddbe.results.document import AnalysisDocument, RunDocument, run_labels
 
-FoundAnalyses = list[tuple[str, AnalysisDocument]]
-"""Measurements of one kind, each with the name of its run."""
+NamedAnalyses = list[tuple[str, AnalysisDocument]]
+"""Analyses of one kind, each with the name of its run."""
 
 
-def analysis_tables(documents: Sequence[RunDocument], what: Container[str] = ANALYSES) -> list[Table]:
-    """Return a table for each kind of analysis that has numbers; quick ones are separate, and marked."""
+def analysis_tables(documents: Sequence[RunDocument], analyses: Container[str] = ANALYSES) -> list[Table]:
+    """Return a table for each kind of analysis that has numbers.
+
+    Args:
+        documents: The runs.
+        analyses: Names of the analyses to show.
+    """
     tables = []
-    for kind, found in analysis_groups(documents, run_labels(documents)):
-        name = found[0][1]["analysis"]
-        if name in what and ANALYSES[name].columns:
-            tables.append(_table(kind, found))
+    for kind, named_analyses in group_analyses(documents, run_labels(documents)):
+        name = named_analyses[0][1]["analysis"]
+        if name in analyses and ANALYSES[name].columns:
+            tables.append(_analysis_table(kind, named_analyses))
     return tables
 
 
-def analysis_groups(
-    documents: Sequence[RunDocument], names: Sequence[str]
-) -> Iterator[tuple[str, FoundAnalyses]]:
-    """Measurements of the same kind together, in the order in which they were first asked for."""
-    kinds: dict[str, FoundAnalyses] = {}
-    for run, document in zip(names, documents, strict=True):
-        for one in document["analyses"]:
-            name = f"{one['analysis']}{'-clients' * one['per_client']}{'-quick' * one['quick']}"
-            kinds.setdefault(name, []).append((run, one))
-    yield from kinds.items()
+def group_analyses(
+    documents: Sequence[RunDocument], run_names: Sequence[str]
+) -> Iterator[tuple[str, NamedAnalyses]]:
+    """Yield the analyses of each kind, in order of appearance; quick and per-client ones are separate."""
+    by_kind: dict[str, NamedAnalyses] = {}
+    for run, document in zip(run_names, documents, strict=True):
+        for analysis in document["analyses"]:
+            kind = analysis["analysis"]
+            if analysis["per_client"]:
+                kind += "-clients"
+            if analysis["quick"]:
+                kind += "-quick"
+            by_kind.setdefault(kind, []).append((run, analysis))
+    yield from by_kind.items()
 
 
-def is_first_result(one: AnalysisDocument, found: FoundAnalyses) -> bool:
-    """Not the same numbers as an earlier one's, as at z without PRBM."""
-    earlier = [other for _, other in found]
-    return not any(one["clients"] == other["clients"] for other in earlier[: earlier.index(one)])
+def is_first_result(analysis: AnalysisDocument, named_analyses: NamedAnalyses) -> bool:
+    """Return False if an earlier analysis has the same numbers, as for z without PRBM."""
+    documents = [document for _, document in named_analyses]
+    earlier = documents[: documents.index(analysis)]
+    return not any(analysis["clients"] == other["clients"] for other in earlier)
 
 
-def column_title(run: str, one: AnalysisDocument) -> str:
-    return f"{run}, {one['moment']} @{one['round']}"
+def describe_view(run: str, analysis: AnalysisDocument) -> str:
+    """Return run, moment and round, as in `fedavg, before @12`."""
+    return f"{run}, {analysis['moment']} @{analysis['round']}"
 
 
-def describe_samples(found: FoundAnalyses) -> str:
-    counts = " or ".join(map(str, sorted({one["samples"] for _, one in found})))
-    whose = "of each client alone" if found[0][1]["per_client"] else "of all clients"
-    return f"{counts} test samples {whose}"
+def describe_samples(named_analyses: NamedAnalyses) -> str:
+    """Return the number of test samples, as in `1000 test samples of all clients`."""
+    counts = " or ".join(map(str, sorted({analysis["samples"] for _, analysis in named_analyses})))
+    clients = "each client" if named_analyses[0][1]["per_client"] else "all clients"
+    return f"{counts} test samples of {clients}"
 
 
-def analysis_title(found: FoundAnalyses) -> str:
-    """Return the title of a section about measurements of one kind."""
-    one = found[0][1]
-    alone = ", of each client alone" if one["per_client"] else ""
-    quick = " (quick)" if one["quick"] else ""
-    return f"{ANALYSES[one['analysis']].title}{alone}{quick}"
+def analysis_title(named_analyses: NamedAnalyses) -> str:
+    """Return the title of a section about analyses of one kind."""
+    analysis = named_analyses[0][1]
+    per_client = ", by client" if analysis["per_client"] else ""
+    quick = " (quick)" if analysis["quick"] else ""
+    return f"{ANALYSES[analysis['analysis']].title}{per_client}{quick}"
 
 
-def analysis_caption(found: FoundAnalyses) -> str:
-    """Return what measurements of one kind mean, and of which samples they are."""
-    one = found[0][1]
-    quick = " QUICK: fewer sizes, seeds and steps than the full measure." if one["quick"] else ""
-    text = f"{describe_samples(found).capitalize()}; before and after local training, @ round."
-    return f"{ANALYSES[one['analysis']].description} {text}{quick}"
+def analysis_caption(named_analyses: NamedAnalyses) -> str:
+    """Return the meaning of the numbers of one kind of analysis, and its samples."""
+    analysis = named_analyses[0][1]
+    sentences = [
+        ANALYSES[analysis["analysis"]].description,
+        f"{describe_samples(named_analyses).capitalize()}; before and after local training, @ round.",
+    ]
+    if analysis["quick"]:
+        sentences.append("QUICK: fewer sizes, seeds and steps than the full analysis.")
+    return " ".join(sentences)
 
 
-def _table(kind: str, found: FoundAnalyses) -> Table:
-    """Return the table of an analysis: a record for each place and number, a column per run and moment."""
-    numbers = ANALYSES[found[0][1]["analysis"]].columns
-    views = dict.fromkeys((run, one["moment"], one["round"]) for run, one in found)
-    by_view = {(run, one["moment"], one["round"], one["layer"]): one for run, one in found}
+def _analysis_table(kind: str, named_analyses: NamedAnalyses) -> Table:
+    """Return a table with a record for each layer and number, and a column for each run, moment and round."""
+    numbers = ANALYSES[named_analyses[0][1]["analysis"]].columns
+    views = dict.fromkeys((run, analysis["moment"], analysis["round"]) for run, analysis in named_analyses)
+    by_view = {
+        (run, analysis["moment"], analysis["round"], analysis["layer"]): analysis
+        for run, analysis in named_analyses
+    }
     columns = [
         Column("layer", kind=TEXT,
                value=lambda row: row[0] if len(numbers) == 1 else f"{row[0]} {row[1].key}"),
         *(Column(f"view_{index}", f"{run}\n{moment} @{round_}", _NUMBER,
-                 lambda row, view=(run, moment, round_): _number(by_view.get((*view, row[0])), row[1]))  # type: ignore[misc]
+                 lambda row, view=(run, moment, round_): _read_number(by_view.get((*view, row[0])), row[1]))  # type: ignore[misc]
           for index, (run, moment, round_) in enumerate(views)),
     ]  # fmt: skip
-    places = dict.fromkeys(one["layer"] for _, one in found)
-    rows = [(place, number) for place in places for number in numbers]
+    layers = dict.fromkeys(analysis["layer"] for _, analysis in named_analyses)
+    rows = [(layer, number) for layer in layers for number in numbers]
     return Table.from_sources(
-        columns, rows, title=kind, note=analysis_caption(found), narrow=Narrow.STACK_BLOCKS
+        columns, rows, title=kind, note=analysis_caption(named_analyses), narrow=Narrow.STACK_BLOCKS
     )
 
 
@@ -96,9 +115,11 @@ class _Number(NamedTuple):
     column: AnalysisColumn
 
 
-def _number(one: AnalysisDocument | None, column: AnalysisColumn) -> _Number | None:
-    value = one["overall"].get(column.key) if one else None
-    return None if one is None or value is None else _Number(value, one["overall"].get(column.spread), column)
+def _read_number(analysis: AnalysisDocument | None, column: AnalysisColumn) -> _Number | None:
+    value = analysis["overall"].get(column.key) if analysis else None
+    if analysis is None or value is None:
+        return None
+    return _Number(value, analysis["overall"].get(column.spread), column)
 
 
 def _format_number(number: _Number | None) -> str:

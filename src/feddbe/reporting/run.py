@@ -1,4 +1,4 @@
-"""A run as Python users hold it: its document, with ways to look at it."""
+"""Runs for Python users: documents with curves, data frames and tables for notebooks."""
 
 from __future__ import annotations
 
@@ -24,49 +24,69 @@ if TYPE_CHECKING:
 
 
 class Run(dict[str, Any]):
-    """The document that describes a run (`RunDocument`), a dictionary that can be written as JSON.
+    """The document of a run (`RunDocument`), a dictionary that can be written as JSON.
 
-    In a notebook it shows itself as a table.
+    A notebook displays it as a table.
     """
 
     @property
     def document(self) -> RunDocument:
-        """The same, for type checkers."""
+        """This run with the type that type checkers know."""
         return cast(RunDocument, self)
 
-    def curve(self, reading: str = "weighted") -> list[tuple[int, float]]:
-        """(round, test accuracy as a fraction of one) of every evaluated entry; `reading` may also be `mean`,
-        `worst_tenth` or `std` over clients."""
-        if reading not in (known := ("weighted", "mean", "worst_tenth", "std")):
-            raise unknown_name("reading", reading, known)
-        return [(e["round"], e["accuracy"][reading]) for e in self["rounds"] if e["accuracy"]]
+    def curve(self, statistic: str = "weighted") -> list[tuple[int, float]]:
+        """Return the learning curve.
+
+        Args:
+            statistic: Of the accuracy over clients: `weighted`, `mean`, `worst_tenth` or `std`.
+
+        Returns:
+            Round and test accuracy, as a fraction of one, of each evaluated round.
+
+        Raises:
+            InvalidInputError: The statistic is unknown.
+        """
+        statistics = ("weighted", "mean", "worst_tenth", "std")
+        if statistic not in statistics:
+            raise unknown_name("statistic", statistic, statistics)
+        return [
+            (result["round"], result["accuracy"][statistic])
+            for result in self["rounds"]
+            if result["accuracy"]
+        ]
 
     def clients(self) -> list[summary.ClientRecord]:
-        """Each client's name, test samples, and accuracy in the best and in the last round."""
+        """Return each client's name, test samples, and accuracy in the best and in the last round."""
         return summary.client_records(self.document)
 
     def to_pandas(self) -> DataFrame:
-        """A frame with a row per round; `DataFrame(run.clients())` is the one with a row per client."""
+        """Return a frame with a row per round; `DataFrame(run.clients())` has a row per client."""
         return rounds_table(self.document).to_pandas().set_index("round")
 
     def __repr__(self) -> str:
-        """In a line; `dict(run)` shows all of it."""
-        best, words = self["best"], [f"{self['method']}: {run_title([self.document])}"]
+        """Return one line; `dict(run)` shows everything."""
+        parts = [f"{self['method']}: {run_title([self.document])}"]
+        best = self["best"]
         if best and best["accuracy"]:
-            words.append(f"best {format_percent(best['accuracy']['weighted'])} % in round {best['round']}")
-        return f"<Run {', '.join(filter(None, [*words, status_note(self.document)]))}, {self['folder']!r}>"
+            parts.append(f"best {format_percent(best['accuracy']['weighted'])} % in round {best['round']}")
+        status = status_note(self.document)
+        if status:
+            parts.append(status)
+        return f"<Run {', '.join(parts)}, {self['folder']!r}>"
 
     def _repr_html_(self) -> str:
         return to_html(results_table([self.document]))
 
 
 class Runs(list[Run]):
-    """Runs that were asked for together; in a notebook they show themselves as one table, with means and
-    intervals where there are several seeds."""
+    """A list of runs.
+
+    A notebook displays it as one table, with means and intervals if there are several seeds.
+    """
 
     @property
     def documents(self) -> Sequence[RunDocument]:
-        """The same, for type checkers."""
+        """The runs with the type that type checkers know."""
         return [run.document for run in self]
 
     def _repr_html_(self) -> str:
@@ -75,13 +95,13 @@ class Runs(list[Run]):
 
 
 class Sweep(Runs):
-    """The runs of a grid of values; in a notebook they show themselves as a table over it."""
+    """The runs of a grid of values; a notebook displays it as a table of the grid."""
 
     @property
     def chosen(self) -> Runs:
-        """Of each method the runs with the values that are best on validation data."""
-        those = {id(document) for document in chosen_runs(self.documents)}
-        return Runs(run for run in self if id(run) in those)
+        """The runs of each method with the values that are best on validation data."""
+        chosen_ids = {id(document) for document in chosen_runs(self.documents)}
+        return Runs(run for run in self if id(run) in chosen_ids)
 
     def _repr_html_(self) -> str:
         return to_html(sweep_table(self.documents))

@@ -1,8 +1,8 @@
-"""One model of all tables: typed columns and records by key, with a renderer for each output.
+"""Tables as values: typed columns and records by key, with a renderer for each output.
 
 A table is declared as a list of `Column`s, each with a function of the record's source. Adding a column
 to that list shows it in the terminal, on the report page, in notebooks, Markdown, LaTeX, CSV, JSON and
-pandas. `reporting/tables.py` declares the tables. A console of rich prints a table, laid out for its width.
+pandas. `reporting/tables.py` declares the tables. A rich console lays a table out for its width.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, Any]
 SOFT_HYPHEN = "\u00ad"
-"""In a title: a narrow terminal may break the word there."""
+"""In a title, a possible line break for narrow terminals."""
 
 
 class Output(Flag):
-    """Outputs that show a column."""
+    """Kinds of output that can show a column."""
 
     TERMINAL = auto()
     DOCUMENT = auto()
@@ -59,11 +59,11 @@ class Output(Flag):
 
 
 class Priority(Enum):
-    """Whether a narrow terminal shows a column."""
+    """Importance of a column in a narrow terminal."""
 
     REQUIRED = auto()
     USEFUL = auto()
-    """Dropped if the table does not fit otherwise, even with broken names."""
+    """Dropped if the table does not fit even with broken names."""
     OPTIONAL = auto()
     """Dropped before names are broken, the last column first."""
 
@@ -79,7 +79,7 @@ class Narrow(Enum):
 
 
 class Progress(NamedTuple):
-    """A count, and the total that was wanted."""
+    """A count, and the planned total."""
 
     done: int
     total: int
@@ -106,24 +106,24 @@ class Kind:
     sort_value: Callable[[Any], float | None] = lambda value: value
     program_values: Callable[[str, Any], dict[str, Any]] = _program_value
     terminal_format: Callable[[Any], str] | None = None
-    """The text in a terminal, which may have several lines; None: as elsewhere."""
+    """Text in a terminal, possibly in several lines; None: `format`."""
     narrow_format: Callable[[Any], str] | None = None
     """A shorter text for narrow terminals."""
 
 
 def _format_interval(value: Interval | None) -> str:
-    return "-" if value is None else value.shown()
+    return "-" if value is None else value.format()
 
 
 def _format_difference(value: Interval | None) -> str:
-    return "" if value is None else value.shown(sign=True)
+    return "" if value is None else value.format(sign=True)
 
 
 def _interval_values(key: str, value: Interval | None) -> dict[str, Any]:
     """Return mean and half width as fractions of one, as all accuracies for programs."""
     if value is None:
         return {key: None, f"{key}_half": None}
-    return {key: value.mean / 100, f"{key}_half": value.half / 100}
+    return {key: value.mean / 100, f"{key}_half": value.half_width / 100}
 
 
 def _interval_mean(value: Interval | None) -> float | None:
@@ -147,12 +147,12 @@ TEXT = Kind(is_text=True)
 NUMBER = Kind()
 """A number or a short text that is aligned like one."""
 COUNT = Kind(_optional("{:,}".format))
-MEASURED = Kind(_optional("{:.4g}".format))
+DECIMAL = Kind(_optional("{:.4g}".format))
 PERCENT = Kind(format_percent)
 """A fraction of one."""
 SECONDS = Kind(_optional(format_seconds))
 BYTES = Kind(_optional(format_bytes))
-MARK = Kind(lambda value: "*" if value else "", sort_value=lambda value: float(bool(value)))
+FLAG = Kind(lambda value: "*" if value else "", sort_value=lambda value: float(bool(value)))
 PROGRESS = Kind(
     sort_value=lambda value: value.done, program_values=lambda key, value: {key: value and value.done}
 )
@@ -160,7 +160,7 @@ INTERVAL = Kind(_format_interval, sort_value=_interval_mean, program_values=_int
 """A mean over seeds in percent, with its 95 % interval."""
 DIFFERENCE = Kind(_format_difference, sort_value=_interval_mean, program_values=_interval_values)
 PAIRS = Kind(_format_pairs, sort_value=lambda value: value and value["helped"], program_values=_pair_values)
-"""Clients better, equal and worse off than with a baseline."""
+"""Numbers of clients with higher, equal and lower accuracy than with a baseline."""
 TIME = Kind(
     lambda value: value[:16].replace("T", " ") or "-",
     is_text=True,
@@ -175,12 +175,12 @@ class Column:
 
     Attributes:
         key: Identifies the column; its name for programs.
-        title: Its name for readers, by default the key with blanks. The terminal keeps line ends in it.
+        title: Its name for readers, by default the key with spaces. The terminal keeps line breaks in it.
         kind: Type of its values.
         value: Computes the value from a record's source.
         outputs: Outputs that show it.
-        priority: Whether a narrow terminal shows it.
-        hide_empty: Whether readers do not see it if no record has a value.
+        priority: Importance in a narrow terminal.
+        hide_empty: If True, readers do not see it if no record has a value.
         note: A sentence for the caption, if the column is shown.
         stack: In a terminal, columns with the same `stack` are one column with this title, below each other.
         line: Within a stack, the name of the column's line; see `Table.line_stack`.
@@ -226,10 +226,10 @@ class Table:
     line_stack: str = ""
 
     @classmethod
-    def from_sources(cls, columns: Sequence[Column], sources: Sequence[Any], **about: Any) -> Table:
+    def from_sources(cls, columns: Sequence[Column], sources: Sequence[Any], **fields: Any) -> Table:
         """Return the table with one record for each source, computed by the columns' functions."""
         records = [{column.key: column.value(source) for column in columns} for source in sources]
-        return cls(columns, records, **about)
+        return cls(columns, records, **fields)
 
     def visible_columns(self, output: Output) -> list[Column]:
         """Return the columns that an output shows."""
@@ -261,7 +261,7 @@ class Table:
         columns = self.visible_columns(Output.PROGRAM)
         return [
             {
-                key: _finite(value)
+                key: _finite_or_none(value)
                 for column in columns
                 for key, value in column.kind.program_values(column.key, record[column.key]).items()
             }
@@ -276,7 +276,7 @@ class Table:
 
 
 def to_csv(table: Table) -> str:
-    """Return the records for programs; each is a line, whatever is in it."""
+    """Return the records for programs, each in one line."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(_program_keys(table))
@@ -292,7 +292,7 @@ def _program_keys(table: Table) -> list[str]:
 
 
 def to_json(table: Table) -> str:
-    """Return a list of objects, one to a line."""
+    """Return a list of objects, one per line."""
     lines = [json.dumps(record, ensure_ascii=False) for record in table.to_records()]
     return "[" + ",\n ".join(lines) + "]\n"
 
@@ -357,7 +357,7 @@ def to_html(table: Table) -> str:
 def to_page_block(table: Table, id_: str, *, has_filter: bool = False) -> dict[str, Any]:
     """Return the table as the report page's JSON.
 
-    A cell of text is a string; a number is an object with its `text` and the `value` that it is sorted by.
+    A text cell is a string. A number is an object with its `text` and its `value`, which sorts the table.
     The first cell names the row.
     """
     columns = table.visible_columns(Output.PAGE)
@@ -379,7 +379,7 @@ def to_page_block(table: Table, id_: str, *, has_filter: bool = False) -> dict[s
 def _page_cell(column: Column, value: Any, text: str) -> str | dict[str, Any]:
     if column.kind.is_text:
         return text
-    number = None if value is None else _finite(column.kind.sort_value(value))
+    number = None if value is None else _finite_or_none(column.kind.sort_value(value))
     return {"text": text, "value": round(float(number), 4) if isinstance(number, int | float) else None}
 
 
@@ -388,18 +388,18 @@ FORMATS: dict[str, Callable[[Table], str]] = {
 }  # fmt: skip
 
 
-def render(table: Table, form: str) -> str:
+def render(table: Table, format_name: str) -> str:
     """Return the table in one of the `FORMATS`, with a line end."""
-    if form not in FORMATS:
-        raise unknown_name("format", form, FORMATS)
-    return FORMATS[form](table)
+    if format_name not in FORMATS:
+        raise unknown_name("format", format_name, FORMATS)
+    return FORMATS[format_name](table)
 
 
 def _one_line(text: str) -> str:
     return " ".join(text.splitlines())
 
 
-def _finite(value: Any) -> Any:
+def _finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -407,9 +407,9 @@ def _finite(value: Any) -> Any:
 
 
 _WHOLE_NAME = 18
-"""Letters of a name that stay together as long as columns can be dropped instead."""
+"""Letters of a name that stay together while columns can be dropped instead."""
 _BROKEN_NAME = 12
-"""Most letters of a name that stay together if nothing else fits."""
+"""Maximum number of letters of a name that stay together if nothing else fits."""
 
 
 @dataclass(frozen=True)
@@ -431,7 +431,8 @@ class _TerminalTable:
         else:
             yield layout.render()
         columns = [column for stack in layout.stacks for column in stack.columns]
-        if caption := table.caption(columns):
+        caption = table.caption(columns)
+        if caption:
             yield Text(caption, style="dim")
 
 
@@ -453,13 +454,13 @@ class _Stack:
 
 @dataclass(frozen=True)
 class _Layout:
-    """A choice of columns, of the space between them, and of how far names may be broken."""
+    """A selection of columns, with the space between them and the width of names."""
 
     table: Table
     stacks: tuple[_Stack, ...]
     is_narrow: bool = False
     name_width: int | None = _WHOLE_NAME
-    """Letters that a text column needs; None: all."""
+    """Minimum width of a text column; None: names are not broken."""
 
     def cell(self, stack: _Stack, record: Record) -> str:
         """Return the text of a record in a column, with a line for each column of the stack."""
@@ -467,12 +468,12 @@ class _Layout:
         for line in self._lines(record):
             column = next((c for c in stack.columns if c.line == line), None)
             if column is None and not stack.columns[0].line and not texts:
-                column = stack.columns[0]  # without lines of its own, it is in the first line
+                column = stack.columns[0]  # a column without lines is in the first line
             texts.append(self._line_text(stack, line, column, record))
         return "\n".join(texts).rstrip("\n")
 
     def _lines(self, record: Record) -> list[str]:
-        """Return the names of the lines that a record has; the first one is always there."""
+        """Return the names of the lines of a record; the first is always shown."""
         columns = [column for stack in self.stacks for column in stack.columns if column.line]
         names = dict.fromkeys(column.line for column in columns)
         is_used = {
@@ -496,7 +497,8 @@ class _Layout:
         assert column is not None
         kind = column.kind
         formats = (kind.narrow_format if self.is_narrow else None, kind.terminal_format, kind.format)
-        return next(text_of for text_of in formats if text_of)(record[column.key])
+        format_value = next(candidate for candidate in formats if candidate)
+        return format_value(record[column.key])
 
     def heading(self, stack: _Stack) -> str:
         """Return the title, broken to the width of the values below it."""
@@ -527,7 +529,7 @@ class _Layout:
         return min(shortest, self.name_width)
 
     def blocks(self, max_width: int) -> Iterator[_Layout]:
-        """Yield layouts with groups of columns that fit; records without a value there are left out."""
+        """Yield layouts with groups of columns that fit, without records that have no value in them."""
         first, *others = self.stacks
         group: list[_Stack] = []
         for stack in others:
@@ -564,18 +566,18 @@ class _Layout:
 
 
 def _choose_layout(table: Table, max_width: int) -> _Layout:
-    """Return the first layout that fits: all columns, without optional ones, narrower, with broken names."""
+    """Return the first layout that fits: all columns, fewer columns, narrow columns, broken names."""
     stacks = _stacks(table)
     is_list = table.narrow is Narrow.LIST_RECORDS
     whole = None if is_list else _WHOLE_NAME
     attempts = [
         _Layout(table, kept, is_narrow, whole)
         for is_narrow in (False, True)
-        for kept in _without(stacks, Priority.OPTIONAL)
+        for kept in _drop_columns(stacks, Priority.OPTIONAL)
     ]
     required = attempts[-1].stacks
     name_width = None if is_list else _BROKEN_NAME
-    attempts += [_Layout(table, kept, True, name_width) for kept in _without(required, Priority.USEFUL)]
+    attempts += [_Layout(table, kept, True, name_width) for kept in _drop_columns(required, Priority.USEFUL)]
     fitting = (layout for layout in attempts if layout.width() <= max_width)
     if table.narrow is Narrow.STACK_BLOCKS:
         return attempts[0]
@@ -592,8 +594,8 @@ def _stacks(table: Table) -> tuple[_Stack, ...]:
     )
 
 
-def _without(stacks: tuple[_Stack, ...], priority: Priority) -> Iterator[tuple[_Stack, ...]]:
-    """Yield the columns, then without the last one of this priority, then without the last two, and so on."""
+def _drop_columns(stacks: tuple[_Stack, ...], priority: Priority) -> Iterator[tuple[_Stack, ...]]:
+    """Yield all columns, then all but the last one of this priority, all but the last two, and so on."""
     yield stacks
     for dropped in reversed([stack for stack in stacks if stack.priority is priority]):
         stacks = tuple(stack for stack in stacks if stack is not dropped)
@@ -601,19 +603,19 @@ def _without(stacks: tuple[_Stack, ...], priority: Priority) -> Iterator[tuple[_
 
 
 def _list_records(layout: _Layout) -> Iterator[RenderableType]:
-    """Yield the first column as a heading, and below it the record's other values, numbers with titles."""
+    """Yield for each record its first value as a heading, and the others below it, numbers with titles."""
     first, *others = (stack.columns[0] for stack in replace(layout, is_narrow=False).stacks)
     for record in layout.table.records:
         yield Text(first.kind.format(record[first.key]), style="bold", overflow="ignore", no_wrap=True)
-        words = []
+        texts = []
         for column in others:
             text = column.kind.format(record[column.key])
-            words.append(text if column.kind.is_text else f"{column.reader_title} {text}")
-        yield Padding(Text(", ".join(word for word in words if word)), (0, 0, 0, 2))
+            texts.append(text if column.kind.is_text else f"{column.reader_title} {text}")
+        yield Padding(Text(", ".join(filter(None, texts))), (0, 0, 0, 2))
 
 
 def _rich_grid(gap: int) -> RichTable:
-    """Return a rich table without edges, with `gap` blanks between columns."""
+    """Return a rich table without edges, with `gap` spaces between columns."""
     return RichTable(
         box=box.SIMPLE_HEAD,
         show_edge=False,

@@ -1,7 +1,7 @@
-"""The tables of feddbe, each declared once as columns: results, seeds, sweeps, rounds, clients and costs.
+"""All tables, each declared once as columns: results, seeds, sweeps, rounds, clients and costs.
 
 Every function returns a `Table`, which `reporting/table.py` renders to the terminal, the report page,
-notebooks, Markdown, LaTeX, CSV and JSON. The terminal has room for 60 columns and more.
+notebooks, Markdown, LaTeX, CSV and JSON. Tables fit into terminals of 60 columns or more.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from feddbe.config.options import Config
 from feddbe.reporting.table import (
     BYTES,
     COUNT,
+    DECIMAL,
     DIFFERENCE,
+    FLAG,
     INTERVAL,
-    MARK,
-    MEASURED,
     NUMBER,
     PAIRS,
     PERCENT,
@@ -54,13 +54,13 @@ from feddbe.results.document import (
     status_note,
 )
 from feddbe.results.fairness import BASELINES, Fairness, Overhead
-from feddbe.results.seeds import SeedGroup, best_on_validation, group_seeds, unequal_rounds
-from feddbe.results.statistics import RULE, Interval
+from feddbe.results.seeds import SeedGroup, best_on_validation, group_seeds, methods_with_unequal_rounds
+from feddbe.results.statistics import VERDICT_RULE, Interval
 from feddbe.runs.folders import slug
 from feddbe.runs.summary import ClientRecord
 
-_READINGS = {"weighted": f"weigh{SOFT_HYPHEN}ted", "mean": "mean", "worst_tenth": "worst tenth"}
-"""Readings of an accuracy over clients, and their titles."""
+_STATISTICS = {"weighted": f"weigh{SOFT_HYPHEN}ted", "mean": "mean", "worst_tenth": "worst tenth"}
+"""Titles of the statistics of an accuracy over clients."""
 _DEFAULT_METRICS = Config().metrics.split(",")
 
 
@@ -68,7 +68,7 @@ _DEFAULT_METRICS = Config().metrics.split(",")
 
 
 @dataclass(frozen=True)
-class _Result:
+class _NamedRun:
     """A run and its name in the table."""
 
     name: str
@@ -83,19 +83,19 @@ def results_table(documents: Sequence[RunDocument], names: Sequence[str] = ()) -
         names: Their names; by default their methods, with the settings that distinguish them.
     """
     names = names or run_labels(documents)
-    sources = [_Result(name, document) for name, document in zip(names, documents, strict=True)]
+    sources = [_NamedRun(name, document) for name, document in zip(names, documents, strict=True)]
     columns = [
-        Column("run", "method", TEXT, _result_name),
+        Column("run", "method", TEXT, _read_name),
         Column("method", value=lambda run: run.document["method"], outputs=Output.PROGRAM),
-        Column("data", "data", TEXT, _data_name, outputs=Output.PAGE | Output.PROGRAM),
+        Column("data", "data", TEXT, _read_data, outputs=Output.PAGE | Output.PROGRAM),
         *(_setting_column(key) for key in ("partition", "clients", "seed", "lr")),
-        Column("rounds", "rounds", PROGRESS, _rounds_done, outputs=Output.PAGE | Output.PROGRAM),
-        *_accuracy_columns("best", lambda run: _primary(run.document["best"])),
-        *_accuracy_columns("last", lambda run: _primary(run.document["last"])),
-        *_accuracy_columns("tuned", _tuned_accuracy, note=_tuned_note(documents)),
-        *_accuracy_columns("new", lambda run: _new_accuracy(run, "before"), note=_NEW_NOTE),
-        *_accuracy_columns("new, tuned", lambda run: _new_accuracy(run, "adapted"), note=_NEW_NOTE),
-        Column("seconds", "s per round", SECONDS, _round_seconds, priority=Priority.USEFUL),
+        Column("rounds", "rounds", PROGRESS, _read_progress, outputs=Output.PAGE | Output.PROGRAM),
+        *_accuracy_columns("best", lambda run: _read_accuracy(run.document["best"])),
+        *_accuracy_columns("last", lambda run: _read_accuracy(run.document["last"])),
+        *_accuracy_columns("tuned", _read_tuned_accuracy, note=_tuned_note(documents)),
+        *_accuracy_columns("new", lambda run: _read_new_accuracy(run, "before"), note=_NEW_NOTE),
+        *_accuracy_columns("new, tuned", lambda run: _read_new_accuracy(run, "adapted"), note=_NEW_NOTE),
+        Column("seconds", "s per round", SECONDS, _median_seconds, priority=Priority.USEFUL),
         Column("bytes_up", "up", BYTES, lambda run: run.document["cost"]["up"], priority=Priority.USEFUL,
                note="Up and down: bytes per client and round."),
         Column("bytes_down", "down", BYTES, lambda run: run.document["cost"]["down"],
@@ -103,8 +103,8 @@ def results_table(documents: Sequence[RunDocument], names: Sequence[str] = ()) -
         *_metric_columns(documents),
         Column("majority_accuracy", "majority class", PERCENT, lambda run: run.document["majority_accuracy"],
                outputs=Output.WIDE | Output.PROGRAM),
-        Column("moment", value=lambda run: _last(run.document, "moment"), outputs=Output.PROGRAM),
-        Column("diverged", value=_divergence_round, outputs=Output.PROGRAM),
+        Column("moment", value=lambda run: _read_last(run.document, "moment"), outputs=Output.PROGRAM),
+        Column("diverged", value=_read_divergence_round, outputs=Output.PROGRAM),
         Column("folder", value=lambda run: run.document["folder"], outputs=Output.PROGRAM),
     ]  # fmt: skip
     return Table.from_sources(
@@ -112,15 +112,17 @@ def results_table(documents: Sequence[RunDocument], names: Sequence[str] = ()) -
         sources,
         note=_results_note(documents, names),
         footer=[
-            {"run": f"majority class{data}", "best_weighted": floor}
-            for floor, data in _floors(documents).items()
+            {"run": f"majority class{data}", "best_weighted": accuracy}
+            for accuracy, data in _majority_accuracies(documents).items()
         ],
         line_stack="round",
     )
 
 
-def _accuracy_columns(line: str, read: Callable[[_Result], Accuracy | None], note: str = "") -> list[Column]:
-    """Return the columns of one line of the results: the round, and the readings over clients."""
+def _accuracy_columns(
+    line: str, read: Callable[[_NamedRun], Accuracy | None], note: str = ""
+) -> list[Column]:
+    """Return the columns of one line of the results: the round, and the statistics over clients."""
     key = line.replace(", ", "_")
     is_evaluated = line in ("best", "last")
     columns = []
@@ -128,19 +130,19 @@ def _accuracy_columns(line: str, read: Callable[[_Result], Accuracy | None], not
         columns.append(
             Column(
                 f"{key}_round", f"{line} round", NUMBER,
-                lambda run: _entry_round(run.document, line), stack="round", line=line,
+                lambda run: _read_round(run.document, line), stack="round", line=line,
             )
         )  # fmt: skip
-    for reading, stack in _READINGS.items():
+    for statistic, stack in _STATISTICS.items():
         columns.append(
             Column(
-                f"{key}_{reading}",
+                f"{key}_{statistic}",
                 f"{line} {stack}",
                 PERCENT,
-                lambda run, reading=reading: _reading(read(run), reading),  # type: ignore[misc]
-                outputs=Output.ALL if line == "best" or reading == "weighted" else ~Output.PAGE,
+                lambda run, statistic=statistic: _read_statistic(read(run), statistic),  # type: ignore[misc]
+                outputs=Output.ALL if line == "best" or statistic == "weighted" else ~Output.PAGE,
                 hide_empty=not is_evaluated,
-                note=note if reading == "weighted" else "",
+                note=note if statistic == "weighted" else "",
                 stack=stack,
                 line=line,
             )
@@ -151,26 +153,26 @@ def _accuracy_columns(line: str, read: Callable[[_Result], Accuracy | None], not
 def _metric_columns(documents: Sequence[RunDocument]) -> list[Column]:
     """Return two columns for each metric of the rounds, its value in the best and in the last round.
 
-    A terminal has no room for those that all runs have; it shows what the user selected.
+    A terminal shows only metrics that the user selected, not the default ones.
     """
     from feddbe.metrics.builtin import describe_metric
 
     columns = []
     for name in metric_names(documents):
         label, unit = describe_metric(name)
-        key = name if name not in (*_READINGS, "round") else f"metric_{name}"
-        for which in ("best", "last"):
+        key = name if name not in (*_STATISTICS, "round") else f"metric_{name}"
+        for line in ("best", "last"):
             columns.append(
                 Column(
-                    f"{which}_{key}",
-                    f"{which} {label}",
-                    PERCENT if unit == "%" else MEASURED,
-                    lambda run, which=which, name=name: _entry_metric(run.document, which, name),  # type: ignore[misc]
+                    f"{line}_{key}",
+                    f"{line} {label}",
+                    PERCENT if unit == "%" else DECIMAL,
+                    lambda run, line=line, name=name: _read_metric(run.document, line, name),  # type: ignore[misc]
                     outputs=~Output.TERMINAL if name in _DEFAULT_METRICS else Output.ALL,
                     priority=Priority.OPTIONAL,
                     hide_empty=True,
                     stack=label,
-                    line=which,
+                    line=line,
                 )
             )
     return columns
@@ -180,80 +182,80 @@ def _setting_column(key: str) -> Column:
     return Column(key, value=lambda run: run.document["config"].get(key), outputs=Output.PROGRAM)
 
 
-def _result_name(run: _Result) -> str:
+def _read_name(run: _NamedRun) -> str:
     status = status_note(run.document)
     return f"{run.name} ({status})" if status else run.name
 
 
-def _data_name(run: _Result) -> str | None:
+def _read_data(run: _NamedRun) -> str | None:
     data = run.document["config"].get("data")
     return Path(data).name if data else None
 
 
-def _rounds_done(run: _Result) -> Progress:
+def _read_progress(run: _NamedRun) -> Progress:
     document = run.document
     done = document["rounds"][-1]["round"] if document["rounds"] else 0
-    wanted = document["config"].get("rounds", done)
+    planned = document["config"].get("rounds", done)
     is_complete = "rounds" not in document["config"] or is_finished(document)
-    return Progress(done, done if is_complete else wanted)
+    return Progress(done, done if is_complete else planned)
 
 
-def _primary(entry: RoundResult | None) -> Accuracy | None:
-    return entry["accuracy"] if entry else None
+def _read_accuracy(result: RoundResult | None) -> Accuracy | None:
+    return result["accuracy"] if result else None
 
 
-def _last(document: RunDocument, key: str) -> Any:
+def _read_last(document: RunDocument, key: str) -> Any:
     return {**document["last"]}[key] if document["last"] else None
 
 
-def _entry_round(document: RunDocument, which: str) -> int | None:
-    entry = document["best" if which == "best" else "last"]
-    return entry["round"] if entry and entry["accuracy"] else None
+def _read_round(document: RunDocument, line: str) -> int | None:
+    result = document["best" if line == "best" else "last"]
+    return result["round"] if result and result["accuracy"] else None
 
 
-def _entry_metric(document: RunDocument, which: str, name: str) -> float | None:
-    entry = document["best" if which == "best" else "last"]
-    return metric_value(entry, name) if entry else None
+def _read_metric(document: RunDocument, line: str, name: str) -> float | None:
+    result = document["best" if line == "best" else "last"]
+    return metric_value(result, name) if result else None
 
 
-def _reading(accuracy: Accuracy | None, reading: str) -> float | None:
-    return float({**accuracy}[reading]) if accuracy else None  # type: ignore[arg-type]
+def _read_statistic(accuracy: Accuracy | None, statistic: str) -> float | None:
+    return float({**accuracy}[statistic]) if accuracy else None  # type: ignore[arg-type]
 
 
-def _tuned_accuracy(run: _Result) -> Accuracy | None:
-    """Return the accuracy of clients that were tuned after the last round, if that is not the primary one."""
+def _read_tuned_accuracy(run: _NamedRun) -> Accuracy | None:
+    """Return the accuracy after fine-tuning in the last round, unless it is the primary accuracy."""
     last = run.document["last"]
     return last["adapted"] if last and last["moment"] != "adapted" else None
 
 
-def _new_accuracy(run: _Result, moment: str) -> Accuracy | None:
+def _read_new_accuracy(run: _NamedRun, moment: str) -> Accuracy | None:
     new_clients = run.document["new_clients"]
     if new_clients is None:
         return None
     return new_clients["before"] if moment == "before" else new_clients["adapted"]
 
 
-def _round_seconds(run: _Result) -> float | None:
-    """Return the seconds of the median round; the first entry is the start, not a round."""
-    seconds = [entry["seconds"] for entry in run.document["rounds"] if entry["round"] >= 1]
+def _median_seconds(run: _NamedRun) -> float | None:
+    """Return the seconds of the median round; round 0 is the setup."""
+    seconds = [result["seconds"] for result in run.document["rounds"] if result["round"] >= 1]
     return median(seconds) if seconds else None
 
 
-def _divergence_round(run: _Result) -> int | None:
+def _read_divergence_round(run: _NamedRun) -> int | None:
     divergence = run.document["diverged"]
     return divergence["round"] if divergence else None
 
 
-_NEW_NOTE = "New: clients that took no part in the training."
+_NEW_NOTE = "New: clients that did not take part in training."
 
 
 def _tuned_note(documents: Sequence[RunDocument]) -> str:
     epochs = {str(document["config"].get("adapt_epochs")) for document in documents}
-    return f"Tuned: after {', '.join(sorted(epochs))} epochs of each client's own from the last model."
+    return f"Tuned: after {', '.join(sorted(epochs))} epochs of fine-tuning the last model on each client."
 
 
 def _results_note(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
-    remarks = [
+    run_notes = [
         f"{name}: {'; '.join(document['remarks'])}."
         for document, name in zip(documents, names, strict=True)
         if document["remarks"]
@@ -261,64 +263,69 @@ def _results_note(documents: Sequence[RunDocument], names: Sequence[str]) -> str
     data_notes = sorted({document["note"] for document in documents} - {""})
     sentences = [
         f"{run_title(documents)}.",
-        f"Test accuracy in % of the deployed model {moments_note(documents, names)}: weighted by samples, mean of "
-        "clients, mean of the worst tenth of clients.",
-        f"The best round is chosen {_choice(documents, 'on test accuracy')}.",
-        "Majority class: each client's own.",
+        f"Test accuracy in % of the deployed model {moments_note(documents, names)}: weighted by samples, "
+        "mean of clients, mean of the worst tenth of clients.",
+        f"The best round is chosen {_describe_selection(documents, 'on test accuracy')}.",
+        "Majority class: always predicting each client's most frequent label.",
         _batch_norm_note(documents, names),
-        *(f"The data: {note}." for note in data_notes),
-        *remarks,
+        *(f"Data: {note}." for note in data_notes),
+        *run_notes,
     ]
     return " ".join(filter(None, sentences))
 
 
-def _choice(documents: Sequence[RunDocument], on_test: str) -> str:
-    """Return by which data the best rounds are chosen."""
+def _describe_selection(documents: Sequence[RunDocument], on_test: str) -> str:
+    """Return the data that select the best rounds."""
     shares = {document["config"].get("validation") or 0.0 for document in documents}
     texts = {f"on {share:g} of the training data, held out" if share else on_test for share in shares}
     return " or ".join(sorted(texts))
 
 
-def _floors(documents: Sequence[RunDocument]) -> dict[float, str]:
-    """Return the accuracies of majority classes; if they differ, with the data that each belongs to."""
-    floors = {
+def _majority_accuracies(documents: Sequence[RunDocument]) -> dict[float, str]:
+    """Return the names of data by majority accuracy; the name is empty if all accuracies are equal."""
+    names = {
         document["majority_accuracy"]: f", {document['config'].get('data', '?')}" for document in documents
     }
-    return floors if len(floors) > 1 else dict.fromkeys(floors, "")
+    return names if len(names) > 1 else dict.fromkeys(names, "")
 
 
 def moments_note(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
-    """Return when the accuracies were measured; with the names of the runs if that differs between them."""
-    pairs = zip(documents, names, strict=True)
-    measured = [(describe_moment(d["last"]["moment"]), name) for d, name in pairs if d["last"] is not None]
-    if len({when for when, _ in measured}) > 1:
-        return f"({_grouped(measured)})"
-    return measured[0][0] if measured else describe_moment("before")
+    """Return the moment of the accuracies; with the names of runs if moments differ between them."""
+    moments = [
+        (describe_moment(document["last"]["moment"]), name)
+        for document, name in zip(documents, names, strict=True)
+        if document["last"] is not None
+    ]
+    if len({moment for moment, _ in moments}) > 1:
+        return f"({_group_by_text(moments)})"
+    return moments[0][0] if moments else describe_moment("before")
 
 
 _BATCH_NORM = {"local": "local, each client's own", "average": "averaged over clients"}
 
 
 def _batch_norm_note(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
-    """Return where BatchNorm statistics are, if a model has any; with names of runs if that differs."""
-    pairs = zip(documents, names, strict=True)
-    kept = [(_BATCH_NORM.get(document["bn_buffers"] or "", "none"), name) for document, name in pairs]
-    kinds = {kind for kind, _ in kept}
-    if kinds <= {"none"}:
+    """Return the treatment of BatchNorm statistics, if a model has any; with names of runs if it differs."""
+    treatments = [
+        (_BATCH_NORM.get(document["bn_buffers"] or "", "none"), name)
+        for document, name in zip(documents, names, strict=True)
+    ]
+    distinct = {treatment for treatment, _ in treatments}
+    if distinct <= {"none"}:
         return ""
-    return f"BatchNorm statistics: {_grouped(kept) if len(kinds) > 1 else kinds.pop()}."
+    text = _group_by_text(treatments) if len(distinct) > 1 else distinct.pop()
+    return f"BatchNorm statistics: {text}."
 
 
-def _grouped(pairs: Sequence[tuple[str, str]]) -> str:
-    """Return each text with the names that it belongs to; the names of the most frequent one are `all others`
-    if there are more than four."""
+def _group_by_text(pairs: Sequence[tuple[str, str]]) -> str:
+    """Return each text with its names; more than four names of the most frequent text are `all others`."""
     groups: dict[str, list[str]] = {}
     for text, name in pairs:
         groups.setdefault(text, []).append(name)
-    most = max(groups, key=lambda text: len(groups[text]))
-    if len(groups[most]) > 4:
-        del groups[most]
-        groups[most] = ["all others"]
+    most_frequent = max(groups, key=lambda text: len(groups[text]))
+    if len(groups[most_frequent]) > 4:
+        del groups[most_frequent]
+        groups[most_frequent] = ["all others"]
     return "; ".join(f"{text}: {', '.join(members)}" for text, members in groups.items())
 
 
@@ -331,19 +338,19 @@ def rounds_table(document: RunDocument) -> Table:
         Column("round", value=itemgetter("round")),
         Column("moment", kind=TEXT, value=itemgetter("moment")),
         *(
-            Column(key, value=lambda entry, reading=reading: _reading(entry["accuracy"], reading))  # type: ignore[misc]
-            for key, reading in (
+            Column(key, value=lambda result, name=name: _read_statistic(result["accuracy"], name))  # type: ignore[misc]
+            for key, name in (
                 ("accuracy", "weighted"), ("accuracy_mean", "mean"),
                 ("accuracy_worst_tenth", "worst_tenth"), ("accuracy_std", "std"),
             )
         ),
-        Column("validation", value=lambda entry: _reading(entry["validation"], "weighted")),
+        Column("validation", value=lambda result: _read_statistic(result["validation"], "weighted")),
         *(Column(key, value=itemgetter(key))
           for key in ("auc", "train_loss", "seconds", "bytes_up", "bytes_down")),
     ]  # fmt: skip
     keys = {column.key for column in fixed}
     metrics = [
-        Column(name, value=lambda entry, name=name: metric_value(entry, name))  # type: ignore[misc]
+        Column(name, value=lambda result, name=name: metric_value(result, name))  # type: ignore[misc]
         for name in metric_names([document])
         if name not in keys
     ]
@@ -368,31 +375,31 @@ def client_records_table(
 def clients_table(documents: Sequence[RunDocument], clients: Sequence[Sequence[ClientRecord]]) -> Table:
     """Return the table of clients for readers: a record for each client.
 
-    It has the best and the last round of one run, or the best round of each of several.
+    It shows the best and the last round of a single run, or the best round of each of several runs.
     """
-    about = {client["client"]: client for members in clients for client in members}
+    by_number = {client["client"]: client for members in clients for client in members}
     accuracies = [{client["client"]: client["best"] for client in members} for members in clients]
     titles = run_labels(documents)
     if len(documents) == 1:
         accuracies.append({client["client"]: client["last"] for client in clients[0]})
-        entries = {"best": documents[0]["best"], "last": documents[0]["last"]}
-        titles = [f"{which} @{entry['round']}" if entry else which for which, entry in entries.items()]
-    has_names = any(client["name"] != str(number) for number, client in about.items())
+        results = {"best": documents[0]["best"], "last": documents[0]["last"]}
+        titles = [f"{title} @{result['round']}" if result else title for title, result in results.items()]
+    has_names = any(client["name"] != str(number) for number, client in by_number.items())
     columns = [
         Column("client", value=lambda number: number),
-        Column("name", kind=TEXT, value=lambda number: about[number]["name"] if has_names else None,
+        Column("name", kind=TEXT, value=lambda number: by_number[number]["name"] if has_names else None,
                hide_empty=True),
-        Column("samples", "test samples", value=lambda number: about[number]["samples"]),
+        Column("samples", "test samples", value=lambda number: by_number[number]["samples"]),
         *(Column(f"accuracy_{index}", name, PERCENT, members.get)
           for index, (name, members) in enumerate(zip(titles, accuracies, strict=True))),
     ]  # fmt: skip
-    which = "" if len(documents) == 1 else " in the best round of each run"
-    note = f"{run_title(documents)}. Test accuracy in % of each client{which}."
-    return Table.from_sources(columns, sorted(about), note=note, narrow=Narrow.STACK_BLOCKS)
+    best_rounds = "" if len(documents) == 1 else " in the best round of each run"
+    note = f"{run_title(documents)}. Test accuracy in % of each client{best_rounds}."
+    return Table.from_sources(columns, sorted(by_number), note=note, narrow=Narrow.STACK_BLOCKS)
 
 
-_SPLIT_RECORDS = 25
-"""Most clients that the table of a split shows."""
+_MAX_SPLIT_RECORDS = 25
+"""Maximum number of clients in the table of a split."""
 
 
 def split_table(
@@ -402,7 +409,7 @@ def split_table(
     *,
     label_names: Sequence[str] = (),
     client_names: Sequence[str] = (),
-    looks: Sequence[str] = (),
+    shift_labels: Sequence[str] = (),
 ) -> Table:
     """Return the table of a split: a record for each client.
 
@@ -412,7 +419,7 @@ def split_table(
         labels: Samples by client and class.
         label_names: The classes; by default their numbers.
         client_names: The clients; by default their numbers.
-        looks: Transformation of each client's images, if there is one.
+        shift_labels: Transformation of each client's images, with `--shift`.
     """
     columns = [
         Column("client", kind=TEXT if client_names else NUMBER,
@@ -420,23 +427,25 @@ def split_table(
         Column("train", value=lambda client: train[client]),
         Column("test", value=lambda client: test[client]),
         Column("labels", value=lambda client: np.count_nonzero(labels[client])),
-        Column("shift", kind=TEXT, value=lambda client: looks[client] if looks else None, hide_empty=True),
+        Column("shift", kind=TEXT, value=lambda client: shift_labels[client] if shift_labels else None,
+               hide_empty=True),
         Column("frequent", "most frequent labels", TEXT,
                lambda client: _frequent_labels(labels[client], label_names)),
     ]  # fmt: skip
-    shown = len(labels) if len(labels) <= _SPLIT_RECORDS else _SPLIT_RECORDS - 1
+    is_complete = len(labels) <= _MAX_SPLIT_RECORDS
+    record_count = len(labels) if is_complete else _MAX_SPLIT_RECORDS - 1
     total = labels.sum(axis=0)
-    more = {"client": "...", "frequent": f"... and {len(labels) - shown} more clients"}
-    everyone = {
+    omitted = {"client": "...", "frequent": f"... and {len(labels) - record_count} more clients"}
+    all_clients = {
         "client": "all", "train": sum(train), "test": sum(test), "labels": np.count_nonzero(total),
         "frequent": _frequent_labels(total, label_names),
     }  # fmt: skip
-    footer = [more, everyone] if shown < len(labels) else [everyone]
-    return Table.from_sources(columns, range(shown), footer=footer)
+    footer = [all_clients] if is_complete else [omitted, all_clients]
+    return Table.from_sources(columns, range(record_count), footer=footer)
 
 
 def _frequent_labels(counts: NDArray[np.int64], names: Sequence[str] = ()) -> str:
-    """Return the three most frequent labels with their shares; of equal ones the lower label first."""
+    """Return the three most frequent labels with their shares; the lower label is first among equal ones."""
     order = [int(label) for label in np.argsort(-counts, kind="stable")[:3] if counts[label]]
     texts = [names[label] if names else str(label) for label in order]
     return ", ".join(
@@ -444,25 +453,27 @@ def _frequent_labels(counts: NDArray[np.int64], names: Sequence[str] = ()) -> st
     )
 
 
-class RunRow(TypedDict):
-    """One line of `feddbe runs`; accuracies are weighted, as fractions of one."""
+class RunRecord(TypedDict):
+    """A run in the list of `feddbe runs`; accuracies are weighted, as fractions of one."""
 
     name: str
     method: str
     data: str
     seed: int | None
     begun: str
-    """When, in UTC; nothing if it is not known."""
+    """Start time in UTC; empty if unknown."""
     rounds: int
     best: float | None
     last: float | None
     state: str
 
 
-def runs_table(rows: Sequence[RunRow]) -> Table:
-    """Return the table of the runs in a folder; a name is never broken, because users type it."""
-    is_in_names = all(slug(row["method"]) in row["name"] and row["data"] in row["name"] for row in rows)
-    priority = Priority.OPTIONAL if is_in_names else Priority.REQUIRED
+def runs_table(records: Sequence[RunRecord]) -> Table:
+    """Return the table of the runs in a folder; names are not broken, because users type them."""
+    names_are_complete = all(
+        slug(record["method"]) in record["name"] and record["data"] in record["name"] for record in records
+    )
+    priority = Priority.OPTIONAL if names_are_complete else Priority.REQUIRED
     columns = [
         Column("name", "run", TEXT),
         Column("method", kind=TEXT, priority=priority),
@@ -471,30 +482,30 @@ def runs_table(rows: Sequence[RunRow]) -> Table:
         Column("rounds"),
         Column("best", "best %", PERCENT),
         Column("last", "last %", PERCENT),
-        Column("begun", kind=TIME),
+        Column("begun", "started", TIME),
         Column("state", kind=TEXT),
     ]
-    note = "Test accuracy weighted by samples; best: on it, or on held-out data; times are UTC."
-    records = [{**row} for row in rows]
-    return Table(columns, records, note=note, narrow=Narrow.LIST_RECORDS)
+    note = (
+        "Test accuracy weighted by samples; the best round is chosen on test accuracy or on validation data. "
+        "Times are UTC."
+    )
+    return Table(columns, [{**record} for record in records], note=note, narrow=Narrow.LIST_RECORDS)
 
 
 # Experiments over seeds
 
 
 def has_repetitions(documents: Sequence[RunDocument]) -> bool:
-    """Return whether an experiment has more than one seed."""
+    """Return True if an experiment has more than one seed."""
     return any(len(experiment.runs) > 1 for experiment in group_seeds(documents))
 
 
-def _interval_column(key: str, text: str = "", **about: Any) -> Column:
-    return Column(
-        key, text, about.pop("kind", INTERVAL), lambda experiment: getattr(experiment, key), **about
-    )
+def _interval_column(key: str, title: str = "", **options: Any) -> Column:
+    return Column(key, title, INTERVAL, lambda experiment: getattr(experiment, key), **options)
 
 
 _PROGRAM_COLUMNS = [
-    Column("n", value=lambda experiment: len(experiment.counted), outputs=Output.PROGRAM),
+    Column("n", value=lambda experiment: len(experiment.counted_runs), outputs=Output.PROGRAM),
     Column("diverged", value=lambda experiment: experiment.diverged, outputs=Output.PROGRAM),
     Column(
         "seeds",
@@ -505,12 +516,14 @@ _PROGRAM_COLUMNS = [
 _NAME_COLUMN = Column("name", "method", TEXT, lambda experiment: experiment.name)
 _SEEDS_COLUMN = Column(
     "counted", "seeds", PROGRESS,
-    lambda experiment: Progress(len(experiment.counted), len(experiment.runs)), outputs=Output.READER,
+    lambda experiment: Progress(len(experiment.counted_runs), len(experiment.runs)), outputs=Output.READER,
 )  # fmt: skip
 
 
-def _verdict_columns(text: str, *, is_compared: bool, is_shown: Callable[[SeedGroup], bool]) -> list[Column]:
-    """Return the difference to the baseline, whether it is significant, and if not, why."""
+def _verdict_columns(
+    baseline: str, *, is_compared: bool, is_shown: Callable[[SeedGroup], bool]
+) -> list[Column]:
+    """Return the columns of the difference to the baseline, its verdict, and the reason if there is none."""
     readers = Output.READER if is_compared else Output(0)
     outcome = Column(
         "verdict", "verdict", TEXT,
@@ -518,12 +531,12 @@ def _verdict_columns(text: str, *, is_compared: bool, is_shown: Callable[[SeedGr
         outputs=readers | Output.PROGRAM, hide_empty=True,
     )  # fmt: skip
     reason = Column(
-        "reason", "no verdict because", TEXT,
+        "reason", "reason for no verdict", TEXT,
         lambda experiment: str(experiment.verdict.reason or "") if is_shown(experiment) else "",
         outputs=(Output.PAGE if is_compared else Output(0)) | Output.PROGRAM,
     )  # fmt: skip
     difference = Column(
-        "difference", text, DIFFERENCE,
+        "difference", f"difference to {baseline}", DIFFERENCE,
         lambda experiment: experiment.difference if is_shown(experiment) else None,
         outputs=readers | Output.PROGRAM,
     )  # fmt: skip
@@ -542,17 +555,18 @@ def seeds_table(documents: Sequence[RunDocument]) -> Table:
         _interval_column("worst_tenth", priority=Priority.OPTIONAL),
         _interval_column("validation", outputs=Output.PROGRAM),
         *_verdict_columns(
-            f"best less {experiments[0].name}",
-            is_compared=len(experiments) > 1,
-            is_shown=lambda experiment: True,
+            experiments[0].name, is_compared=len(experiments) > 1, is_shown=lambda experiment: True
         ),
         *_PROGRAM_COLUMNS,
     ]
-    whens = " or ".join(dict.fromkeys(describe_moment(d["last"]["moment"]) for d in documents if d["last"]))
+    moments = dict.fromkeys(
+        describe_moment(document["last"]["moment"]) for document in documents if document["last"]
+    )
     sentences = [
         f"{run_title(documents)}.",
-        f"Test accuracy in % {whens}, weighted by samples: mean ± 95 % interval over seeds (Student's t).",
-        f"The best round is chosen {_choice(documents, 'on test data')}.",
+        f"Test accuracy in % {' or '.join(moments)}, weighted by samples: mean ± 95 % interval over seeds "
+        "(Student's t).",
+        f"The best round is chosen {_describe_selection(documents, 'on test data')}.",
         _judgment_note(experiments) if len(experiments) > 1 else "",
         _excluded_note(documents, experiments),
     ]
@@ -562,43 +576,44 @@ def seeds_table(documents: Sequence[RunDocument]) -> Table:
 def sweep_table(documents: Sequence[RunDocument]) -> Table:
     """Return the table of a grid of values: a record for each experiment.
 
-    All have their accuracy on validation data; only those that are chosen by it have one on test data.
+    All show their validation accuracy; only the chosen ones show their test accuracy.
     """
     experiments = group_seeds(documents)
-    picked = best_on_validation(experiments)
-    is_compared = len(picked) > 1
-    if is_compared:  # methods are compared by the experiments that were chosen of them
-        experiments = group_seeds(documents, picked[0], picked)
-    chosen_names = {experiments[index].name for index in picked}
-    baseline = experiments[picked[0]].name if picked else ""
+    chosen = best_on_validation(experiments)
+    is_compared = len(chosen) > 1
+    if is_compared:  # methods are compared by their chosen experiments
+        experiments = group_seeds(documents, chosen[0], chosen)
+    chosen_names = {experiments[index].name for index in chosen}
+    baseline = experiments[chosen[0]].name if chosen else ""
 
     def is_chosen(experiment: SeedGroup) -> bool:
         return experiment.name in chosen_names
 
-    def tested(key: str) -> Callable[[SeedGroup], Interval | None]:
+    def read_if_chosen(key: str) -> Callable[[SeedGroup], Interval | None]:
         return lambda experiment: getattr(experiment, key) if is_chosen(experiment) else None
 
     columns = [
         _NAME_COLUMN,
         _SEEDS_COLUMN,
         _interval_column("validation"),
-        Column("chosen", kind=MARK, value=is_chosen),
-        Column("best", "test", INTERVAL, tested("best")),
-        Column("last", kind=INTERVAL, value=tested("last"), outputs=Output.PROGRAM),
-        Column("worst_tenth", kind=INTERVAL, value=tested("worst_tenth"), outputs=Output.PROGRAM),
-        *_verdict_columns(f"test less {baseline}", is_compared=is_compared, is_shown=is_chosen),
+        Column("chosen", kind=FLAG, value=is_chosen),
+        Column("best", "test", INTERVAL, read_if_chosen("best")),
+        Column("last", kind=INTERVAL, value=read_if_chosen("last"), outputs=Output.PROGRAM),
+        Column("worst_tenth", kind=INTERVAL, value=read_if_chosen("worst_tenth"), outputs=Output.PROGRAM),
+        *_verdict_columns(baseline, is_compared=is_compared, is_shown=is_chosen),
         *_PROGRAM_COLUMNS,
     ]
-    methods = unequal_rounds(experiments)
+    unequal_methods = methods_with_unequal_rounds(experiments)
     sentences = [
         f"{run_title(documents)}.",
         "Accuracy in %, mean ± 95 % interval over seeds, in the round that is best on validation data: "
         f"{documents[0]['config'].get('validation'):g} of the training data, held out.",
-        "Values are chosen by that alone; test data are looked at only for what was chosen.",
+        "Values are chosen by validation accuracy alone; test accuracy is shown for the chosen values only.",
         _judgment_note(experiments) if is_compared else "",
         _excluded_note(documents, experiments),
-        f"Nothing is chosen among runs of unequal rounds: {', '.join(methods)}." if methods else "",
     ]
+    if unequal_methods:
+        sentences.append(f"Nothing is chosen among runs of unequal rounds: {', '.join(unequal_methods)}.")
     return Table.from_sources(columns, experiments, note=" ".join(filter(None, sentences)))
 
 
@@ -609,18 +624,20 @@ def chosen_runs(documents: Sequence[RunDocument]) -> list[RunDocument]:
 
 
 def _judgment_note(experiments: Sequence[SeedGroup]) -> str:
-    """Return the rule by which differences are judged, and why some are not."""
+    """Return the rule for verdicts, and the reasons for missing ones."""
     reasons: dict[str, list[str]] = {}
     for experiment in experiments:
         reason = experiment.verdict.reason
         if reason and reason.is_obstacle:
             reasons.setdefault(reason, []).append(experiment.name)
     not_judged = [f" Not judged, {reason}: {', '.join(names)}." for reason, names in reasons.items()]
-    return f"Differences are between runs with equal seed, split and rounds. {RULE}{''.join(not_judged)}"
+    return (
+        f"Differences are between runs with equal seed, split and rounds. {VERDICT_RULE}{''.join(not_judged)}"
+    )
 
 
 def _excluded_note(documents: Sequence[RunDocument], experiments: Sequence[SeedGroup]) -> str:
-    """Return which runs are counted in no mean, and why."""
+    """Return the runs that the means exclude, and the reasons."""
     counted = {id(run) for experiment in experiments for run in experiment.counted_runs}
     excluded = [
         (run, name)
@@ -633,7 +650,9 @@ def _excluded_note(documents: Sequence[RunDocument], experiments: Sequence[SeedG
     ]
     reasons = {"Diverged": diverged, "Shorter": shorter}
     return " ".join(
-        f"{reason}, and counted in no mean: {'; '.join(names)}." for reason, names in reasons.items() if names
+        f"{reason}, and excluded from means: {'; '.join(names)}."
+        for reason, names in reasons.items()
+        if names
     )
 
 
@@ -641,56 +660,56 @@ def _excluded_note(documents: Sequence[RunDocument], experiments: Sequence[SeedG
 
 
 _MAX_EPOCHS = 8
-"""Epochs that fit next to a method's name in 80 columns."""
-_ADAPTATIONS = {
+"""Maximum number of columns of epochs; they fit next to a method's name in 80 letters."""
+_ADAPTATION_NOTES = {
     "prbm": "only p_i was trained",
-    "newton": "p_i is one Newton step, with the ridge of so many epochs",
-    "mean": "p_i is the global mean less the client's, whatever the epochs",
+    "newton": "p_i is one Newton step, with a ridge that corresponds to the epochs",
+    "mean": "p_i is the global mean minus the client's mean, for any number of epochs",
 }
 
 
 def new_clients_table(documents: Sequence[RunDocument], names: Sequence[str] = ()) -> Table | None:
-    """Return the accuracy of new clients over the epochs of adapting, or None if no run has new clients."""
+    """Return the accuracy of new clients over the epochs of adaptation, or None if no run has new clients."""
     sources = [
-        _Result(name, document)
+        _NamedRun(name, document)
         for document, name in zip(documents, names or run_labels(documents), strict=True)
         if document["new_clients"]
     ]
     if not sources:
         return None
-    ways = sorted({_adaptation(run) for run in sources} - {"full"})
+    adaptations = sorted({_read_adaptation(run) for run in sources} - {"full"})
     columns = [
-        Column("run", "newcomers after", TEXT, lambda run: run.name),
-        Column("way", kind=TEXT, value=_adaptation, outputs=~Output.TERMINAL),
+        Column("run", "new clients, epoch", TEXT, lambda run: run.name),
+        Column("adaptation", kind=TEXT, value=_read_adaptation, outputs=~Output.TERMINAL),
         Column("clients", kind=COUNT, value=lambda run: run.document["new_clients"]["clients"],
                outputs=~Output.TERMINAL),
         *(Column(f"epoch_{epoch}", str(epoch), PERCENT,
-                 lambda run, epoch=epoch: _by_epoch(run).get(epoch))  # type: ignore[misc]
-          for epoch in _shown_epochs(max(max(_by_epoch(run)) for run in sources))),
+                 lambda run, epoch=epoch: _read_by_epoch(run).get(epoch))  # type: ignore[misc]
+          for epoch in _select_epochs(max(max(_read_by_epoch(run)) for run in sources))),
     ]  # fmt: skip
     note = (
-        "epochs of adapting: test accuracy in % of clients that took no part in the training, weighted by "
-        "samples; 0 is the model as it was received."
+        "Test accuracy in % of clients that did not take part in training, after each epoch of adaptation, "
+        "weighted by samples; epoch 0 is the received model."
     )
-    meanings = [f" {way.capitalize()}: {_ADAPTATIONS.get(way, way)}." for way in ways]
-    return Table.from_sources(columns, sources, note=note + "".join(meanings))
+    meanings = [f"{name.capitalize()}: {_ADAPTATION_NOTES.get(name, name)}." for name in adaptations]
+    return Table.from_sources(columns, sources, note=" ".join([note, *meanings]))
 
 
-def _adaptation(run: _Result) -> str:
+def _read_adaptation(run: _NamedRun) -> str:
     return run.document["new_clients"]["adaptation"] if run.document["new_clients"] else ""
 
 
-def _by_epoch(run: _Result) -> dict[int, float | None]:
+def _read_by_epoch(run: _NamedRun) -> dict[int, float | None]:
     """Return the accuracy after each epoch that was evaluated."""
     new_clients = run.document["new_clients"]
     assert new_clients is not None
     accuracies = dict(enumerate(new_clients["by_epoch"], start=1))
     accuracies |= {0: new_clients["before"], new_clients["epochs"]: new_clients["adapted"]}  # type: ignore[dict-item]
-    return {epoch: _reading(accuracy, "weighted") for epoch, accuracy in sorted(accuracies.items())}
+    return {epoch: _read_statistic(accuracy, "weighted") for epoch, accuracy in sorted(accuracies.items())}
 
 
-def _shown_epochs(last: int) -> list[int]:
-    """Return 0, the last epoch, and those that fit between them, at equal ratios."""
+def _select_epochs(last: int) -> list[int]:
+    """Return 0, the last epoch, and epochs between them at equal ratios, as many as fit."""
     if last < _MAX_EPOCHS:
         return list(range(last + 1))
     return sorted({0, *(int(epoch) for epoch in np.geomspace(1, last, _MAX_EPOCHS - 1).round())})
@@ -700,74 +719,70 @@ def _shown_epochs(last: int) -> list[int]:
 
 
 def fairness_table(runs: Sequence[Fairness], names: Sequence[str] = ()) -> Table:
-    """Return how clients' accuracies are spread, and how many clients are better off than with a baseline."""
+    """Return the spread of clients' accuracies, and the numbers of clients that gain over each baseline."""
     baselines = [baseline for baseline in BASELINES if any(baseline in run["paired"] for run in runs)]
     by_name = dict(zip(map(id, runs), names or [run["name"] for run in runs], strict=True))
 
-    def spread(key: str, text: str = "", **about: Any) -> Column:
-        return Column(key, text, about.pop("kind", PERCENT), lambda run: run["spread"][key], **about)
+    def spread(key: str, kind: Kind = PERCENT, **options: Any) -> Column:
+        return Column(key, "", kind, lambda run: run["spread"][key], **options)
 
     columns = [
         Column("name", "method", TEXT, lambda run: by_name[id(run)]),
         Column("round", value=lambda run: run["round"]),
-        spread("clients", kind=COUNT, outputs=~Output.TERMINAL),
+        spread("clients", COUNT, outputs=~Output.TERMINAL),
         spread("mean"),
         spread("std"),
-        spread("worst_tenth", note="Worst tenth: the mean of the lowest tenth."),
+        spread("worst_tenth", note="Worst tenth: mean of the lowest tenth of clients."),
         spread("lowest"),
         spread("median", priority=Priority.OPTIONAL),
         spread("highest", priority=Priority.OPTIONAL),
         *(Column(f"against_{baseline}", f"against {baseline}", PAIRS,
                  lambda run, baseline=baseline: run["paired"].get(baseline),  # type: ignore[misc]
-                 note="Against: clients better/equal/worse off than with it.")
+                 note="Against: clients with higher/equal/lower accuracy than with it.")
           for baseline in baselines),
     ]  # fmt: skip
-    whens = " or ".join(dict.fromkeys(describe_moment(run["moment"]) for run in runs))
+    moments = " or ".join(dict.fromkeys(describe_moment(run["moment"]) for run in runs))
     counts = " or ".join(map(str, sorted({run["spread"]["clients"] for run in runs})))
-    note = f"Accuracy in % {whens}, over {counts} clients, each counted once."
+    note = f"Accuracy in % {moments}, over {counts} clients, each counted once."
     return Table.from_sources(columns, runs, note=note)
 
 
 def missing_baselines(runs: Sequence[Fairness]) -> str:
-    """Return a line about the baselines that no run could be compared with, or nothing."""
+    """Return a message about baselines without a run to compare with, or an empty string."""
     known = {baseline for run in runs for baseline in run["paired"]}
-    missing = [baseline for baseline in BASELINES if baseline not in known and not _only(runs, baseline)]
+    methods = {run["method"].split("(")[0] for run in runs}
+    missing = [baseline for baseline in BASELINES if baseline not in known and not methods <= {baseline}]
     if not missing:
         return ""
     return f"no run of {' or '.join(missing)} with the same clients among these: no comparison with it"
 
 
-def _only(runs: Sequence[Fairness], baseline: str) -> bool:
-    """Return whether all runs are of the baseline itself."""
-    return all(run["method"].split("(")[0] == baseline for run in runs)
-
-
-_OF_ROUNDS = Kind(terminal_format=lambda value: "" if value is None else f"of {value}")
+_TOTAL_ROUNDS = Kind(terminal_format=lambda value: "" if value is None else f"of {value}")
 
 
 def overhead_table(costs: Sequence[Overhead], names: Sequence[str]) -> Table:
-    """Return the costs of each run: seconds, bytes, kept numbers and memory."""
+    """Return the costs of each run: seconds, bytes, values that clients keep, and memory."""
     by_name = dict(zip(map(id, costs), names, strict=True))
 
-    def cost(key: str, text: str, kind: Kind, **about: Any) -> Column:
-        return Column(key, text, kind, lambda run: run[key], **about)
+    def cost(key: str, title: str, kind: Kind, **options: Any) -> Column:
+        return Column(key, title, kind, lambda run: run[key], **options)
 
     columns = [
         Column("name", "method", TEXT, lambda run: by_name[id(run)]),
         Column("seconds", "s per round", SECONDS, lambda run: run["seconds"] if run["rounds"] else None,
-               note="Seconds include evaluation, those to the best round the preparation."),
-        cost("preparation", "s preparation", SECONDS, outputs=~Output.TERMINAL),
+               note="Seconds include evaluation; those to the best round include the setup."),
+        cost("preparation", "s setup", SECONDS, outputs=~Output.TERMINAL),
         cost("best", "best round", NUMBER, stack="best round", line="round"),
-        Column("rounds", "rounds", _OF_ROUNDS, lambda run: None if run["best"] is None else run["rounds"],
+        Column("rounds", "rounds", _TOTAL_ROUNDS, lambda run: None if run["best"] is None else run["rounds"],
                hide_empty=True, stack="best round", line="total"),
         cost("seconds_to_best", "s to best", SECONDS),
         cost("up", "up", BYTES, stack="up", line="round",
-             note="Up and down: bytes per client and round, and of the whole run, preparation included."),
-        cost("total_up", "all up", BYTES, stack="up", line="total"),
+             note="Up and down: bytes per client and round, and of the whole run with the setup."),
+        cost("total_up", "total up", BYTES, stack="up", line="total"),
         cost("down", "down", BYTES, stack="down", line="round"),
-        cost("total_down", "all down", BYTES, stack="down", line="total"),
+        cost("total_down", "total down", BYTES, stack="down", line="total"),
         cost("kept", "keeps", COUNT, note="Keeps: numbers that a client keeps between rounds."),
         Column("memory", f"mem{SOFT_HYPHEN}ory", BYTES, lambda run: 1e6 * run["memory_mb"],
-               note="Memory: the most that was in use in a round."),
+               note="Memory: peak in a round."),
     ]  # fmt: skip
     return Table.from_sources(columns, costs)

@@ -1,4 +1,4 @@
-"""Draws curves (`figure.py`) with characters: braille dots, or letters where the terminal has ASCII only."""
+"""Terminal charts of curves (`figure.py`): braille dots, or letters if the terminal supports ASCII only."""
 
 from __future__ import annotations
 
@@ -17,42 +17,46 @@ _BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 Cell = tuple[int, int]
-Drawn = dict[Cell, tuple[str, str]]
-"""By column and row: a character and its style."""
+CellContents = dict[Cell, tuple[str, str]]
+"""A character and its style, by column and row."""
 
 
 @dataclass(frozen=True)
-class _Look:
-    """The characters of a chart, and into how many dots (across, down) they divide a cell."""
+class _Symbols:
+    """The characters of a chart."""
 
     across: int
+    """Dots of a cell in a row."""
     down: int
-    floor: str
+    """Dots of a cell in a column."""
+    reference: str
     best: str
     end: str
     band: str
-    wall: str
+    axis: str
     tick: str
     corner: str
-    ground: str
+    base: str
 
     def char(self, dots: set[tuple[int, int]], letter: str = "*") -> str:
-        """Return the character with these dots (column, row); without Unicode the letter."""
+        """Return the character with these dots (column, row), or the letter without Unicode."""
         if self.across == 1:
             return letter
         return chr(0x2800 + sum(_BRAILLE[row][column] for column, row in dots))
 
 
-_UNICODE = _Look(2, 4, floor="┈", best="◆", end="×", band="░", wall="│", tick="┤", corner="└", ground="─")
-_ASCII = _Look(1, 1, floor=".", best="O", end="x", band=":", wall="|", tick="+", corner="+", ground="-")
+_UNICODE = _Symbols(
+    2, 4, reference="┈", best="◆", end="×", band="░", axis="│", tick="┤", corner="└", base="─"
+)
+_ASCII = _Symbols(1, 1, reference=".", best="O", end="x", band=":", axis="|", tick="+", corner="+", base="-")
 
 
 @dataclass(frozen=True)
 class CurveChart:
-    """The curves of a figure, as wide as the console and about a dozen lines high.
+    """A chart of a figure's curves, as wide as the console and about a dozen lines high.
 
     The mark of a single curve is a symbol. Several curves have letters, which distinguish them without
-    colors; the marked point has the capital letter.
+    colors; a capital letter is the marked point.
     """
 
     figure: Figure
@@ -64,31 +68,31 @@ class CurveChart:
         if not drawn:
             yield from (Text(series.legend) for series in panel.series)
             return
-        look = _ASCII if options.ascii_only else _UNICODE
+        symbols = _ASCII if options.ascii_only else _UNICODE
         limits = _limits(panel)
         labels = _y_labels(*limits)
         margin = max(3, *map(len, labels.values()))
         columns = max(10, options.max_width - margin - 2)
         xs = min(series.x[0] for series in drawn), max(series.x[-1] for series in drawn)
-        plot = _Plot(look, columns, xs, limits)
+        plot = _Plot(symbols, columns, xs, limits)
         name = f"{drawn[0].name}: " if len(drawn) == 1 else ""
         yield Text.assemble((name, "bold"), self.figure.title)
         yield Text(f"{panel.y_axis.label}. {self.figure.caption}".strip(), style="dim")
         for row, line in enumerate(_rows(plot, drawn, [reference.y for reference in panel.references])):
-            wall = look.tick if row in labels else look.wall
-            yield Text.assemble(f"{labels.get(row, ''):>{margin}} {wall}", line, no_wrap=True)
-        yield Text(f"{' ' * margin} {look.corner}{look.ground * columns}", no_wrap=True)
+            axis = symbols.tick if row in labels else symbols.axis
+            yield Text.assemble(f"{labels.get(row, ''):>{margin}} {axis}", line, no_wrap=True)
+        yield Text(f"{' ' * margin} {symbols.corner}{symbols.base * columns}", no_wrap=True)
         first, last = (f"{x:g}" for x in xs)
         yield Text(
             f"{' ' * margin}  {first}{panel.x_axis.label:^{columns - len(first) - len(last)}}{last}",
             no_wrap=True,
         )
-        for text in _legend(look, panel):
+        for text in _legend(symbols, panel):
             yield Padding(text, (0, 0, 0, margin + 2))
 
 
 def _limits(panel: Curves) -> tuple[float, float]:
-    """Return round numbers around all values: of percentages multiples of ten, within 0 and 100."""
+    """Return round numbers around all values; for percentages multiples of ten from 0 to 100."""
     values = [y for series in panel.series for edge in (series.mean, series.low, series.high) for y in edge]
     values += [reference.y for reference in panel.references]
     is_percent = panel.y_axis.unit == "%"
@@ -105,31 +109,35 @@ def _limits(panel: Curves) -> tuple[float, float]:
 
 
 def _y_labels(low: float, high: float) -> dict[int, str]:
-    """Return labels by row: at the top, in the middle and at the bottom."""
+    """Return the labels at the top, in the middle and at the bottom, by row."""
     return {row: f"{y:.3g}" for row, y in ((0, high), (_ROWS // 2, (low + high) / 2), (_ROWS - 1, low))}
 
 
 def _rows(plot: _Plot, drawn: Sequence[Series], references: Sequence[float]) -> Iterator[Text]:
     """Yield the rows of the plot from the top."""
     cells = _cells(plot, drawn)
-    dotted = {plot.cell(plot.xs[0], y)[1] for y in references}
+    reference_rows = {plot.cell(plot.xs[0], y)[1] for y in references}
     for row in range(_ROWS):
         line = Text(no_wrap=True)
         for column in range(plot.columns):
-            empty = (plot.look.floor, "dim") if row in dotted else (" ", "")
+            empty = (plot.symbols.reference, "dim") if row in reference_rows else (" ", "")
             line.append(*cells.get((column, row), empty))
         yield line
 
 
-def _cells(plot: _Plot, drawn: Sequence[Series]) -> Drawn:
-    """Return bands below curves below marks; of two in one cell the one that was named first."""
-    look, is_single, cells = plot.look, len(drawn) == 1, Drawn()
+def _cells(plot: _Plot, drawn: Sequence[Series]) -> CellContents:
+    """Return the contents of cells: marks cover curves, curves cover bands, earlier series later ones."""
+    symbols = plot.symbols
+    is_single = len(drawn) == 1
+    cells: CellContents = {}
     for index, series in reversed(list(enumerate(drawn))):
-        cells |= dict.fromkeys(plot.band(series) if series.low else (), (look.band, f"{_color(index)} dim"))
+        cells |= dict.fromkeys(
+            plot.band(series) if series.low else (), (symbols.band, f"{_color(index)} dim")
+        )
     for index, series in reversed(list(enumerate(drawn))):
         letter = "*" if is_single else _letter(index).lower()
         crossed = plot.line(series.x, series.mean)
-        cells |= {cell: (look.char(dots, letter), _color(index)) for cell, dots in crossed.items()}
+        cells |= {cell: (symbols.char(dots, letter), _color(index)) for cell, dots in crossed.items()}
     for index, series in reversed(list(enumerate(drawn))):
         style = "bold" if is_single else f"bold {_color(index)}"
         last = plot.cell(series.x[-1], series.mean[-1])
@@ -137,10 +145,10 @@ def _cells(plot: _Plot, drawn: Sequence[Series]) -> Drawn:
         if not is_single:
             cells[last] = _letter(index).lower(), style
         if marked:
-            cells[marked] = look.best if is_single else _letter(index), style
+            cells[marked] = symbols.best if is_single else _letter(index), style
         if series.ending:
-            beside = min(last[0] + (last == marked), plot.columns - 1), last[1]
-            cells[beside] = look.end, style
+            end_column = last[0] + 1 if last == marked else last[0]
+            cells[min(end_column, plot.columns - 1), last[1]] = symbols.end, style
     return cells
 
 
@@ -152,49 +160,51 @@ def _letter(index: int) -> str:
     return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[index % 26]
 
 
-def _legend(look: _Look, panel: Curves) -> Iterator[Text]:
+def _legend(symbols: _Symbols, panel: Curves) -> Iterator[Text]:
     """Yield each curve's key with its legend, then the meaning of the band and of dotted lines."""
     index = 0
     for series in panel.series:
         if len(panel.series) == 1:
-            key, style, text = look.best, "bold", series.mark.text if series.mark else series.name
+            key, style, text = symbols.best, "bold", series.mark.text if series.mark else series.name
         elif series.x:
             key, style, text = _letter(index), f"bold {_color(index)}", series.name
             text += f": {series.mark.text}" if series.mark else ""
         else:
             key, style, text = " ", "", series.name
         index += bool(series.x)
-        end = f", {look.end} {series.ending}" if series.ending else ""
+        end = f", {symbols.end} {series.ending}" if series.ending else ""
         yield Text.assemble((f"{key} ", style), f"{text}{end}")
     if panel.band:
-        yield Text(f"{look.band * 3} {panel.band}")
+        yield Text(f"{symbols.band * 3} {panel.band}")
     for reference in panel.references:
-        yield Text(f"{look.floor * 3} {reference.text}")
+        yield Text(f"{symbols.reference * 3} {reference.text}")
 
 
 @dataclass(frozen=True)
 class _Plot:
-    """Where a point falls in a grid of characters; rows count from the top."""
+    """The grid of characters with its axes; rows count from the top."""
 
-    look: _Look
+    symbols: _Symbols
     columns: int
     xs: tuple[float, float]
     ys: tuple[float, float]
 
     def _dot(self, x: float, y: float) -> tuple[int, int]:
-        """Return the dot of a point; values beyond the limits are on them.
+        """Return the dot of a point; values beyond the limits are drawn at the limits.
 
         The limits of y are in the middle of the lowest and the highest row, next to their labels.
         """
         low, high = self.ys
-        across, down = self.look.across * self.columns - 1, self.look.down * (_ROWS - 1)
+        across = self.symbols.across * self.columns - 1
+        down = self.symbols.down * (_ROWS - 1)
         right = (x - self.xs[0]) / max(1, self.xs[1] - self.xs[0])
         up = (min(high, max(low, y)) - low) / (high - low)
-        return math.floor(right * across + 0.5), math.floor((1 - up) * down + self.look.down / 2)
+        return math.floor(right * across + 0.5), math.floor((1 - up) * down + self.symbols.down / 2)
 
     def cell(self, x: float, y: float) -> Cell:
+        """Return the cell of a point."""
         column, row = self._dot(x, y)
-        return column // self.look.across, row // self.look.down
+        return column // self.symbols.across, row // self.symbols.down
 
     def line(self, x: Sequence[float], y: Sequence[float]) -> dict[Cell, set[tuple[int, int]]]:
         """Return the dots of each cell that the line through the points crosses."""
@@ -204,8 +214,10 @@ class _Plot:
             steps = max(abs(x1 - x0), abs(y1 - y0), 1)
             for step in range(steps + 1):
                 across, down = (math.floor(a + (b - a) * step / steps + 0.5) for a, b in ((x0, x1), (y0, y1)))
-                inside = across % self.look.across, down % self.look.down
-                cells.setdefault((across // self.look.across, down // self.look.down), set()).add(inside)
+                inside = across % self.symbols.across, down % self.symbols.down
+                cells.setdefault((across // self.symbols.across, down // self.symbols.down), set()).add(
+                    inside
+                )
         return cells
 
     def band(self, series: Series) -> Iterator[Cell]:

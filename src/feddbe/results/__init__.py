@@ -1,1 +1,1 @@
-"""What runs come to, read from their files."""
+"""Results of runs: documents, seeds, statistics, curves and fairness, without output."""

@@ -8,7 +8,7 @@ from statistics import mean
 
 from feddbe.config.options import Config
 from feddbe.results.document import RoundResult, RunDocument, accuracy_curve, describe_moment
-from feddbe.results.seeds import Points, group_names, group_runs
+from feddbe.results.seeds import CurveReader, group_names, group_runs
 from feddbe.results.statistics import mean_interval
 
 TEST_MOMENTS = ("before", "adapted", "after")
@@ -20,7 +20,7 @@ _MEANS = {"mean": "mean of clients", "worst_tenth": "worst tenth of clients"}
 
 @dataclass(frozen=True)
 class MetricSeries:
-    """A number that runs have for each round."""
+    """A quantity that runs have for each round."""
 
     key: str
     """Identifies the series: `accuracy`, `accuracy/mean`, `drift`, `drift@after`."""
@@ -29,123 +29,139 @@ class MetricSeries:
     label: str
     """The quantity alone, for an axis: `client drift`."""
     unit: str
-    points: Points
-    """Returns a run's (round, value) pairs, in the unit; none where the run does not have it."""
-    has_floor: bool = False
-    """The accuracy of each client's majority class is a reference for it."""
+    read_curve: CurveReader
+    """Function that returns a run's (round, value) pairs in the unit; empty if the run has no values."""
+    has_majority_reference: bool = False
+    """True if the majority accuracy is a reference for it."""
     is_primary: bool = False
-    """It is the accuracy by which the best round is chosen."""
+    """True for the accuracy that selects the best round."""
     is_selected: bool = False
-    """It is of a metric that is computed only if `--metrics` names it."""
+    """True for a metric that is computed only if `--metrics` names it."""
 
 
 ACCURACY = MetricSeries(
-    "accuracy", "test accuracy", "test accuracy", "%", accuracy_curve, has_floor=True, is_primary=True
+    "accuracy",
+    "test accuracy",
+    "test accuracy",
+    "%",
+    accuracy_curve,
+    has_majority_reference=True,
+    is_primary=True,
 )
 
 
 def metric_series(documents: Sequence[RunDocument]) -> list[MetricSeries]:
-    """Return everything that any of the runs has for each round, the primary accuracy first.
+    """Return all series that any of the runs has, the primary accuracy first.
 
-    A metric that a user registers with `@measure` and selects with `--metrics` is among them.
+    A metric that a user registers with `@metric` and selects with `--metrics` is among them.
     """
-    candidates = [*_accuracy_series(), *_cost_series(), *_measure_series(documents)]
-    return [series for series in candidates if any(map(series.points, documents))]
+    candidates = [*_accuracy_series(), *_cost_series(), *_metric_series(documents)]
+    return [series for series in candidates if any(map(series.read_curve, documents))]
 
 
 def _accuracy_series() -> Iterator[MetricSeries]:
     yield ACCURACY
     label, unit = ACCURACY.label, ACCURACY.unit
-    for reading, words in _MEANS.items():
-        read = _accuracy_reader("accuracy", reading)
-        yield MetricSeries(f"accuracy/{reading}", f"{label}, {words}", label, unit, _points(read))
-    for when in TEST_MOMENTS:
-        read = _accuracy_reader(when, "weighted", skip_primary=True)
-        name = f"{label}, {describe_moment(when)}"
-        yield MetricSeries(f"accuracy@{when}", name, label, unit, _points(read), has_floor=True)
+    for statistic, words in _MEANS.items():
+        read = _accuracy_reader("accuracy", statistic)
+        yield MetricSeries(f"accuracy/{statistic}", f"{label}, {words}", label, unit, _curve_reader(read))
+    for moment in TEST_MOMENTS:
+        read = _accuracy_reader(moment, "weighted", skip_primary=True)
+        name = f"{label}, {describe_moment(moment)}"
+        yield MetricSeries(
+            f"accuracy@{moment}", name, label, unit, _curve_reader(read), has_majority_reference=True
+        )
     read = _accuracy_reader("validation", "weighted")
     yield MetricSeries(
-        "accuracy@validation", "validation accuracy", "validation accuracy", unit, _points(read)
+        "accuracy@validation", "validation accuracy", "validation accuracy", unit, _curve_reader(read)
     )
 
 
 def _cost_series() -> Iterator[MetricSeries]:
     yield MetricSeries(
-        "train_loss", "training loss", "training loss", "", _points(lambda entry: entry["train_loss"])
+        "train_loss", "training loss", "training loss", "", _curve_reader(lambda result: result["train_loss"])
     )
     yield MetricSeries(
-        "seconds", "time per round", "time per round", "seconds", _points(lambda entry: entry["seconds"])
+        "seconds",
+        "time per round",
+        "time per round",
+        "seconds",
+        _curve_reader(lambda result: result["seconds"]),
     )
 
 
-def _measure_series(documents: Sequence[RunDocument]) -> Iterator[MetricSeries]:
+def _metric_series(documents: Sequence[RunDocument]) -> Iterator[MetricSeries]:
     """Yield the metrics that are neither accuracies nor costs, each at the moments that any run has."""
     from feddbe.metrics.builtin import describe_metric
 
-    entries = [entry for document in documents for entry in document["rounds"]]
+    results = [result for document in documents for result in document["rounds"]]
     pairs = dict.fromkeys(
-        (name, when) for entry in entries for when, numbers in entry["metrics"].items() for name in numbers
+        (name, moment)
+        for result in results
+        for moment, metrics in result["metrics"].items()
+        for name in metrics
     )
-    measured_names = dict.fromkeys(name for name, _ in pairs)
-    for name in measured_names:
+    for name in dict.fromkeys(name for name, _ in pairs):
         label, unit = describe_metric(name)
         is_selected = name not in _DEFAULT_METRICS
         scale = 100.0 if unit == "%" else 1.0
-        read = _measure_reader(name, None, scale)
-        yield MetricSeries(name, f"{label}, test data", label, unit, _points(read), is_selected=is_selected)
-        for when in (*TEST_MOMENTS, *_OTHER_MOMENTS):
-            is_training_loss = (name, when) == ("loss", "training")
-            if (name, when) not in pairs or is_training_loss:
+        read = _metric_reader(name, None, scale)
+        yield MetricSeries(
+            name, f"{label}, test data", label, unit, _curve_reader(read), is_selected=is_selected
+        )
+        for moment in (*TEST_MOMENTS, *_OTHER_MOMENTS):
+            is_training_loss = (name, moment) == ("loss", "training")
+            if (name, moment) not in pairs or is_training_loss:
                 continue
-            read = _measure_reader(name, when, scale)
-            words = _OTHER_MOMENTS.get(when, f"test data, {describe_moment(when)}")
-            key, full_name = f"{name}@{when}", f"{label}, {words}"
-            yield MetricSeries(key, full_name, label, unit, _points(read), is_selected=is_selected)
+            read = _metric_reader(name, moment, scale)
+            words = _OTHER_MOMENTS.get(moment, f"test data, {describe_moment(moment)}")
+            key, full_name = f"{name}@{moment}", f"{label}, {words}"
+            yield MetricSeries(key, full_name, label, unit, _curve_reader(read), is_selected=is_selected)
 
 
-def _points(read: Callable[[RoundResult], float | None]) -> Points:
+def _curve_reader(read: Callable[[RoundResult], float | None]) -> CurveReader:
     def read_rounds(document: RunDocument) -> list[tuple[int, float]]:
-        values = ((entry["round"], read(entry)) for entry in document["rounds"])
+        values = ((result["round"], read(result)) for result in document["rounds"])
         return [(round_, value) for round_, value in values if value is not None]
 
     return read_rounds
 
 
 def _accuracy_reader(
-    moment_key: str, reading: str, *, skip_primary: bool = False
+    moment_key: str, statistic: str, *, skip_primary: bool = False
 ) -> Callable[[RoundResult], float | None]:
     """Return a function that reads an accuracy in percent.
 
     Args:
-        moment_key: A key of the entry, as in `after`.
-        reading: A key of the accuracy, as in `mean`.
-        skip_primary: Whether to leave out rounds in which it is the primary accuracy.
+        moment_key: Key of the round's result, as in `after`.
+        statistic: Key of the accuracy, as in `mean`.
+        skip_primary: Skip rounds in which it is the primary accuracy.
     """
 
     def read(result: RoundResult) -> float | None:
         accuracy = {**result}.get(moment_key)
         if not isinstance(accuracy, dict) or (skip_primary and result["moment"] == moment_key):
             return None
-        return 100 * float(accuracy[reading])
+        return 100 * float(accuracy[statistic])
 
     return read
 
 
-def _measure_reader(name: str, when: str | None, scale: float) -> Callable[[RoundResult], float | None]:
-    """Return a function that reads a metric at a moment; None: at that of the primary accuracy."""
+def _metric_reader(name: str, moment: str | None, scale: float) -> Callable[[RoundResult], float | None]:
+    """Return a function that reads a metric at a moment; None is the moment of the primary accuracy."""
 
     def read(result: RoundResult) -> float | None:
-        if when is not None and when == result["moment"]:
+        if moment is not None and moment == result["moment"]:
             return None
-        readings = result["metrics"].get(when or result["moment"], {}).get(name)
-        return scale * readings["weighted"] if readings else None
+        statistics = result["metrics"].get(moment or result["moment"], {}).get(name)
+        return scale * statistics["weighted"] if statistics else None
 
     return read
 
 
 @dataclass(frozen=True)
 class MeanCurve:
-    """The mean over the runs of one experiment, which differ in their seeds only, and a band around it."""
+    """Mean over the runs of one experiment, which differ in their seeds only, and a band around it."""
 
     name: str
     runs: tuple[RunDocument, ...]
@@ -157,24 +173,29 @@ class MeanCurve:
 
     @property
     def best(self) -> tuple[int, float]:
-        """Return the point of the best round: of one run the one chosen on its validation data, else the
-        highest, of equal ones the first."""
+        """Return the point of the best round.
+
+        For a single run with validation data, it is the round selected on it. Otherwise it is the first of
+        the highest points.
+        """
         curve = list(zip(self.x, self.mean, strict=True))
         best = self.runs[0]["best"]
         if len(self.runs) == 1 and best and best["validation"] and best["accuracy"]:
-            chosen = best["round"], 100 * best["accuracy"]["weighted"]
-            if chosen in curve:
-                return chosen
+            selected = best["round"], 100 * best["accuracy"]["weighted"]
+            if selected in curve:
+                return selected
         return max(curve, key=lambda point: point[1])
 
 
-def mean_curves(documents: Sequence[RunDocument], points: Points = accuracy_curve) -> list[MeanCurve]:
+def mean_curves(
+    documents: Sequence[RunDocument], read_curve: CurveReader = accuracy_curve
+) -> list[MeanCurve]:
     """Return a curve for each experiment among the runs, in order of appearance."""
-    experiments = group_runs(documents, points)
+    experiments = group_runs(documents, read_curve)
     curves = []
     for runs, name in zip(experiments, group_names(experiments), strict=True):
-        x = tuple(round_ for round_, _ in points(runs[0]))
-        values = [[value for _, value in points(run)] for run in runs]
+        x = tuple(round_ for round_, _ in read_curve(runs[0]))
+        values = [[value for _, value in read_curve(run)] for run in runs]
         means, low, high = mean_and_band(values)
         curves.append(MeanCurve(name, tuple(runs), x, means, low, high))
     return curves
@@ -186,7 +207,7 @@ Values = tuple[float, ...]
 def mean_and_band(runs: Sequence[Sequence[float]]) -> tuple[Values, Values, Values]:
     """Return the mean of runs of equal length, and the lower and upper edge of the band around it.
 
-    There is no band for a single run.
+    A single run has no band.
     """
     columns = list(zip(*runs, strict=True))
     means = tuple(mean(values) for values in columns)
@@ -197,18 +218,18 @@ def mean_and_band(runs: Sequence[Sequence[float]]) -> tuple[Values, Values, Valu
 
 
 def band_edges(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean by Student's t; of two values the lower and the higher.
+    """Return the 95 % interval of the mean by Student's t; for two values the lower and the higher.
 
-    With two values the interval would be 13 standard errors wide.
+    With two values the interval would be 13 standard errors wide on either side.
     """
     if len(values) < 3:
         return min(values), max(values)
     estimate = mean_interval(values)
-    return estimate.mean - estimate.half, estimate.mean + estimate.half
+    return estimate.mean - estimate.half_width, estimate.mean + estimate.half_width
 
 
-def band_meaning(seed_counts: Sequence[int]) -> str:
-    """Return what bands show in a figure of experiments with these numbers of seeds; empty without bands."""
+def describe_band(seed_counts: Sequence[int]) -> str:
+    """Return the caption of bands for experiments with these numbers of seeds; empty without bands."""
     counts = {count for count in seed_counts if count > 1}
     if not counts:
         return ""

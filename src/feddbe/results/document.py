@@ -1,4 +1,4 @@
-"""The document that describes a run (`--json`, `show`), and the readings that tables and pictures share."""
+"""The document that describes a run (`--json`, `show`), and functions that tables and figures share."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Accuracy = Aggregates
 
 
 class RoundResult(TypedDict):
-    """What clients deploy after `round` aggregations; round 0 is the start."""
+    """The model that clients use after `round` aggregations; round 0 is the initial model."""
 
     round: int
     accuracy: Accuracy | None
-    """At the moment that `when` names; None where nothing was evaluated."""
+    """Accuracy at `moment`; None if nothing was evaluated."""
     moment: str
     before: Accuracy | None
-    """Of the model as it was received, before the client trains."""
+    """Accuracy of the received model, before local training."""
     adapted: Accuracy | None
-    """After adapting it to the client, where the method does that."""
+    """Accuracy after the method adapted the model to the client."""
     after: Accuracy | None
-    """After local training, of those who took part."""
+    """Accuracy after local training, of the clients that took part."""
     validation: Accuracy | None
-    """On training data that was held out, at the moment that counts in the run (its `when` as stored)."""
+    """Accuracy on held-out training data, at the moment that the run stored."""
     auc: float | None
     train_loss: float | None
     seconds: float
@@ -35,17 +35,17 @@ class RoundResult(TypedDict):
     """Total over the clients that took part, like `bytes_down`."""
     bytes_down: int
     metrics: dict[str, dict[str, dict[str, float]]]
-    """What else was measured: moment -> measure -> reading -> value. Moments are also `train`, the training
-    data, and `training`, of the training itself."""
+    """Further metrics: moment -> metric -> statistic -> value. Moments include `train`, a pass over the
+    training data, and `training`, the training itself."""
 
 
 class NewClientsResult(TypedDict):
-    """Clients that joined after `round`: their accuracy with what they received, and after `epochs`."""
+    """Clients that joined after `round`: their accuracy with the received model, and after `epochs`."""
 
     adaptation: str
-    """How they adapted: `full`, or by p_i alone."""
+    """The way they adapted: `full`, or p_i alone."""
     by_epoch: list[Accuracy]
-    """After 1, 2, ... epochs; nothing of an older run, which looked after the last only."""
+    """Accuracy after 1, 2, ... epochs; empty in older runs, which evaluated only after the last."""
 
     round: int
     clients: int
@@ -55,37 +55,38 @@ class NewClientsResult(TypedDict):
 
 
 class AnalysisDocument(TypedDict):
-    """What was measured of the representations in an entry when the run was over (`feddbe measure`)."""
+    """An analysis of a finished run's representations in one round (`feddbe analyze`)."""
 
     round: int
     analysis: str
     layer: str
     moment: str
     quick: bool
-    """With less work than the full measure."""
+    """True if the analysis used less work than by default."""
     per_client: bool
-    """Of each client's samples alone; `overall` is then the plain mean over clients."""
+    """True if each client's samples were analyzed alone; `overall` is then the plain mean over clients."""
     samples: int
     settings: dict[str, Any]
-    """With what it was taken; `samples` there is how many were asked for, null for all."""
+    """Settings of the analysis; `samples` is the requested number, null for all."""
     seconds: float
     overall: dict[str, float | None]
-    """By reading; the measure's own number is `value`."""
+    """Values by name; the main value of the analysis is `value`."""
     clients: dict[str, dict[str, float | None]]
 
 
 class Divergence(TypedDict):
-    """Where a run ended because something was not finite; the rounds before are kept."""
+    """The value that was not finite and ended the run; the rounds before it are kept."""
 
     round: int
     client: int
     what: str
-    """What was not finite, such as `loss`; `value` is how it is written."""
+    """Name of the quantity, such as `loss`."""
     value: str
+    """The value as text, such as `nan`."""
 
 
 class Cost(TypedDict):
-    """What a round costs: bytes `up` and `down` per client that takes part, and `seconds`."""
+    """Cost of a round: bytes `up` and `down` per client that takes part, and `seconds`."""
 
     up: float
     down: float
@@ -93,86 +94,96 @@ class Cost(TypedDict):
 
 
 class RunDocument(TypedDict):
-    """One run: its configuration, one entry per round (0..T), and what they come to."""
+    """One run: its configuration, a result for each round (0..T), and its summary."""
 
     method: str
     config: dict[str, Any]
     config_hash: str
     rounds: list[RoundResult]
     best: RoundResult | None
-    """The entry with the highest weighted accuracy: on validation data if there is some, otherwise on test
-    data, which flatters."""
+    """The round with the highest weighted accuracy: on validation data if there is some, otherwise on test
+    data, which is optimistic."""
     last: RoundResult | None
     majority_accuracy: float
-    """Weighted accuracy if each client always answers its own most frequent training label."""
+    """Weighted accuracy if each client always predicts its most frequent training label."""
     new_clients: NewClientsResult | None
     analyses: list[AnalysisDocument]
-    """What was measured of its representations since, in the order in which it was first asked."""
+    """Analyses of the run's representations, in the order of their first request."""
     bn_buffers: str | None
-    """Where BatchNorm statistics are kept: `local` or `average`; None: the model has none."""
+    """Treatment of BatchNorm statistics: `local` or `average`; None if the model has none."""
     note: str
-    """What a reader must know of the data, such as that it is a subset; often nothing."""
+    """Note on the data, such as that it is a subset; often empty."""
     remarks: list[str]
-    """What a reader must know of this run: options that did nothing."""
+    """Notes on this run: options that had no effect."""
     diverged: Divergence | None
-    """Why it has fewer rounds than were wanted, if training diverged."""
+    """Reason for missing rounds, if training diverged."""
     trainers: list[str]
-    """Who trained: `autograd`, or one of those that have a step written out."""
+    """Training backends that ran: `autograd`, `compiled`."""
     cost: Cost
     label_names: list[str]
-    """The classes in their order; empty in a run from before they were kept."""
+    """Names of the classes, in order; empty in older runs, which did not store them."""
     client_names: list[str]
-    """The clients in their order; empty where they have numbers only."""
+    """Names of the clients, in order; empty if they have numbers only."""
     shift_labels: list[str]
-    """What was done to each client's images (`--shift`), in words; empty without."""
+    """Description of each client's image shift (`--shift`); empty without."""
     server_sha256: str
     clients_sha256: dict[str, str]
     peak_rss_mb: float
     begun: str
-    """When, as in 2026-11-17T05:20:00.000+00:00."""
+    """Start time, as in 2026-11-17T05:20:00.000+00:00."""
     versions: dict[str, str]
-    """Of what numbers depend on: torch, numpy and others, when it began."""
+    """Versions of torch, numpy and other packages at the start."""
     folder: str
 
 
-def build_round_result(round: int, when: str, overall: Sequence[Record]) -> RoundResult:
-    """An entry from its rows of all clients; `when` is the moment that counts."""
-    found = read_aggregates([row for row in overall if AT not in row.name])
-    whole = {name: read["weighted"] for name, read in found.pop("round").items()}
-    moments = {
-        moment: cast(Accuracy | None, numbers.pop("accuracy", None)) for moment, numbers in found.items()
-    }
-    for name in whole:  # clients' parts of what is there in total
-        found.get("training", {}).pop(name, None)
-    loss = found.get("training", {}).get("loss") or {}
+def build_round_result(round_: int, moment: str, records: Sequence[Record]) -> RoundResult:
+    """Return a round's result from its records over all clients.
+
+    Args:
+        round_: Number of the round.
+        moment: Moment whose accuracy is the round's accuracy.
+        records: Records over all clients; those of analyses are skipped.
+    """
+    metrics = read_aggregates([record for record in records if AT not in record.name])
+    totals = {name: statistics["weighted"] for name, statistics in metrics.pop("round").items()}
+    accuracies = {key: cast(Accuracy | None, values.pop("accuracy", None)) for key, values in metrics.items()}
+    training = metrics.get("training", {})
+    for name in totals:  # the clients' shares of a total
+        training.pop(name, None)
+    accuracy = accuracies.get(moment)
     return RoundResult(
-        round=round,
-        accuracy=moments.get(when),
-        moment=when if moments.get(when) else "before",
-        before=moments.get("before"),
-        adapted=moments.get("adapted"),
-        after=moments.get("after"),
-        validation=moments.get("validation"),
-        auc=found.get(when, {}).get("auc", {}).get("weighted"),
-        train_loss=loss.get("weighted"),
-        seconds=whole["seconds"],
-        bytes_up=int(whole["bytes_up"]),
-        bytes_down=int(whole["bytes_down"]),
-        metrics={moment: numbers for moment, numbers in found.items() if numbers},
+        round=round_,
+        accuracy=accuracy,
+        moment=moment if accuracy else "before",
+        before=accuracies.get("before"),
+        adapted=accuracies.get("adapted"),
+        after=accuracies.get("after"),
+        validation=accuracies.get("validation"),
+        auc=metrics.get(moment, {}).get("auc", {}).get("weighted"),
+        train_loss=training.get("loss", {}).get("weighted"),
+        seconds=totals["seconds"],
+        bytes_up=int(totals["bytes_up"]),
+        bytes_down=int(totals["bytes_down"]),
+        metrics={key: values for key, values in metrics.items() if values},
     )
 
 
-def build_new_clients_result(about: Mapping[str, Any], overall: Sequence[Record]) -> NewClientsResult:
-    """What newcomers came to: `about` them, and the rows of all of them."""
-    found = read_aggregates(overall)
-    measured: Any = {
-        when: found.get(f"newcomers {when}", {}).get("accuracy") for when in ("before", "adapted")
-    }
-    each = [found.get(f"newcomers adapted {e}", {}).get("accuracy") for e in range(1, about["epochs"])]
-    each.append(measured["adapted"])
-    return cast(
-        NewClientsResult, {"adaptation": "full", **about, **measured, "by_epoch": each if all(each) else []}
-    )
+def build_new_clients_result(description: Mapping[str, Any], records: Sequence[Record]) -> NewClientsResult:
+    """Return the result of new clients from their stored description and their records over all clients."""
+    metrics = read_aggregates(records)
+
+    def accuracy_at(moment: str) -> Any:
+        return metrics.get(f"newcomers {moment}", {}).get("accuracy")
+
+    before, adapted = accuracy_at("before"), accuracy_at("adapted")
+    by_epoch = [accuracy_at(f"adapted {epoch}") for epoch in range(1, description["epochs"])]
+    by_epoch.append(adapted)
+    if not all(by_epoch):
+        by_epoch = []
+    result = {
+        "adaptation": "full", **description, "before": before, "adapted": adapted, "by_epoch": by_epoch,
+    }  # fmt: skip
+    return cast(NewClientsResult, result)
 
 
 _MOMENTS = {
@@ -183,108 +194,150 @@ _MOMENTS = {
 
 
 def describe_moment(moment: str) -> str:
-    """An entry's `when` in words; one that is not known stands for itself."""
+    """Return a moment in words; an unknown moment is returned unchanged."""
     return _MOMENTS.get(moment, moment)
 
 
 def at_moment(document: RunDocument, moment: str) -> RunDocument:
-    """Return the run read at another moment: `before`, `adapted` or `after`.
+    """Return the document with the accuracies of another moment: `before`, `adapted` or `after`.
 
-    If data was held out, it still chooses the best round, by its accuracy at the run's own moment.
+    If data was held out, it still selects the best round, by its accuracy at the run's own moment.
     """
-    rounds: Any = [{**e, "accuracy": e.get(moment), "moment": moment} for e in document["rounds"]]
-    known = [entry for entry in rounds if entry["accuracy"]]
-    best, last = max(known, key=selection_accuracy, default=None), known[-1] if known else None
+    rounds: Any = [
+        {**result, "accuracy": result.get(moment), "moment": moment} for result in document["rounds"]
+    ]
+    evaluated = [result for result in rounds if result["accuracy"]]
+    best = max(evaluated, key=selection_accuracy, default=None)
+    last = evaluated[-1] if evaluated else None
     return {**document, "rounds": rounds, "best": best, "last": last}
 
 
 def selection_accuracy(result: RoundResult) -> float:
-    """What the best round is chosen by; below all others where nothing was evaluated."""
-    found = result["validation"] or result["accuracy"]
-    return found["weighted"] if found else -1.0
+    """Return the accuracy that selects the best round, or -1 if the round was not evaluated."""
+    accuracy = result["validation"] or result["accuracy"]
+    return accuracy["weighted"] if accuracy else -1.0
 
 
 def accuracy_curve(document: RunDocument) -> list[tuple[int, float]]:
-    """The learning curve: (round, weighted accuracy in percent) of every evaluated entry."""
-    return [(e["round"], 100 * e["accuracy"]["weighted"]) for e in document["rounds"] if e["accuracy"]]
+    """Return the learning curve: (round, weighted accuracy in percent) of every evaluated round."""
+    return [
+        (result["round"], 100 * result["accuracy"]["weighted"])
+        for result in document["rounds"]
+        if result["accuracy"]
+    ]
 
 
 def metric_names(documents: Sequence[RunDocument]) -> list[str]:
     """Return the metrics other than accuracy that any run has for its rounds, such as `auc` and `loss`.
 
-    A metric that a user registers with `@measure` and selects with `--metrics` is among them.
+    A metric that a user registers with `@metric` and selects with `--metrics` is among them.
     """
-    entries = [entry for document in documents for entry in document["rounds"]]
-    moments = [
-        entry["metrics"].get(moment, {}) for entry in entries for moment in (entry["moment"], "training")
+    results = [result for document in documents for result in document["rounds"]]
+    by_moment = [
+        result["metrics"].get(moment, {}) for result in results for moment in (result["moment"], "training")
     ]
-    return list(dict.fromkeys(name for numbers in moments for name in numbers))
+    return list(dict.fromkeys(name for metrics in by_moment for name in metrics))
 
 
 def metric_value(result: RoundResult, name: str) -> float | None:
-    """Return a metric at the moment that counts, weighted over clients; else that of the training."""
-    measures = result["metrics"]
-    numbers = measures.get(result["moment"], {}).get(name) or measures.get("training", {}).get(name)
-    return numbers["weighted"] if numbers else None
+    """Return a metric at the round's moment, weighted over clients; else the metric of the training."""
+    metrics = result["metrics"]
+    statistics = metrics.get(result["moment"], {}).get(name) or metrics.get("training", {}).get(name)
+    return statistics["weighted"] if statistics else None
 
 
 def status_note(document: RunDocument) -> str:
-    """What a reader must know of where a run ended; nothing if all was well."""
-    mark = document["diverged"]
-    return f"diverged in round {mark['round']}" if mark else ""
+    """Return a note on the run's end, such as `diverged in round 3`; empty if it ended normally."""
+    divergence = document["diverged"]
+    return f"diverged in round {divergence['round']}" if divergence else ""
 
 
 def run_title(documents: Sequence[RunDocument]) -> str:
-    """What runs are about: data, clients, rounds (those wanted, of one that diverged) and seeds."""
+    """Return a title for runs: data, partition, clients, rounds and seeds.
 
-    def told(values: Iterable[Any]) -> str:
+    For a run that diverged, the title has the requested number of rounds.
+    """
+
+    def join_distinct(values: Iterable[Any]) -> str:
         return " or ".join(dict.fromkeys(str(value) for value in values if value is not None))
 
     settings = [document["config"] for document in documents]
-    done = [d["config"].get("rounds") if d["diverged"] else len(d["rounds"]) - 1 for d in documents]
-    clients, seeds = told(s.get("clients") for s in settings), sorted({s.get("seed", 0) for s in settings})
-    row = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1))
-    words = [
-        told(Path(s.get("data", "")).name for s in settings),
-        told(s.get("partition") for s in settings),
+    clients = join_distinct(config.get("clients") for config in settings)
+    rounds = []
+    for document in documents:
+        requested = document["config"].get("rounds") or 0
+        rounds.append(max(0, requested if document["diverged"] else len(document["rounds"]) - 1))
+    parts = [
+        join_distinct(Path(config.get("data", "")).name for config in settings),
+        join_distinct(config.get("partition") for config in settings),
         f"{clients} clients" if clients else "",
-        f"{told(max(0, rounds or 0) for rounds in done)} rounds",
-        f"seed{'s' * (len(seeds) > 1)} {f'{seeds[0]} to {seeds[-1]}' if row else ', '.join(map(str, seeds))}",
+        f"{join_distinct(rounds)} rounds",
+        _describe_seeds(sorted({config.get("seed", 0) for config in settings})),
     ]
-    return ", ".join(filter(None, words))
+    return ", ".join(filter(None, parts))
 
 
-def is_fine_tuned(document: RunDocument) -> list[tuple[int, float]]:
-    """The newcomers' curve: (epoch, weighted accuracy in percent), epoch 0 being the model as received;
-    nothing where it was not looked at after each."""
-    new = document["new_clients"]
-    found = [new["before"], *new["by_epoch"]] if new and new["by_epoch"] else []
-    return [(epoch, 100 * accuracy["weighted"]) for epoch, accuracy in enumerate(found) if accuracy]
+def _describe_seeds(seeds: Sequence[int]) -> str:
+    """Return `seed 3`, `seeds 1, 5`, or for a range of three or more `seeds 0 to 4`."""
+    if len(seeds) < 2:
+        return f"seed {', '.join(map(str, seeds))}"
+    is_range = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+    if is_range:
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"seeds {', '.join(map(str, seeds))}"
+
+
+def new_clients_curve(document: RunDocument) -> list[tuple[int, float]]:
+    """Return (epoch, weighted accuracy in percent) of the new clients; epoch 0 is the received model.
+
+    The curve is empty if the new clients were not evaluated after each epoch.
+    """
+    result = document["new_clients"]
+    if not result or not result["by_epoch"]:
+        return []
+    accuracies = [result["before"], *result["by_epoch"]]
+    return [(epoch, 100 * accuracy["weighted"]) for epoch, accuracy in enumerate(accuracies) if accuracy]
 
 
 def run_labels(documents: Sequence[RunDocument], *, seed: bool = True) -> list[str]:
-    """A name for each run: its method, and where others have the same one, the settings that tell them apart
-    (`seed`: that one, too). Of those on other data only that is said: much follows from it."""
-    found = []
+    """Return a label for each run: its method, and the settings that distinguish runs of this method.
+
+    Args:
+        documents: The runs.
+        seed: Treat the seed as such a setting.
+    """
+    labels = []
     for document in documents:
         settings = distinguishing_settings(document, documents, seed=seed)
-        found.append(", ".join([document["method"], *(f"{key} {value}" for key, value in settings.items())]))
-    return found
+        words = [f"{key} {value}" for key, value in settings.items()]
+        labels.append(", ".join([document["method"], *words]))
+    return labels
 
 
 def distinguishing_settings(
     document: RunDocument, documents: Sequence[RunDocument], *, seed: bool
 ) -> dict[str, Any]:
-    """Return the settings that tell a run from others of the same method (`seed`: that one, too)."""
+    """Return the settings that distinguish a run from others of the same method.
+
+    Runs on other data are distinguished by the data alone, because many defaults follow from it.
+
+    Args:
+        document: The run.
+        documents: All runs, including this one.
+        seed: Treat the seed as such a setting.
+    """
+    settings = identifying_settings(document["config"], seed=seed)
     peers = [
-        identifying_settings(d["config"], seed=seed) for d in documents if d["method"] == document["method"]
+        identifying_settings(peer["config"], seed=seed)
+        for peer in documents
+        if peer["method"] == document["method"]
     ]
-    mine = identifying_settings(document["config"], seed=seed)
-    near = [peer for peer in peers if peer.get("data") == mine.get("data")]
-    keys = dict.fromkeys(key for peer in near for key in peer if key != "method")
-    differ = [key for key in keys if any(p.get(key) != mine.get(key) for p in near)]
-    differ[:0] = ["data"] * (len(near) < len(peers))
-    return {key: mine.get(key, "-") for key in differ}
+    peers_on_data = [peer for peer in peers if peer.get("data") == settings.get("data")]
+    keys = dict.fromkeys(key for peer in peers_on_data for key in peer if key != "method")
+    differing = [key for key in keys if any(peer.get(key) != settings.get(key) for peer in peers_on_data)]
+    if len(peers_on_data) < len(peers):
+        differing.insert(0, "data")
+    return {key: settings.get(key, "-") for key in differing}
 
 
 Extent = tuple[int, int | None]
@@ -292,15 +345,15 @@ Extent = tuple[int, int | None]
 
 
 def is_finished(document: RunDocument) -> bool:
-    """Return whether the run has the rounds that it was asked for, or was ended by its patience."""
+    """Return True if the run has all requested rounds, or was ended by its patience."""
     settings = document["config"]
-    return best_so_far(document, settings["rounds"], settings.get("patience"))
+    return has_completed(document, settings["rounds"], settings.get("patience"))
 
 
-def best_so_far(document: RunDocument, rounds: int, patience: int | None) -> bool:
-    """Return whether the run was evaluated after `rounds` rounds, or would have been ended by `patience`."""
-    scores = [selection_accuracy(entry) for entry in document["rounds"] if entry["accuracy"]]
-    return bool(scores) and (last_round(document) >= rounds or _is_impatient(scores, patience))
+def has_completed(document: RunDocument, rounds: int, patience: int | None) -> bool:
+    """Return True if the run was evaluated after `rounds` rounds, or would have been ended by `patience`."""
+    scores = [selection_accuracy(result) for result in document["rounds"] if result["accuracy"]]
+    return bool(scores) and (last_round(document) >= rounds or _is_patience_exhausted(scores, patience))
 
 
 def last_round(document: RunDocument) -> int:
@@ -311,10 +364,11 @@ def last_round(document: RunDocument) -> int:
 def run_extent(document: RunDocument) -> Extent:
     """Return the length of a run, equal for runs whose best rounds may be compared.
 
-    Under one patience and one number of rounds, runs end where the rule ends them: they are equally long.
+    Runs with equal patience and number of rounds are equally long, even if patience ended them at different
+    rounds.
     """
     rounds, patience = document["config"].get("rounds"), document["config"].get("patience")
-    if rounds is not None and patience is not None and best_so_far(document, rounds, patience):
+    if rounds is not None and patience is not None and has_completed(document, rounds, patience):
         return rounds, patience
     return last_round(document), None
 
@@ -322,51 +376,52 @@ def run_extent(document: RunDocument) -> Extent:
 def truncate_run(document: RunDocument, rounds: int, patience: int | None) -> RunDocument:
     """Return the run as it was after `rounds` rounds, or where `patience` ends it.
 
-    Fine-tuning and newcomers come after the last round, so a run that is cut does not have them.
+    Fine-tuning and new clients come after the last round, so a truncated run does not have them.
     """
-    kept = _first_entries(document["rounds"], rounds, patience)
+    results = _select_rounds(document["rounds"], rounds, patience)
     settings = {**document["config"], "rounds": rounds, "patience": patience}
-    mark = document["diverged"]
-    diverged = mark if mark and mark["round"] <= rounds else None
-    if len(kept) == len(document["rounds"]):
-        return {**document, "config": settings, "diverged": diverged}
-    evaluated = [entry for entry in kept if entry["accuracy"]]
-    numbers = {entry["round"] for entry in kept}
-    seconds = [entry["seconds"] for entry in kept if entry["round"] > 0]
+    divergence = document["diverged"]
+    if divergence and divergence["round"] > rounds:
+        divergence = None
+    if len(results) == len(document["rounds"]):
+        return {**document, "config": settings, "diverged": divergence}
+    evaluated = [result for result in results if result["accuracy"]]
+    selected = {result["round"] for result in results}
+    seconds = [result["seconds"] for result in results if result["round"] > 0]
     return {
         **document,
         "config": settings,
-        "rounds": kept,
+        "rounds": results,
         "best": max(evaluated, key=selection_accuracy, default=None),
         "last": evaluated[-1] if evaluated else None,
         "new_clients": None,
-        "analyses": [taken for taken in document["analyses"] if taken["round"] in numbers],
-        "diverged": diverged,
+        "analyses": [analysis for analysis in document["analyses"] if analysis["round"] in selected],
+        "diverged": divergence,
         "cost": {**document["cost"], "seconds": median(seconds) if seconds else 0.0},
         "server_sha256": "",
         "clients_sha256": {},
     }
 
 
-def _first_entries(entries: Sequence[RoundResult], rounds: int, patience: int | None) -> list[RoundResult]:
-    """Return the entries up to `rounds`, or up to the one after which the run does not resume.
+def _select_rounds(results: Sequence[RoundResult], rounds: int, patience: int | None) -> list[RoundResult]:
+    """Return the results up to `rounds`, or up to the one after which `patience` ends the run.
 
-    The loop sees that its patience is exhausted one entry late, and evaluates that one, too.
+    The loop detects exhausted patience one round late, and evaluates that round, too.
     """
-    kept: list[RoundResult] = []
+    selected: list[RoundResult] = []
     scores: list[float] = []
-    for entry in entries:
-        if entry["round"] > rounds:
+    for result in results:
+        if result["round"] > rounds:
             break
-        kept.append(entry)
-        if entry["accuracy"]:
-            was_impatient = _is_impatient(scores, patience)
-            scores.append(selection_accuracy(entry))
-            if was_impatient and _is_impatient(scores, patience):
+        selected.append(result)
+        if result["accuracy"]:
+            was_exhausted = _is_patience_exhausted(scores, patience)
+            scores.append(selection_accuracy(result))
+            if was_exhausted and _is_patience_exhausted(scores, patience):
                 break
-    return kept
+    return selected
 
 
-def _is_impatient(scores: Sequence[float], patience: int | None) -> bool:
-    """Return whether the best score is more than `patience` evaluations old, itself counted."""
+def _is_patience_exhausted(scores: Sequence[float], patience: int | None) -> bool:
+    """Return True if the best score is more than `patience` evaluations old, including itself."""
     return patience is not None and bool(scores) and len(scores) - scores.index(max(scores)) > patience

@@ -1,8 +1,8 @@
-"""What a method does for each of its clients: how their accuracies are spread, and whom it helps or hurts.
+"""Fairness and overhead: the spread of accuracies over clients, clients that a method helps or hurts, costs.
 
 Two runs are compared client by client, on the same test data: a client is *helped* by a method if its
 accuracy is higher than with the baseline, *hurt* if it is lower. The baselines are `local` (is it worth
-taking part?) and FedAvg (is it worth personalizing?).
+participating?) and FedAvg (is it worth personalizing?).
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ BASELINES = ("local", "fedavg")
 
 
 class Spread(TypedDict):
-    """Clients' accuracies as a distribution; fractions of one, every client counted once."""
+    """Distribution of the clients' accuracies, as fractions; every client counts once."""
 
     clients: int
     mean: float
     std: float
     worst_tenth: float
-    """The mean of the ceil(N/10) lowest."""
+    """Mean of the ceil(N/10) lowest."""
     lowest: float
     quarter: float
-    """The quantile at 1/4; then the median and the quantile at 3/4."""
+    """Quantile at 1/4, followed by the median and the quantile at 3/4."""
     median: float
     three_quarters: float
     highest: float
 
 
 class PairedClients(TypedDict):
-    """A method against a baseline, over the `clients` that both have: how many are better off and worse."""
+    """A method compared with a baseline over their common `clients`: numbers of better and worse ones."""
 
     against: str
     clients: int
@@ -49,15 +49,15 @@ class PairedClients(TypedDict):
     hurt: float
     """worse / clients"""
     mean: float
-    """Of the differences, method less baseline."""
+    """Mean of the differences, method minus baseline."""
     lowest: float
-    """The largest loss: the lowest difference, below zero if somebody is hurt."""
+    """Lowest difference, below zero if a client is hurt."""
     differences: dict[int, float]
-    """By client."""
+    """Differences by client."""
 
 
 class Fairness(TypedDict):
-    """One run, in the round that was asked for."""
+    """Fairness of one run in the requested round."""
 
     name: str
     method: str
@@ -66,39 +66,50 @@ class Fairness(TypedDict):
     accuracy: dict[int, float]
     spread: Spread
     paired: dict[str, PairedClients]
-    """By the baseline's method, where it is among the runs."""
+    """Comparisons by the baseline's method, if it is among the runs."""
 
 
 def client_spread(accuracy: Mapping[int, float]) -> Spread:
-    """How the accuracies (client -> fraction) are spread."""
-    found = aggregate_clients([(value, 1) for value in accuracy.values()])
-    if found is None:
-        raise InvalidInputError("fairness of no client at all: the round has no accuracies")
-    lowest, quarter, median, three, highest = np.quantile(list(accuracy.values()), [0, 0.25, 0.5, 0.75, 1])
+    """Return the distribution of the accuracies (client -> fraction)."""
+    aggregates = aggregate_clients([(value, 1) for value in accuracy.values()])
+    if aggregates is None:
+        raise InvalidInputError("fairness is not defined without clients: the round has no accuracies")
+    quantiles = np.quantile(list(accuracy.values()), [0, 0.25, 0.5, 0.75, 1])
+    lowest, quarter, median, three_quarters, highest = (float(value) for value in quantiles)
     return {
         "clients": len(accuracy),
-        "mean": found["mean"],
-        "std": found["std"],
-        "worst_tenth": found["worst_tenth"],
-        "lowest": float(lowest),
-        "quarter": float(quarter),
-        "median": float(median),
-        "three_quarters": float(three),
-        "highest": float(highest),
+        "mean": aggregates["mean"],
+        "std": aggregates["std"],
+        "worst_tenth": aggregates["worst_tenth"],
+        "lowest": lowest,
+        "quarter": quarter,
+        "median": median,
+        "three_quarters": three_quarters,
+        "highest": highest,
     }
 
 
 def pair_clients(
     accuracy: Mapping[int, float], baseline: Mapping[int, float], against: str = ""
 ) -> PairedClients:
-    """Client by client, of those that both have."""
+    """Return the comparison of two runs over their common clients.
+
+    Args:
+        accuracy: Accuracies of the method by client.
+        baseline: Accuracies of the baseline by client.
+        against: Name of the baseline.
+
+    Raises:
+        InvalidInputError: No client is in both.
+    """
     common = sorted(accuracy.keys() & baseline.keys())
     if not common:
         raise InvalidInputError(
-            f"no client was evaluated in both runs, so there are no pairs against {against or 'it'}"
+            f"no client was evaluated in both runs: cannot compare with {against or 'the baseline'}"
         )
     differences = {client: accuracy[client] - baseline[client] for client in common}
-    better, worse = (sum(sign * d > 0 for d in differences.values()) for sign in (1, -1))
+    better = sum(difference > 0 for difference in differences.values())
+    worse = sum(difference < 0 for difference in differences.values())
     return {
         "against": against,
         "clients": len(common),
@@ -114,95 +125,110 @@ def pair_clients(
 
 
 def compute_fairness(
-    documents: Sequence[RunDocument], accuracies: Sequence[Mapping[int, float]], round: str = "best"
+    documents: Sequence[RunDocument], accuracies: Sequence[Mapping[int, float]], which_round: str = "best"
 ) -> list[Fairness]:
-    """Of each run, with its clients' accuracies in the `best` or the `last` round; baselines are found among
-    the runs by their method: those whose clients hold the same data, of the same seed if there is one."""
+    """Return the fairness of each run, compared with the baselines among the runs.
+
+    A baseline's clients must have the same data. A baseline with the same seed is preferred.
+
+    Args:
+        documents: The runs.
+        accuracies: Accuracies of each run's clients in the requested round.
+        which_round: `best` or `last`.
+
+    Raises:
+        InvalidInputError: A run has no evaluated round.
+    """
     names = run_labels(documents)
-    found: list[Fairness] = []
+    results: list[Fairness] = []
     for document, name, accuracy in zip(documents, names, accuracies, strict=True):
-        entry = document["best" if round == "best" else "last"]
-        if entry is None:
+        result = document["best" if which_round == "best" else "last"]
+        if result is None:
             raise InvalidInputError(
-                f"{name}: no round has been evaluated yet, so there are no clients to compare"
+                f"{name}: no round has been evaluated yet; there are no clients to compare"
             )
         pairs: dict[str, PairedClients] = {}
         for baseline in BASELINES:
-            other = _baseline(document, documents, baseline)
-            if other is not None:
-                pairs[baseline] = pair_clients(accuracy, accuracies[other], names[other])
-        found.append(
+            index = _find_baseline(document, documents, baseline)
+            if index is not None:
+                pairs[baseline] = pair_clients(accuracy, accuracies[index], names[index])
+        results.append(
             Fairness(
                 name=name,
                 method=document["method"],
-                round=entry["round"],
-                moment=entry["moment"],
+                round=result["round"],
+                moment=result["moment"],
                 accuracy=dict(accuracy),
                 spread=client_spread(accuracy),
                 paired=pairs,
             )
         )
-    return found
+    return results
 
 
-def _baseline(mine: RunDocument, documents: Sequence[RunDocument], method: str) -> int | None:
-    """Which of the runs is the baseline of this one; it is none of its own, nor of other baselines' kind."""
-    base = strip_options(mine["method"])
+def _find_baseline(document: RunDocument, documents: Sequence[RunDocument], method: str) -> int | None:
+    """Return the index of the run's baseline of this method; a baseline is not compared with itself."""
 
-    def holdings(document: RunDocument) -> list[object]:
-        return [document["config"].get(key) for key in PARTITION_OPTIONS]
+    def partition_settings(run: RunDocument) -> list[object]:
+        return [run["config"].get(key) for key in PARTITION_OPTIONS]
 
-    fits = [
+    if strip_options(document["method"]) == method:
+        return None
+    candidates = [
         index
-        for index, other in enumerate(documents)
-        if strip_options(other["method"]) == method != base and holdings(other) == holdings(mine)
+        for index, run in enumerate(documents)
+        if strip_options(run["method"]) == method and partition_settings(run) == partition_settings(document)
     ]
-    seed = mine["config"].get("seed")
-    return next((i for i in fits if documents[i]["config"].get("seed") == seed), fits[0] if fits else None)
+    for index in candidates:
+        if documents[index]["config"].get("seed") == document["config"].get("seed"):
+            return index
+    return candidates[0] if candidates else None
 
 
 class Overhead(TypedDict):
-    """One run. Bytes are those of the messages' numbers, as sent; evaluation costs none."""
+    """Overhead of one run. Bytes are those of the sent tensors; evaluation sends none."""
 
     method: str
     rounds: int
-    """Aggregations that were done."""
+    """Number of aggregations."""
     seconds: float
-    """Wall clock of the median round, evaluation included."""
+    """Wall-clock time of the median round, including evaluation."""
     preparation: float
-    """Seconds before the first round: MR's initialization period, for one."""
+    """Seconds of the setup before round 1, such as MR's initialization."""
     best: int | None
-    """The round with the highest accuracy."""
+    """Round with the highest accuracy."""
     seconds_to_best: float | None
-    """Preparation and all rounds up to it."""
+    """Seconds of the setup and of all rounds up to the best."""
     up: float
-    """Bytes per client and round, without the preparation; what is sent once is spread over all rounds."""
+    """Bytes per client and round without the setup; tensors sent once are averaged over all rounds."""
     down: float
     total_up: int
-    """Bytes of the whole run, preparation included."""
+    """Bytes of the whole run, including the setup."""
     total_down: int
     kept: int | None
-    """Numbers that a client keeps from round to round: its own parameters, p_i, control variates, BatchNorm
-    statistics. None where clients keep them elsewhere."""
+    """Numbers that a client keeps between rounds: personal parameters, p_i, control variates, BatchNorm
+    statistics. None if clients keep them outside the run's file."""
     memory_mb: float
-    """The most that the process and its workers used in a round, shared pages counted once."""
+    """Peak memory of the process and its workers in a round; shared pages count once."""
 
 
 def compute_overhead(document: RunDocument, kept: int | None) -> Overhead:
-    """Of one run; `kept` is not in its document, because only the clients' states say it."""
-    entries, best = document["rounds"], document["best"]
-    until = [entry["seconds"] for entry in entries if best is not None and entry["round"] <= best["round"]]
+    """Return the overhead of a run; `kept` comes from the clients' states, not from the document."""
+    results, best = document["rounds"], document["best"]
+    seconds_to_best = None
+    if best:
+        seconds_to_best = sum(result["seconds"] for result in results if result["round"] <= best["round"])
     return {
         "method": document["method"],
-        "rounds": max((entry["round"] for entry in entries), default=0),
+        "rounds": max((result["round"] for result in results), default=0),
         "seconds": document["cost"]["seconds"],
-        "preparation": sum(entry["seconds"] for entry in entries if entry["round"] == 0),
+        "preparation": sum(result["seconds"] for result in results if result["round"] == 0),
         "best": best["round"] if best else None,
-        "seconds_to_best": sum(until) if best else None,
+        "seconds_to_best": seconds_to_best,
         "up": document["cost"]["up"],
         "down": document["cost"]["down"],
-        "total_up": sum(entry["bytes_up"] for entry in entries),
-        "total_down": sum(entry["bytes_down"] for entry in entries),
+        "total_up": sum(result["bytes_up"] for result in results),
+        "total_down": sum(result["bytes_down"] for result in results),
         "kept": kept,
         "memory_mb": document["peak_rss_mb"],
     }

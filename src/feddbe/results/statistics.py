@@ -1,4 +1,4 @@
-"""What several values of one number say: their mean, how sure it is, and whether two methods differ."""
+"""Statistics over seeds: means with confidence intervals, paired differences, and significance tests."""
 
 from __future__ import annotations
 
@@ -13,64 +13,66 @@ Trial = TypeVar("Trial")
 
 
 class Interval(NamedTuple):
-    """A mean and half the width of its 95 % interval, which one value alone leaves infinite."""
+    """A mean with half the width of its 95 % confidence interval, which is infinite for a single value."""
 
     mean: float
-    half: float
+    half_width: float
     n: int
 
     @property
     def p_value(self) -> float:
-        """Of a difference: two-sided, by Student's t, that it is 0; 1 if it has no spread to be judged by."""
+        """Return the two-sided p-value of Student's t-test for mean 0; 1 without spread."""
         from scipy.special import stdtr
 
-        if self.n < 2 or not self.half:
+        if self.n < 2 or not self.half_width:
             return 1.0
-        t = self.mean / (self.half / _t(self.n - 1))
+        t = self.mean / (self.half_width / _t_quantile(self.n - 1))
         return float(2 * stdtr(self.n - 1, -abs(t)))
 
-    def shown(self, digits: int = 2, *, sign: bool = False) -> str:
-        """As it stands in tables: `97.59 ± 1.96`, and of one value only that."""
+    def format(self, digits: int = 2, *, sign: bool = False) -> str:
+        """Return the text for tables: `97.59 ± 1.96`, or `97.59` for a single value."""
         text = f"{self.mean:{'+' if sign else ''}.{digits}f}"
-        return f"{text} ± {self.half:.{digits}f}" if self.n > 1 else text
+        return f"{text} ± {self.half_width:.{digits}f}" if self.n > 1 else text
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """Of independent repetitions, by Student's t: mean ± t_{0.975, n-1} s / sqrt(n)."""
+    """Return the 95 % interval of independent repetitions: mean ± t_{0.975, n-1} s / sqrt(n)."""
     n = len(values)
     if n < 2:
         return Interval(mean(values), inf, n)
-    return Interval(mean(values), _t(n - 1) * stdev(values) / sqrt(n), n)
+    return Interval(mean(values), _t_quantile(n - 1) * stdev(values) / sqrt(n), n)
 
 
 @cache
-def _t(freedom: int) -> float:
-    """t_{0.975} with so many degrees of freedom; a curve asks for the same one at every round."""
+def _t_quantile(degrees: int) -> float:
+    """Return t_{0.975} for these degrees of freedom; cached, because curves need it for every round."""
     from scipy.stats import t
 
-    return float(t.ppf(0.975, freedom))
+    return float(t.ppf(0.975, degrees))
 
 
 def paired_differences(ours: Mapping[Trial, float], theirs: Mapping[Trial, float]) -> Interval | None:
-    """The difference ours - theirs over the trials (equal split and seed) that both have; None: over none."""
+    """Return the mean of ours - theirs over common trials (equal split and seed); None without any."""
     common = [trial for trial in ours if trial in theirs]
-    return mean_interval([ours[trial] - theirs[trial] for trial in common]) if common else None
+    if not common:
+        return None
+    return mean_interval([ours[trial] - theirs[trial] for trial in common])
 
 
-LEVEL = 0.05
-"""Probability of any verdict in a table without a real difference."""
-SEEDS = 3
-"""Fewest pairs for a verdict."""
-_SMALLEST = 0.005
-"""Half-width, in points, below which an interval is printed as 0.00 and is not an estimate of chance."""
-RULE = (
-    f"Better or worse: paired t-test at {100 * LEVEL:g} % for the whole table (Holm's correction), at least "
-    f"{SEEDS} seeds, best rounds chosen on held-out data."
+SIGNIFICANCE_LEVEL = 0.05
+"""Probability that a table without real differences has a verdict."""
+MIN_SEEDS = 3
+"""Minimum number of pairs for a verdict."""
+_MIN_HALF_WIDTH = 0.005
+"""Half-width in percentage points below which an interval is printed as 0.00 and is not tested."""
+VERDICT_RULE = (
+    f"Better or worse: paired t-test at {100 * SIGNIFICANCE_LEVEL:g} % for the whole table "
+    f"(Holm's correction), at least {MIN_SEEDS} seeds, best rounds chosen on held-out data."
 )
 
 
 class Reason(StrEnum):
-    """Why a difference has no verdict; the values are shown."""
+    """Reason for a missing verdict; tables show the values."""
 
     BASELINE = "baseline"
     NOT_COMPARED = "not compared"
@@ -80,27 +82,27 @@ class Reason(StrEnum):
     OTHER_SEEDS = "no seed in common"
     UNEQUAL_ROUNDS = "unequal rounds"
     NO_PAIRS = "no pairs"
-    FEW_SEEDS = f"fewer than {SEEDS} seeds"
+    FEW_SEEDS = f"fewer than {MIN_SEEDS} seeds"
     CHOSEN_ON_TEST = "best rounds chosen on test data"
 
     @property
     def is_obstacle(self) -> bool:
-        """Whether a comparison that was wanted could not be judged."""
+        """True if a requested comparison could not be judged."""
         return self not in (Reason.BASELINE, Reason.NOT_COMPARED, Reason.NOT_SIGNIFICANT)
 
 
 class Comparison(NamedTuple):
-    """A difference in points, and what forbids to judge it."""
+    """A difference in percentage points, and the obstacles to judging it."""
 
     difference: Interval | None
     chosen_on_test: bool = False
-    """Whether a best round was chosen by the test accuracy that is compared."""
+    """True if a best round was selected by the test accuracy that is compared."""
     obstacle: Reason | None = None
-    """Why there is no difference, or none to judge."""
+    """Reason for a missing difference, or for not judging it."""
 
 
 class Verdict(NamedTuple):
-    """The outcome, or why there is none."""
+    """The outcome, or the reason why there is none."""
 
     outcome: Literal["better", "worse", ""]
     reason: Reason | None = None
@@ -109,21 +111,19 @@ class Verdict(NamedTuple):
         return self.outcome or str(self.reason)
 
 
-def judge(comparisons: Sequence[Comparison]) -> list[Verdict]:
-    """Judge all differences of one table together.
+def judge_comparisons(comparisons: Sequence[Comparison]) -> list[Verdict]:
+    """Return a verdict for each comparison of one table.
 
     Args:
-        comparisons: all that the table shows; the correction is for the number that can be judged.
-
-    Returns:
-        A verdict for each, in their order.
+        comparisons: All comparisons of the table. Holm's correction counts those that can be judged.
     """
     reasons = [_find_obstacle(comparison) for comparison in comparisons]
-    p_values = {
-        index: comparison.difference.p_value if comparison.difference.half >= _SMALLEST else 1.0
-        for index, comparison in enumerate(comparisons)
-        if comparison.difference is not None and not reasons[index]
-    }
+    p_values: dict[int, float] = {}
+    for index, (comparison, reason) in enumerate(zip(comparisons, reasons, strict=True)):
+        difference = comparison.difference
+        if difference is not None and not reason:
+            has_spread = difference.half_width >= _MIN_HALF_WIDTH
+            p_values[index] = difference.p_value if has_spread else 1.0
     significant = _reject_by_holm(p_values)
     verdicts = []
     for index, (comparison, reason) in enumerate(zip(comparisons, reasons, strict=True)):
@@ -137,16 +137,16 @@ def judge(comparisons: Sequence[Comparison]) -> list[Verdict]:
 def _find_obstacle(comparison: Comparison) -> Reason | None:
     if comparison.obstacle or comparison.difference is None:
         return comparison.obstacle or Reason.NO_PAIRS
-    if comparison.difference.n < SEEDS:
+    if comparison.difference.n < MIN_SEEDS:
         return Reason.FEW_SEEDS
     return Reason.CHOSEN_ON_TEST if comparison.chosen_on_test else None
 
 
 def _reject_by_holm(p_values: dict[int, float]) -> set[int]:
-    """Return the hypotheses that are rejected: from the smallest p-value on, until one is too large."""
+    """Return the rejected hypotheses: in order of p-values, until one is too large."""
     rejected: set[int] = set()
     for index in sorted(p_values, key=lambda index: p_values[index]):
-        if p_values[index] > LEVEL / (len(p_values) - len(rejected)):
+        if p_values[index] > SIGNIFICANCE_LEVEL / (len(p_values) - len(rejected)):
             break
         rejected.add(index)
     return rejected

@@ -1,14 +1,15 @@
-"""What is measured of the representations in a run when it is over: chosen, taken, and written into its file.
+"""Analyses of the representations in finished runs, computed on request and stored in the run's file.
 
-A result is rows (round, client or all, moment, name, value), named as in `mdl@z_g` and `mdl@z_g/bits`, what
-is no number a state of its own kind, and in `meta` with which settings it was taken: the same question is
-answered from the file, another one anew.
+Numbers are stored as records (round, client or all, moment, name, value), named as in `mdl@z_g` and
+`mdl@z_g/bits`. Other results are a state of their own kind. The settings are in `meta`: an analysis with
+equal settings is read from the file, otherwise it is computed.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
@@ -41,21 +42,21 @@ META = "analyses"
 
 @dataclass(frozen=True)
 class AnalysisRequest:
-    """What somebody wants to know of runs."""
+    """Requested analyses of runs."""
 
     analyses: tuple[str, ...] = ("mdl",)
     round: str = "best"
     moments: tuple[str, ...] = ("before", "after")
     layers: tuple[str, ...] = ("z_g",)
     samples: int | None = 1000
-    """Test samples kept, of those of all clients (of each, with `per_client`); None: all."""
+    """Number of test samples over all clients (of each client, with `per_client`); None: all."""
     quick: bool = False
     per_client: bool = False
-    """Take of each client alone what can be taken so."""
+    """Analyze each client separately, if the analysis supports it."""
 
 
 class _AnalysisItem(NamedTuple):
-    """One measure at one place and moment, with its settings."""
+    """One analysis at one layer and moment, with its settings."""
 
     analysis: str
     moment: str
@@ -71,179 +72,210 @@ class _AnalysisItem(NamedTuple):
 
 def run_analyses(
     folder: Path,
-    question: AnalysisRequest,
+    request: AnalysisRequest,
     *,
     dataset: Dataset | None = None,
     model: ModelSource | None = None,
     allowed: Permission = NO_PERMISSION,
     callback: Callback | None = None,
 ) -> None:
-    """Take what is not in the run's file yet. What is finished stays there, also if the rest fails."""
-    for what in question.analyses if question.per_client else ():
-        if not ANALYSES[what].per_client:
-            raise InvalidInputError(f"{what} cannot be taken of single clients; leave out --per-client")
-    store = RunStore.open(folder)
-    try:
-        if _missing_items(store, question):
-            told = callback or Callback()
-            with exclusive(folder), report_progress_to(told.on_analysis_progress):
+    """Compute the requested analyses that are not in the run's file.
+
+    Finished analyses are kept, also if a later one fails.
+
+    Args:
+        folder: Folder of the run.
+        request: Analyses, round, moments and layers.
+        dataset: The data, if it was passed to the run as a Python object.
+        model: The model, if it was passed to the run as a Python object.
+        allowed: Code in users' files that may be executed.
+        callback: Notified of the progress.
+    """
+    for name in request.analyses if request.per_client else ():
+        if not ANALYSES[name].supports_per_client:
+            raise InvalidInputError(f"{name} cannot analyze single clients; leave out --per-client")
+    callback = callback or Callback()
+    with closing(RunStore.open(folder)) as store:
+        if _missing_items(store, request):
+            with exclusive(folder), report_progress_to(callback.on_analysis_progress):
                 experiment = load_experiment(store, dataset=dataset, model=model, allowed=allowed)
-                _compute_missing(store, question, experiment, told)
-    finally:
-        store.close()
+                _compute_missing(store, request, experiment, callback)
 
 
-def load_embedding(document: RunDocument, one: AnalysisDocument) -> Points:
-    """The points that t-SNE has laid out."""
-    store = RunStore.open(Path(document["folder"]))
-    try:
-        state = store.state(result_key(one["round"], one["moment"], f"{one['analysis']}{AT}{one['layer']}"))
+def load_embedding(document: RunDocument, analysis: AnalysisDocument) -> Points:
+    """Return the points of a stored t-SNE embedding."""
+    name = f"{analysis['analysis']}{AT}{analysis['layer']}"
+    with closing(RunStore.open(Path(document["folder"]))) as store:
+        state = store.state(result_key(analysis["round"], analysis["moment"], name))
         assert state is not None
-        return registry.as_points(decode(state))
-    finally:
-        store.close()
+        return registry.points_from_state(decode(state))
 
 
-def result_key(round: int, moment: str, name: str) -> str:
-    """What a measurement is known by: in `meta`, and as the kind of its state."""
-    return f"{round}/{moment}/{name}"
+def result_key(round_: int, moment: str, name: str) -> str:
+    """Return the key of a result in `meta`, which is also the kind of its state."""
+    return f"{round_}/{moment}/{name}"
 
 
-def _missing_items(store: RunStore, question: AnalysisRequest) -> list[_AnalysisItem]:
-    """What has not been taken of this entry with these settings."""
-    entry, known = checkpoint_round(store, question.round), store.meta(META) or {}
-    found = []
-    for what in question.analyses:
-        settings, quick = registry.analysis_settings(what, quick=question.quick)
-        each = question.per_client and ANALYSES[what].per_client
-        for place in question.layers:
-            for moment in question.moments:
-                one = _AnalysisItem(
-                    what, moment, place, quick, each, settings | {"samples": question.samples}
-                )
-                there = known.get(result_key(entry, moment, one.name))
-                if there is None or there["settings"] != one.settings:
-                    found.append(one)
-    return found
+def _missing_items(store: RunStore, request: AnalysisRequest) -> list[_AnalysisItem]:
+    """Return the analyses that are not stored for this round with these settings."""
+    round_ = checkpoint_round(store, request.round)
+    stored = store.meta(META) or {}
+    missing = []
+    for name in request.analyses:
+        settings, quick = registry.analysis_settings(name, quick=request.quick)
+        settings = {**settings, "samples": request.samples}
+        per_client = request.per_client and ANALYSES[name].supports_per_client
+        for layer in request.layers:
+            for moment in request.moments:
+                item = _AnalysisItem(name, moment, layer, quick, per_client, settings)
+                result = stored.get(result_key(round_, moment, item.name))
+                if result is None or result["settings"] != item.settings:
+                    missing.append(item)
+    return missing
 
 
 def _compute_missing(
-    store: RunStore, question: AnalysisRequest, experiment: Experiment, callback: Callback
+    store: RunStore, request: AnalysisRequest, experiment: Experiment, callback: Callback
 ) -> None:
-    wanted = _missing_items(store, question)
+    items = _missing_items(store, request)
     task = experiment.task
-    task.model.check_layers(question.layers)
-    entry = Checkpoint(store, experiment, question.round)
-    sizes = [len(rows) for rows in task.split.test[: task.members]]
-    rows = _chosen(sizes, question.samples, each=question.per_client)
-    callback.on_run_begin(f"{experiment.name}: representations", store.folder, 0, 1 + len(wanted))
-    own = [one for one in wanted if not ANALYSES[one.analysis].shared]
-    shared = [one for one in wanted if ANALYSES[one.analysis].shared]
-    if own:
-        _compute_pooled(entry, own, rows, callback)
-    for what in dict.fromkeys(one.analysis for one in shared):
-        asked = {(one.moment, one.layer): one for one in shared if one.analysis == what}
-        began, settings = time.perf_counter(), _keywords(next(iter(asked.values())))
-        found = compare_under_each_model(entry, what, list(asked), rows, settings, callback)
-        about = {"samples": sum(_counts(sizes, rows)), "seconds": time.perf_counter() - began}
-        for done, (view, taken) in enumerate(found.items(), start=2 + len(own)):
-            _write(store, entry.round, asked[view], taken, about)
+    task.model.check_layers(request.layers)
+    checkpoint = Checkpoint(store, experiment, request.round)
+    sizes = [len(test) for test in task.split.test[: task.members]]
+    sample_indices = _select_samples(sizes, request.samples, per_client=request.per_client)
+    callback.on_run_begin(f"{experiment.name}: representations", store.folder, 0, 1 + len(items))
+    pooled = [item for item in items if not ANALYSES[item.analysis].compares_under_each_model]
+    shared = [item for item in items if ANALYSES[item.analysis].compares_under_each_model]
+    if pooled:
+        _compute_pooled(checkpoint, pooled, sample_indices, callback)
+    samples = sum(sizes[client] if ix is None else len(ix) for client, ix in sample_indices.items())
+    for analysis in dict.fromkeys(item.analysis for item in shared):
+        item_by_view = {(item.moment, item.layer): item for item in shared if item.analysis == analysis}
+        settings = _keywords(next(iter(item_by_view.values())))
+        started = time.perf_counter()
+        results = compare_under_each_model(
+            checkpoint, analysis, list(item_by_view), sample_indices, settings, callback
+        )
+        seconds = time.perf_counter() - started
+        for done, (view, result) in enumerate(results.items(), start=2 + len(pooled)):
+            _write_result(store, checkpoint.round, item_by_view[view], result, samples, seconds)
             callback.on_round_end(done, None)
 
 
 def _compute_pooled(
-    entry: Checkpoint,
-    wanted: Sequence[_AnalysisItem],
-    rows: Mapping[int, Sequence[int] | None],
+    checkpoint: Checkpoint,
+    items: Sequence[_AnalysisItem],
+    sample_indices: Mapping[int, Sequence[int] | None],
     callback: Callback,
 ) -> None:
-    """Take the measures of points of all clients, each through its own model."""
-    experiment, store = entry.experiment, entry.store
-    task = experiment.task
-    moments = {one.moment for one in wanted}
-    jobs = entry.client_tasks(moments, dict.fromkeys(one.layer for one in wanted), rows)
-    engine = engines.create_engine("auto", task, experiment.method)
-    try:
-        replies = entry.run_tasks(jobs, engine, callback)
-    finally:
-        engine.close()
-    _compare(store, entry.round, replies, callback)
+    """Analyze the points of all clients together, each represented by its client's model."""
+    experiment = checkpoint.experiment
+    store = checkpoint.store
+    moments = {item.moment for item in items}
+    layers = dict.fromkeys(item.layer for item in items)
+    tasks = checkpoint.client_tasks(moments, layers, sample_indices)
+    with closing(engines.create_engine("auto", experiment.task, experiment.method)) as engine:
+        client_results = checkpoint.run_tasks(tasks, engine, callback)
+    _warn_if_models_differ(store, checkpoint.round, client_results, callback)
     callback.on_round_end(1, None)
-    same: dict[tuple[str, str], AnalysisResult] = {}  # z is z_g without PRBM, and a cut has several names
-    for done, one in enumerate(wanted, start=2):
-        began, points = time.perf_counter(), pool_representations(replies, one.moment, one.layer)
+    known: dict[tuple[str, str], AnalysisResult] = {}  # z is z_g without PRBM, and a cut has several names
+    for done, item in enumerate(items, start=2):
+        started = time.perf_counter()
+        points = pool_representations(client_results, item.moment, item.layer)
         if points is None:
             raise InvalidInputError(
                 f"{experiment.method.base_name} deploys no model: it has no representations"
             )
-        what = one.analysis, sha256(points.x.tobytes()).hexdigest()
-        if what not in same:
-            same[what] = registry.compute_analysis(
-                one.analysis, points, task.dataset.classes, _keywords(one), each=one.per_client
+        key = item.analysis, sha256(points.x.tobytes()).hexdigest()
+        if key not in known:
+            classes = experiment.task.dataset.classes
+            known[key] = registry.compute_analysis(
+                item.analysis, points, classes, _keywords(item), per_client=item.per_client
             )
-        about = {"samples": len(points.y), "seconds": time.perf_counter() - began}
-        _write(store, entry.round, one, same[what], about)
+        seconds = time.perf_counter() - started
+        _write_result(store, checkpoint.round, item, known[key], len(points.y), seconds)
         callback.on_round_end(done, None)
 
 
-def _keywords(one: _AnalysisItem) -> dict[str, Any]:
-    """Return the settings that the measure itself takes."""
-    return {name: value for name, value in one.settings.items() if name != "samples"}
+def _keywords(item: _AnalysisItem) -> dict[str, Any]:
+    """Return the settings that are arguments of the analysis function."""
+    return {name: value for name, value in item.settings.items() if name != "samples"}
 
 
-def _counts(sizes: Sequence[int], rows: Mapping[int, Sequence[int] | None]) -> list[int]:
-    """Return the number of chosen samples of each client in `rows`."""
-    return [sizes[client] if some is None else len(some) for client, some in rows.items()]
+def _select_samples(
+    sizes: Sequence[int], samples: int | None, *, per_client: bool
+) -> dict[int, list[int] | None]:
+    """Return positions of test samples by client: the first `samples` of all, shuffled by RandomState(0).
 
-
-def _chosen(sizes: Sequence[int], n: int | None, *, each: bool) -> dict[int, list[int] | None]:
-    """Which test samples, by client: of all, shuffled by RandomState(0), the first n; `each`: of every
-    client's own. Clients of which none is chosen are left out."""
-    if n is None or (each and n >= max(sizes)) or n >= sum(sizes):
+    With `per_client`, they are selected from each client. Clients without a selected sample are left out.
+    """
+    if samples is None or (per_client and samples >= max(sizes)) or samples >= sum(sizes):
         return {client: None for client, size in enumerate(sizes) if size}
-    starts = np.cumsum([0, *sizes])
-    if each:
-        return {c: sorted(np.random.RandomState(0).permutation(s)[:n].tolist()) for c, s in enumerate(sizes)}
-    kept = np.sort(np.random.RandomState(0).permutation(sum(sizes))[:n])
-    parts = [kept[(kept >= a) & (kept < b)] - a for a, b in pairwise(starts)]
-    return {client: part.tolist() for client, part in enumerate(parts) if len(part)}
+    if per_client:
+        return {
+            client: sorted(np.random.RandomState(0).permutation(size)[:samples].tolist())
+            for client, size in enumerate(sizes)
+        }
+    selected = np.sort(np.random.RandomState(0).permutation(sum(sizes))[:samples])
+    positions = {}
+    for client, (start, end) in enumerate(pairwise(np.cumsum([0, *sizes]))):
+        part = selected[(selected >= start) & (selected < end)] - start
+        if len(part):
+            positions[client] = part.tolist()
+    return positions
 
 
-def _compare(store: RunStore, entry: int, replies: Sequence[ClientResult], callback: Callback) -> None:
-    """What is looked at must be what was evaluated then: say so if clients' accuracies differ."""
-    known = {
-        row[1:3]: row.value for row in store.records(entry) if row.name == "accuracy" and row.client != ALL
+def _warn_if_models_differ(
+    store: RunStore, round_: int, client_results: Sequence[ClientResult], callback: Callback
+) -> None:
+    """Report clients whose accuracies differ from those of the run: their models are not those evaluated."""
+    stored = {
+        (record.client, record.moment): record.value
+        for record in store.records(round_)
+        if record.name == "accuracy" and record.client != ALL
     }
-    apart = []
-    for reply in replies:
-        for moment, numbers in reply.metrics.items():
-            then, now = known.get((reply.client, moment)), numbers.get("accuracy")
-            if then is not None and now is not None and float(now[0]) != then:
-                apart.append((reply.client, moment, float(now[0]), then))
-    if apart:
-        client, moment, here, there = apart[0]
+    differences = []
+    for result in client_results:
+        for moment, metrics in result.metrics.items():
+            before = stored.get((result.client, moment))
+            accuracy = metrics.get("accuracy")
+            if before is not None and accuracy is not None and float(accuracy[0]) != before:
+                differences.append((result.client, moment, float(accuracy[0]), before))
+    if differences:
+        client, moment, after, before = differences[0]
         callback.on_message(
             f"the models are not bit for bit those of the run: accuracy of client {client} {moment} local "
-            f"training is {here:.4f} here, {there:.4f} there ({len(apart)} differ: other versions?)"
+            f"training is {after:.4f} here, {before:.4f} in the run "
+            f"({len(differences)} differ: other versions?)"
         )
 
 
-def _write(
-    store: RunStore, entry: int, one: _AnalysisItem, taken: AnalysisResult, about: dict[str, Any]
+def _write_result(
+    store: RunStore, round_: int, item: _AnalysisItem, result: AnalysisResult, samples: int, seconds: float
 ) -> None:
-    """All of one measurement, in place of what was there under its name."""
-    every = {ALL: taken.overall, **taken.clients}
-    lines = [
-        Record(entry, client, one.moment, f"{one.name}/{reading}".rstrip("/"), value, about["samples"])
-        for client, read in every.items()
-        for reading, value in read.items()
+    """Store the result of one analysis, in place of an earlier one."""
+    key = result_key(round_, item.moment, item.name)
+    values_by_client = {ALL: result.overall, **result.clients}
+    records = [
+        Record(round_, client, item.moment, f"{item.name}/{reading}".rstrip("/"), value, samples)
+        for client, values in values_by_client.items()
+        for reading, value in values.items()
     ]
-    fields = {"round": entry, "analysis": one.analysis, "layer": one.layer, "moment": one.moment}
-    flags = {"quick": one.quick, "per_client": one.per_client, "settings": one.settings}
+    description = {
+        "round": round_,
+        "analysis": item.analysis,
+        "layer": item.layer,
+        "moment": item.moment,
+        "quick": item.quick,
+        "per_client": item.per_client,
+        "settings": item.settings,
+        "samples": samples,
+        "seconds": seconds,
+    }
     with store.transaction(store.last_round()):
-        store.drop_records(entry, [one.moment], later=one.name)
-        store.write_records(lines)
-        if taken.state:
-            store.write_state(result_key(entry, one.moment, one.name), ALL, encode(taken.state), entry)
-        known = store.meta(META) or {}
-        store.set_meta(META, known | {result_key(entry, one.moment, one.name): fields | flags | about})
+        store.drop_records(round_, [item.moment], analysis=item.name)
+        store.write_records(records)
+        if result.state:
+            store.write_state(key, ALL, encode(result.state), round_)
+        stored = store.meta(META) or {}
+        store.set_meta(META, stored | {key: description})

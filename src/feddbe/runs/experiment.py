@@ -1,4 +1,4 @@
-"""From options to what is run: data, split, model and method, and the hash that tells runs apart."""
+"""Experiments: options resolved to data, split, model and method, and the hash that identifies a run."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from feddbe.methods import new_clients
 from feddbe.methods.base import Method
 from feddbe.methods.registry import MethodName, hyperparameters, parse_name
 from feddbe.metrics.builtin import majority_accuracy
-from feddbe.models.registry import ModelFromFile, ModelSource, resolve_builder
+from feddbe.models.registry import ModelFromFile, ModelSource, load_builder
 from feddbe.state import sha256
 from feddbe.training.task import LearningRateDecay, Optimizer, Task, Training
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A run to be: all choices made."""
+    """A run with all options resolved."""
 
     name: str
     """The method as the user named it."""
@@ -43,19 +43,19 @@ class Experiment:
     config_hash: str
     majority_accuracy: float
     notes: list[str]
-    """What a reader of its results must know."""
+    """Notes for readers of the results."""
     settings: dict[str, Setting]
     """Every value and where it came from: of options, and of names' own options, as in `mr kappa`."""
     sources: dict[str, StoredSource] = dataclasses.field(default_factory=dict)
-    """Content of the user's files that `model` and `method` are from."""
+    """Content of the user's files that define `model` and `method`."""
     in_memory: str = ""
-    """What of it was given as a Python object, so that no other process can make it from its options."""
+    """Components passed as Python objects; the experiment cannot be rebuilt from its options."""
 
 
 def resolve(
     name: str, options: Config, *, dataset: Dataset | None = None, model: ModelSource | None = None
 ) -> Experiment:
-    """Fill in every default, load the data, build the model and the method."""
+    """Return the experiment of one method; see `resolve_all`."""
     return resolve_all([name], options, dataset=dataset, model=model)[0]
 
 
@@ -67,161 +67,195 @@ def resolve_all(
     model: ModelSource | None = None,
     origins: Mapping[str, str] | None = None,
 ) -> list[Experiment]:
-    """One experiment for each method, on the same data, split and model, which are made once.
+    """Fill in all defaults, load the data, and build the model and the methods.
 
-    `origins`: where the options came from that were given.
+    Args:
+        names: Methods; all share the same data, split and model, which are built once.
+        options: Options from the user.
+        dataset: Data that was passed as a Python object.
+        model: Model that was passed as a Python object.
+        origins: Origin of each option that the user set, for error messages and previews.
+
+    Returns:
+        An experiment for each method.
     """
     parsed = [parse_name(name) for name in names]
     for method in parsed:
-        method.build(force=options.force)  # reports a wrong name before the data is loaded
+        method.build(force=options.force)  # an unknown name is reported before the data is loaded
     changed = [f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default]
-    given = dict.fromkeys(changed, "given") | dict(origins or {})
+    all_origins = dict.fromkeys(changed, "given") | dict(origins or {})
     objects = {"data": dataset, "model": None if isinstance(model, str) else model}
-    in_memory = " and ".join(what for what, one in objects.items() if one is not None)
-    common = _prepare(options, given, load_federated_data(options, dataset), model, in_memory)
+    in_memory = " and ".join(name for name, value in objects.items() if value is not None)
+    federated = load_federated_data(options, dataset)
+    common = _resolve_common(options, all_origins, federated, model, in_memory)
     return [_resolve_one(method, common) for method in parsed]
 
 
 @dataclass(frozen=True)
 class _Common:
-    """What the methods of a comparison share."""
+    """Everything except the method, shared by the methods of a comparison."""
 
-    asked: Config
-    given: dict[str, str]
+    requested: Config
+    origins: dict[str, str]
     task: Task
-    """With the learning rate that a method without one of its own has."""
+    """The task with the default learning rate of methods that do not define one."""
     options: Config
     model: ParsedName[Parameters] | None
-    """None: the user's own."""
+    """None for a user's model."""
     content: dict[str, Any]
-    """What is hashed of data, split and model."""
-    floor: float
+    """Hashed content of data, split and model."""
+    majority_accuracy: float
     source: StoredSource | None
-    """Content of the file that the model is from."""
+    """Content of the file that defines the model."""
     in_memory: str
 
     @property
-    def kind(self) -> str:
+    def model_name(self) -> str:
         return self.model.name if self.model else "own"
 
 
-def _prepare(
-    asked: Config, given: dict[str, str], held: FederatedData, model: ModelSource | None, in_memory: str
+def _resolve_common(
+    requested: Config,
+    origins: dict[str, str],
+    federated: FederatedData,
+    model: ModelSource | None,
+    in_memory: str,
 ) -> _Common:
-    """Everything but the method."""
-    dataset, split, options = held
-    source = model or options.model or models.default_model(tuple(dataset.x.shape[1:]), dataset.tokens)
+    dataset, split, options = federated
+    source = model or options.model or models.default_model(tuple(dataset.x.shape[1:]), dataset.num_words)
     if isinstance(source, str) and is_file_reference(source):
-        source = resolve_builder(source)
-    named = (
-        models.find_model(source, DefaultLayers(options.variant, "").part_settings())
-        if isinstance(source, str)
-        else None
-    )
-    chosen = DefaultLayers(options.variant, dataset.name, named.name if named else "own")
-    first = int(dataset.x.argmax()) // dataset.x[0].numel() if dataset.tokens else 0  # has the last word
-    sample = dataset.inputs(dataset.x[first : first + 1])
-    cut = options.cut or chosen["cut"]
+        source = load_builder(source)
+    builtin: ParsedName[Parameters] | None = None
+    if isinstance(source, str):
+        builtin = models.parse_model(source, DefaultLayers(options.variant, "").part_settings())
+    model_text = str(builtin) if builtin else "own"
+    defaults = DefaultLayers(options.variant, dataset.name, builtin.name if builtin else "own")
+    sample_index = 0
+    if dataset.num_words:  # the sample with the largest token
+        sample_index = int(dataset.x.argmax()) // dataset.x[0].numel()
+    sample = dataset.inputs(dataset.x[sample_index : sample_index + 1])
+    cut = options.cut or defaults["cut"]
     built = models.build_model(
-        str(named) if named else source, sample, dataset.classes, cut, options.seed, words=dataset.tokens
+        model_text if builtin else source, sample, dataset.classes, cut, options.seed, words=dataset.num_words
     )
-    rounds = int(chosen["rounds"]) if options.rounds is None else options.rounds
+    rounds = int(defaults["rounds"]) if options.rounds is None else options.rounds
     options = dataclasses.replace(
         options,
-        lr=chosen["lr"] if options.lr is None else options.lr,
-        lr_decay=_decay(options.lr_decay, rounds),
+        lr=defaults["lr"] if options.lr is None else options.lr,
+        lr_decay=_decay_with_length(options.lr_decay, rounds),
         rounds=rounds,
-        short_batch=options.short_batch or chosen["short_batch"],
-        model=options.model if isinstance(source, ModelFromFile) else str(named or "own"),
+        short_batch=options.short_batch or defaults["short_batch"],
+        model=options.model if isinstance(source, ModelFromFile) else model_text,
         cut=built.cut,
     )
-    check_short(options, split)
-    content: dict[str, Any] = {"data": dataset.sha256(), "split": split.index_sha256() | {"parts": None}}
-    content["sizes"] = [part.sizes.tolist() for part in (split.train, split.test)]
-    content["model"] = str(named or "own")
-    if named is None:
-        content |= {"module": str(built.module), "theta0": sha256(built.parameters)}
+    check_batch_size(options, split)
     file = source.user_object if isinstance(source, ModelFromFile) else None
+    content: dict[str, Any] = {
+        "data": dataset.sha256(),
+        "split": split.index_sha256() | {"parts": None},
+        "sizes": [part.sizes.tolist() for part in (split.train, split.test)],
+        "model": model_text,
+    }
+    if builtin is None:
+        content |= {"module": str(built.module), "theta0": sha256(built.parameters)}
     if file:
         content["file"] = file.sha256
-    task = Task(
-        built, dataset, split, _training(options), options.seed, options.rounds or 0, options.new_clients
-    )
-    floor = majority_accuracy(dataset, split, task.members)
+    task = Task(built, dataset, split, _training(options), options.seed, rounds, options.new_clients)
     return _Common(
-        asked, given, task, options, named, content, floor, file.source if file else None, in_memory
+        requested=requested,
+        origins=origins,
+        task=task,
+        options=options,
+        model=builtin,
+        content=content,
+        majority_accuracy=majority_accuracy(dataset, split, task.members),
+        source=file.source if file else None,
+        in_memory=in_memory,
     )
 
 
 def _resolve_one(parsed: MethodName, common: _Common) -> Experiment:
-    """The experiment of one method."""
-    options, task, given = common.options, common.task, common.given
+    """Return the experiment of one method."""
+    options = common.options
+    task = common.task
     name = parsed.text
-    chosen = DefaultLayers(options.variant, task.dataset.name, common.kind, parsed.base)
-    parts = chosen.part_settings()
+    defaults = DefaultLayers(options.variant, task.dataset.name, common.model_name, parsed.base)
+    parts = defaults.part_settings()
     if parts.get("mr", {}).get("init_epochs") == "epochs":
         parts["mr"]["init_epochs"] = options.local_epochs
     method = parsed.build(parts, force=options.force)
-    check_members(name, method, options, task.split)
-    check_optimiser(name, method, options, task)
-    remarks = []
-    if common.asked.lr is None and chosen["lr"] != options.lr:
-        remarks.append(f"lr {chosen['lr']:g} by default, where other methods have {options.lr:g}")
-        options = dataclasses.replace(options, lr=chosen["lr"])
-        task = dataclasses.replace(task, training=dataclasses.replace(task.training, lr=chosen["lr"]))
-    if common.kind == "own" and common.asked.lr is None:
-        remarks.append(
-            f"lr {options.lr:g} is a guess for a model of your own, and slow for many: try --lr 0.1, or let "
+    check_participation(name, method, options, task.split)
+    check_training_options(name, method, options, task)
+    notes = []
+    if common.requested.lr is None and defaults["lr"] != options.lr:
+        notes.append(f"lr {defaults['lr']:g} by default, where other methods have {options.lr:g}")
+        options = dataclasses.replace(options, lr=defaults["lr"])
+        task = dataclasses.replace(task, training=dataclasses.replace(task.training, lr=defaults["lr"]))
+    if common.model_name == "own" and common.requested.lr is None:
+        notes.append(
+            f"lr {options.lr:g} is a guess for a user's model, and often too small: try --lr 0.1, or let "
             "feddbe tune choose it on validation data"
         )
-    unused = method.ignored_options(task)
-    remarks += [f"{key} does nothing: {why}" for key, why in unused.items() if key in given]
-    config = dataclasses.asdict(options) | {"method": name, "method_options": hyperparameters(method)}
-    config |= dict.fromkeys(unused)
-    remarks += method.notes(task)
-    told = [key for key in dataclasses.asdict(options) if identity_of_key(key) in ("yes", "seed")]
-    hashed = {key: config[key] for key in told} | methods.identity(method)
-    digest = hashlib.sha256(json.dumps(hashed | common.content, sort_keys=True).encode()).hexdigest()
+    ignored = method.ignored_options(task)
+    notes += [f"{key} has no effect: {reason}" for key, reason in ignored.items() if key in common.origins]
+    notes += method.notes(task)
+    option_values = dataclasses.asdict(options)
+    config = option_values | {"method": name, "method_options": hyperparameters(method)}
+    config |= dict.fromkeys(ignored)
+    identity = {key: config[key] for key in option_values if identity_of_key(key) in ("yes", "seed")}
+    identity |= methods.method_identity(method)
+    identity |= common.content
     sources = {"model": common.source, "method": methods.stored_source(method)}
+    objects = [common.in_memory, "method" if methods.is_in_memory(method) else ""]
     return Experiment(
         name=name,
         options=options,
         task=task,
         method=method,
         config=config,
-        config_hash=digest,
-        majority_accuracy=common.floor,
-        notes=remarks,
-        settings=_settings(parsed, common, config, chosen),
+        config_hash=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
+        majority_accuracy=common.majority_accuracy,
+        notes=notes,
+        settings=_settings(parsed, common, config, defaults),
         sources={kind: source for kind, source in sources.items() if source},
-        in_memory=" and ".join(filter(None, [common.in_memory, "method" * methods.is_in_memory(method)])),
+        in_memory=" and ".join(filter(None, objects)),
     )
 
 
 def _settings(
-    parsed: MethodName, common: _Common, config: Mapping[str, Any], chosen: DefaultLayers
+    parsed: MethodName, common: _Common, config: Mapping[str, Any], defaults: DefaultLayers
 ) -> dict[str, Setting]:
-    """Where each value came from; what is given wins, then what the layers of defaults say."""
-    data_set, model = (
-        f"data set {common.task.dataset.name}",
-        f"model {common.kind}",
-    )
-    origins = {"model": data_set, "cut": model} | {k: default.origin for k, default in chosen.options.items()}
-    if common.options.partition in (None, "natural"):  # the data came divided
-        origins |= {"partition": data_set, "clients": data_set}
-    origins |= {"method": "given"} | common.given
-    parts, brackets = dict(config["method_options"]), parsed.options_in_brackets
-    for named in (data.find_dataset(common.asked.data, chosen.part_settings()), common.model):
-        if named:
-            parts[named.name] = dataclasses.asdict(named.options)
-            brackets |= {f"{named.name} {key}" for key in named.explicit_options}
-    found = {key: (value, origins.get(key)) for key, value in config.items() if key != "method_options"}
+    """Return each value with its origin: the user, or a layer of defaults."""
+    from_data = f"data set {common.task.dataset.name}"
+    origins = {"model": from_data, "cut": f"model {common.model_name}"}
+    origins |= {key: default.origin for key, default in defaults.options.items()}
+    if common.options.partition in (None, "natural"):  # the data has its own partition
+        origins |= {"partition": from_data, "clients": from_data}
+    origins |= {"method": "given"} | common.origins
+    parts = dict(config["method_options"])
+    explicit = parsed.explicit_options
+    for component in (
+        data.find_builtin_dataset(common.requested.data, defaults.part_settings()),
+        common.model,
+    ):
+        if component:
+            parts[component.name] = dataclasses.asdict(component.options)
+            explicit |= {f"{component.name} {key}" for key in component.explicit_options}
+    settings = {
+        key: Setting(value, origins.get(key) or "general default")
+        for key, value in config.items()
+        if key != "method_options"
+    }
     for part, options in parts.items():
-        layers = chosen.parts.get(part, {})
+        layers = defaults.parts.get(part, {})
         for key, value in options.items():
-            origin = layers[key].origin if key in layers else None
-            found[f"{part} {key}"] = value, "given" if f"{part} {key}" in brackets else origin
-    return {key: Setting(value, origin or "general default") for key, (value, origin) in found.items()}
+            origin = "general default"
+            if f"{part} {key}" in explicit:
+                origin = "given"
+            elif key in layers:
+                origin = layers[key].origin or origin
+            settings[f"{part} {key}"] = Setting(value, origin)
+    return settings
 
 
 def _training(options: Config) -> Training:
@@ -239,72 +273,82 @@ def _training(options: Config) -> Training:
     )
 
 
-def _decay(text: str | None, rounds: int) -> str | None:
-    """With its length: a run that is carried on further is not another run than the one that was begun."""
+def _decay_with_length(text: str | None, rounds: int) -> str | None:
+    """Return the decay with its length, so that a run resumed with more rounds keeps its hash."""
     return str(LearningRateDecay.parse(text, rounds)) if text else None
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A small value that can be pickled, from which any process on any machine with the same files builds the
-    same task and method."""
+    """A small picklable value from which any process with the same files builds the same task and method."""
 
     method: str
-    """As the user named it."""
+    """The method as the user named it."""
     options: Config
-    """With every default filled in."""
+    """Options with all defaults filled in."""
     config_hash: str
-    """Of what is to be built: data and a model's file are in it by content."""
+    """Hash of the experiment, including the content of its data and files."""
 
     @classmethod
-    def of(cls, experiment: Experiment) -> Recipe | None:
-        """None for what was made from Python objects (`Experiment.in_memory` says which): there is no name by
-        which another process could find them."""
+    def from_experiment(cls, experiment: Experiment) -> Recipe | None:
+        """Return the recipe; None if components are Python objects, see `Experiment.in_memory`."""
         if experiment.in_memory:
             return None
         return cls(experiment.name, experiment.options, experiment.config_hash)
 
     def build(self) -> tuple[Task, Method]:
-        """The task and the method, if this machine has what they were made from."""
+        """Return the task and the method.
+
+        Raises:
+            InvalidInputError: Data or files on this machine differ from those of the run.
+        """
         built = resolve(self.method, self.options)
         if built.config_hash != self.config_hash:
             raise InvalidInputError(
-                f"'{self.options.data}' with model '{self.options.model}' is something else on this machine "
+                f"'{self.options.data}' with model '{self.options.model}' differs on this machine "
                 f"(configuration {built.config_hash[:12]}, not {self.config_hash[:12]}); copy the files of "
                 "data and model from where the run began"
             )
         return built.task, built.method
 
 
-def check_members(name: str, method: Method, config: Config, split: Split) -> None:
-    """Whether enough clients take part."""
+def check_participation(name: str, method: Method, config: Config, split: Split) -> None:
+    """Raise an error if too few clients would train, or the adaptation does not fit."""
     if config.new_clients >= split.clients:
         raise InvalidInputError(
-            f"newcomers = {config.new_clients}; of {split.clients} clients at least one must train"
+            f"new_clients = {config.new_clients}; at least one of {split.clients} clients must train"
         )
     if config.adaptation != "full" and not config.new_clients:
         raise InvalidInputError(
-            f"adapt = {config.adaptation}; it is about newcomers, of which there are none (--new-clients)"
+            f"adaptation = {config.adaptation}; there are no new clients to adapt: set --new-clients"
         )
-    if reason := new_clients.check_adaptation(config.adaptation, method):
-        raise InvalidInputError(f"adapt = {config.adaptation}; not for {name}: {reason}")
+    reason = new_clients.check_adaptation(config.adaptation, method)
+    if reason:
+        raise InvalidInputError(f"adaptation = {config.adaptation}; not for {name}: {reason}")
     if method.needs_all_clients and (config.participation < 1 or config.new_clients):
-        raise InvalidInputError(f"{name} needs join = 1 and no newcomers: {method.needs_all_clients}")
+        raise InvalidInputError(
+            f"{name} needs participation = 1 and no new clients: {method.needs_all_clients}"
+        )
 
 
-def check_optimiser(name: str, method: Method, config: Config, task: Task) -> None:
-    """Whether the method's mathematics allow this way of training."""
+def check_training_options(name: str, method: Method, config: Config, task: Task) -> None:
+    """Raise an error if the method does not allow these training options."""
     for key, reason in method.fixed_options.items():
         if getattr(config, key) != getattr(Config, key):
             raise InvalidInputError(f"{key} = {getattr(config, key)}; not for {name}: {reason}")
-    if config.lr_decay and "lr" in (unused := method.ignored_options(task)):
-        raise InvalidInputError(f"lr_decay = {config.lr_decay}; not for {name}: {unused['lr']}")
+    ignored = method.ignored_options(task)
+    if config.lr_decay and "lr" in ignored:
+        raise InvalidInputError(f"lr_decay = {config.lr_decay}; not for {name}: {ignored['lr']}")
 
 
-def check_short(config: Config, split: Split) -> None:
-    if config.short_batch == "refuse":
-        for client in np.flatnonzero(split.train.sizes < config.batch_size)[:1]:
-            raise InvalidInputError(
-                f"client {client} has {len(split.train[client])} training samples, a batch has "
-                f"{config.batch_size}; short_batch=keep trains it on one short batch"
-            )
+def check_batch_size(config: Config, split: Split) -> None:
+    """Raise an error if a client has less than a batch and `short_batch` is `refuse`."""
+    if config.short_batch != "refuse":
+        return
+    small_clients = np.flatnonzero(split.train.sizes < config.batch_size)
+    if len(small_clients):
+        client = small_clients[0]
+        raise InvalidInputError(
+            f"client {client} has {len(split.train[client])} training samples, a batch has "
+            f"{config.batch_size}; short_batch=keep trains it on one short batch"
+        )

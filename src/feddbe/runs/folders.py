@@ -1,4 +1,4 @@
-"""Where runs are: one folder each, numbered under `runs/` unless the user names one."""
+"""Folders of runs: one folder per run, numbered under `runs/` unless the user names one."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 from feddbe.errors import CorruptRunError, InvalidInputError, StoreError
 from feddbe.paths import RUNS_DIR, expand_path
-from feddbe.runs.store import FILE, RunStore
+from feddbe.runs.store import RUN_FILE, RunStore
 
 
 def slug(name: str) -> str:
-    """A method's name as a folder's: fedavg+dbe(kappa=5) -> fedavg+dbe-kappa5, a/my.py:Own -> my-own."""
+    """Return a method's folder name: fedavg+dbe(kappa=5) -> fedavg+dbe-kappa5, a/my.py:Own -> my-own."""
     name = re.sub(r"^(?:.*/)?([^/]*)\.py:", r"\1-", name)
     return re.sub(r"[^a-z0-9_+.-]", "", name.lower().replace("(", "-").replace(",", "-"))
 
 
-def next_numbered(stem: str, root: Path = RUNS_DIR) -> Path:
-    """A new folder `root/stem-N`, with the first N that is free."""
+def create_numbered(stem: str, root: Path = RUNS_DIR) -> Path:
+    """Create the folder `root/stem-N` with the first unused N and return its path."""
     number = 1
     while True:
         folder = root / f"{stem}-{number}"
@@ -27,89 +27,104 @@ def next_numbered(stem: str, root: Path = RUNS_DIR) -> Path:
             folder.mkdir(parents=True)
             return folder
         except FileExistsError as error:
-            if not root.is_dir():  # a link to nowhere
-                raise StoreError(f"cannot make the folder '{folder}': '{root}' is not a folder") from error
+            if not root.is_dir():  # a broken link
+                raise StoreError(f"cannot create the folder '{folder}': '{root}' is not a folder") from error
             number += 1
         except OSError as error:
-            raise StoreError(f"cannot make the folder '{folder}': {error.strerror}") from error
+            raise StoreError(f"cannot create the folder '{folder}': {error.strerror}") from error
 
 
-def list_names(root: Path = RUNS_DIR) -> list[Path]:
-    """The folders of all runs below `root`, by name."""
-    return sorted(path.parent for path in root.rglob(FILE)) if root.is_dir() else []
+def list_runs(root: Path = RUNS_DIR) -> list[Path]:
+    """Return the folders of all runs below `root`, sorted by name."""
+    return sorted(path.parent for path in root.rglob(RUN_FILE)) if root.is_dir() else []
 
 
-def newest_run(
-    wanted: Mapping[str, str], root: Path = RUNS_DIR, remark: Callable[[str], None] = lambda text: None
+def find_newest(
+    config_hashes: Mapping[str, str],
+    root: Path = RUNS_DIR,
+    on_message: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Of the folders that hold one of the wanted runs, the one whose run was begun last.
+    """Return the folder with the newest of the requested runs.
 
-    `wanted`: where in that folder a run is (`.` for the folder itself) -> its configuration's hash.
-    `remark` is told of those that are damaged.
+    Args:
+        config_hashes: Configuration hash of each run, by its subfolder; `.` is the folder itself.
+        root: Folder that is searched.
+        on_message: Called with a message for each corrupt run.
+
+    Raises:
+        InvalidInputError: No run below `root` has one of the hashes.
     """
-    found = []
-    for folder in list_names(root):
+    candidates = []
+    for run_folder in list_runs(root):
         try:
-            store = RunStore.open(folder)
-        except StoreError as error:  # not a run that could be continued
+            store = RunStore.open(run_folder)
+        except StoreError as error:  # this run could not be resumed
             if isinstance(error, CorruptRunError):
-                remark(f"passed over: {error}")
+                on_message(f"skipped: {error}")
             continue
-        config_hash, begun = store.meta("config_hash"), store.meta("begun")
+        run_hash = store.meta("config_hash")
+        begun = store.meta("begun")
         store.close()
-        for place, wanted_hash in wanted.items():
-            if config_hash == wanted_hash and place in (".", folder.name):
-                found.append((begun, folder if place == "." else folder.parent))
-    if not found:
+        for subfolder, config_hash in config_hashes.items():
+            if run_hash == config_hash and subfolder in (".", run_folder.name):
+                folder = run_folder if subfolder == "." else run_folder.parent
+                candidates.append((begun, folder))
+    if not candidates:
         raise InvalidInputError(
             f"--resume: no run with this configuration in '{root}'; start it without --resume"
         )
-    return max(found)[1]
+    return max(candidates)[1]
 
 
 @contextmanager
-def remove_if_empty(places: Sequence[Path], *, made: bool) -> Iterator[None]:
-    """Runs are begun in these folders; if that fails, those that it made and left empty go away again.
+def remove_if_empty(output_dirs: Sequence[Path], *, root_is_new: bool) -> Iterator[None]:
+    """Remove new folders that are still empty if the block fails.
 
-    `made`: the folder that they are in, or the only one, was made for them already.
+    Args:
+        output_dirs: Folders in which runs are started.
+        root_is_new: True if their parent, or the only folder, was created for them already.
     """
-    new = [folder for place in places for folder in (place, *place.parents) if made or not folder.exists()]
+    new_folders = []
+    for output_dir in output_dirs:
+        for folder in (output_dir, *output_dir.parents):
+            if root_is_new or not folder.exists():
+                new_folders.append(folder)
     try:
         yield
     except BaseException:
-        for folder in sorted(new, key=lambda folder: len(folder.parts), reverse=True):
+        for folder in sorted(new_folders, key=lambda folder: len(folder.parts), reverse=True):
             with suppress(OSError):  # it is not empty
                 folder.rmdir()
         raise
 
 
-def resolve_run(run: str) -> Path:
-    """The folder that a person means: a path, or a name in `runs/`."""
-    for folder in (expand_path(run), RUNS_DIR / run):
+def resolve_run(name: str) -> Path:
+    """Return the folder of a run by its path or its name in `runs/`."""
+    for folder in (expand_path(name), RUNS_DIR / name):
         if RunStore.is_run(folder):
             return folder
-        if folder.name == FILE and folder.is_file():
+        if folder.name == RUN_FILE and folder.is_file():
             return folder.parent
-    near = ", ".join(str(path) for path in list_names()[:8]) or f"none in {RUNS_DIR}/"
-    raise InvalidInputError(f"'{run}' is not the folder of a run; runs here: {near}")
+    existing = ", ".join(str(path) for path in list_runs()[:8]) or f"none in {RUNS_DIR}/"
+    raise InvalidInputError(f"'{name}' is not the folder of a run; existing runs: {existing}")
 
 
 def resolve_runs(name: str) -> list[Path]:
-    """The folder of the run that a person means, or those of all runs of a comparison in the order in which
-    they began, which is the order in which they were typed."""
+    """Return the folder of a run, or the folders of all runs of a comparison in the order of their start."""
     for folder in (expand_path(name), RUNS_DIR / name):
-        if not RunStore.is_run(folder) and (inside := [path.parent for path in folder.glob(f"*/{FILE}")]):
-            return sorted(inside, key=lambda path: (_begun(path), path))
+        run_folders = [path.parent for path in folder.glob(f"*/{RUN_FILE}")]
+        if run_folders and not RunStore.is_run(folder):
+            return sorted(run_folders, key=lambda path: (_read_start(path), path))
     return [resolve_run(name)]
 
 
-def iterate_runs(names: Iterable[str]) -> list[Path]:
-    """The folders of all runs that a person means, each once, in the order typed."""
+def resolve_all_runs(names: Iterable[str]) -> list[Path]:
+    """Return the folders of all named runs and comparisons, without duplicates, in the order of the names."""
     return list(dict.fromkeys(folder for name in names for folder in resolve_runs(name)))
 
 
-def _begun(folder: Path) -> str:
-    """When the run in this folder began; who cannot read it will be told when it is opened."""
+def _read_start(folder: Path) -> str:
+    """Return the time at which a run began; empty if its file cannot be read, which is reported later."""
     try:
         store = RunStore.open(folder)
     except StoreError:

@@ -1,5 +1,8 @@
-"""Go back to a round of a run: what clients did there, they can do again, because their work is a pure
-function of what the run's file has. Nothing of the run changes."""
+"""Stored runs opened again: experiments rebuilt from their options, and clients run from a stored round.
+
+A client's work is a pure function of the content of the run's file, so it can be repeated. The run does not
+change. Code of users is executed only with their permission.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from feddbe.data.split import Indices, RaggedArray
 from feddbe.errors import FeddbeError, InvalidInputError, StoreError, truncate, unknown_name
 from feddbe.methods.registry import METHODS
 from feddbe.metrics.representations import registry
-from feddbe.metrics.representations.discrepancy import has_enough_samples
+from feddbe.metrics.representations.discrepancy import enough_samples_mask
 from feddbe.metrics.representations.points import AnalysisResult, make_points
 from feddbe.models.registry import ModelSource
 from feddbe.paths import expand_path
@@ -29,38 +32,43 @@ from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.store import RETAINED, RunStore, corrupt_run_error
 from feddbe.simulation import engines
 from feddbe.simulation.client import ClientResult, ClientTask, MissingClient, build_inference_model
-from feddbe.simulation.engines.base import ClientStates, Engine
+from feddbe.simulation.engines.base import Broadcasts, ClientStates, Engine
 from feddbe.simulation.loop import build_broadcast, deterministic_section, initial_server_state
-from feddbe.state import State, check_stored, decode, layout_of
+from feddbe.state import State, check_stored_layout, decode, describe_layout
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import ClientTrainer
 
 MOMENTS = ("before", "adapted", "after")
-"""When a client's model can be looked at: as received, adapted to the client, after local training."""
+"""Moments of a client's model: as received, adapted to the client, after local training."""
 
 
 def describe_changes(store: RunStore, experiment: Experiment) -> str:
-    """What tells a stored run and an experiment apart, in words; hyper-parameters only of parts that both
-    have."""
-    now = experiment.config
-    before, after = identifying_settings(store.meta("config")), identifying_settings(now)
-    found = [
-        f"{key} {before.get(key)} there, {value} now"
+    """Return the differences between a stored run and an experiment as text.
+
+    Hyper-parameters are compared only for parts that both have.
+    """
+    before = identifying_settings(store.meta("config"))
+    after = identifying_settings(experiment.config)
+    changes = [
+        f"{key} {before.get(key)} in the run, {value} now"
         for key, value in after.items()
-        if before.get(key) != value and (key in before or key in now)
+        if before.get(key) != value and (key in before or key in experiment.config)
     ]
-    return "; ".join(found) or _edited(store, experiment) or "its data, its model or its method differ"
+    if changes:
+        return "; ".join(changes)
+    return _describe_edited_file(store, experiment) or "its data, its model or its method differ"
 
 
-def _edited(store: RunStore, experiment: Experiment) -> str:
-    """Name the first of the user's files that is not what the run began with."""
+def _describe_edited_file(store: RunStore, experiment: Experiment) -> str:
+    """Name the first of the user's files that differs from the one the run began with."""
     for kind, source in experiment.sources.items():
         before = StoredSource.from_json(store.meta("sources"), kind)
-        if before and before.sha256 != source.sha256:
+        if before is None:
+            continue
+        if before.sha256 != source.sha256:
             return f"the {kind}'s file was edited"
-        names = sorted({*source.modules, *(before.modules if before else ())})
-        for name in names if before else ():
-            if before and before.modules.get(name) != source.modules.get(name):
+        for name in sorted({*source.modules, *before.modules}):
+            if before.modules.get(name) != source.modules.get(name):
                 return f"{truncate(name)}, which the {kind}'s file imports, was edited"
     return ""
 
@@ -72,52 +80,65 @@ def load_experiment(
     model: ModelSource | None = None,
     allowed: Permission = NO_PERMISSION,
 ) -> Experiment:
-    """The experiment of a run. What was given to it as a Python object must be given again, and code in files
-    must be `allowed`."""
-    given: dict[str, Any] = {"device": "cpu", "engine": "auto"}  # those of the run may be elsewhere
+    """Rebuild the experiment of a stored run.
+
+    Args:
+        store: The run.
+        dataset: The data, if it was passed to the run as a Python object.
+        model: The model, if it was passed to the run as a Python object.
+        allowed: Code in users' files that may be executed.
+
+    Raises:
+        InvalidInputError: The experiment cannot be rebuilt, or differs from that of the run.
+    """
+    overrides: dict[str, Any] = {"device": "cpu", "engine": "auto"}  # those of the run may not exist here
     if model is not None:
-        given["model"] = model if isinstance(model, str) else "own"
-    method, options = require_permissions(store, allowed, given)
+        overrides["model"] = model if isinstance(model, str) else "own"
+    method, options = require_permissions(store, allowed, overrides)
     if options.model == "own" and model is None:
         raise InvalidInputError(
-            f"the model of '{store.folder}' came from Python; give it again: model=... in Python"
+            f"the model of '{store.folder}' was a Python object; pass it again: model=... in Python"
         )
     try:
-        found = resolve(method, options, dataset=dataset, model=model)
+        experiment = resolve(method, options, dataset=dataset, model=model)
     except InvalidInputError as error:
         name = next(iter(store.meta("config")["method_options"]))
-        known = name in METHODS or is_file_reference(method)
-        hint = "" if known else f"; a class of yours is made known by feddbe.METHODS['{name}'] = CLASS"
-        raise InvalidInputError(f"the run in '{store.folder}' cannot be made again: {error}{hint}") from error
-    if found.config_hash != store.meta("config_hash"):
+        is_known = name in METHODS or is_file_reference(method)
+        hint = "" if is_known else f"; register your class with feddbe.METHODS['{name}'] = CLASS"
+        raise InvalidInputError(f"the run in '{store.folder}' cannot be rebuilt: {error}{hint}") from error
+    if experiment.config_hash != store.meta("config_hash"):
         raise InvalidInputError(
-            f"the run in '{store.folder}' is another here ({describe_changes(store, found)}); "
+            f"the run in '{store.folder}' differs on this machine ({describe_changes(store, experiment)}); "
             "copy the files of data and model from where it began"
         )
-    return found
+    return experiment
 
 
 def checkpoint_round(store: RunStore, which: str) -> int:
-    """The number of the `best` or the `last` entry."""
+    """Return the number of the `best` or the `last` round."""
     if which not in ("best", "last"):
         raise unknown_name("round", which, ("best", "last"))
     if store.last_round() < 0:
-        raise InvalidInputError(f"'{store.folder}' has no finished round yet: there is nothing to look at")
-    if (found := store.round_of(which)) is None:
-        raise InvalidInputError(
-            f"'{store.folder}' has no evaluated round yet; look at the last, --round last"
-        )
-    return found
+        raise InvalidInputError(f"'{store.folder}' has no finished round yet")
+    round_ = store.round_of(which)
+    if round_ is None:
+        raise InvalidInputError(f"'{store.folder}' has no evaluated round yet; use the last, --round last")
+    return round_
 
 
 class Checkpoint(ClientStates):
-    """The `best` or the `last` entry of a run, with the states that it was evaluated with. It is what engines
-    read the clients' states from; what they stage is discarded."""
+    """The `best` or the `last` round of a run, with the states that were evaluated.
+
+    Engines read clients' states from it; states that they write are discarded.
+    """
 
     def __init__(self, store: RunStore, experiment: Experiment, which: str) -> None:
-        self.store, self.experiment, self.which = store, experiment, which
+        self.store = store
+        self.experiment = experiment
+        self.which = which
         self.round = checkpoint_round(store, which)
-        check_stored(store.server_state(which), layout_of(initial_server_state(experiment)), store.folder)
+        expected = describe_layout(initial_server_state(experiment))
+        check_stored_layout(store.server_state(which), expected, store.folder)
 
     def read(self, client: int) -> bytes | None:
         return self._state("private", client)
@@ -126,230 +147,257 @@ class Checkpoint(ClientStates):
         pass
 
     def version(self, client: int) -> None:
-        """Whoever holds what was discarded must not go on from there."""
+        """Return None: workers must not use cached states, because written states are discarded."""
 
     def upload(self, client: int) -> State:
-        """What a client had sent last then."""
-        found = self._state("upload", client)
-        assert found is not None, "a method asks for uploads that there are"
-        return decode(found)
+        """Return the client's last upload at this round."""
+        upload = self._state("upload", client)
+        assert upload is not None, "methods request only uploads that exist"
+        return decode(upload)
 
     def run_tasks(
         self, tasks: Sequence[ClientTask], engine: Engine, callback: Callback | None = None
     ) -> list[ClientResult]:
-        """Do these jobs with the messages of the round after this entry; the replies in client order."""
-        method = self.experiment.method
-        ctx = Context(self.experiment.task, self.round + 1, self.upload if method.keeps_uploads else None)
-        replies: list[ClientResult] = []
+        """Run the tasks with the broadcast of the next round and return the results in client order."""
+        results: list[ClientResult] = []
         with deterministic_section():
-            for answer in engine.run(
-                tasks, build_broadcast(method, ctx, self.store.server_state(self.which)), self
-            ):
-                if isinstance(answer, MissingClient):
-                    raise FeddbeError(f"client {answer.client} did not answer ({answer.reason})")
-                replies.append(answer)
+            for result in engine.run(tasks, self._broadcasts(), self):
+                if isinstance(result, MissingClient):
+                    raise FeddbeError(f"client {result.client} did not reply ({result.reason})")
+                results.append(result)
                 if callback:
-                    callback.on_client_end(len(replies), len(tasks))
-        return sorted(replies, key=lambda reply: reply.client)
+                    callback.on_client_end(len(results), len(tasks))
+        return sorted(results, key=lambda result: result.client)
 
     def inference_model(self, client: int) -> tuple[ClientTrainer, State]:
-        """What this client predicts with at this entry: adapted, where that is part of the method."""
-        method, task = self.experiment.method, self.experiment.task
-        ctx = Context(task, self.round + 1, self.upload if method.keeps_uploads else None)
-        adapt = {"each": 0, "last": self.experiment.options.adapt_epochs}.get(method.adapts)
-        kept = self.load(client)
+        """Return trainer and parameters with which the client predicts, adapted if the method adapts."""
+        method = self.experiment.method
+        task = ClientTask(client, self.round + 1, adapt_epochs=self._adapt_epochs())
+        private = self.load(client)
         with deterministic_section():
-            received = build_broadcast(method, ctx, self.store.server_state(self.which)).message_for(client)
-            job = ClientTask(client, self.round + 1, adapt_epochs=adapt)
-            return build_inference_model(task, method, job, received, kept)
+            received = self._broadcasts().message_for(client)
+            return build_inference_model(self.experiment.task, method, task, received, private)
 
     def client_tasks(
-        self, moments: Iterable[str], places: Iterable[str], rows: Mapping[int, Sequence[int] | None]
+        self,
+        moments: Iterable[str],
+        layers: Iterable[str],
+        sample_indices: Mapping[int, Sequence[int] | None],
     ) -> list[ClientTask]:
-        """For each client in `rows`: show those of its test samples at these places and moments."""
-        wanted, method, options = set(moments), self.experiment.method, self.experiment.options
-        adapt = {"each": 0, "last": options.adapt_epochs}.get(method.adapts)
-        allowed = [moment for moment in MOMENTS if moment != "adapted" or adapt is not None]
-        for moment in wanted - set(allowed):
-            raise unknown_name(f"moment of {method.base_name}", moment, allowed)
+        """Return a task per client that computes representations of test samples.
+
+        Args:
+            moments: Moments of the client's model.
+            layers: Layers of the model.
+            sample_indices: Positions among each client's test samples; None: all of them.
+        """
+        requested = set(moments)
+        adapt_epochs = self._adapt_epochs()
+        allowed = [moment for moment in MOMENTS if moment != "adapted" or adapt_epochs is not None]
+        for moment in requested - set(allowed):
+            raise unknown_name(f"moment of {self.experiment.method.base_name}", moment, allowed)
+        layers = tuple(layers)
         return [
             ClientTask(
                 client,
                 self.round + 1,
-                "train" if "after" in wanted else "none",
+                "train" if "after" in requested else "none",
                 evaluate=True,
-                adapt_epochs=adapt if "adapted" in wanted else None,
-                evaluate_after="after" in wanted,
-                layers=tuple(places),
-                sample_indices=None if some is None else tuple(some),
+                adapt_epochs=adapt_epochs if "adapted" in requested else None,
+                evaluate_after="after" in requested,
+                layers=layers,
+                sample_indices=None if indices is None else tuple(indices),
             )
-            for client, some in rows.items()
+            for client, indices in sample_indices.items()
         ]
 
+    def _adapt_epochs(self) -> int | None:
+        """Return the epochs of adaptation before predictions; None if the method does not adapt."""
+        epochs = {"each": 0, "last": self.experiment.options.adapt_epochs}
+        return epochs.get(self.experiment.method.adapts)
+
+    def _broadcasts(self) -> Broadcasts:
+        method = self.experiment.method
+        uploads = self.upload if method.keeps_uploads else None
+        ctx = Context(self.experiment.task, self.round + 1, uploads)
+        return build_broadcast(method, ctx, self.store.server_state(self.which))
+
     def _state(self, kind: str, client: int) -> bytes | None:
-        store, made = self.store, self.store.round_of(kind, client)
-        if made is None or made <= self.round:
-            return store.state(kind, client)
-        if (kept := store.state(RETAINED[kind], client)) is None and not store.meta("keeps_best"):
+        """Return the client's state at this round; None if it had none yet."""
+        state_round = self.store.round_of(kind, client)
+        if state_round is None or state_round <= self.round:
+            return self.store.state(kind, client)
+        retained = self.store.state(RETAINED[kind], client)
+        if retained is None and not self.store.meta("keeps_best"):
             raise StoreError(
-                f"'{store.folder}' was begun with --no-keep-best, or by a feddbe that did not keep the "
-                "clients' states of the best round; look at the last one, --round last"
+                f"'{self.store.folder}' was begun with --no-keep-best, or by a version of feddbe that did "
+                "not retain the clients' states of the best round; use the last round, --round last"
             )
-        return kept  # None: it had none yet
+        return retained
 
 
-def require_permissions(store: RunStore, allowed: Permission, given: Mapping[str, Any]) -> tuple[str, Config]:
-    """Return method and options of a stored run, with what is `given` now in place of what it has.
+def require_permissions(
+    store: RunStore, allowed: Permission, overrides: Mapping[str, Any]
+) -> tuple[str, Config]:
+    """Return method and options of a stored run, with `overrides`; nothing is executed.
 
-    Nothing is executed here. A file that the user named replaces the path that the run has.
+    A file that the user named replaces the path that the run has.
 
     Args:
         store: The run.
-        allowed: What the user allows it to do.
-        given: Options that come from the user.
+        allowed: Code that the user allows to be executed.
+        overrides: Options from the user.
 
     Raises:
-        BadInput: The run names code that is not allowed, or whose content is not what the run stored.
-        Damaged: The stored configuration cannot be read.
+        InvalidInputError: The run names code that is not allowed, or that differs from the stored content.
+        CorruptRunError: The stored configuration cannot be read.
     """
     settings = store.meta("config")
     match settings:
         case {"method": str(method), "method_options": dict(parts)} if parts:
             pass
         case _:
-            raise corrupt_run_error(store.folder, "what is written about it: config")
+            raise corrupt_run_error(store.folder, "its metadata: config")
     names = {field.name for field in dataclasses.fields(Config)} - {"method"}
     stored = {key: settings[key] for key in names & settings.keys() if settings[key] is not None}
-    options = Config(**stored | dict(given))
-    if file := methods.file_reference(method):
-        admitted = _require_file_permission("method", file, store, allowed)
-        method = method.replace(file, admitted, 1)
-        if methods.file_reference(method) != admitted:
+    options = Config(**stored | dict(overrides))
+    file = methods.file_reference(method)
+    if file:
+        allowed_file = _require_file_permission("method", file, store, allowed)
+        method = method.replace(file, allowed_file, 1)
+        if methods.file_reference(method) != allowed_file:
             raise InvalidInputError(
-                f"cannot use the path '{truncate(admitted)}' in a method's name; rename it"
+                f"cannot use the path '{truncate(allowed_file)}' in a method's name; rename it"
             )
-    if "model" not in given and options.model and is_file_reference(options.model):
-        options = dataclasses.replace(
-            options, model=_require_file_permission("model", options.model, store, allowed)
-        )
-    if "engine" not in given and not allowed.trust and not engines.find_engine(options.engine).is_local():
+    if "model" not in overrides and options.model and is_file_reference(options.model):
+        model = _require_file_permission("model", options.model, store, allowed)
+        options = dataclasses.replace(options, model=model)
+    is_engine_chosen = "engine" in overrides or allowed.trust
+    if not is_engine_chosen and not engines.find_engine(options.engine).is_local():
         raise InvalidInputError(
-            f"the run in '{store.folder}' names an engine on other machines, '{truncate(options.engine)}'; say "
-            "which one yourself (--engine), or --trust if the run is your own"
+            f"the run in '{store.folder}' names an engine on other machines, '{truncate(options.engine)}'; "
+            "set --engine, or --trust if the run is your own"
         )
     return method, options
 
 
-def _require_file_permission(kind: str, text: str, store: RunStore, allowed: Permission) -> str:
-    """Return the `FILE.py:NAME` that may be executed in place of what the run names."""
-    shown, (file, name) = truncate(text), user_code.split_reference(text)
+def _require_file_permission(kind: str, reference: str, store: RunStore, allowed: Permission) -> str:
+    """Return the `FILE.py:NAME` that may be executed for the reference that the run stores."""
+    file, name = user_code.split_reference(reference)
+    short_reference = truncate(reference)
     if not allowed.code and not allowed.trust:
         raise InvalidInputError(
-            f"the {kind} of '{store.folder}' is code in a file, '{shown}', which is not executed for a "
-            "stored run: name it, --code FILE.py, or say that the run is your own, --trust (in Python code=, "
-            "trust=True)"
+            f"the {kind} of '{store.folder}' is code in a file, '{short_reference}', which is not executed "
+            "for a stored run: name it, --code FILE.py, or confirm that the run is your own, --trust (in "
+            "Python code=, trust=True)"
         )
     stored = StoredSource.from_json(store.meta("sources"), kind)
     if stored is None:
         raise InvalidInputError(
-            f"'{store.folder}' does not store the content of its {kind}'s file '{shown}', so that it cannot "
-            "be compared; name method and model in the command"
+            f"'{store.folder}' does not store the content of its {kind}'s file '{short_reference}', "
+            "so that it cannot be compared; name method and model in the command"
         )
-    path = _named_file(kind, name, stored, allowed)
+    path = _find_named_file(kind, name, stored, allowed)
     if path is None and not allowed.trust:
         raise InvalidInputError(
-            f"--code {truncate(', '.join(allowed.code))}: this is not the {kind}'s file that '{store.folder}' "
-            f"began with ('{shown}', sha256 {truncate(stored.sha256[:12])}); name that one, too"
+            f"--code {truncate(', '.join(allowed.code))}: not the {kind}'s file with which '{store.folder}' "
+            f"began ('{short_reference}', sha256 {truncate(stored.sha256[:12])}); name that one, too"
         )
     path = path or expand_path(file)
     user_code.check_content(kind, path, stored)
     return f"{path}:{name}"
 
 
-def _named_file(kind: str, name: str, stored: StoredSource, allowed: Permission) -> Path | None:
-    """Return the file among those that the user named which has the stored content."""
-    for text in allowed.code:
-        file, only = user_code.split_reference(text)
+def _find_named_file(kind: str, name: str, stored: StoredSource, allowed: Permission) -> Path | None:
+    """Return the file named by the user that has the stored content, or None."""
+    for reference in allowed.code:
+        file, allowed_name = user_code.split_reference(reference)
         path = expand_path(file)
-        if only in ("", name) and user_code.content_sha256(kind, path) == stored.sha256:
+        if allowed_name in ("", name) and user_code.content_sha256(kind, path) == stored.sha256:
             return path
     return None
 
 
 View = tuple[str, str]
-"""A moment and a place of the model."""
-_GROUP = 16
-"""Clients whose replies are in memory at once: each has the representations of all samples."""
+"""A moment and a layer of the model."""
+_GROUP_SIZE = 16
+"""Clients whose results are in memory at once: each has the representations of all samples."""
 
 
 def compare_under_each_model(
-    entry: Checkpoint,
-    what: str,
+    checkpoint: Checkpoint,
+    analysis: str,
     views: Sequence[View],
-    chosen: Mapping[int, Sequence[int] | None],
+    sample_indices: Mapping[int, Sequence[int] | None],
     settings: Mapping[str, Any],
     callback: Callback,
 ) -> dict[View, AnalysisResult]:
-    """Compare each client with the others, all of them as its own model represents them.
+    """Compare each client with the others, all represented by the client's own model.
 
     Args:
-        entry: The entry of a run whose models are compared.
-        what: The name of the measure, one that is `shared`.
-        views: Moments and places at which it is taken.
-        chosen: Test samples by client, as positions among its own; None: all of them.
-        settings: Keyword arguments of the measure.
-        watch: Is told of each client.
+        checkpoint: The round of a run whose models are used.
+        analysis: Name of a `shared` analysis.
+        views: Moments and layers that are analyzed.
+        sample_indices: Positions among each client's test samples; None: all of them.
+        settings: Keyword arguments of the analysis.
+        callback: Notified after each client.
 
     Returns:
-        The measurement at each view; of every client that has two of the chosen samples.
+        The result for each view, over all clients that have at least two of the samples.
     """
-    task = entry.experiment.task
-    tests = [_choose(task.split.test[client], positions) for client, positions in chosen.items()]
-    counts = np.array([len(rows) for rows in tests])
-    owners = np.repeat(list(chosen), counts)
-    enough = has_enough_samples(np.array(list(chosen)), counts)
-    clients = np.array(list(chosen))[enough].tolist()
-    parts: dict[View, list[AnalysisResult]] = {view: [] for view in views}
-    for reply in _ask_on_all_samples(entry, clients, np.concatenate(tests), views, callback):
+    task = checkpoint.experiment.task
+    tests = [
+        task.split.test[client] if positions is None else task.split.test[client][list(positions)]
+        for client, positions in sample_indices.items()
+    ]
+    counts = np.array([len(test) for test in tests])
+    all_clients = np.array(list(sample_indices))
+    owners = np.repeat(list(sample_indices), counts)
+    clients = all_clients[enough_samples_mask(all_clients, counts)].tolist()
+    results: dict[View, list[AnalysisResult]] = {view: [] for view in views}
+    for client_result in _run_on_all_samples(checkpoint, clients, np.concatenate(tests), views, callback):
+        representations = client_result.representations
         known: dict[str, AnalysisResult] = {}  # without PRBM z is z_g, and a cut has several names
-        for view, part in parts.items():
-            values = reply.representations.get("/".join(view))
+        for view, view_results in results.items():
+            values = representations.get("/".join(view))
             if values is None:
                 raise InvalidInputError(
-                    f"{entry.experiment.method.base_name} deploys no model: it has no representations"
+                    f"{checkpoint.experiment.method.base_name} deploys no model: it has no representations"
                 )
-            seen = make_points(values.numpy(), reply.representations["y"].numpy(), owners)
-            key = sha256(seen.x.tobytes()).hexdigest()
+            points = make_points(values.numpy(), representations["y"].numpy(), owners)
+            key = sha256(points.x.tobytes()).hexdigest()
             if key not in known:
-                alone = {**settings, "clients": (reply.client,)}
-                known[key] = registry.compute_analysis(what, seen, task.dataset.classes, alone)
-            part.append(known[key])
-    return {view: registry.combine_models(part) for view, part in parts.items()}
+                client_settings = {**settings, "clients": (client_result.client,)}
+                known[key] = registry.compute_analysis(
+                    analysis, points, task.dataset.classes, client_settings
+                )
+            view_results.append(known[key])
+    return {view: registry.combine_client_results(view_results) for view, view_results in results.items()}
 
 
-def _ask_on_all_samples(
-    entry: Checkpoint, clients: Sequence[int], rows: Indices, views: Sequence[View], callback: Callback
+def _run_on_all_samples(
+    checkpoint: Checkpoint,
+    clients: Sequence[int],
+    indices: Indices,
+    views: Sequence[View],
+    callback: Callback,
 ) -> Iterator[ClientResult]:
-    """Do these clients' work with `rows` as the test samples of each; the replies in client order."""
-    task = _with_test_rows(entry.experiment.task, rows)
-    moments, places = (dict.fromkeys(names) for names in zip(*views, strict=True))
-    engine = engines.create_engine("auto", task, entry.experiment.method)
+    """Run these clients with the same test samples for each; yield the results in client order."""
+    task = _with_test_indices(checkpoint.experiment.task, indices)
+    moments = dict.fromkeys(moment for moment, _ in views)
+    layers = dict.fromkeys(layer for _, layer in views)
+    engine = engines.create_engine("auto", task, checkpoint.experiment.method)
     try:
-        for start in range(0, len(clients), _GROUP):
-            group = clients[start : start + _GROUP]
-            yield from entry.run_tasks(
-                entry.client_tasks(moments, places, dict.fromkeys(group)), engine, callback
-            )
+        for start in range(0, len(clients), _GROUP_SIZE):
+            group = clients[start : start + _GROUP_SIZE]
+            tasks = checkpoint.client_tasks(moments, layers, dict.fromkeys(group))
+            yield from checkpoint.run_tasks(tasks, engine, callback)
     finally:
         engine.close()
 
 
-def _choose(rows: Indices, positions: Sequence[int] | None) -> Indices:
-    return rows if positions is None else rows[list(positions)]
-
-
-def _with_test_rows(task: Task, rows: Indices) -> Task:
-    """Return the task with these test rows for every client; training stays as it is."""
+def _with_test_indices(task: Task, indices: Indices) -> Task:
+    """Return the task with the same test samples for every client; training data is unchanged."""
     clients = task.split.clients
-    test = RaggedArray(np.tile(rows, clients), np.full(clients, len(rows)))
+    test = RaggedArray(np.tile(indices, clients), np.full(clients, len(indices)))
     return dataclasses.replace(task, split=dataclasses.replace(task.split, test=test))

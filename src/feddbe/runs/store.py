@@ -1,4 +1,4 @@
-"""The run's file: one SQLite database, its lock, its checksums, and the check of all its parts."""
+"""The run's file: one SQLite database with its lock, its checksums and its verification."""
 
 from __future__ import annotations
 
@@ -23,60 +23,63 @@ from feddbe.errors import CorruptRunError, StoreError
 from feddbe.metrics.records import ALL, AT, Record
 from feddbe.results.document import RoundResult, build_round_result
 from feddbe.simulation.engines.base import ClientStates
-from feddbe.state import Receipt, State, check_stored, decode, encode, nbytes, sha256
+from feddbe.state import Receipt, State, check_stored_layout, decode, encode, nbytes, sha256
 
-LOCK = ".lock"
-"""Its name; only a kill leaves it, and the next run there takes it."""
+LOCK_FILE = ".lock"
+"""Name of the lock's file. It remains only after a kill, and is then reused."""
 
 
 def make_folder(folder: Path) -> None:
-    """The folder of a run, unless it is there."""
+    """Create the folder of a run, unless it exists."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"cannot make the folder '{folder}': {error.strerror}") from error
+        raise StoreError(f"cannot create the folder '{folder}': {error.strerror}") from error
 
 
 @contextmanager
 def exclusive(folder: Path, wait: float = 1.0) -> Iterator[None]:
-    """No other process, and nobody else in this one, works on the run in this folder meanwhile.
+    """Lock the run in this folder against other processes and other users in this process.
 
-    It waits a moment: a run that was killed is let go when its last worker has ended.
+    Args:
+        folder: Folder of the run.
+        wait: Seconds to wait for the lock. A killed run is unlocked when its last worker has ended.
+
+    Raises:
+        StoreError: The run is in use, or cannot be locked.
     """
-    path = folder / LOCK
+    path = folder / LOCK_FILE
     lock = FileLock(path)
     try:
         lock.acquire(timeout=wait)
     except Timeout as error:
         raise StoreError(
-            f"'{folder}' is in use: another process works on this run; wait for it, or choose another --out"
+            f"'{folder}' is in use by another process; wait for it, or choose another --out"
         ) from error
     except OSError as error:
         raise StoreError(f"cannot lock the run in '{folder}': {error.strerror or error}") from error
     try:
         yield
     finally:
-        with suppress(
-            OSError
-        ):  # before it is let go: who gets it then sees that the file is gone, and asks again
-            path.unlink()
+        with suppress(OSError):
+            path.unlink()  # before the release: the next owner notices that the file is gone, and locks again
         lock.release()
 
 
 def checksum(values: tuple[Any, ...]) -> int:
-    """Of numbers and text as SQLite gives them back."""
+    """Return the checksum of values as SQLite returns them."""
     return crc32(repr(values).encode())
 
 
-def with_checksum(row: Record) -> tuple[Any, ...]:
-    """A row as SQLite gives it back, and its checksum."""
-    round, client, moment, name, value, weight = row
+def with_checksum(record: Record) -> tuple[Any, ...]:
+    """Return the values of a record as SQLite returns them, and their checksum."""
+    round_, client, moment, name, value, weight = record
     number = None if value is None or math.isnan(value) else float(value) + 0.0  # SQLite has no nan and no -0
-    values = (int(round), int(client), moment, name, number, float(weight))
+    values = (int(round_), int(client), moment, name, number, float(weight))
     return (*values, checksum(values))
 
 
-FILE = "run.sqlite"
+RUN_FILE = "run.sqlite"
 FORMAT = 3
 """SQLite's `user_version`."""
 SCHEMA = f"""
@@ -89,103 +92,107 @@ CREATE TABLE states (
     kind TEXT, client INTEGER, round INTEGER NOT NULL, crc INTEGER NOT NULL, state BLOB NOT NULL,
     PRIMARY KEY (kind, client));
 """
-_OUTSIDE = {
+_ENVIRONMENT_ERRORS = {
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR,
 }  # fmt: skip
-"""Errors that come from around the file. All others come from within: what we ask does not change."""
+"""Errors of the environment. All others mean that the file is corrupt, since the queries are fixed."""
 
 
-def format_of(folder: Path) -> int:
-    """The format of the run in this folder, from its first bytes: nothing is opened that may be replaced."""
+def read_format(folder: Path) -> int:
+    """Return the format of a run's file from its first bytes, without opening the database."""
     try:
-        with (folder / FILE).open("rb") as file:
+        with (folder / RUN_FILE).open("rb") as file:
             head = file.read(100)
     except OSError as error:
-        raise StoreError(f"cannot read '{folder / FILE}': {error.strerror}") from error
+        raise StoreError(f"cannot read '{folder / RUN_FILE}': {error.strerror}") from error
     if not head:
-        others = {path.name for path in folder.iterdir() if path.stat().st_size} - {LOCK}
-        if others:  # pictures, or a WAL: it was more once
+        other_files = {path.name for path in folder.iterdir() if path.stat().st_size} - {LOCK_FILE}
+        if other_files:  # figures, or a WAL: the file once had content
             raise corrupt_run_error(folder, "file is empty")
-        raise StoreError(f"'{folder}' holds a run that never began; remove the folder")
+        raise StoreError(f"'{folder}' contains a run that never began; remove the folder")
     if not head.startswith(b"SQLite format 3\0"):
         raise corrupt_run_error(folder, "file is not a database")
     return int.from_bytes(head[60:64], "big")
 
 
-def _remove(path: Path, *suffixes: str) -> None:
+def _remove_files(path: Path, suffixes: Sequence[str]) -> None:
     for suffix in suffixes:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 @contextmanager
-def replacing(folder: Path) -> Iterator[Path]:
-    """Where to make the run's file. It gets its name when it is whole: a kill or a full disk leaves no half
-    run, and what had that name stays until then.
+def replace_file(folder: Path) -> Iterator[Path]:
+    """Yield the path at which to create the run's file; it is renamed when the block ends.
 
-    What SQLite keeps beside a file is removed first: of no use without it, and taken for the new one's own.
+    A kill or a full disk leaves no incomplete run, and an existing file stays until then. Auxiliary files of
+    SQLite are removed first, because the new database would use them.
     """
-    path, new, beside = folder / FILE, folder / f".{FILE}", ("-wal", "-shm", "-journal")
+    path = folder / RUN_FILE
+    new = folder / f".{RUN_FILE}"
+    auxiliary = ("-wal", "-shm", "-journal")
     try:
-        _remove(new, "", *beside)
+        _remove_files(new, ("", *auxiliary))
         yield new
-        _remove(path, *beside)
+        _remove_files(path, auxiliary)
         new.rename(path)
     except BaseException as error:
-        _remove(new, "", *beside)
+        _remove_files(new, ("", *auxiliary))
         if isinstance(error, OSError):
-            raise StoreError(f"cannot make '{path}': {error.strerror}") from error
+            raise StoreError(f"cannot create '{path}': {error.strerror}") from error
         raise
 
 
-def connect(path: Path, page: int = 0) -> sqlite3.Connection:
-    if not os.access(path.parent, os.W_OK):  # another's run, or a read-only medium: it can still be read
-        how = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
-        address = f"{path.resolve().as_uri()}?{how}"
-        return sqlite3.connect(address, uri=True, isolation_level=None)
+def connect(path: Path, page_size: int = 0) -> sqlite3.Connection:
+    """Open the database; read-only if its folder is not writable. `page_size` is for new files."""
+    if not os.access(path.parent, os.W_OK):
+        mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
+        uri = f"{path.resolve().as_uri()}?{mode}"
+        return sqlite3.connect(uri, uri=True, isolation_level=None)
     connection = sqlite3.connect(path, timeout=5, isolation_level=None)
-    if page:
-        connection.execute(f"PRAGMA page_size = {page}")
+    if page_size:
+        connection.execute(f"PRAGMA page_size = {page_size}")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     return connection
 
 
-def check_there(folder: Path, opened: os.stat_result | None) -> None:
-    """Whether the file is still the one that was opened: SQLite writes on into one that has no name."""
-    path = folder / FILE
+def check_not_replaced(folder: Path, opened: os.stat_result | None) -> None:
+    """Raise an error if the file is not the opened one; SQLite would write to a deleted file."""
+    path = folder / RUN_FILE
     if opened and not (path.exists() and os.path.samestat(path.stat(), opened)):
-        raise StoreError(f"'{path}' was removed or replaced while the run went on; nothing more is written")
+        raise StoreError(f"'{path}' was removed or replaced during the run; nothing more is written")
 
 
-def corrupt_run_error(folder: Path, what: str) -> CorruptRunError:
-    """The error that names the file and the part of it, which may quote damaged text."""
-    shown = " ".join(what.split())[:200]
-    return CorruptRunError(f"'{folder / FILE}' is damaged ({shown}); restore it from a copy or start again")
+def corrupt_run_error(folder: Path, problem: str) -> CorruptRunError:
+    """Return the error that names the file and the problem, which may quote damaged text."""
+    problem = " ".join(problem.split())[:200]
+    path = folder / RUN_FILE
+    return CorruptRunError(f"'{path}' is damaged ({problem}); restore it from a copy or start again")
 
 
 def check_meta(key: str, value: str, crc: int, folder: Path) -> None:
-    """Refuse a value of `meta` that has another checksum or is not JSON, which a stranger can write."""
+    """Raise an error if a value of `meta` has another checksum or is not JSON."""
     try:
-        is_whole = checksum((key, value)) == crc
+        is_intact = checksum((key, value)) == crc
         json.loads(value)
     except (ValueError, TypeError, RecursionError):
-        is_whole = False
-    if not is_whole:
-        raise corrupt_run_error(folder, f"what is written about it: {key}")
+        is_intact = False
+    if not is_intact:
+        raise corrupt_run_error(folder, f"its metadata: {key}")
 
 
 @contextmanager
 def translate_errors(folder: Path) -> Iterator[None]:
-    """Turn what SQLite says into one line."""
+    """Convert errors of SQLite into a `StoreError` of one line."""
     try:
         yield
     except UnicodeDecodeError as error:  # from Python's sqlite3, which quotes a damaged schema
         raise corrupt_run_error(folder, "its tables") from error
     except sqlite3.Error as error:
-        # Python's own complaint, about text that is no text, has no code
+        # Python's own error, about invalid text, has no code
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
-        if code & 0xFF not in _OUTSIDE or code == sqlite3.SQLITE_IOERR_SHORT_READ:
+        if code & 0xFF not in _ENVIRONMENT_ERRORS or code == sqlite3.SQLITE_IOERR_SHORT_READ:
             raise corrupt_run_error(folder, str(error)) from error
         is_locked = code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
         reason = "another process is writing this run" if is_locked else str(error)
@@ -194,40 +201,44 @@ def translate_errors(folder: Path) -> Iterator[None]:
 
 
 RETAINED = {"private": "PRIVATE", "upload": "UPLOAD"}
-"""The kind of a state that is kept for the best entry."""
-_WRITTEN = {"best": "last", **{kept: kind for kind, kept in RETAINED.items()}}
-"""And back: as what it was written, the server's best state too."""
-_ASIDE = {kind: kind.title() for kind in RETAINED}
+"""Kind of a client's state of the best round, by kind of the last state."""
+_ORIGINAL_KIND = {"best": "last", **{retained: kind for kind, retained in RETAINED.items()}}
+"""Kind as which a retained state was written."""
+_REPLACED = {kind: kind.title() for kind in RETAINED}
+"""Kind of a state that was replaced in the present transaction."""
 
 
-def seals(kind: str, client: int, round: int, state: bytes) -> Iterator[int]:
-    """Checksums that a state may have: as what it was written; once, the server's best as itself."""
-    return (crc32(state, checksum((name, client, round))) for name in (_WRITTEN.get(kind, kind), kind))
+def state_checksums(kind: str, client: int, round_: int, state: bytes) -> Iterator[int]:
+    """Yield the checksums that a state may have: of the kind as which it was written, and of its kind."""
+    for name in (_ORIGINAL_KIND.get(kind, kind), kind):
+        yield crc32(state, checksum((name, client, round_)))
 
 
-def set_aside(db: sqlite3.Connection, kind: str, client: int) -> None:
-    """A client's state is about to be replaced, perhaps once more in the same round."""
+def set_replaced_aside(db: sqlite3.Connection, kind: str, client: int) -> None:
+    """Set aside a client's state before it is replaced, at most once per round."""
     move = "UPDATE OR IGNORE states SET kind = ? WHERE kind = ? AND client = ?"
-    db.execute(move, (_ASIDE[kind], kind, client))
+    db.execute(move, (_REPLACED[kind], kind, client))
 
 
-def forget(db: sqlite3.Connection) -> None:
-    """Another entry is the best from now on."""
-    db.executemany("DELETE FROM states WHERE kind = ?", [(kept,) for kept in RETAINED.values()])
+def delete_retained(db: sqlite3.Connection) -> None:
+    """Delete the retained states, because another round is the best now."""
+    db.executemany("DELETE FROM states WHERE kind = ?", [(kind,) for kind in RETAINED.values()])
 
 
 def retain_best(db: sqlite3.Connection) -> None:
-    """Of the states that were replaced keep those of the best entry: made before it or in it. Where one is
-    younger, the best entry's is kept already, or there was none yet. A run begun with --no-keep-best keeps
-    none."""
-    entry = db.execute("SELECT round FROM states WHERE kind = 'best'").fetchone()
+    """Retain replaced states of the best round, and delete all others.
+
+    A state belongs to the best round if it was written in it or before. If a state is newer, that of the best
+    round is retained already, or there was none. A run with --no-keep-best retains none.
+    """
+    best_round = db.execute("SELECT round FROM states WHERE kind = 'best'").fetchone()
     if db.execute("SELECT 1 FROM meta WHERE key = 'keeps_best' AND value = 'false'").fetchone():
-        entry = None
-    for kind, aside in _ASIDE.items():
-        if entry:
+        best_round = None
+    for kind, replaced in _REPLACED.items():
+        if best_round:
             move = "UPDATE states SET kind = ? WHERE kind = ? AND round <= ?"
-            db.execute(move, (RETAINED[kind], aside, entry[0]))
-        db.execute("DELETE FROM states WHERE kind = ?", (aside,))
+            db.execute(move, (RETAINED[kind], replaced, best_round[0]))
+        db.execute("DELETE FROM states WHERE kind = ?", (replaced,))
 
 
 _open_stores: ContextVar[dict[Path, RunStore] | None] = ContextVar("open_stores", default=None)
@@ -237,8 +248,7 @@ _open_stores: ContextVar[dict[Path, RunStore] | None] = ContextVar("open_stores"
 def sharing_stores() -> Iterator[None]:
     """Open each run's file at most once in this block, for commands that read runs.
 
-    `Store.open` returns the same store for the same folder, and all stores are closed at the end of the
-    block.
+    `RunStore.open` returns the same store for the same folder. All stores are closed at the end of the block.
     """
     if _open_stores.get() is not None:
         yield  # an outer block shares them already
@@ -254,19 +264,26 @@ def sharing_stores() -> Iterator[None]:
 
 
 class RunStore(ClientStates):
-    """An open run. `read` and `stage` are the engines' view of the clients' states."""
+    """An open run. Engines use `read`, `write_pending` and `version` for the clients' states."""
 
     def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
         self.folder, self._db = folder, connection
         self._round = 0
         self._file: os.stat_result | None = None
-        """What was opened."""
-        self._is_shared, self._users = False, 0
-        """Whether it is shared in a block, and by how many that have not closed it yet."""
+        """Identity of the opened file."""
+        self._is_shared = False
+        self._users = 0
+        """Number of users that have not closed a shared store yet."""
 
     @classmethod
     def create(cls, folder: Path, meta: Mapping[str, Any], server: State) -> RunStore:
-        """A new run in a folder that has none; all of it or nothing is written."""
+        """Create a run in a folder that has none, in one transaction.
+
+        Args:
+            folder: Folder of the run.
+            meta: Description of the run.
+            server: Initial state of the server.
+        """
         make_folder(folder)
 
         def fill(store: RunStore) -> None:
@@ -279,23 +296,23 @@ class RunStore(ClientStates):
 
     @classmethod
     def open(cls, folder: Path) -> RunStore:
-        """Return the run in this folder, with everything that it says about itself verified."""
+        """Return the run in this folder, with its metadata verified."""
         shared = _open_stores.get()
         path = folder.resolve()
         if shared is not None and path in shared:
             shared[path]._users += 1
             return shared[path]
         if not cls.is_run(folder):
-            raise StoreError(f"'{folder}' holds no run (no {FILE} in it)")
+            raise StoreError(f"'{folder}' contains no run (no {RUN_FILE} in it)")
         with translate_errors(folder):
-            found = format_of(folder)
-            if found != FORMAT:
+            file_format = read_format(folder)
+            if file_format != FORMAT:
                 raise StoreError(
-                    f"'{folder}' has format {found}; this version of feddbe reads format {FORMAT}"
+                    f"'{folder}' has format {file_format}; this version of feddbe reads format {FORMAT}"
                 )
-            store = cls(folder, connect(folder / FILE))
+            store = cls(folder, connect(folder / RUN_FILE))
             try:
-                store._file = (folder / FILE).stat()
+                store._file = (folder / RUN_FILE).stat()
                 store._verify_meta()
             except BaseException:
                 store.close()
@@ -307,8 +324,8 @@ class RunStore(ClientStates):
 
     @staticmethod
     def is_run(folder: Path) -> bool:
-        """Whether there is a run in this folder."""
-        return (folder / FILE).is_file()
+        """Return True if this folder contains a run."""
+        return (folder / RUN_FILE).is_file()
 
     def close(self) -> None:
         """Close the file; a store that is shared in a block is closed at its end."""
@@ -317,24 +334,24 @@ class RunStore(ClientStates):
             return
         self._users -= 1
         if not self._users and self._db.in_transaction:
-            self._db.execute("ROLLBACK")  # ends `hold`, nothing was written
+            self._db.execute("ROLLBACK")  # ends `snapshot`; nothing was written
 
     def snapshot(self) -> None:
-        """All that is read from now on is of one moment, whoever writes meanwhile."""
+        """Let all later reads see the present content, even if other processes write."""
         if not self._db.in_transaction:
             self._db.execute("BEGIN")
 
     @contextmanager
-    def transaction(self, round: int) -> Iterator[None]:
-        """What is written inside belongs to this round, and is there entirely or not at all."""
-        self._round = round
+    def transaction(self, round_: int) -> Iterator[None]:
+        """Write everything in this block as part of a round, completely or not at all."""
+        self._round = round_
         with translate_errors(self.folder):
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                check_there(self.folder, self._file)
+                check_not_replaced(self.folder, self._file)
                 yield
                 retain_best(self._db)
-                check_there(self.folder, self._file)
+                check_not_replaced(self.folder, self._file)
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
@@ -342,113 +359,130 @@ class RunStore(ClientStates):
                 raise
 
     def verify(self) -> None:
-        """Read all that a run is carried on with but the states: those are verified when they are needed."""
+        """Verify what is needed to resume, except states, which are verified when they are read."""
         self.check_pages()
-        self.check_rows()
+        self.check_records()
 
     def check_pages(self) -> None:
-        """SQLite's own check, which finds what hides a row."""
-        for (answer,) in self._read("PRAGMA integrity_check(1)"):
-            if answer != "ok":
-                raise corrupt_run_error(self.folder, answer)
+        """Run SQLite's integrity check, which detects hidden rows."""
+        for (status,) in self._read("PRAGMA integrity_check(1)"):
+            if status != "ok":
+                raise corrupt_run_error(self.folder, status)
 
-    def check_rows(self) -> None:
-        deque(self._rows(), 0)
+    def check_records(self) -> None:
+        """Verify the checksums of all records."""
+        deque(self._read_records(), 0)
 
     def check_states(self) -> None:
+        """Verify the checksums of all states."""
         for kind, client in list(self._read("SELECT kind, client FROM states")):
             self.state(kind, client)
 
     def meta(self, key: str) -> Any:
-        found = next(self._read("SELECT value FROM meta WHERE key = ?", key), None)
-        return None if found is None else json.loads(found[0])
+        """Return a value of the run's metadata, or None."""
+        row = next(self._read("SELECT value FROM meta WHERE key = ?", key), None)
+        return None if row is None else json.loads(row[0])
 
     def set_meta(self, key: str, value: Any) -> None:
         text = json.dumps(value)
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, text, checksum((key, text))))
 
     def _verify_meta(self) -> None:
-        """All of it when the run is opened: of a damaged key nobody would ask for the value."""
+        """Verify all metadata, since a damaged key would never be read."""
         for key, value, crc in self._read("SELECT key, value, crc FROM meta"):
             check_meta(key, value, crc, self.folder)
 
     def last_round(self) -> int:
-        """The last finished round; -1 before the preparation."""
-        return next((row.round for row in self._rows("WHERE round = (SELECT max(round) FROM rows)")), -1)
+        """Return the last finished round; -1 before the setup."""
+        records = self._read_records("WHERE round = (SELECT max(round) FROM rows)")
+        return next((record.round for record in records), -1)
 
-    # --- what was measured
+    # --- records
 
-    def write_records(self, rows: Iterable[Record]) -> None:
-        """Rows of any round; one that is there already is replaced."""
+    def write_records(self, records: Iterable[Record]) -> None:
+        """Write records of any round; existing ones are replaced."""
         self._db.executemany(
-            "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)", map(with_checksum, rows)
+            "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)", map(with_checksum, records)
         )
 
-    def drop_records(self, round: int, moments: Sequence[str], later: str = "") -> None:
-        """Forget what clients measured of this round at these moments; or what was measured of it `later`
-        under this name, which stays otherwise: the round is the same."""
-        names = "(name = ?3 OR instr(name, ?3 || '/') = 1)" if later else f"instr(name, '{AT}') = 0"
-        where = f"round = ?1 AND moment = ?2 AND {names}"
-        every = [(round, moment, *[later] * bool(later)) for moment in moments]
-        self._db.executemany(f"DELETE FROM rows WHERE {where}", every)
+    def drop_records(self, round_: int, moments: Sequence[str], analysis: str = "") -> None:
+        """Delete the metrics of a round at these moments, or the records of one `analysis` of it.
 
-    def records(self, round: int, only: str = "", *values: Any) -> list[Record]:
-        """All rows of one round, by client, or those that a condition picks (`AND client = ?`)."""
-        return list(self._rows(f"WHERE round = ? {only}", round, *values))
+        Analyses are kept unless they are named, because their round does not change.
+        """
+        names = f"instr(name, '{AT}') = 0"
+        parameters: list[tuple[Any, ...]] = [(round_, moment) for moment in moments]
+        if analysis:
+            names = "(name = ?3 OR instr(name, ?3 || '/') = 1)"
+            parameters = [(round_, moment, analysis) for moment in moments]
+        where = f"round = ?1 AND moment = ?2 AND {names}"
+        self._db.executemany(f"DELETE FROM rows WHERE {where}", parameters)
+
+    def records(self, round_: int, condition: str = "", *values: Any) -> list[Record]:
+        """Return the records of a round, by client; `condition` is SQL, as in `AND client = ?`."""
+        return list(self._read_records(f"WHERE round = ? {condition}", round_, *values))
 
     def aggregate_records(self) -> list[Record]:
-        """The rows of all clients together, by round: few, however many clients there are."""
-        # one seek per round; an index could lose rows when it is damaged
-        every = "WITH RECURSIVE t(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM t WHERE n < ?) SELECT n FROM t"
-        return list(self._rows(f"WHERE client = {ALL} AND round IN ({every})", self.last_round()))
+        """Return the records over all clients, by round; their number does not depend on that of clients."""
+        # one seek per round; a damaged index could hide rows
+        all_rounds = (
+            "WITH RECURSIVE t(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM t WHERE n < ?) SELECT n FROM t"
+        )
+        return list(
+            self._read_records(f"WHERE client = {ALL} AND round IN ({all_rounds})", self.last_round())
+        )
 
     def round_results(self) -> list[RoundResult]:
-        """All rounds in order; none is missing up to that of the server's state."""
-        when, last = self.meta("moment") or "before", self.round_of("last")
+        """Return the results of all rounds in order, up to the round of the server's state."""
+        moment = self.meta("moment") or "before"
+        last = self.round_of("last")
+        results: list[RoundResult] = []
         try:
-            rounds = groupby(self.aggregate_records(), key=lambda row: row.round)
-            found = [build_round_result(round, when, list(rows)) for round, rows in rounds]
+            for round_, records in groupby(self.aggregate_records(), key=lambda record: record.round):
+                results.append(build_round_result(round_, moment, list(records)))
         except KeyError:
-            found = []
-        if [e["round"] for e in found] != list(range(len(found))) or last != len(found) - 1:
-            raise corrupt_run_error(self.folder, f"not all rounds up to {last} have their rows")
-        return found
+            results = []
+        is_complete = [result["round"] for result in results] == list(range(len(results)))
+        if not is_complete or last != len(results) - 1:
+            raise corrupt_run_error(self.folder, f"not all rounds up to {last} have their records")
+        return results
 
     def participants(self) -> set[int]:
-        """Clients that have taken part in a round, and so know the constants."""
+        """Return the clients that have taken part in a round, and so have received the constants."""
         where = "WHERE round > 0 AND moment = 'training' AND name = 'bytes_down'"
-        return {row.client for row in self._rows(where)} - {ALL}
+        return {record.client for record in self._read_records(where)} - {ALL}
 
     # --- states
 
     def round_of(self, kind: str, client: int = ALL) -> int | None:
-        """Of which round the state of this kind is (`last` and `best` are the server's); None: of none."""
+        """Return the round of a state, or None; kinds `last` and `best` are the server's."""
         query = "SELECT round FROM states WHERE kind = ? AND client = ?"
-        return next((int(round) for (round,) in self._read(query, kind, client)), None)
+        return next((int(round_) for (round_,) in self._read(query, kind, client)), None)
 
     def server_state(self, which: str = "last") -> State:
-        """The server's state of the `last` or the `best` round."""
-        if (found := self.state(which)) is None:
+        """Return the server's state of the `last` or the `best` round."""
+        state = self.state(which)
+        if state is None:
             raise StoreError(f"'{self.folder}' has no {which} round yet")
-        return decode(found)
+        return decode(state)
 
-    def promote_to_best(self, *, moves: bool) -> None:
-        """The `last` server state becomes the `best`, as a copy; it `moves` if another takes its place."""
-        forget(self._db)
-        if moves:
+    def promote_to_best(self, *, move: bool) -> None:
+        """Make the `last` server state the `best`: a copy, or with `move` itself if it will be replaced."""
+        delete_retained(self._db)
+        if move:
             self._db.execute("DELETE FROM states WHERE kind = 'best'")
             self._db.execute("UPDATE states SET kind = 'best' WHERE kind = 'last'")
         else:
             self.write_state("best", ALL, self.state("last") or b"", self.round_of("last"))
 
-    def write_server_state(self, which: str, state: State, round: int | None = None) -> None:
-        self.write_state(which, ALL, encode(state), round)
+    def write_server_state(self, which: str, state: State, round_: int | None = None) -> None:
+        self.write_state(which, ALL, encode(state), round_)
 
     def read(self, client: int) -> bytes | None:
         return self.state("private", client)
 
     def write_pending(self, client: int, state: bytes) -> None:
-        set_aside(self._db, "private", client)
+        set_replaced_aside(self._db, "private", client)
         self.write_state("private", client, state)
 
     def version(self, client: int) -> tuple[int, int] | None:
@@ -456,74 +490,84 @@ class RunStore(ClientStates):
         return next(self._read(query, client), None)
 
     def upload(self, client: int) -> State:
-        """A client's last upload, of methods that keep them."""
-        if (found := self.state("upload", client)) is None:
+        """Return a client's last upload, for methods that keep uploads."""
+        state = self.state("upload", client)
+        if state is None:
             raise StoreError(f"'{self.folder}' has no upload of client {client}")
-        return decode(found)
+        return decode(state)
 
     def keep_upload(self, client: int, state: State) -> None:
-        set_aside(self._db, "upload", client)
+        set_replaced_aside(self._db, "upload", client)
         self.write_state("upload", client, encode(state))
 
-    def clients(self) -> Iterator[tuple[int, State]]:
-        """The clients' states, one at a time; not those that are kept elsewhere."""
-        for client, blob in self._staged():
+    def private_states(self) -> Iterator[tuple[int, State]]:
+        """Yield the clients' private states, except those that clients keep elsewhere."""
+        for client, blob in self._read_private():
             if Receipt.decode(blob) is None:
                 yield client, decode(blob)
 
     def hashes(self) -> tuple[str, dict[str, str]]:
-        """SHA-256 of the server's state and of each client's."""
-        blobs = ((str(client), Receipt.decode(blob), blob) for client, blob in self._staged())
-        return sha256(self.server_state()), {
-            c: r.sha256 if r else sha256(decode(blob)) for c, r, blob in blobs
-        }
+        """Return the SHA-256 of the server's state and of each client's."""
+        client_hashes = {}
+        for client, blob in self._read_private():
+            receipt = Receipt.decode(blob)
+            client_hashes[str(client)] = receipt.sha256 if receipt else sha256(decode(blob))
+        return sha256(self.server_state()), client_hashes
 
-    def _staged(self) -> Iterator[tuple[int, bytes]]:
+    def _read_private(self) -> Iterator[tuple[int, bytes]]:
         for (client,) in list(self._read("SELECT client FROM states WHERE kind = 'private' ORDER BY client")):
-            if (state := self.read(client)) is not None:
+            state = self.read(client)
+            if state is not None:
                 yield client, state
 
     def state(self, kind: str, client: int = ALL) -> bytes | None:
-        """The bytes of a state, verified."""
+        """Return the verified bytes of a state, or None."""
         query = "SELECT round, crc, state FROM states WHERE kind = ? AND client = ?"
-        for round, crc, state in self._read(query, kind, client):
-            whose = kind if client == ALL else f"{kind} of client {client}"
-            if isinstance(state, bytes) and crc in seals(kind, client, round, state):
-                return state
-            raise corrupt_run_error(self.folder, f"the state '{whose}', round {round}")
-        return None
+        row = next(self._read(query, kind, client), None)
+        if row is None:
+            return None
+        round_, crc, state = row
+        if isinstance(state, bytes) and crc in state_checksums(kind, client, round_, state):
+            return state
+        name = kind if client == ALL else f"{kind} of client {client}"
+        raise corrupt_run_error(self.folder, f"the state '{name}', round {round_}")
 
-    def write_state(self, kind: str, client: int, state: bytes, round: int | None = None) -> None:
-        of = self._round if round is None else round
-        values = (kind, client, of, next(seals(kind, client, of, state)), state)
-        self._db.execute("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?)", values)
+    def write_state(self, kind: str, client: int, state: bytes, round_: int | None = None) -> None:
+        """Write a state of the transaction's round, or of another `round_`."""
+        if round_ is None:
+            round_ = self._round
+        crc = next(state_checksums(kind, client, round_, state))
+        self._db.execute(
+            "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?)", (kind, client, round_, crc, state)
+        )
 
     def _read(self, query: str, *values: Any) -> Iterator[Any]:
         with translate_errors(self.folder):
             yield from self._db.execute(query, values)
 
-    def _rows(self, where: str = "", *values: Any) -> Iterator[Record]:
+    def _read_records(self, where: str = "", *values: Any) -> Iterator[Record]:
         order = "ORDER BY round, client, moment, name"
         for *fields, crc in self._read(f"SELECT * FROM rows {where} {order}", *values):
-            row = Record(*fields)
+            record = Record(*fields)
             if checksum(tuple(fields)) != crc:
-                whose = "all clients" if row.client == ALL else f"client {row.client}"
-                raise corrupt_run_error(self.folder, f"round {row.round}, {whose}: {row.moment} {row.name}")
-            yield row
+                owner = "all clients" if record.client == ALL else f"client {record.client}"
+                name = f"{record.moment} {record.name}"
+                raise corrupt_run_error(self.folder, f"round {record.round}, {owner}: {name}")
+            yield record
 
     @classmethod
     def build(cls, folder: Path, fill: Callable[[RunStore], None], *, large: bool) -> None:
-        """The run's file with what `fill` writes."""
-        with replacing(folder) as new, translate_errors(folder):
-            # large states are written in half the time if pages are large
-            store = cls(folder, connect(new, page=32768 if large else 4096))
+        """Create the run's file with the content that `fill` writes."""
+        with replace_file(folder) as new, translate_errors(folder):
+            # large pages halve the time in which large states are written
+            store = cls(folder, connect(new, page_size=32768 if large else 4096))
             try:
-                store.begin(fill)
+                store.create_tables(fill)
             finally:
                 store.close()
 
-    def begin(self, fill: Callable[[RunStore], None]) -> None:
-        """The tables, and what `fill` writes."""
+    def create_tables(self, fill: Callable[[RunStore], None]) -> None:
+        """Create the tables and call `fill` in one transaction."""
         with self.transaction(-1):
             for statement in SCHEMA.split(";"):
                 self._db.execute(statement)
@@ -533,26 +577,26 @@ class RunStore(ClientStates):
 class PartStatus(Enum):
     """Result of reading one part of a run's file."""
 
-    INTACT = "whole"
+    INTACT = "intact"
     SKIPPED = "skipped"
     DAMAGED = "damaged"
 
 
 class Part(NamedTuple):
-    """One part of a run's file: its status, and as text what is wrong or why the part was not compared."""
+    """One part of a run's file: its status, and the problem or the reason why it was skipped as text."""
 
     status: PartStatus
-    text: str = "whole"
+    text: str = "intact"
 
 
 @dataclass(frozen=True)
 class VerificationResult:
-    """Result of checking one run.
+    """Result of verifying one run.
 
     Attributes:
         folder: the run's folder.
-        round: the last finished round, from which the run can continue; -1 before the preparation, None if
-            the run cannot continue.
+        round: the last finished round, from which the run can resume; -1 before the setup, None if
+            the run cannot resume.
         parts: every part that was read, by name.
     """
 
@@ -562,7 +606,7 @@ class VerificationResult:
 
     @property
     def is_intact(self) -> bool:
-        """Whether no part is damaged."""
+        """True if no part is damaged."""
         return all(part.status is not PartStatus.DAMAGED for part in self.parts.values())
 
     def texts(self, status: PartStatus) -> list[str]:
@@ -572,11 +616,11 @@ class VerificationResult:
     def as_json(self) -> dict[str, Any]:
         """Return the values that JSON can hold, each part as its text."""
         parts = {name: part.text for name, part in self.parts.items()}
-        return {"folder": self.folder, "whole": self.is_intact, "round": self.round, "parts": parts}
+        return {"folder": self.folder, "intact": self.is_intact, "round": self.round, "parts": parts}
 
 
 def verify_run(folder: Path) -> VerificationResult:
-    """Read all of a run's file and return the status of its parts; nothing is repaired."""
+    """Read the entire file of a run and return the status of its parts; nothing is repaired."""
     try:
         store = RunStore.open(folder)
     except StoreError as error:
@@ -584,7 +628,7 @@ def verify_run(folder: Path) -> VerificationResult:
     try:
         checks: dict[str, Callable[[], object]] = {
             "SQLite": store.check_pages,
-            "rows": store.check_rows,
+            "rows": store.check_records,
             "states": store.check_states,
             "rounds": store.round_results,
         }
@@ -596,22 +640,21 @@ def verify_run(folder: Path) -> VerificationResult:
             except StoreError as error:
                 parts[name] = Part(PartStatus.DAMAGED, str(error))
         parts["model"] = _check_layout(store)
-        found = VerificationResult(str(folder), None, parts)
-        return replace(found, round=store.last_round()) if found.is_intact else found
+        result = VerificationResult(str(folder), None, parts)
+        return replace(result, round=store.last_round()) if result.is_intact else result
     finally:
         store.close()
 
 
 def _check_layout(store: RunStore) -> Part:
-    """Compare the server's states with the layout that the run's file states. Nothing that a run names is
-    built, read or executed."""
+    """Compare the server's states with the layout in the run's file; no code or data of the run is used."""
     try:
         layout = store.meta("layout")
         if not isinstance(layout, dict):
-            return Part(PartStatus.SKIPPED, "not compared: the run does not say what its model is like")
+            return Part(PartStatus.SKIPPED, "not compared: the run does not store the layout of its model")
         for which in ("last", "best"):
             if store.round_of(which) is not None:
-                check_stored(store.server_state(which), layout, store.folder)
+                check_stored_layout(store.server_state(which), layout, store.folder)
     except StoreError as error:
         return Part(PartStatus.DAMAGED, str(error))
     return Part(PartStatus.INTACT)

@@ -1,12 +1,13 @@
-"""The document that describes a run, from its file."""
+"""Documents of runs and their clients, built from the run's file."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import median
-from typing import Any, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 from feddbe.errors import DivergenceError
 from feddbe.metrics.records import ALL
@@ -16,57 +17,54 @@ from feddbe.results.document import (
     NewClientsResult,
     RoundResult,
     RunDocument,
+    build_new_clients_result,
     selection_accuracy,
 )
-from feddbe.results.document import build_new_clients_result as about_newcomers
 from feddbe.runs.analysis import META
 from feddbe.runs.store import RunStore
 from feddbe.state import Receipt, decode
 
 
 def load_document(folder: Path, *, hashes: bool = True) -> RunDocument:
-    """The document of the run in this folder; without `hashes` its states are not read."""
-    store = RunStore.open(folder)
-    try:
+    """Return the document of the run in `folder`; see `build_document`."""
+    with closing(RunStore.open(folder)) as store:
         store.snapshot()
         return build_document(store, hashes=hashes)
-    finally:
-        store.close()
 
 
 def build_document(store: RunStore, *, hashes: bool = True) -> RunDocument:
-    """All of it; without `hashes` the states, which may be large, are not read."""
-    entries = store.round_results()
-    known = [e for e in entries if e["accuracy"]]
+    """Return the document of a run; without `hashes`, the states are not read, which may be large."""
+    results = store.round_results()
+    evaluated = [result for result in results if result["accuracy"]]
     settings: Mapping[str, Any] = store.meta("config")
-    server, clients = store.hashes() if hashes else ("", {})
-    rounds = [e for e in entries if e["round"] > 0]
-    calls = max(1, _calls(store))
+    server_hash, client_hashes = store.hashes() if hashes else ("", {})
+    trained = [result for result in results if result["round"] > 0]
+    participations = max(1, _count_participations(store))
     return {
         "method": settings["method"],
         "config": dict(settings),
         "config_hash": store.meta("config_hash"),
-        "rounds": entries,
-        "best": max(known, key=selection_accuracy, default=None),
-        "last": known[-1] if known else None,
+        "rounds": results,
+        "best": max(evaluated, key=selection_accuracy, default=None),
+        "last": evaluated[-1] if evaluated else None,
         "majority_accuracy": store.meta("majority_accuracy"),
         "new_clients": read_new_clients(store),
         "analyses": _analyses(store),
         "bn_buffers": store.meta("bn_buffers"),
         "note": store.meta("note") or "",
-        "remarks": _remarks(store),
-        "diverged": is_diverged(store),
+        "remarks": _notes(store),
+        "diverged": read_divergence(store),
         "trainers": store.meta("trainers") or [],
         "cost": {
-            "up": sum(e["bytes_up"] for e in rounds) / calls,
-            "down": sum(e["bytes_down"] for e in rounds) / calls,
-            "seconds": median(e["seconds"] for e in rounds) if rounds else 0.0,
+            "up": sum(result["bytes_up"] for result in trained) / participations,
+            "down": sum(result["bytes_down"] for result in trained) / participations,
+            "seconds": median(result["seconds"] for result in trained) if trained else 0.0,
         },
         "label_names": store.meta("label_names") or [],
         "client_names": store.meta("client_names") or [],
         "shift_labels": store.meta("shift_labels") or [],
-        "server_sha256": server,
-        "clients_sha256": clients,
+        "server_sha256": server_hash,
+        "clients_sha256": client_hashes,
         "peak_rss_mb": store.meta("peak_rss_mb") or 0.0,
         "begun": store.meta("begun") or "",
         "versions": store.meta("versions") or {},
@@ -74,130 +72,144 @@ def build_document(store: RunStore, *, hashes: bool = True) -> RunDocument:
     }
 
 
-def read_divergence(error: DivergenceError) -> Divergence:
-    """What is written about a run that ends with this error; JSON has no number for its value."""
-    return {"round": error.round, "client": error.client, "what": error.what, "value": str(error.value)}
+def describe_divergence(error: DivergenceError) -> Divergence:
+    """Return the error as it is stored; its value is text because JSON has no nan."""
+    return {"round": error.round, "client": error.client, "what": error.quantity, "value": str(error.value)}
 
 
-def is_diverged(store: RunStore) -> Divergence | None:
-    """Where it ended because training diverged, unless it has gone on since."""
-    mark: Divergence | None = store.meta("diverged")
-    return mark if mark and mark["round"] > store.last_round() else None
+def read_divergence(store: RunStore) -> Divergence | None:
+    """Return the divergence that ended the run, or None if there is none or later rounds are complete."""
+    divergence: Divergence | None = store.meta("diverged")
+    if divergence and divergence["round"] > store.last_round():
+        return divergence
+    return None
 
 
 def read_new_clients(store: RunStore) -> NewClientsResult | None:
-    """What the clients that joined at the end measured."""
-    about = store.meta("new_clients")
-    return about and about_newcomers(
-        about, [row for row in store.aggregate_records() if row.round == about["round"]]
-    )
+    """Return the results of the clients that joined after training, or None."""
+    description = store.meta("new_clients")
+    if not description:
+        return None
+    records = [record for record in store.aggregate_records() if record.round == description["round"]]
+    return build_new_clients_result(description, records)
 
 
 def _analyses(store: RunStore) -> list[AnalysisDocument]:
-    """What was measured of representations, from its rows."""
-    known: dict[str, dict[str, Any]] = store.meta(META) or {}
-    rows = {round: store.records(round) for round in {about["round"] for about in known.values()}}
-    found = []
-    for key, about in known.items():
-        name, read = key.split("/", 2)[2], dict[int, dict[str, float | None]]()
-        for row in rows[about["round"]]:
-            base, _, reading = row.name.partition("/")
-            if base == name and row.moment == about["moment"]:
-                finite = row.value is not None and math.isfinite(row.value)
-                read.setdefault(row.client, {})[reading or "value"] = row.value if finite else None
-        overall = read.pop(ALL, {})
-        found.append({**about, "overall": overall, "clients": {str(c): r for c, r in sorted(read.items())}})
-    return cast(list[AnalysisDocument], found)
+    """Return the analyses of representations, from their records."""
+    descriptions: dict[str, dict[str, Any]] = store.meta(META) or {}
+    rounds = {description["round"] for description in descriptions.values()}
+    records = {round_: store.records(round_) for round_ in rounds}
+    documents = []
+    for key, description in descriptions.items():
+        name = key.split("/", 2)[2]
+        values: dict[int, dict[str, float | None]] = {}
+        for record in records[description["round"]]:
+            base, _, reading = record.name.partition("/")
+            if base == name and record.moment == description["moment"]:
+                is_finite = record.value is not None and math.isfinite(record.value)
+                client_values = values.setdefault(record.client, {})
+                client_values[reading or "value"] = record.value if is_finite else None
+        overall = values.pop(ALL, {})
+        clients = {str(client): readings for client, readings in sorted(values.items())}
+        documents.append({**description, "overall": overall, "clients": clients})
+    return cast(list[AnalysisDocument], documents)
 
 
-def _calls(store: RunStore) -> int:
-    """How often a client took part in a round."""
-    whole = (row for row in store.aggregate_records() if row.round > 0 and row[2:4] == ("round", "seconds"))
-    return int(sum(row.weight for row in whole))
-
-
-def _remarks(store: RunStore) -> list[str]:
-    missing = [
-        row.value for row in store.aggregate_records() if row[2:4] == ("round", "missing") and row.value
+def _count_participations(store: RunStore) -> int:
+    """Return how often clients took part in rounds, summed over clients."""
+    weights = [
+        record.weight
+        for record in store.aggregate_records()
+        if record.round > 0 and (record.moment, record.name) == ("round", "seconds")
     ]
-    remarks = list(store.meta("remarks") or [])
+    return int(sum(weights))
+
+
+def _notes(store: RunStore) -> list[str]:
+    missing = [
+        record.value
+        for record in store.aggregate_records()
+        if (record.moment, record.name) == ("round", "missing") and record.value
+    ]
+    notes = list(store.meta("remarks") or [])
     if missing:
-        remarks.append(f"{sum(missing):g} replies are missing, in {len(missing)} rounds")
-    return remarks
+        notes.append(f"{sum(missing):g} replies are missing, in {len(missing)} rounds")
+    return notes
 
 
 class ClientRecord(TypedDict):
-    """A client of a run: its accuracy in the best and in the last round; None where it was not evaluated."""
+    """A client's accuracy in the best and in the last round; None if it was not evaluated."""
 
     client: int
     name: str
-    """As the data calls it; its number where that has no names."""
+    """Name of the client in the data; its number if the data has no names."""
     samples: int
-    """Of its test data."""
+    """Number of test samples."""
     best: float | None
     last: float | None
 
 
 def client_records(document: RunDocument) -> list[ClientRecord]:
-    """The clients of a run that were evaluated in its best or its last round, in their order."""
-    store, found = RunStore.open(Path(document["folder"])), dict[int, ClientRecord]()
-    try:
-        names = dict(enumerate(document["client_names"]))
-        for which, entry in (("best", document["best"]), ("last", document["last"])):
-            for row in store.records(entry["round"]) if entry else ():
-                if row.client == ALL or row[2:4] != (entry and entry["moment"], "accuracy"):
+    """Return the clients that were evaluated in the best or the last round, in client order."""
+    names = dict(enumerate(document["client_names"]))
+    clients: dict[int, ClientRecord] = {}
+    rounds: tuple[Literal["best", "last"], ...] = ("best", "last")
+    with closing(RunStore.open(Path(document["folder"]))) as store:
+        for which in rounds:
+            result = document[which]
+            if result is None:
+                continue
+            for record in store.records(result["round"]):
+                client = record.client
+                is_accuracy = (record.moment, record.name) == (result["moment"], "accuracy")
+                if client == ALL or not is_accuracy:
                     continue
-                who = row.client
-                blank = ClientRecord(
-                    client=who,
-                    name=names.get(who, str(who)),
-                    samples=int(row.weight),
-                    best=None,
-                    last=None,
-                )
-                found.setdefault(who, blank)["best" if which == "best" else "last"] = row.value
-    finally:
-        store.close()
-    return [found[client] for client in sorted(found)]
+                if client not in clients:
+                    clients[client] = ClientRecord(
+                        client=client,
+                        name=names.get(client, str(client)),
+                        samples=int(record.weight),
+                        best=None,
+                        last=None,
+                    )
+                clients[client][which] = record.value
+    return [clients[client] for client in sorted(clients)]
 
 
-def client_accuracies(folder: Path, entry: RoundResult | None) -> dict[int, float]:
-    """Each client's accuracy in this entry of the run, at the moment that counts; newcomers are no part."""
-    if entry is None:
+def client_accuracies(folder: Path, result: RoundResult | None) -> dict[int, float]:
+    """Return each client's accuracy in this round at the round's moment, without new clients."""
+    if result is None:
         return {}
-    store = RunStore.open(folder)
-    try:
-        return _accuracies(store, entry)
-    finally:
-        store.close()
+    with closing(RunStore.open(folder)) as store:
+        return _accuracies(store, result)
 
 
 def accuracy_history(
-    folder: Path, entries: Sequence[RoundResult], clients: Sequence[int]
+    folder: Path, results: Sequence[RoundResult], clients: Sequence[int]
 ) -> list[dict[int, float]]:
-    """The accuracies of these clients in each of these entries; one that was not evaluated is not there."""
-    store = RunStore.open(folder)
-    try:
-        some = f"AND client IN ({', '.join(map(str, map(int, clients)))})"
-        return [_accuracies(store, entry, some) for entry in entries]
-    finally:
-        store.close()
+    """Return the accuracies of these clients for each round; clients that were not evaluated are left out."""
+    condition = f"AND client IN ({', '.join(map(str, map(int, clients)))})"
+    with closing(RunStore.open(folder)) as store:
+        return [_accuracies(store, result, condition) for result in results]
 
 
-def _accuracies(store: RunStore, result: RoundResult, some: str = "") -> dict[int, float]:
-    rows = store.records(result["round"], f"AND moment = ? AND name = 'accuracy' {some}", result["moment"])
-    return {row.client: row.value for row in rows if row.client != ALL and row.value is not None}
+def _accuracies(store: RunStore, result: RoundResult, condition: str = "") -> dict[int, float]:
+    condition = f"AND moment = ? AND name = 'accuracy' {condition}"
+    records = store.records(result["round"], condition, result["moment"])
+    return {r.client: r.value for r in records if r.client != ALL and r.value is not None}
 
 
-def retained_rounds(folder: Path) -> int | None:
-    """How many numbers a client keeps (all keep as many, so one is looked at); None: it does so elsewhere."""
-    store = RunStore.open(folder)
-    try:
+def count_private_values(folder: Path) -> int | None:
+    """Return the number of values in a client's private state; None if clients keep it elsewhere.
+
+    All clients keep the same number of values, so one of them is read.
+    """
+    with closing(RunStore.open(folder)) as store:
         first = f"AND client = (SELECT min(client) FROM rows WHERE round = 1 AND client != {ALL})"
-        client = next((row.client for row in store.records(1, first)), 0)
+        client = next((record.client for record in store.records(1, first)), 0)
         state = store.read(client)
-        if state is not None and Receipt.decode(state):
+        if not state:
+            return 0
+        if Receipt.decode(state):
             return None
-        return sum(tensor.numel() for tensor in decode(state).values()) if state else 0
-    finally:
-        store.close()
+        return sum(tensor.numel() for tensor in decode(state).values())

@@ -1,5 +1,7 @@
-"""What clients of an experiment take: two of them, of middling size, in two rounds of the method itself with
-a part of their data. Nothing is left behind."""
+"""Timing of an experiment without running it, for `--dry-run`.
+
+Two clients of median size run two rounds of the method with a part of their data, in a temporary folder.
+"""
 
 from __future__ import annotations
 
@@ -27,221 +29,266 @@ from feddbe.training.task import Task
 CLIENTS = 2
 PHASES = ("training", "evaluation", "states", "store")
 ROUND = 2
-"""The one that is measured; the first warms up."""
+"""The timed round; the first warms up."""
 
 
 class Timing(NamedTuple):
-    """What was found of both clients together."""
+    """Measured cost of the two clients together."""
 
     seconds: dict[int, dict[str, float]]
-    """By round (0: the preparation, 3: the call after the last) and phase: `training`, `evaluation` of what
-    was received, `states` (made into bytes and back, messages), `store` (kept states read and written)."""
-    server: float
-    """Seconds of the last round besides: combine, write rows and the server's state."""
-    up: int
+    """Seconds by round (0: the setup, 3: the call after the last round) and phase: `training`, `evaluation`
+    of the received model, `states` (encoding, messages), `store` (private states read and written)."""
+    server_seconds: float
+    """Seconds of the server in the last round: aggregation, records and the server's state."""
+    upload_bytes: int
     """Bytes of the largest upload."""
     kept_bytes: int
-    """Bytes of the largest state that a client keeps."""
+    """Bytes of the largest private state."""
     split: Split
-    """The part of their data."""
+    """The part of the clients' data that was used."""
     trainers: list[str]
     remarks: list[str]
 
-    def from_results(self, round: int) -> float:
-        """Seconds of both clients in this round."""
-        return sum(self.seconds[round].values())
+    def round_seconds(self, round_: int) -> float:
+        """Return the seconds of both clients in this round."""
+        return sum(self.seconds[round_].values())
 
 
-def time_clients(experiment: Experiment, batches: int, tested: int) -> Timing:
-    """With at most so many batches and test samples of each client."""
-    task, options = experiment.task, experiment.options
+def time_clients(experiment: Experiment, batches: int, test_samples: int) -> Timing:
+    """Run two rounds of two clients and return their timing.
+
+    Args:
+        experiment: The experiment to be timed.
+        batches: Maximum number of training batches per client.
+        test_samples: Maximum number of test samples per client.
+    """
+    task = experiment.task
+    options = experiment.options
     sizes = task.split.train.sizes[: task.members]
-    middle = np.argsort(sizes, kind="stable")[(task.members - 1) // 2 :][:CLIENTS].tolist()
+    clients = np.argsort(sizes, kind="stable")[(task.members - 1) // 2 :][:CLIENTS].tolist()
     split = dataclasses.replace(
         Split.from_arrays(
-            [task.split.train[k][: batches * options.batch_size] for k in middle],
-            [task.split.test[k][:tested] for k in middle],
+            [task.split.train[client][: batches * options.batch_size] for client in clients],
+            [task.split.test[client][:test_samples] for client in clients],
         ),
         validation=RaggedArray.from_lists(
-            task.split.validation[k][:tested] for k in middle if task.split.validation
+            task.split.validation[client][:test_samples] for client in clients if task.split.validation
         ),
     )
-    training = dataclasses.replace(task.training, lr=1e-9)  # takes as long, and does not diverge
-    quiet = dataclasses.replace(
-        options,
-        participation=1.0,
-        eval="all",
-        eval_after=False,
-        patience=None,
-        new_clients=0,
-        min_replies=None,
-    )
+    training = dataclasses.replace(task.training, lr=1e-9)  # as slow as any rate, and does not diverge
     small = dataclasses.replace(
         experiment,
         task=dataclasses.replace(task, split=split, training=training, rounds=ROUND, new_clients=0),
-        options=quiet,
+        options=dataclasses.replace(
+            options,
+            participation=1.0,
+            eval="all",
+            eval_after=False,
+            patience=None,
+            new_clients=0,
+            min_replies=None,
+        ),
     )
     engine = _TimedEngine(small.task, small.method)
     with TemporaryDirectory(prefix="feddbe-") as folder:
         store = RunStore.create(Path(folder), {}, loop.initial_server_state(small))
         try:
             loop.run_experiment(small, store, engine)
-            server = store.round_results()[ROUND]["seconds"] - sum(engine.seconds[ROUND].values())
-            said = store.meta("trainers") or [], store.meta("remarks") or []
+            round_seconds = store.round_results()[ROUND]["seconds"]
+            trainers = store.meta("trainers") or []
+            remarks = store.meta("remarks") or []
         finally:
             store.close()
-    return Timing(engine.seconds, server, engine.up, engine.kept, split, *said)
+    return Timing(
+        seconds=engine.seconds,
+        server_seconds=round_seconds - sum(engine.seconds[ROUND].values()),
+        upload_bytes=engine.upload_bytes,
+        kept_bytes=engine.kept_bytes,
+        split=split,
+        trainers=trainers,
+        remarks=remarks,
+    )
 
 
 class _TimedEngine:
-    """The serial engine, which does the two halves of a job apart and notes what each takes."""
+    """A serial engine that runs and times evaluation and training of each task separately."""
 
     def __init__(self, task: Task, method: Method) -> None:
-        self.task, self.method = task, method
+        self.task = task
+        self.method = method
         self.seconds = defaultdict[int, dict[str, float]](lambda: defaultdict[str, float](float))
-        self.up = self.kept = 0
+        self.upload_bytes = 0
+        self.kept_bytes = 0
 
     @contextmanager
-    def _clock(self, client_task: ClientTask, phase: str) -> Iterator[None]:
-        began = time.perf_counter()
+    def _time(self, client_task: ClientTask, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
         yield
-        self.seconds[client_task.round][phase] += time.perf_counter() - began
+        self.seconds[client_task.round][phase] += time.perf_counter() - started
 
     def run(
         self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
     ) -> Iterator[ClientResult]:
-        for job in tasks:
-            with self._clock(job, "store"):
-                kept = states.read(job.client)
-            with self._clock(job, "states"):
-                message, private = messages.message_for(job.client), None if kept is None else decode(kept)
-            reply = ClientResult(job.client)
-            if job.evaluate:
-                look = dataclasses.replace(job, work="none")
-                with self._clock(job, "evaluation"):
-                    reply = run_client(self.task, self.method, look, message, private)
-            if job.work != "none":
-                work = dataclasses.replace(job, evaluate=False)
-                with self._clock(job, "training"):
-                    done = run_client(self.task, self.method, work, message, private)
-                reply = done._replace(metrics=reply.metrics)
-            with self._clock(job, "states"):
-                new = encode(reply.private) if reply.private else None
-                encode(reply.upload)  # as it would travel
-            self.up = max(self.up, nbytes(reply.upload))
-            if new is not None:
-                with self._clock(job, "store"):
-                    states.write_pending(job.client, new)
-                self.kept = max(self.kept, len(new))
-            yield reply._replace(private=None)
+        for task in tasks:
+            with self._time(task, "store"):
+                stored = states.read(task.client)
+            with self._time(task, "states"):
+                message = messages.message_for(task.client)
+                private = None if stored is None else decode(stored)
+            result = ClientResult(task.client)
+            if task.evaluate:
+                evaluation = dataclasses.replace(task, work="none")
+                with self._time(task, "evaluation"):
+                    result = run_client(self.task, self.method, evaluation, message, private)
+            if task.work != "none":
+                training = dataclasses.replace(task, evaluate=False)
+                with self._time(task, "training"):
+                    trained = run_client(self.task, self.method, training, message, private)
+                result = dataclasses.replace(trained, metrics=result.metrics)
+            with self._time(task, "states"):
+                new_state = encode(result.private) if result.private else None
+                encode(result.upload)  # as it would be sent
+            self.upload_bytes = max(self.upload_bytes, nbytes(result.upload))
+            if new_state is not None:
+                with self._time(task, "store"):
+                    states.write_pending(task.client, new_state)
+                self.kept_bytes = max(self.kept_bytes, len(new_state))
+            yield dataclasses.replace(result, private=None)
 
     def close(self) -> None:
         pass
 
 
-BATCHES, TESTED = 5, 100
-"""What each of the two clients trains on and is tested with."""
-_TRAINING = 3
-"""Training on a sample costs about so many predictions."""
-_PROGRAM_MB, _WORKER_MB = 300, 70
-"""What the program needs without data, and each worker process of its own; measured."""
+BATCHES = 5
+TEST_SAMPLES = 100
+_TRAINING_COST = 3
+"""Cost of training on a sample, in predictions; approximate."""
+_PROGRAM_MB = 300
+"""Memory of the program without data; measured."""
+_WORKER_MB = 70
+"""Memory of each worker process; measured."""
 
 
 class Estimate(TypedDict):
-    """Rough: the first rounds of a run tell more."""
+    """Rough estimate of a run; its first rounds are more accurate."""
 
     seconds: float
     seconds_per_round: float
     memory_mb: float
     workers: int
-    """Processes that clients are trained in; 0: the one that runs everything."""
+    """Number of worker processes; 0: clients run in the main process."""
 
 
 class ClientCost(TypedDict):
-    """Cost of one round for a client of middling size."""
+    """Cost of one round for a client of median size."""
 
     steps: int
     predictions: int
     milliseconds: dict[str, float]
-    """By phase: `training`, `evaluation`, `states` (to bytes and back), `store` (kept states)."""
+    """By phase: `training`, `evaluation`, `states` (encoding and decoding), `store` (private states)."""
     bytes_up: int
     bytes_kept: int
 
 
 class Preview(TypedDict):
-    """A run that was not run."""
+    """Resolved settings and estimated cost of a run that was not started."""
 
     method: str
     config_hash: str
     settings: dict[str, dict[str, Any]]
-    """Every option and hyper-parameter: its `value`, and where it is `from`."""
+    """`value` of every option and hyper-parameter, and its origin as `from`."""
     remarks: list[str]
-    """With the reason if a faster trainer does not take the model."""
+    """Notes, including the reason if a faster training backend was rejected."""
     trainers: list[str]
     estimate: Estimate
     client: ClientCost
 
 
 def preview_run(experiment: Experiment) -> Preview:
-    """What this experiment is, and what it would cost."""
-    found = time_clients(experiment, BATCHES, TESTED)
+    """Return the settings of the experiment and its estimated cost; nothing is run to its end or kept."""
+    timing = time_clients(experiment, BATCHES, TEST_SAMPLES)
+    settings = {
+        key: {"value": setting.value, "from": setting.origin} for key, setting in experiment.settings.items()
+    }
     return {
         "method": experiment.name,
         "config_hash": experiment.config_hash,
-        "settings": {k: {"value": s.value, "from": s.origin} for k, s in experiment.settings.items()},
-        "remarks": list(dict.fromkeys([*experiment.notes, *found.remarks])),
-        "trainers": found.trainers,
-        "estimate": estimate_cost(experiment, found),
-        "client": _client_cost(experiment, found),
+        "settings": settings,
+        "remarks": list(dict.fromkeys([*experiment.notes, *timing.remarks])),
+        "trainers": timing.trainers,
+        "estimate": estimate_cost(experiment, timing),
+        "client": _client_cost(experiment, timing),
     }
 
 
-def _client_cost(experiment: Experiment, found: Timing) -> ClientCost:
-    """Return the cost of the first probed client's round, extrapolated to all of its data."""
-    task, options = experiment.task, experiment.options
+def _client_cost(experiment: Experiment, timing: Timing) -> ClientCost:
+    """Return the cost of a round of the first timed client, extrapolated to all of its data."""
+    task = experiment.task
+    options = experiment.options
     client = sorted(range(task.members), key=lambda k: task.samples[k])[(task.members - 1) // 2]
-    size, used = task.samples[client], len(found.split.train[0])
+    size = task.samples[client]
+    timed_size = len(timing.split.train[0])
     batches = size // min(options.batch_size, size)
+    timed_batches = timed_size // min(options.batch_size, timed_size)
     predictions = (1 + options.eval_after) * len(task.split.test[client])
-    seconds = {phase: found.seconds[ROUND].get(phase, 0.0) / CLIENTS for phase in PHASES}
-    seconds["training"] *= batches / max(1, used // min(options.batch_size, used))
-    seconds["evaluation"] *= predictions / max(1, len(found.split.test[0]))
+    seconds = {phase: timing.seconds[ROUND].get(phase, 0.0) / CLIENTS for phase in PHASES}
+    seconds["training"] *= batches / max(1, timed_batches)
+    seconds["evaluation"] *= predictions / max(1, len(timing.split.test[0]))
     return {
         "steps": options.local_epochs * batches,
         "predictions": predictions,
-        "milliseconds": {phase: 1000 * taken for phase, taken in seconds.items()},
-        "bytes_up": found.up,
-        "bytes_kept": found.kept_bytes,
+        "milliseconds": {phase: 1000 * value for phase, value in seconds.items()},
+        "bytes_up": timing.upload_bytes,
+        "bytes_kept": timing.kept_bytes,
     }
 
 
-def estimate_cost(experiment: Experiment, found: Timing) -> Estimate:
-    """What the run would cost, from what two of its clients did."""
-    task, options, method = experiment.task, experiment.options, experiment.method
-    probed = _TRAINING * options.local_epochs * len(found.split.train.flat) + len(found.split.test.flat)
-    cohort = max(1, round(options.participation * task.members))
+def estimate_cost(experiment: Experiment, timing: Timing) -> Estimate:
+    """Return the estimated time and memory of the run, extrapolated from two of its clients.
+
+    Work is counted in predictions; training on a sample costs `_TRAINING_COST` of them.
+    """
+    task = experiment.task
+    options = experiment.options
+    cohort_size = max(1, round(options.participation * task.members))
     workers = min(engines.find_engine(options.engine).processes(), task.split.clients)
-    tested = len(loop.sample_evaluators(options.eval, 0, 1, task.members, range(cohort))) / task.members
-    train, test = (int(part.sizes[: task.members].sum()) for part in (task.split.train, task.split.test))
-    train, after = _TRAINING * options.local_epochs * train, test * options.eval_after
-    unit = found.from_results(2) / probed / max(1, min(workers, cohort))
-    each = unit * (options.participation * (train + after) + tested * test) + found.server
-    # before the first round and after the last all clients are asked, if they are asked
-    first = len(loop.setup_participants(method, task.seed, task.members)) / task.members
-    ends = (
-        (found.from_results(0) * first + found.from_results(3))
-        / found.from_results(2)
-        * unit
-        * (train + after + test)
-    )
-    new = sum(task.samples[task.members :])
-    count = options.rounds or 0
-    model = nbytes(task.model.parameters) + nbytes(task.model.buffers)
-    held = workers * (_WORKER_MB * 1e6 + 3 * model) + cohort * found.up + 2 * model
-    data = task.dataset.x.numel() * task.dataset.x.element_size()
+    evaluators = loop.sample_evaluators(options.eval, 0, 1, task.members, range(cohort_size))
+    evaluated_share = len(evaluators) / task.members
+
+    # 1. Seconds per prediction, from the timed clients.
+    timed_work = _TRAINING_COST * options.local_epochs * len(timing.split.train.flat)
+    timed_work += len(timing.split.test.flat)
+    parallel = max(1, min(workers, cohort_size))
+    seconds_per_prediction = timing.round_seconds(ROUND) / timed_work / parallel
+
+    # 2. A round: the cohort trains, the evaluators predict.
+    train_samples = int(task.split.train.sizes[: task.members].sum())
+    evaluation = int(task.split.test.sizes[: task.members].sum())
+    training = _TRAINING_COST * options.local_epochs * train_samples
+    evaluation_after = evaluation * options.eval_after
+    round_work = options.participation * (training + evaluation_after) + evaluated_share * evaluation
+    seconds_per_round = seconds_per_prediction * round_work + timing.server_seconds
+
+    # 3. The setup before the first round and the evaluation after the last.
+    setup_clients = loop.setup_participants(experiment.method, task.seed, task.members)
+    setup_share = len(setup_clients) / task.members
+    relative_cost = timing.round_seconds(0) * setup_share + timing.round_seconds(ROUND + 1)
+    relative_cost /= timing.round_seconds(ROUND)
+    end_seconds = relative_cost * seconds_per_prediction * (training + evaluation_after + evaluation)
+
+    # 4. New clients, which are evaluated after each epoch of adaptation.
+    new_samples = sum(task.samples[task.members :])
+    adaptation = _TRAINING_COST * sum(range(options.adapt_epochs + 1)) * new_samples
+
+    model_bytes = nbytes(task.model.parameters) + nbytes(task.model.buffers)
+    data_bytes = task.dataset.x.numel() * task.dataset.x.element_size()
+    extra_bytes = workers * (_WORKER_MB * 1e6 + 3 * model_bytes)
+    extra_bytes += cohort_size * timing.upload_bytes + 2 * model_bytes
     return {
-        "seconds": count * each + ends + unit * _TRAINING * sum(range(options.adapt_epochs + 1)) * new,
-        "seconds_per_round": each,
-        "memory_mb": max(peak_memory_mb(), _PROGRAM_MB + data / 1e6) + held / 1e6,
+        "seconds": (options.rounds or 0) * seconds_per_round
+        + end_seconds
+        + seconds_per_prediction * adaptation,
+        "seconds_per_round": seconds_per_round,
+        "memory_mb": max(peak_memory_mb(), _PROGRAM_MB + data_bytes / 1e6) + extra_bytes / 1e6,
         "workers": workers,
     }

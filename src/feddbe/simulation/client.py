@@ -1,11 +1,11 @@
-"""A client's work in one call: a pure function of the job, so that it can be done again anywhere."""
+"""One client's part of a round, as a pure function: the same task gives the same result on any engine."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,8 +14,8 @@ from torch import Tensor
 from feddbe.errors import FeddbeError
 from feddbe.methods import new_clients
 from feddbe.methods.base import MODEL, Method, undeclared_names
-from feddbe.metrics.builtin import compute, required_inputs
-from feddbe.metrics.records import MetricsByMoment, Numbers
+from feddbe.metrics.builtin import compute_metrics, required_inputs
+from feddbe.metrics.records import MetricsByMoment, MetricValues
 from feddbe.state import State, add_prefix, drop_keys, matches_pattern, nbytes, strip_prefix, to_device
 from feddbe.training.task import Context, Task, device_settings
 from feddbe.training.trainer import ClientTrainer
@@ -26,66 +26,77 @@ BUFFER = "buffer/"
 
 @dataclass(frozen=True)
 class ClientTask:
-    """What a client is asked in one call: evaluate what it deploys now, adapt, then prepare or train."""
+    """Work of one client in one round: evaluate the received model, adapt it, then set up or train."""
 
     client: int
     round: int
     work: Literal["prepare", "train", "none"] = "none"
+    """`prepare` is the setup before round 1."""
     evaluate: bool = False
     adapt_epochs: int | None = None
-    """Evaluate also after so many epochs of adapting (0: as many as a round has)."""
+    """Epochs of adaptation before a second evaluation; 0: those of local training; None: no adaptation."""
     evaluate_after: bool = False
-    """Evaluate once more after local training."""
+    """True if the client also evaluates after local training."""
     is_new_client: bool = False
-    """It joins now, after the last round, and is evaluated after every epoch of adapting."""
+    """True if the client joins after the last round. It is then evaluated after every epoch of adaptation."""
     adaptation: str = "full"
-    """How a new client adapts (`methods/new_clients.py`)."""
+    """Adaptation of a new client (`methods/new_clients.py`)."""
     metrics: tuple[str, ...] = ("accuracy",)
-    """What to measure, by name."""
+    """Names of the metrics to compute."""
     layers: tuple[str, ...] = ()
-    """With each evaluation on test data, send what is at these places of the deployed model. For simulations:
-    no method sends representations."""
+    """Layers of the deployed model whose activations are returned with each evaluation on test data. Only
+    simulations use this: no method sends representations."""
     sample_indices: tuple[int, ...] | None = None
-    """For these of its test samples, by number; None: for all."""
+    """Test samples whose activations are returned; None: all."""
 
 
-class ClientResult(NamedTuple):
-    """What a client answers, and the state that stays with it (None: it is unchanged)."""
+@dataclass(frozen=True)
+class ClientResult:
+    """Result of a client task: the upload, the state to keep, and the metrics."""
 
     client: int
-    upload: State = {}  # noqa: RUF012  (never written to)
+    upload: State = field(default_factory=dict)
     private: State | None = None
-    metrics: MetricsByMoment = {}  # noqa: RUF012
-    """By moment, of the model that it received: `validation` is on training data that was held out, at the
-    moment that the method is judged by, `train` on the training data."""
-    training_metrics: Numbers = {}  # noqa: RUF012
-    """Of local training: `loss`, `seconds` of the whole call, `bytes_up`, `bytes_down` with the constants,
-    and measures of the training itself."""
-    trainers: Mapping[str, str] = {}
-    """Backends that trained (`training/backends.py`), each with the reason why no faster one did."""
-    representations: State = {}  # noqa: RUF012
-    """Representations that the job asked for, as MOMENT/PLACE, and `y`, their labels; nothing, if what the
-    client deploys is no model."""
+    """New private state; None: unchanged."""
+    metrics: MetricsByMoment = field(default_factory=dict)
+    """Metrics of the received model by moment. `validation` is computed on held-out training data, for the
+    model that the method deploys."""
+    training_metrics: MetricValues = field(default_factory=dict)
+    """Metrics of local training: `loss`, `seconds` of the whole call, `bytes_up`, `bytes_down` (with
+    constants), and the requested metrics of training itself."""
+    trainers: Mapping[str, str] = field(default_factory=dict)
+    """Backends that trained (`training/backends.py`), each with the reason why faster ones were rejected."""
+    representations: State = field(default_factory=dict)
+    """Requested activations as MOMENT/LAYER, and their labels `y`. Empty if the method deploys no model."""
 
     def to(self, device: torch.device) -> ClientResult:
-        """Return the same with all tensors on this device."""
-        private = None if self.private is None else to_device(self.private, device)
-        return self._replace(
+        """Return the result with all tensors on this device."""
+        return dataclasses.replace(
+            self,
             upload=to_device(self.upload, device),
-            private=private,
+            private=None if self.private is None else to_device(self.private, device),
             representations=to_device(self.representations, device),
         )
 
     def tensors(self) -> State:
-        """All of them in one state, to be sent on a way of their own."""
-        return add_prefix("up/", self.upload) | add_prefix("seen/", self.representations)
+        """Return upload and representations as one state, for transport separate from the other fields."""
+        return add_prefix("upload/", self.upload) | add_prefix("representations/", self.representations)
 
-    def with_tensors(self, sent: State) -> ClientResult:
-        return self._replace(upload=strip_prefix(sent, "up/"), representations=strip_prefix(sent, "seen/"))
+    def without_tensors(self) -> ClientResult:
+        """Return the fields that are not tensors; the others are empty."""
+        return dataclasses.replace(self, upload={}, private=None, representations={})
+
+    def with_tensors(self, tensors: State) -> ClientResult:
+        """Return the result with the upload and representations that `tensors` returned."""
+        return dataclasses.replace(
+            self,
+            upload=strip_prefix(tensors, "upload/"),
+            representations=strip_prefix(tensors, "representations/"),
+        )
 
 
 class MissingClient(NamedTuple):
-    """In place of a reply: the client did not answer."""
+    """Replacement for the result of a client that did not reply."""
 
     client: int
     reason: str
@@ -94,39 +105,63 @@ class MissingClient(NamedTuple):
 def run_client(
     task: Task, method: Method, client_task: ClientTask, received: State, private: State | None
 ) -> ClientResult:
-    """Do the job where the task lies; messages and states come from the CPU, and go back there. `private` is
-    None at first contact."""
-    device, start = task.device, time.perf_counter()
+    """Evaluate the received model, then train it.
+
+    The work is done on the task's device. Arguments and result are on the CPU.
+
+    Args:
+        task: Model, data and training settings, shared by all clients.
+        method: The federated method.
+        client_task: The client's work in this round.
+        received: The broadcast of this round.
+        private: The client's own state after its last round, or None at first contact.
+
+    Returns:
+        The upload, the state to keep, and the metrics. Nothing is written and nothing global changes.
+
+    Raises:
+        FeddbeError: Code of the model or method called `sys.exit`, which would end the run without an error.
+        AssertionError: The method receives, sends or keeps a name that it does not declare.
+    """
+    started = time.perf_counter()
+    device = task.device
     try:
         with device_settings(device):
-            kept = None if private is None else to_device(private, device)
-            call = _ClientSession.begin(task, method, client_task, to_device(received, device), kept)
-            measured = call.evaluate() if client_task.evaluate else {}
-            reply = ClientResult(client_task.client, metrics=measured)
-            if client_task.work != "none":
-                reply = call.work(measured, start)
-        return reply._replace(representations=call.representations).to(torch.device("cpu"))
-    except SystemExit as error:  # it would end us as if all were well
+            private = None if private is None else to_device(private, device)
+            received = to_device(received, device)
+            session = _ClientSession.start(task, method, client_task, received, private)
+            metrics = session.evaluate() if client_task.evaluate else {}
+            if client_task.work == "none":
+                result = ClientResult(client_task.client, metrics=metrics)
+            else:
+                result = session.train(metrics, started)
+            result = dataclasses.replace(result, representations=session.representations)
+        return result.to(torch.device("cpu"))
+    except SystemExit as error:
+        code = "" if error.code is None else error.code
         raise FeddbeError(
-            f"client {client_task.client}, round {client_task.round}: the model's or method's own code called "
-            f"sys.exit({'' if error.code is None else error.code})"
+            f"client {client_task.client}, round {client_task.round}: "
+            f"the model's or method's own code called sys.exit({code})"
         ) from error
 
 
 def build_inference_model(
     task: Task, method: Method, client_task: ClientTask, received: State, private: State | None
 ) -> tuple[ClientTrainer, State]:
-    """What the client predicts with, and where that is done: adapted, if the job says so."""
+    """Return the client's trainer and the parameters with which it predicts, adapted if the task says so.
+
+    The arguments are those of `run_client`.
+    """
     with device_settings(task.device):
-        call = _ClientSession.begin(task, method, client_task, received, private)
+        session = _ClientSession.start(task, method, client_task, received, private)
         if client_task.adapt_epochs is None:
-            return call.inference_model(call.private)
-        return call.adapted_model(client_task.adapt_epochs or task.training.local_epochs)
+            return session.inference_model(session.private)
+        return session.adapted_model(client_task.adapt_epochs or task.training.local_epochs)
 
 
 @dataclass(frozen=True)
 class _ClientSession:
-    """One client with what it has at hand: its message, what it kept, its BatchNorm statistics by track."""
+    """One client during a task: its message, private state, and BatchNorm statistics by track."""
 
     task: Task
     method: Method
@@ -137,130 +172,158 @@ class _ClientSession:
     bytes_down: int
     """Size of the received message."""
     representations: State
-    """Filled with what the job wants to see."""
+    """Activations that the task requests, collected during evaluation."""
 
     @classmethod
-    def begin(
+    def start(
         cls, task: Task, method: Method, client_task: ClientTask, received: State, private: State | None
     ) -> _ClientSession:
-        ctx = Context(task, client_task.round)
-        message, averaged = drop_keys(received, [BUFFER]), strip_prefix(received, BUFFER)
+        """Check the received names and separate BatchNorm statistics from message and private state."""
+        context = Context(task, client_task.round)
+        message = drop_keys(received, [BUFFER])
         allowed = (MODEL,) if client_task.work == "prepare" else method.receives
-        _check_message(method, "receive", undeclared_names(message, allowed, task.model))
-        if private is None:
-            private = (
-                method.init_new_client(ctx, message) if client_task.is_new_client else method.client_init(ctx)
-            )
-        private, kept = drop_keys(private, [BUFFER]), strip_prefix(private, BUFFER)
-        buffers = {track: strip_prefix(kept, f"{track}/") for track in {name.split("/")[0] for name in kept}}
-        if averaged:
-            buffers["shared"] = averaged
+        _check_declared(method, "receive", undeclared_names(message, allowed, task.model))
+
+        if private is None and client_task.is_new_client:
+            private = method.init_new_client(context, message)
+        elif private is None:
+            private = method.client_init(context)
+
+        kept_buffers = strip_prefix(private, BUFFER)
+        tracks = {name.split("/")[0] for name in kept_buffers}
+        buffers = {track: strip_prefix(kept_buffers, f"{track}/") for track in tracks}
+        averaged_buffers = strip_prefix(received, BUFFER)
+        if averaged_buffers:
+            buffers["shared"] = averaged_buffers
+        private = drop_keys(private, [BUFFER])
         return cls(task, method, client_task, message, private, buffers, nbytes(received), {})
 
-    def trainer(self, task: Task) -> ClientTrainer:
-        return ClientTrainer(task, self.client_task.round, self.client_task.client, self.buffers)
-
-    def inference_model(self, private: State) -> tuple[ClientTrainer, State]:
-        """What the client predicts with."""
-        local, ctx = self.trainer(self.task), Context(self.task, self.client_task.round)
-        return local, self.method.inference_params(ctx, local, self.message, private)
-
-    def compute_metrics(self, moment: str, trainer: ClientTrainer, state: State, on: str = "test") -> Numbers:
-        """The measures of one pass over these rows; of the test rows also what the job wants to see."""
-        job, method = self.client_task, self.method
-        shown = job.layers if on == "test" and self.task.model.parameters.keys() <= state.keys() else ()
-        inside = {*shown, *(required_inputs(job.metrics) & {"z", "z_g"})}
-        kept: dict[str, list[Tensor]] = {name: [] for name in inside - {"logits"}}
-
-        def logits(params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-            for name, value in trainer.activations(params, x, kept).items() if kept else ():
-                kept[name].append(value)
-            return method.logits(trainer, params, x)
-
-        own = logits if kept or method.has_own_logits else None
-        found, y = (t.cpu() for t in trainer.predict(state, own, on=on, track=method.inference_track))
-        given = {name: torch.cat(parts).cpu() for name, parts in kept.items()} | {"logits": found, "y": y}
-        rows = slice(None) if job.sample_indices is None else list(job.sample_indices)
-        for place in shown:
-            self.representations[f"{moment}/{place}"] = given[place][rows].flatten(1)
-            self.representations["y"] = y[rows]
-        return compute(job.metrics, given) if len(y) else {}
-
-    def evaluate(self) -> dict[str, Numbers]:
-        """By moment, of what it received."""
-        job, method, task = self.client_task, self.method, self.task
-        judged = self.inference_model(self.private)
-        measured = {"before": self.compute_metrics("before", *judged)}
-        if job.adapt_epochs is not None:
-            if job.is_new_client:
-                for epochs in range(1, job.adapt_epochs):
+    def evaluate(self) -> dict[str, MetricValues]:
+        """Return the metrics of the received model by moment."""
+        model = self.inference_model(self.private)
+        metrics = {"before": self.compute_metrics("before", *model)}
+        if self.client_task.adapt_epochs is not None:
+            if self.client_task.is_new_client:
+                for epochs in range(1, self.client_task.adapt_epochs):
                     moment = f"adapted {epochs}"
-                    measured[moment] = self.compute_metrics(moment, *self.adapted_model(epochs))
-            adapted = self.adapted_model(job.adapt_epochs or task.training.local_epochs)
-            measured["adapted"] = self.compute_metrics("adapted", *adapted)
-            if method.adapts == "each":
-                judged = adapted
-        if task.split.validation:
-            measured["validation"] = self.compute_metrics("validation", *judged, on="validation")
-        return measured
+                    metrics[moment] = self.compute_metrics(moment, *self.adapted_model(epochs))
+            epochs = self.client_task.adapt_epochs or self.task.training.local_epochs
+            adapted = self.adapted_model(epochs)
+            metrics["adapted"] = self.compute_metrics("adapted", *adapted)
+            if self.method.adapts == "each":
+                model = adapted
+        if self.task.split.validation:
+            metrics["validation"] = self.compute_metrics("validation", *model, on="validation")
+        return metrics
 
-    def adapted_model(self, epochs: int) -> tuple[ClientTrainer, State]:
-        """What the client predicts with after so many epochs of adapting. Each fit opens its streams anew, so
-        that e epochs are the first e of any more, with every method."""
-        task, method = self.task.for_adaptation(epochs), self.method
-        local, ctx = self.trainer(task), Context(task, self.client_task.round)
-        if self.client_task.is_new_client:
-            state = new_clients.adapt(
-                self.client_task.adaptation, method, ctx, local, self.message, self.private
-            )
-        else:
-            state = method.finetune(ctx, local, self.message, self.private)
-        return local, state
-
-    def work(self, measured: dict[str, Numbers], start: float) -> ClientResult:
-        """Prepare or train, as the job says.
+    def train(self, metrics: dict[str, MetricValues], started: float) -> ClientResult:
+        """Set up or train, and return the result.
 
         Args:
-            measured: What was measured of the received model; the moment `after` is added to it.
-            start: The time at which the call began.
+            metrics: Metrics of the received model; the moment `after` is added to them.
+            started: Time at which the call began.
         """
-        job, method, model = self.client_task, self.method, self.task.model
-        local = self.trainer(self.task)
-        work = method.client_setup if job.work == "prepare" else method.train
-        upload, new = work(Context(self.task, job.round), local, self.message, self.private)
-        _check_message(method, "send", [name for name in upload if matches_pattern(name, method.secret)])
-        _check_message(method, "send", undeclared_names(upload, method.sends, model))
-        _check_message(method, "keep", undeclared_names(new, method.keeps, model))
-        buffers = local.trained_buffers()
-        if job.evaluate_after:
-            after = dataclasses.replace(self, message=self.message | upload, buffers=buffers)
-            measured["after"] = after.compute_metrics("after", *after.inference_model(new))
-        upload, kept = self.with_statistics(upload, new, buffers)
-        trained = self._training_metrics(local, upload, time.perf_counter() - start)
-        return ClientResult(job.client, upload, kept, measured, trained, local.trainers)
+        # 1. Train.
+        method, model = self.method, self.task.model
+        trainer = self._trainer(self.task)
+        work = method.client_setup if self.client_task.work == "prepare" else method.train
+        context = Context(self.task, self.client_task.round)
+        upload, private = work(context, trainer, self.message, self.private)
 
-    def _training_metrics(self, trainer: ClientTrainer, upload: State, seconds: float) -> Numbers:
+        # 2. Check: only declared names may leave the client or be kept.
+        secrets = [name for name in upload if matches_pattern(name, method.secret)]
+        _check_declared(method, "send", secrets)
+        _check_declared(method, "send", undeclared_names(upload, method.sends, model))
+        _check_declared(method, "keep", undeclared_names(private, method.keeps, model))
+
+        # 3. Evaluate the trained model.
+        buffers = trainer.trained_buffers()
+        if self.client_task.evaluate_after:
+            trained = dataclasses.replace(self, message=self.message | upload, buffers=buffers)
+            metrics["after"] = trained.compute_metrics("after", *trained.inference_model(private))
+
+        # 4. Add the BatchNorm statistics to the upload or to the private state.
+        if self.task.training.bn_buffers == "average":
+            upload = upload | add_prefix(BUFFER, buffers.pop("shared", {}))
+        for track, statistics in buffers.items():
+            private = private | add_prefix(f"{BUFFER}{track}/", statistics)
+        return ClientResult(
+            self.client_task.client,
+            upload,
+            None if private is self.private else private,
+            metrics,
+            self._training_metrics(trainer, upload, time.perf_counter() - started),
+            trainer.trainers,
+        )
+
+    def inference_model(self, private: State) -> tuple[ClientTrainer, State]:
+        """Return a trainer and the parameters with which the client predicts."""
+        trainer = self._trainer(self.task)
+        context = Context(self.task, self.client_task.round)
+        return trainer, self.method.inference_params(context, trainer, self.message, private)
+
+    def adapted_model(self, epochs: int) -> tuple[ClientTrainer, State]:
+        """Return a trainer and the parameters after this number of epochs of adaptation.
+
+        Every fit starts its random streams from the beginning. Therefore e epochs equal the first e epochs of
+        a longer adaptation, for every method.
+        """
+        task = self.task.for_adaptation(epochs)
+        trainer = self._trainer(task)
+        context = Context(task, self.client_task.round)
+        if not self.client_task.is_new_client:
+            return trainer, self.method.finetune(context, trainer, self.message, self.private)
+        adaptation = self.client_task.adaptation
+        state = new_clients.adapt(adaptation, self.method, context, trainer, self.message, self.private)
+        return trainer, state
+
+    def compute_metrics(
+        self, moment: str, trainer: ClientTrainer, state: State, on: str = "test"
+    ) -> MetricValues:
+        """Return the metrics of one pass over these samples; on test data, collect the representations."""
+        has_model = self.task.model.parameters.keys() <= state.keys()
+        layers = self.client_task.layers if on == "test" and has_model else ()
+        metric_layers = required_inputs(self.client_task.metrics) & {"z", "z_g"}
+        batches: dict[str, list[Tensor]] = {name: [] for name in {*layers, *metric_layers} - {"logits"}}
+
+        def record_and_predict(params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+            if batches:
+                for name, activation in trainer.activations(params, x, batches).items():
+                    batches[name].append(activation)
+            return self.method.logits(trainer, params, x)
+
+        function = record_and_predict if batches or self.method.has_custom_logits else None
+        logits, y = trainer.predict(state, function, on=on, track=self.method.inference_track)
+        logits, y = logits.cpu(), y.cpu()
+        inputs = {name: torch.cat(parts).cpu() for name, parts in batches.items()}
+        inputs |= {"logits": logits, "y": y}
+
+        indices = self.client_task.sample_indices
+        selected = slice(None) if indices is None else list(indices)
+        for layer in layers:
+            self.representations[f"{moment}/{layer}"] = inputs[layer][selected].flatten(1)
+            self.representations["y"] = y[selected]
+        return compute_metrics(self.client_task.metrics, inputs) if len(y) else {}
+
+    def _trainer(self, task: Task) -> ClientTrainer:
+        return ClientTrainer(task, self.client_task.round, self.client_task.client, self.buffers)
+
+    def _training_metrics(self, trainer: ClientTrainer, upload: State, seconds: float) -> MetricValues:
         """Return the loss and the cost of local training, and the metrics of training itself."""
-        cost = {"seconds": seconds, "bytes_up": nbytes(upload), "bytes_down": self.bytes_down}
-        trained: Numbers = {}
-        values: dict[str, float] = dict(cost)
+        costs = {"seconds": seconds, "bytes_up": nbytes(upload), "bytes_down": self.bytes_down}
+        metrics: MetricValues = {}
+        inputs: dict[str, float] = dict(costs)
         loss_sum, samples = trainer.losses.get("shared", (0.0, 0))
         if samples:
-            trained["loss"] = (loss_sum / samples, samples)
-            values |= {"loss_sum": float(loss_sum / samples * samples), "samples": samples}
-        trained |= {name: (value, 1) for name, value in cost.items()}
-        return trained | compute(self.client_task.metrics, values)
-
-    def with_statistics(self, up: State, new: State, buffers: dict[str, State]) -> tuple[State, State | None]:
-        """What is sent and what is kept (None: it is unchanged), BatchNorm statistics with them."""
-        if self.task.training.bn_buffers == "average":
-            up = up | add_prefix(BUFFER, buffers.pop("shared", {}))
-        for track, state in buffers.items():
-            new = new | add_prefix(f"{BUFFER}{track}/", state)
-        return up, None if new is self.private else new
+            metrics["loss"] = (loss_sum / samples, samples)
+            inputs |= {"loss_sum": float(loss_sum / samples * samples), "samples": samples}
+        metrics |= {name: (value, 1) for name, value in costs.items()}
+        return metrics | compute_metrics(self.client_task.metrics, inputs)
 
 
-def _check_message(method: Method, verb: str, names: list[str]) -> None:
-    """A method that does other than it says is stopped before anything leaves the client."""
+def _check_declared(method: Method, verb: str, names: list[str]) -> None:
+    """Raise an error if there are undeclared names, before anything leaves the client."""
     if names:
-        raise AssertionError(f"{method.base_name} would {verb} '{names[0]}', against what it declares")
+        raise AssertionError(
+            f"{method.base_name} would {verb} '{names[0]}', which it does not declare (or declares as secret)"
+        )

@@ -28,10 +28,10 @@ from feddbe.simulation.recorder import Recorder, pooled_indices
 from feddbe.state import (
     State,
     add_prefix,
-    check_aggregated,
-    check_stored,
+    check_aggregated_layout,
+    check_stored_layout,
+    describe_layout,
     drop_keys,
-    layout_of,
     matches_pattern,
     weighted_mean,
 )
@@ -54,7 +54,7 @@ def run_experiment(
         callbacks: Notified at the start, after each client, after each round and after each evaluation.
 
     Raises:
-        Diverged: A loss or parameter is no longer finite. Complete rounds are kept.
+        DivergenceError: A loss or parameter is no longer finite. Complete rounds are kept.
         FeddbeError: Fewer clients replied than `--min-replies` requires, or a method breaks its contract.
     """
     loop = RoundLoop(experiment, store, engine, callbacks or Callback())
@@ -62,8 +62,8 @@ def run_experiment(
         loop.callbacks.on_run_begin(
             experiment.name, store.folder, max(0, loop.completed_rounds), experiment.task.rounds
         )
-        if loop.completed_rounds < 0:
-            loop.run_initialization()
+        if not loop.is_set_up:
+            loop.run_setup()
         while loop.completed_rounds < experiment.task.rounds and not loop.patience_exhausted():
             loop.run_round(loop.completed_rounds + 1)
         loop.evaluate_final()
@@ -73,29 +73,38 @@ class RoundLoop:
     """A run in progress: the server state in memory, everything else in the store."""
 
     def __init__(self, experiment: Experiment, store: RunStore, engine: Engine, callbacks: Callback) -> None:
-        self.options, self.store, self.engine, self.callbacks = experiment.options, store, engine, callbacks
-        self.task, self.method = experiment.task, experiment.method
+        self.options = experiment.options
+        self.task = experiment.task
+        self.method = experiment.method
         self.members = self.task.members
+        self.store = store
+        self.engine = engine
+        self.callbacks = callbacks
         store.verify()
         self.server_state = store.server_state()
-        self.layout = layout_of(initial_server_state(experiment))
-        """What the server state has in every round."""
-        check_stored(self.server_state, self.layout, store.folder)
+        self.layout = describe_layout(initial_server_state(experiment))
+        """Names, shapes and types of the server state, equal in every round."""
+        check_stored_layout(self.server_state, self.layout, store.folder)
         self.recorder = Recorder(store, self.method, self.options.metrics, callbacks)
 
     @property
     def completed_rounds(self) -> int:
-        """The last complete round; -1 before the initialization."""
+        """The last complete round; -1 before the setup."""
         return self.store.last_round()
 
-    def run_initialization(self) -> None:
-        """Run round 0 and commit it: clients prepare from theta^0, as many as the method needs."""
+    @property
+    def is_set_up(self) -> bool:
+        """True if the setup, which is round 0, is complete."""
+        return self.completed_rounds >= 0
+
+    def run_setup(self) -> None:
+        """Run round 0 and commit it: the number of clients that the method needs start from theta^0."""
         started = time.perf_counter()
         context = self._context(0)
         with self.store.transaction(0):
             cohort = self._sample_cohort(0)
             tasks = [ClientTask(client, 0, "prepare", metrics=self.recorder.metrics) for client in cohort]
-            broadcast = build_broadcast(self.method, context, self.server_state, prepare=True)
+            broadcast = build_broadcast(self.method, context, self.server_state, is_setup=True)
             results, missing = self._run_clients(tasks, broadcast)
             server_state = self._aggregate(context, results)
             self._record_training(0, results, missing, server_state, started)
@@ -106,18 +115,18 @@ class RoundLoop:
         started = time.perf_counter()
         context = self._context(round_)
         with self.store.transaction(round_):
-            # 1. Sample: the cohort trains, the evaluators measure the model that they receive.
+            # 1. Sample: the cohort trains, the evaluators report metrics of the model that they receive.
             cohort = self._sample_cohort(round_)
             evaluators = self._sample_evaluators(round_, cohort)
 
-            # 2. Broadcast: what each client receives, built from the server state.
+            # 2. Broadcast: build each client's message from the server state.
             broadcast = build_broadcast(self.method, context, self.server_state)
 
-            # 3. Run the clients. Each evaluates what it received, then trains it if it is in the cohort.
+            # 3. Run the clients. Each evaluates the model it received, then trains it if in the cohort.
             tasks = self._client_tasks(round_, cohort, evaluators)
             results, missing = self._run_clients(tasks, broadcast)
-            members = set(cohort)
-            trained = [result for result in results if result.client in members]
+            training_clients = set(cohort)
+            trained = [result for result in results if result.client in training_clients]
 
             # 4. Aggregate the uploads into the next server state.
             server_state = self._aggregate(context, trained)
@@ -131,7 +140,7 @@ class RoundLoop:
     def evaluate_final(self) -> None:
         """Evaluate the model after the last round, unless that was done already.
 
-        Fine-tuning, where the method has it, and new clients come after the last round, too.
+        If the method has fine-tuning, or the run has new clients, they follow here.
         """
         last = self.completed_rounds
         if not self.recorder.is_evaluated(last):
@@ -147,7 +156,7 @@ class RoundLoop:
         self.callbacks.on_round_end(last, self.recorder.latest_accuracy)
 
     def patience_exhausted(self) -> bool:
-        """Return whether the best accuracy is more than `patience` evaluations old, itself counted.
+        """Return True if the best accuracy is more than `patience` evaluations old, itself included.
 
         This is the published stopping rule.
         """
@@ -205,11 +214,11 @@ class RoundLoop:
         Sums run over the results, so their order must not depend on which client finishes first.
         """
         results, missing = list[ClientResult](), list[MissingClient]()
-        for answer in self.engine.run(tasks, broadcast, self.store):
-            if isinstance(answer, MissingClient):
-                missing.append(answer)
+        for result in self.engine.run(tasks, broadcast, self.store):
+            if isinstance(result, MissingClient):
+                missing.append(result)
             else:
-                results.append(answer)
+                results.append(result)
             self.callbacks.on_client_end(len(results) + len(missing), len(tasks))
         if missing:
             require_enough_replies(tasks, missing, self.options.min_replies, self.method)
@@ -219,7 +228,7 @@ class RoundLoop:
         """Return the next server state; BatchNorm statistics, if clients send them, are averaged too."""
         if not results:
             return self.server_state
-        own_state, _ = split_buffers(self.server_state)
+        method_state, _ = split_buffers(self.server_state)
         samples = self.task.samples
         uploads, buffers = list[Upload](), list[State]()
         for result in results:
@@ -228,8 +237,8 @@ class RoundLoop:
             buffers.append(statistics)
         aggregate = self.method.aggregate if context.round else self.method.server_setup
         averaged = weighted_mean(buffers, [upload.samples for upload in uploads])
-        server_state = aggregate(context, own_state, uploads) | averaged
-        check_aggregated(server_state, self.layout, self.method.base_name, context.round)
+        server_state = aggregate(context, method_state, uploads) | averaged
+        check_aggregated_layout(server_state, self.layout, self.method.base_name, context.round)
         return server_state
 
     def _record_training(
@@ -240,7 +249,7 @@ class RoundLoop:
         server_state: State,
         started: float,
     ) -> None:
-        """Write what clients trained and kept, and the new server state."""
+        """Write the metrics of training, the uploads that are kept, and the new server state."""
         self.recorder.record_clients(round_, results, constants(self.method, self.server_state))
         if self.method.keeps_uploads:
             for result in results:
@@ -249,14 +258,14 @@ class RoundLoop:
         self.recorder.record_round(round_, results, missing, seconds=time.perf_counter() - started)
 
     def _finish_round(self, round_: int, results: list[ClientResult], server_state: State) -> None:
-        """Take over what was committed, and notify the callbacks."""
+        """Adopt the committed server state and notify the callbacks."""
         self.server_state = server_state
         if round_:
             self.recorder.contacted.update(result.client for result in results)
         self.callbacks.on_round_end(round_, self.recorder.latest_accuracy)
 
     def _evaluate_new_clients(self, round_: int, broadcast: Broadcasts) -> None:
-        """Let the clients that join now adapt to what the last round left, evaluated after every epoch."""
+        """Let new clients adapt the model after the last round, evaluated after every epoch."""
         epochs, adaptation = self.options.adapt_epochs, self.options.adaptation
         tasks = [
             ClientTask(
@@ -278,28 +287,39 @@ class RoundLoop:
 def require_enough_replies(
     tasks: Sequence[ClientTask], missing: Sequence[MissingClient], min_replies: int | None, method: Method
 ) -> None:
-    """Raise an error if the round cannot do without the missing clients.
+    """Check that the round can be completed without the missing clients.
 
     Clients that only evaluate are not counted in a round in which others work.
+
+    Args:
+        tasks: Tasks of the round.
+        missing: Clients that did not reply, at least one.
+        min_replies: Number of replies that completes a round; None: all.
+        method: The federated method, which may need all clients.
+
+    Raises:
+        FeddbeError: Too few clients replied.
     """
-    round_, first = tasks[0].round, missing[0]
     working = {task.client for task in tasks if task.work != "none"}
-    asked = (working if min_replies else None) or {task.client for task in tasks}
-    absent = asked & {client.client for client in missing}
-    replied = len(asked) - len(absent)
-    reason = f"client {first.client} did not answer in round {round_} ({first.reason})"
+    expected = {task.client for task in tasks}
+    if min_replies and working:
+        expected = working
+    absent = expected & {client.client for client in missing}
+    replied = len(expected) - len(absent)
+    first = missing[0]
+    reason = f"client {first.client} did not reply in round {tasks[0].round} ({first.reason})"
     if method.needs_all_clients and absent & working:
-        raise FeddbeError(f"{reason}; {method.base_name} cannot go on without: {method.needs_all_clients}")
-    if min_replies is None or replied < min(min_replies, len(asked)):
+        raise FeddbeError(f"{reason}; {method.base_name} needs all clients: {method.needs_all_clients}")
+    if min_replies is None or replied < min(min_replies, len(expected)):
+        required = "all" if min_replies is None else min_replies
         raise FeddbeError(
-            f"{reason}: {replied} of {len(asked)} answered, needed are "
-            f"{'all' if min_replies is None else min_replies} (--min-replies); the round is not written, "
-            "--resume continues"
+            f"{reason}: {replied} of {len(expected)} replied, required: {required} (--min-replies); "
+            "the round is not written, --resume continues"
         )
 
 
 def initial_server_state(experiment: Experiment) -> State:
-    """Return the server state before the initialization."""
+    """Return the server state before the setup."""
     state = experiment.method.server_init(Context(experiment.task, 0))
     if experiment.options.bn_buffers == "average":
         state |= add_prefix(BUFFER, experiment.task.model.buffers)
@@ -307,20 +327,20 @@ def initial_server_state(experiment: Experiment) -> State:
 
 
 def build_broadcast(
-    method: Method, context: Context, server_state: State, *, prepare: bool = False
+    method: Method, context: Context, server_state: State, *, is_setup: bool = False
 ) -> Broadcasts:
-    """Return what clients receive in this round, or, to `prepare`, in the initialization."""
-    own_state, buffers = split_buffers(server_state)
-    if prepare:
+    """Return the messages to the clients in this round, or in the setup."""
+    method_state, buffers = split_buffers(server_state)
+    if is_setup:
         return Broadcasts(context.task.model.parameters | buffers)
-    fixed = constants(method, own_state) | buffers
-    if method.same_for_all:
-        return Broadcasts(method.broadcast(context, own_state, -1) | fixed)
-    return Broadcasts(fixed, lambda client: method.broadcast(context, own_state, client))
+    shared = constants(method, method_state) | buffers
+    if method.has_uniform_broadcast:
+        return Broadcasts(method.broadcast(context, method_state, -1) | shared)
+    return Broadcasts(shared, lambda client: method.broadcast(context, method_state, client))
 
 
 def split_buffers(state: State) -> tuple[State, State]:
-    """Return what a method sees, and the averaged BatchNorm statistics, which it does not."""
+    """Return the part of the state that the method sees, and the averaged BatchNorm statistics."""
     return drop_keys(state, [BUFFER]), {name: t for name, t in state.items() if name.startswith(BUFFER)}
 
 
@@ -331,9 +351,10 @@ def constants(method: Method, server_state: State) -> State:
 
 @contextmanager
 def deterministic_section() -> Iterator[None]:
-    """Use one torch thread, on which the last bits of sums depend; hide old objects from garbage collection.
+    """Use one torch thread inside the block, and exclude existing objects from garbage collection.
 
-    Looking through them, most of them torch's, takes a third of the time of a small round.
+    The last bits of sums depend on the number of threads. Scanning the existing objects, most of them
+    torch's, takes a third of the time of a small round.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -346,14 +367,16 @@ def deterministic_section() -> Iterator[None]:
 
 
 def setup_participants(method: Method, seed: int, clients: int) -> list[int]:
-    """Who takes part before round 1: nobody, all, or as many as the method needs."""
+    """Return the clients of the setup: none, all, or the number that the method needs."""
     if not method.has_setup:
         return []
     return seeds.sample_clients(seeds.make_rng(seed, "prepare"), clients, method.setup_clients or clients)
 
 
-def sample_evaluators(spec: str, seed: int, round: int, clients: int, cohort: Sequence[int]) -> Sequence[int]:
-    """Who evaluates in the call of this round: `all`, its `cohort`, or `sample:M` drawn anew each time."""
+def sample_evaluators(
+    spec: str, seed: int, round_: int, clients: int, cohort: Sequence[int]
+) -> Sequence[int]:
+    """Return the clients that evaluate in this round: `all`, the `cohort`, or a new sample `sample:M`."""
     if spec == "all":
         return range(clients)
     if spec == "cohort":
@@ -361,4 +384,4 @@ def sample_evaluators(spec: str, seed: int, round: int, clients: int, cohort: Se
     match = re.fullmatch(r"sample:([1-9][0-9]*)", spec)
     if match is None:
         raise InvalidInputError(f"eval = '{spec}'; allowed: all, cohort, sample:M with M >= 1")
-    return seeds.sample_clients(seeds.make_rng(seed, "evaluate", round), clients, int(match[1]))
+    return seeds.sample_clients(seeds.make_rng(seed, "evaluate", round_), clients, int(match[1]))

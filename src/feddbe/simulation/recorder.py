@@ -11,7 +11,7 @@ import numpy as np
 from feddbe import metrics, seeds
 from feddbe.callbacks.base import Callback
 from feddbe.methods.base import Method
-from feddbe.metrics.records import ALL, Numbers, Record, client_records
+from feddbe.metrics.records import ALL, MetricValues, Record, client_records
 from feddbe.metrics.representations.points import Points, make_points
 from feddbe.results.document import build_round_result, selection_accuracy
 from feddbe.simulation.client import ClientResult, MissingClient
@@ -27,25 +27,30 @@ EVALUATION_MOMENTS = ("before", "adapted", "after", "validation")
 
 
 class Recorder:
-    """Writes the records of a run to its store and keeps what the loop needs of them."""
+    """Writer of a run's records, with the values of them that the loop needs."""
 
     def __init__(self, store: RunStore, method: Method, metric_names: str, callbacks: Callback) -> None:
-        self.store, self.callbacks = store, callbacks
+        self.store = store
+        self.callbacks = callbacks
         self.moment = "adapted" if method.adapts == "each" else "before"
-        """The moment at which a client's model is deployed, and so judged."""
+        """Moment at which a client's model is deployed, and therefore evaluated."""
         self.metrics = metrics.parse_metrics(metric_names)
-        self.layers = ("z_g",) if metrics.required_inputs(self.metrics) & metrics.POOLED else ()
+        self.layers = ("z_g",) if metrics.required_inputs(self.metrics) & metrics.POOLED_INPUTS else ()
         """Layers whose representations clients send, for pooled metrics."""
         self.contacted = store.participants()
-        """Clients that took part in a round, and so know the constants."""
-        self.accuracy = {e["round"]: selection_accuracy(e) for e in store.round_results() if e["accuracy"]}
-        """Per evaluated round, what the best one is chosen by."""
+        """Clients that took part in a round, and therefore have the constants."""
+        self.accuracy = {
+            result["round"]: selection_accuracy(result)
+            for result in store.round_results()
+            if result["accuracy"]
+        }
+        """Accuracy by which the best round is selected, per evaluated round."""
         self.trainers: set[str] = set(store.meta("trainers") or ())
         last = store.last_round()
         self._unreported = [record for record in store.aggregate_records() if record.round == last]
         """Records over all clients of rounds that are not evaluated yet."""
-        self._costs = dict[int, Numbers]()
-        """What each client's training of the last round resulted in."""
+        self._costs = dict[int, MetricValues]()
+        """Metrics of each client's training in the last round."""
         self._next_memory_check = 0.0
 
     @property
@@ -56,7 +61,7 @@ class Recorder:
         return round_ in self.accuracy
 
     def record_clients(self, round_: int, results: Sequence[ClientResult], constant: State) -> None:
-        """Write what each client's training resulted in; constants are sent, and counted, once."""
+        """Write the metrics of each client's training; constants are sent, and counted, once."""
         known_bytes = nbytes(constant)
         self._costs = {}
         for result in results:
@@ -85,35 +90,41 @@ class Recorder:
         self._write(Record(round_, ALL, "round", name, value, len(results)) for name, value in totals.items())
 
     def record_evaluation(self, round_: int, results: Sequence[ClientResult], *, is_replaced: bool) -> None:
-        """Write what clients measured of the model after this round; keep its state if it is the best.
+        """Write the metrics of the model after this round; retain its state if it is the best.
 
         Args:
             round_: The round whose model was evaluated.
             results: The clients' results.
-            is_replaced: Whether another server state takes its place in the same transaction.
+            is_replaced: True if another server state replaces it in the same transaction.
         """
         records = client_records(round_, {result.client: result.metrics for result in results})
-        self.store.drop_records(round_, EVALUATION_MOMENTS)  # a run that ended here once and was extended
-        self._write([*records, *(pooled_records(round_, results, self.metrics) if self.layers else ())])
+        pooled = pooled_records(round_, results, self.metrics) if self.layers else []
+        # If an earlier run ended with this round and was extended, its evaluation is replaced.
+        self.store.drop_records(round_, EVALUATION_MOMENTS)
+        self._write([*records, *pooled])
         self.store.set_meta("moment", self.moment)
-        accuracy = {r.moment: r.value for r in records if (r.client, r.name) == (ALL, "accuracy")}
-        judged = accuracy.get("validation", accuracy.get(self.moment))
-        if judged is not None:
-            if judged > max(self.accuracy.values(), default=-1.0):
-                self.store.promote_to_best(moves=is_replaced)
-            self.accuracy[round_] = judged
+        by_moment = {r.moment: r.value for r in records if (r.client, r.name) == (ALL, "accuracy")}
+        accuracy = by_moment.get("validation", by_moment.get(self.moment))
+        if accuracy is not None:
+            if accuracy > max(self.accuracy.values(), default=-1.0):
+                self.store.promote_to_best(move=is_replaced)
+            self.accuracy[round_] = accuracy
 
     def record_new_clients(
         self, round_: int, results: Sequence[ClientResult], epochs: int, adaptation: str
     ) -> None:
-        """Write what clients measured that joined after the last round."""
-        measured = {r.client: {f"newcomers {when}": n for when, n in r.metrics.items()} for r in results}
-        self.store.write_records(client_records(round_, measured))
-        facts = {"round": round_, "clients": len(results), "epochs": epochs, "adaptation": adaptation}
-        self.store.set_meta("new_clients", facts)
+        """Write the metrics of clients that joined after the last round."""
+        by_client = {}
+        for result in results:
+            by_client[result.client] = {
+                f"newcomers {moment}": values for moment, values in result.metrics.items()
+            }
+        self.store.write_records(client_records(round_, by_client))
+        description = {"round": round_, "clients": len(results), "epochs": epochs, "adaptation": adaptation}
+        self.store.set_meta("new_clients", description)
 
     def notify_evaluation(self, round_: int) -> None:
-        """Pass an evaluated round, which is committed by now, to the callbacks."""
+        """Pass an evaluated round, already committed, to the callbacks."""
         records = [record for record in self._unreported if record.round == round_]
         if records:
             self.callbacks.on_evaluation(build_round_result(round_, self.store.meta("moment"), records))
@@ -125,28 +136,31 @@ class Recorder:
         self._unreported += [record for record in new if record.client == ALL]
 
     def _note_trainers(self, results: Sequence[ClientResult]) -> None:
-        """Record which backends trained, and as a remark why a faster one was rejected."""
-        used = dict(item for result in results for item in result.trainers.items())
-        new = used.keys() - self.trainers
+        """Record which backends trained, and add a note if a faster one was rejected."""
+        reasons = dict[str, str]()
+        for result in results:
+            reasons |= result.trainers
+        new = reasons.keys() - self.trainers
         if new:
             self.trainers |= new
             self.store.set_meta("trainers", sorted(self.trainers))
-            remarks = [f"{name} trains, {used[name]}" for name in sorted(new) if used[name]]
-            self.store.set_meta("remarks", [*(self.store.meta("remarks") or []), *remarks])
+            notes = [f"{name} trains, {reasons[name]}" for name in sorted(new) if reasons[name]]
+            self.store.set_meta("remarks", [*(self.store.meta("remarks") or []), *notes])
 
     def _note_memory(self) -> None:
-        """Record the peak memory; now, with all uploads in memory, most is in use.
+        """Record the peak memory; usage is highest here, because all uploads are in memory.
 
-        Measuring takes at most a hundredth of the time.
+        The checks take at most a hundredth of the time.
         """
-        began = time.monotonic()
-        if began >= self._next_memory_check:
-            self.store.set_meta("peak_rss_mb", max(peak_memory_mb(), self.store.meta("peak_rss_mb") or 0.0))
-            self._next_memory_check = began + 100 * (time.monotonic() - began)
+        started = time.monotonic()
+        if started >= self._next_memory_check:
+            peak = max(peak_memory_mb(), self.store.meta("peak_rss_mb") or 0.0)
+            self.store.set_meta("peak_rss_mb", peak)
+            self._next_memory_check = started + 100 * (time.monotonic() - started)
 
 
 def pooled_indices(task: Task, client: int) -> tuple[int, ...]:
-    """Return the test samples of a client that pooled metrics see, the same in every round."""
+    """Return the indices of a client's test samples for pooled metrics, equal in every round."""
     order = seeds.make_rng(task.seed, "pooled", 0, client).permutation(len(task.split.test[client]))
     return tuple(sorted(order[: metrics.POOLED_SAMPLES].tolist()))
 
@@ -159,12 +173,10 @@ def pool_representations(results: Sequence[ClientResult], moment: str, layer: st
     ]
     if not senders:
         return None
+    labels = [result.representations["y"].numpy() for result in senders]
     x = np.concatenate([result.representations[name].numpy() for result in senders])
-    y = np.concatenate([result.representations["y"].numpy() for result in senders])
-    clients = np.repeat(
-        [result.client for result in senders], [len(result.representations["y"]) for result in senders]
-    )
-    return make_points(x, y, clients)
+    clients = np.repeat([result.client for result in senders], [len(y) for y in labels])
+    return make_points(x, np.concatenate(labels), clients)
 
 
 def pooled_records(round_: int, results: Sequence[ClientResult], names: Iterable[str]) -> list[Record]:
@@ -179,5 +191,6 @@ def pooled_records(round_: int, results: Sequence[ClientResult], names: Iterable
         records += client_records(
             round_, {client: {moment: numbers} for client, numbers in by_client.items()}
         )
-        records += [Record(round_, ALL, moment, name, float(v), w) for name, (v, w) in overall.items()]
+        for name, (value, weight) in overall.items():
+            records.append(Record(round_, ALL, moment, name, float(value), weight))
     return records

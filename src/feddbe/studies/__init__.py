@@ -1,4 +1,4 @@
-"""Studies: many runs that belong together, and what they come to.
+"""Studies: many runs that belong together.
 
-`runner.py` runs what is missing of a study; `sweep.py`, `reproduce.py` and `tune.py` are studies.
+`runner.py` executes missing runs; `sweep.py`, `reproduce.py` and `tune.py` are studies.
 """

@@ -1,8 +1,8 @@
-"""The paper's tables and figures: each a file in `experiments/` that says which runs it is made of, and the
-numbers that the paper prints.
+"""The paper's tables and figures, each defined by a file in `experiments/` with its runs and settings.
 
-A slot is a place in a table. Its runs, one per trial, have the options of all experiments, of this one, of
-the column and of the row, each over those before it.
+A table consists of cells. The runs of a cell, one per trial, have the options of all experiments, of this
+experiment, of the column and of the row; later options replace earlier ones. `paper.json` has the paper's
+values.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
@@ -25,17 +26,17 @@ from feddbe.studies.runner import RunSpec
 
 NAMES = (
     "splitting-cnn", "splitting-resnet", "ablation", "noise", "traditional", "pathological", "practical",
-    "clients-100", "heterogeneity", "personalized-mr", "overhead", "iterations", "new-clients", "epochs", "har",
-    "convergence", "tsne", "distributions",
+    "clients-100", "heterogeneity", "personalized-mr", "overhead", "iterations", "new-clients", "epochs",
+    "har", "convergence", "tsne", "distributions",
 )  # fmt: skip
-"""In the order in which the paper has them."""
-_CELL = files("feddbe.studies") / "experiments"
-_OURS = {"title", "read", "against", "relative", "small", "method", "name"}
-"""Keys of rows and columns that are no options of a run."""
+"""Names of the experiments in the order of the paper."""
+_EXPERIMENTS_DIR = files("feddbe.studies") / "experiments"
+_TABLE_KEYS = {"title", "read", "against", "relative", "small", "method", "name"}
+"""Keys of rows and columns that are not options of a run."""
 
 
 class PaperValue(NamedTuple):
-    """What the paper prints; None is a dash."""
+    """A value of the paper with its standard deviation; None is a dash."""
 
     value: float | None
     std: float | None = None
@@ -43,7 +44,7 @@ class PaperValue(NamedTuple):
 
 @dataclass(frozen=True)
 class PaperRow:
-    """A line of a table: a method, and options of its own."""
+    """A row of a table: a method and its options."""
 
     name: str
     method: str
@@ -52,36 +53,36 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class PaperColumn:
-    """A setting, and what is read of its runs."""
+    """A column of a table: options of its runs, and the value that is read from them."""
 
     key: str
-    """Its name in the paper's numbers."""
+    """Name of the column in `paper.json`."""
     title: str
     read: str = "accuracy"
-    """One of `values.READINGS`."""
+    """A key of `READINGS`, or `mdl@LAYER`."""
     against: str = ""
-    """The method whose value is taken off: its name, or `plain`, the row's without add-ons."""
+    """The method whose value is subtracted: its name, or `plain` for the row's method without add-ons."""
     relative: bool = False
-    """In percent of that value."""
+    """True if the difference is in percent of that value."""
     method: str = ""
-    """Instead of the row's."""
+    """A method that replaces the row's."""
     options: Mapping[str, Any] = field(default_factory=dict)
     replaced: str = ""
-    """The data, or the model, on which it is not as published, and the published one."""
+    """Data or model that replace the published ones, as text."""
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """A place in a table."""
+    """A cell of a table."""
 
     row: PaperRow
     column: PaperColumn
     paper_value: PaperValue | None
-    """None: the paper does not have this place."""
+    """None if the paper does not have this cell."""
     run_specs: tuple[RunSpec, ...]
-    """One for each trial; none where the paper has a dash."""
-    base: tuple[RunSpec, ...] = ()
-    """Those that they are compared with, in the same order."""
+    """A run per trial; none if the paper has a dash."""
+    baseline_specs: tuple[RunSpec, ...] = ()
+    """Runs with which they are compared, in the same order."""
 
     @property
     def name(self) -> str:
@@ -90,191 +91,237 @@ class TableCell:
 
 @dataclass(frozen=True)
 class PaperStudy:
-    """One table or figure."""
+    """A table or figure of the paper."""
 
     name: str
     title: str
     table: str
-    """Its name in the paper's numbers; nothing for a figure."""
+    """Name of the table in `paper.json`; empty for a figure."""
     figure: str
-    """`curves`, `tsne` or `distributions`; nothing for a table."""
+    """`curves`, `tsne` or `distributions`; empty for a table."""
     rows: tuple[PaperRow, ...]
     columns: tuple[PaperColumn, ...]
     left_out: Mapping[str, str]
-    """Lines of the paper's table that are not run, and why."""
+    """Rows of the paper's table that are not run, with the reason."""
     note: str
     rounds: int
-    """As published."""
+    """Published number of rounds."""
     table_cells: tuple[TableCell, ...]
     is_small: bool = False
-    """Whether it is the small scale: digits, a small model, and the quick MDL."""
+    """True for the small scale: digits, a small model, and the quick MDL."""
 
-    def only(self, words: Sequence[str]) -> PaperStudy:
-        """With those slots that one of the words names: a line, a column, or LINE/COLUMN; * stands for
-        anything."""
-        kept = [slot for slot in self.table_cells if not words or any(_meant(slot, word) for word in words)]
-        for word in words:
-            if not any(_meant(slot, word) for slot in self.table_cells):
-                names = {name for slot in self.table_cells for name in (slot.row.name, slot.column.title)}
-                raise unknown_name(f"cell of {self.name}", word, names)
-        rows = tuple(row for row in self.rows if any(slot.row is row for slot in kept))
-        columns = tuple(column for column in self.columns if any(slot.column is column for slot in kept))
-        return PaperStudy(**{**vars(self), "rows": rows, "columns": columns, "slots": tuple(kept)})
+    def select(self, patterns: Sequence[str]) -> PaperStudy:
+        """Return the study with the cells that match a pattern; all of them without patterns.
+
+        Args:
+            patterns: A row, a column, or ROW/COLUMN; * matches anything.
+        """
+        for pattern in patterns:
+            if not any(_matches(cell, pattern) for cell in self.table_cells):
+                names = {name for cell in self.table_cells for name in (cell.row.name, cell.column.title)}
+                raise unknown_name(f"cell of {self.name}", pattern, names)
+        cells = list(self.table_cells)
+        if patterns:
+            cells = [cell for cell in cells if any(_matches(cell, pattern) for pattern in patterns)]
+        rows = tuple(row for row in self.rows if any(cell.row is row for cell in cells))
+        columns = tuple(column for column in self.columns if any(cell.column is column for cell in cells))
+        return replace(self, rows=rows, columns=columns, table_cells=tuple(cells))
 
 
-def _meant(cell: TableCell, word: str) -> bool:
-    pattern = word.lower().replace("[", "[[]")
+def _matches(cell: TableCell, pattern: str) -> bool:
+    pattern = pattern.lower().replace("[", "[[]")
     names = (cell.name, cell.row.name, cell.column.title)
     return any(fnmatchcase(name.lower(), pattern) for name in names)
 
 
 @cache
 def load_settings() -> dict[str, Any]:
-    """What all experiments share."""
-    return tomllib.loads((_CELL / "settings.toml").read_text(encoding="utf-8"))
+    """Return the settings that all experiments share."""
+    return tomllib.loads((_EXPERIMENTS_DIR / "settings.toml").read_text(encoding="utf-8"))
 
 
 @cache
-def paper_values() -> dict[str, dict[str, dict[str, PaperValue]]]:
-    """The paper's numbers: table, row, column."""
-    tables = json.loads((_CELL / "paper.json").read_text(encoding="utf-8"))
+def load_paper_values() -> dict[str, dict[str, dict[str, PaperValue]]]:
+    """Return the paper's values by table, row and column."""
+    tables = json.loads((_EXPERIMENTS_DIR / "paper.json").read_text(encoding="utf-8"))
     return {
         table: {
-            row: {c: PaperValue(*(v if isinstance(v, list) else [v])) for c, v in values.items()}
-            for row, values in rows.items()
+            row: {column: _parse_paper_value(value) for column, value in columns.items()}
+            for row, columns in rows.items()
         }
         for table, rows in tables.items()
     }
 
 
+def _parse_paper_value(value: Any) -> PaperValue:
+    return PaperValue(*value) if isinstance(value, list) else PaperValue(value)
+
+
 def load_study(
     name: str, *, trials: int = 3, rounds: int | None = None, data: str | None = None, small: bool = False
 ) -> PaperStudy:
-    """The experiment of this name. `rounds`: at most so many; `data`: instead of the published; `small`: on
-    digits, with a small model."""
+    """Return the experiment of this name.
+
+    Args:
+        name: One of `NAMES`.
+        trials: Number of seeds.
+        rounds: Maximum number of rounds.
+        data: Data that replaces the published data.
+        small: Use digits and a small model.
+    """
     if name not in NAMES:
         raise unknown_name("experiment", name, NAMES)
     if trials < 1:
         raise InvalidInputError(f"trials = {trials}; allowed: a whole number >= 1")
-    found = tomllib.loads((_CELL / f"{name}.toml").read_text(encoding="utf-8"))
-    common = load_settings()
-    instead = {**common["small"], **found.get("small", {})} if small else {"data": data} if data else {}
-    published = {**common["published"], **found.get("options", {})}
-    rows = tuple(_rows(found["rows"], small))
-    columns = tuple(_columns(found["columns"], published, instead, small))
-    numbers = paper_values().get(found.get("table", ""), {})
-    slots = []
+    definition = tomllib.loads((_EXPERIMENTS_DIR / f"{name}.toml").read_text(encoding="utf-8"))
+    settings = load_settings()
+    replacements: dict[str, Any] = {}
+    if small:
+        replacements = {**settings["small"], **definition.get("small", {})}
+    elif data:
+        replacements = {"data": data}
+    published = {**settings["published"], **definition.get("options", {})}
+    table = definition.get("table", "")
+    rows = tuple(_build_rows(definition["rows"], small))
+    columns = tuple(_build_columns(definition["columns"], published, replacements, small))
+    paper_values = load_paper_values().get(table, {})
+    cells = []
     for row in rows:
         for column in columns:
-            known = numbers.get(row.name, {}).get(column.key)
-            if known or not numbers or row.name in found.get("extra", ()):
-                dash = known is not None and known.value is None
-                cells, base = ((), ()) if dash else _cells(row, column, range(trials), rounds)
-                slots.append(TableCell(row, column, known, cells, base))
-    used = [column for column in columns if any(slot.column is column for slot in slots)]
+            paper_value = paper_values.get(row.name, {}).get(column.key)
+            if paper_values and paper_value is None and row.name not in definition.get("extra", ()):
+                continue
+            specs: tuple[RunSpec, ...] = ()
+            baseline_specs: tuple[RunSpec, ...] = ()
+            is_dash = paper_value is not None and paper_value.value is None
+            if not is_dash:
+                specs, baseline_specs = _build_specs(row, column, range(trials), rounds)
+            cells.append(TableCell(row, column, paper_value, specs, baseline_specs))
     return PaperStudy(
-        name, found["title"], found.get("table", ""), found.get("figure", ""), rows, tuple(used),
-        found.get("left_out", {}), found.get("note_small", "") if small else "",
-        instead.get("rounds", published["rounds"]), tuple(slots), small,
-    )  # fmt: skip
+        name=name,
+        title=definition["title"],
+        table=table,
+        figure=definition.get("figure", ""),
+        rows=rows,
+        columns=tuple(column for column in columns if any(cell.column is column for cell in cells)),
+        left_out=definition.get("left_out", {}),
+        note=definition.get("note_small", "") if small else "",
+        rounds=replacements.get("rounds", published["rounds"]),
+        table_cells=tuple(cells),
+        is_small=small,
+    )
 
 
-def _rows(given: Sequence[Any], small: bool) -> Iterator[PaperRow]:
-    """A name stands for the method that it is; more is said in a table."""
-    for one in given:
-        about: dict[str, Any] = {"name": one} if isinstance(one, str) else dict(one)
-        if (other := about.pop("small", {})) is False and small:
+def _select_scale(definition: Mapping[str, Any], small: bool) -> dict[str, Any] | None:
+    """Return a row or column at this scale; None if it is left out at the small scale."""
+    values = dict(definition)
+    small_values = values.pop("small", {})
+    if not small:
+        return values
+    return None if small_values is False else values | small_values
+
+
+def _build_rows(definitions: Sequence[Any], small: bool) -> Iterator[PaperRow]:
+    """Yield the rows; a row that is only a name has the method of that name."""
+    for definition in definitions:
+        values = _select_scale({"name": definition} if isinstance(definition, str) else definition, small)
+        if values is None:
             continue
-        about |= other if small and other else {}
-        method = about.get("method", about["name"].lower().replace("-", ""))
-        yield PaperRow(about["name"], method, {k: v for k, v in about.items() if k not in _OURS})
+        method = values.get("method", values["name"].lower().replace("-", ""))
+        options = {key: value for key, value in values.items() if key not in _TABLE_KEYS}
+        yield PaperRow(values["name"], method, options)
 
 
-def _columns(
-    given: Mapping[str, Any], published: Mapping[str, Any], instead: Mapping[str, Any], small: bool
+def _build_columns(
+    definitions: Mapping[str, Any], published: Mapping[str, Any], replacements: Mapping[str, Any], small: bool
 ) -> Iterator[PaperColumn]:
-    """Of columns that are the same with the options that stand in for the published ones, the first."""
-    seen = []
-    for key, one in given.items():
-        about = dict(one)
-        if (other := about.pop("small", {})) is False and small:
+    """Yield the columns; of columns that the replacements make equal, the first."""
+    known = []
+    for key, definition in definitions.items():
+        values = _select_scale(definition, small)
+        if values is None:
             continue
-        about |= other if small and other else {}
-        own = {**published, **{k: v for k, v in about.items() if k not in _OURS}}
-        options = {**own, **instead}
-        others = [k for k in ("data", "model") if k in own and own[k] != options[k]]
-        replaced = ", ".join(f"{options[k]} instead of {own[k]}" for k in others)
-        ours = {k: about[k] for k in ("read", "against", "relative", "method") if k in about}
-        if (ours, options) not in seen:
-            seen.append((ours, options))
-            yield PaperColumn(key, about.get("title", key), options=options, replaced=replaced, **ours)
+        own_options = {name: value for name, value in values.items() if name not in _TABLE_KEYS}
+        published_options = {**published, **own_options}
+        options = {**published_options, **replacements}
+        replaced = ", ".join(
+            f"{options[name]} instead of {published_options[name]}"
+            for name in ("data", "model")
+            if name in published_options and published_options[name] != options[name]
+        )
+        fields = {name: values[name] for name in ("read", "against", "relative", "method") if name in values}
+        if (fields, options) not in known:
+            known.append((fields, options))
+            yield PaperColumn(key, values.get("title", key), options=options, replaced=replaced, **fields)
 
 
-def _cells(
-    row: PaperRow, column: PaperColumn, trials: Sequence[int], rounds: int | None
+def _build_specs(
+    row: PaperRow, column: PaperColumn, seeds: Sequence[int], rounds: int | None
 ) -> tuple[tuple[RunSpec, ...], tuple[RunSpec, ...]]:
-    """The runs of a slot, and those that they are compared with."""
+    """Return the runs of a cell, and the runs with which they are compared."""
     method = column.method or row.method
-    plain = {"": "", "plain": method.partition("+")[0]}.get(column.against, column.against)
-    cells = [_cell(method, {**column.options, **row.options}, seed, rounds) for seed in trials]
-    base = [_cell(plain, column.options, seed, rounds) for seed in trials if plain]
-    return tuple(cells), tuple(base)
+    baseline = method.partition("+")[0] if column.against == "plain" else column.against
+    specs = [_build_spec(method, {**column.options, **row.options}, seed, rounds) for seed in seeds]
+    baseline_specs = [_build_spec(baseline, column.options, seed, rounds) for seed in seeds if baseline]
+    return tuple(specs), tuple(baseline_specs)
 
 
-def _cell(method: str, options: Mapping[str, Any], seed: int, rounds: int | None) -> RunSpec:
-    """With the learning rate of its model and the hyper-parameters of its method on this data."""
-    common, base = load_settings(), method.partition("+")[0]
-    rate = common["lr"].get(options.get("model"), {})
-    rate = {**rate, **rate.get("on", {}).get(options["data"], {})}
-    own = rate.get("methods", {}).get(base, rate.get("value"))
-    given = common["methods"].get(base, {}).get(options["data"], {}).get("options")
-    if given and "(" not in method:
-        method = method.replace(base, f"{base}({given})", 1)
-    chosen = {**options, "seed": seed, **({} if own is None else {"lr": own})}
+def _build_spec(method: str, options: Mapping[str, Any], seed: int, rounds: int | None) -> RunSpec:
+    """Return a run with its model's learning rate and its method's hyper-parameters on this data."""
+    settings = load_settings()
+    base = method.partition("+")[0]
+    rates = settings["lr"].get(options.get("model"), {})
+    rates = {**rates, **rates.get("on", {}).get(options["data"], {})}
+    lr = rates.get("methods", {}).get(base, rates.get("value"))
+    parameters = settings["methods"].get(base, {}).get(options["data"], {}).get("options")
+    if parameters and "(" not in method:
+        method = method.replace(base, f"{base}({parameters})", 1)
+    run_options = {**options, "seed": seed}
+    if lr is not None:
+        run_options["lr"] = lr
     if rounds is not None:
-        chosen["rounds"] = min(rounds, options["rounds"])
-    return RunSpec(method, chosen)
+        run_options["rounds"] = min(rounds, options["rounds"])
+    return RunSpec(method, run_options)
 
 
 Reading = Callable[[RunDocument], float | None]
 
 
-def compute_value(read: str, document: RunDocument) -> float | None:
-    """What is read of this run; None if it does not have it (yet)."""
+def read_value(read: str, document: RunDocument) -> float | None:
+    """Return the value of a run for a column; None if the run does not have it yet."""
     if read.startswith("mdl@"):
-        found = mdl_of(read, document)
-        return found and found["overall"]["value"]  # nats
+        mdl = find_mdl(read, document)
+        return mdl["overall"]["value"] if mdl else None  # nats
     return READINGS[read](document)
 
 
-def decimal_places(reads: Iterable[str]) -> list[str]:
-    """Where MDL is to be measured for these readings."""
+def mdl_layers(reads: Iterable[str]) -> list[str]:
+    """Return the layers at which these readings need MDL."""
     return list(dict.fromkeys(read.removeprefix("mdl@") for read in reads if read.startswith("mdl@")))
 
 
 def is_accuracy(read: str) -> bool:
-    """Whether more of it is better."""
+    """Return True if the reading is an accuracy."""
     return read in ("accuracy", "best", "new-clients")
 
 
 def is_chosen_on_test(read: str, document: RunDocument) -> bool:
-    """Return whether the reading is of a round that was chosen by test accuracy."""
-    of_best_round = read == "best" or (read == "accuracy" and _tuned(document) is None)
+    """Return True if the reading is from a round that was chosen by test accuracy."""
+    of_best_round = read == "best" or (read == "accuracy" and _fine_tuned_accuracy(document) is None)
     return of_best_round and not (document["best"] and document["best"]["validation"])
 
 
 def published_accuracy(document: RunDocument) -> Accuracy | None:
-    """Return the accuracy as published: of the best round; of a method that fine-tunes after the last round
-    (FedBABU), after that."""
-    return _tuned(document) or (document["best"] and document["best"]["accuracy"])
+    """Return the accuracy that the paper reports: of the best round, or after final fine-tuning (FedBABU)."""
+    return _fine_tuned_accuracy(document) or (document["best"] and document["best"]["accuracy"])
 
 
 def _accuracy(document: RunDocument) -> float | None:
-    """In percent, as published."""
+    """Return the published accuracy in percent."""
     return _percent(published_accuracy(document))
 
 
-def _tuned(document: RunDocument) -> Accuracy | None:
+def _fine_tuned_accuracy(document: RunDocument) -> Accuracy | None:
     """Return the accuracy after the fine-tuning that follows the last round, if the method has it."""
     last = document["last"]
     return last["adapted"] if last and last["moment"] != "adapted" else None
@@ -285,12 +332,12 @@ def _best(document: RunDocument) -> float | None:
 
 
 def _new_clients_accuracy(document: RunDocument) -> float | None:
-    """After they have adapted, in percent."""
+    """Return the accuracy of new clients after adaptation in percent."""
     return _percent(document["new_clients"] and document["new_clients"]["adapted"])
 
 
 def _iterations(document: RunDocument) -> float | None:
-    """The round of the best accuracy: the paper's are too few to be the one where it stopped."""
+    """Return the best round; the paper's numbers are too small for the round at which training stopped."""
     return document["best"] and document["best"]["round"]
 
 
@@ -304,27 +351,31 @@ def _minutes_to_best(document: RunDocument) -> float | None:
 
 
 def _prbm(document: RunDocument) -> float | None:
-    """Numbers in p_i; a run has clients' states after its first round."""
+    """Return the number of values in p_i; None before the first round, after which clients have states."""
     if "prbm" not in document["config"]["method_options"]:
         return 0
-    store = RunStore.open(Path(document["folder"]))
-    try:
-        return next((state["prbm"].numel() for _, state in store.clients()), None)
-    finally:
-        store.close()
+    with closing(RunStore.open(Path(document["folder"]))) as store:
+        return next((state["prbm"].numel() for _, state in store.private_states()), None)
 
 
-def mdl_of(read: str, document: RunDocument) -> AnalysisDocument | None:
-    """The measurement that an `mdl@PLACE` is: of the best round, before local training; the full measure
-    rather than the quick one."""
+def find_mdl(read: str, document: RunDocument) -> AnalysisDocument | None:
+    """Return the analysis of `mdl@LAYER` in the best round before local training; full rather than quick."""
     best = document["best"]
-    wanted = ("mdl", read.partition("@")[2], "before", False, best and best["round"])
-    found = [
-        one
-        for one in document["analyses"]
-        if (one["analysis"], one["layer"], one["moment"], one["per_client"], one["round"]) == wanted
+    layer = read.partition("@")[2]
+    key = ("mdl", layer, "before", False, best and best["round"])
+    analyses = [
+        analysis
+        for analysis in document["analyses"]
+        if (
+            analysis["analysis"],
+            analysis["layer"],
+            analysis["moment"],
+            analysis["per_client"],
+            analysis["round"],
+        )
+        == key
     ]
-    return min(found, key=lambda one: one["quick"], default=None)
+    return min(analyses, key=lambda analysis: analysis["quick"], default=None)
 
 
 def _percent(accuracy: Accuracy | None) -> float | None:
@@ -340,4 +391,4 @@ READINGS: Mapping[str, Reading] = {
     "minutes_to_best": _minutes_to_best,
     "prbm": _prbm,
 }
-"""Besides `mdl@PLACE`."""
+"""Functions of the readings, except `mdl@LAYER`."""

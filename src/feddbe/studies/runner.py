@@ -1,7 +1,8 @@
-"""Run what is missing of a study: cells whose runs are in a folder already are known by their configuration's
-hash, whatever their folders are called; others are begun or continued, several side by side.
+"""Missing runs of a study, started or resumed in parallel.
 
-A run is written after every round and can be continued, so a study can be stopped, or killed, at any time."""
+Existing runs are recognized by their configuration's hash, independent of the names of their folders. A run
+is written after every round, so a study can be stopped or killed at any time and resumed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import signal
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -31,13 +32,13 @@ from feddbe.data.dataset import Dataset
 from feddbe.errors import DataMissingError, DivergenceError, FeddbeError, InvalidInputError, StoreError
 from feddbe.models.registry import ModelSource
 from feddbe.paths import expand_path
-from feddbe.results.document import RunDocument, best_so_far, last_round, status_note, truncate_run
+from feddbe.results.document import RunDocument, has_completed, last_round, status_note, truncate_run
 from feddbe.runs import folders
 from feddbe.runs.execution import resolve_request, run_or_resume
 from feddbe.runs.experiment import Experiment
-from feddbe.runs.store import FILE, RunStore
+from feddbe.runs.store import RUN_FILE, RunStore
 from feddbe.runs.summary import load_document
-from feddbe.runs.timing import BATCHES, TESTED, estimate_cost, time_clients
+from feddbe.runs.timing import BATCHES, TEST_SAMPLES, estimate_cost, time_clients
 from feddbe.simulation.engines.base import as_portable
 from feddbe.simulation.engines.pool import available_cores, end_with_parent
 from feddbe.training import backends
@@ -45,40 +46,41 @@ from feddbe.training import backends
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run to be: a method, and options of `Config` by name; what is not given has its default."""
+    """A method and options of `Config` by name; all other options have their defaults."""
 
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def seed(self) -> int:
-        """The trial that it is."""
         return int(self.options.get("seed", 0))
 
-    def request(self, **more: Any) -> RunRequest:
-        """As it would be asked for; `more` wins over its own options."""
-        return parse_options([self.method], {**self.options, **more})
+    def request(self, **overrides: Any) -> RunRequest:
+        """Return the request of this run; `overrides` replace its own options."""
+        return parse_options([self.method], {**self.options, **overrides})
 
     def __str__(self) -> str:
-        """The method and the options that were given, as in `fedavg, lr 0.1, seed 2`."""
-        told = {**self.options, "seed": self.seed}
-        return ", ".join([self.method, *(f"{key} {format_value(value)}" for key, value in told.items())])
+        """Return the method and the explicit options, as in `fedavg, lr 0.1, seed 2`."""
+        options = {**self.options, "seed": self.seed}
+        return ", ".join([self.method, *(f"{key} {format_value(value)}" for key, value in options.items())])
 
     def __hash__(self) -> int:
         return hash((self.method, repr(sorted(self.options.items()))))
 
 
-def run_grid(
+def expand_grid(
     methods: Sequence[str], options: Mapping[str, Any] | None = None, seeds: Sequence[int] = (0,)
 ) -> list[RunSpec]:
-    """Every method with every combination of values, each with every seed; the last option varies first, and
-    seeds before that.
+    """Return a run for every method, combination of values and seed; seeds vary first, then the last option.
 
-    An option whose value is a list has these values, one after the other; all others are the same for all.
+    Args:
+        methods: Names of methods.
+        options: Options by name. A list is a list of values; any other value holds for all runs.
+        seeds: Seeds of each combination.
     """
-    for what, values in {"method": methods, "seed": seeds, **(options or {})}.items():
+    for name, values in {"method": methods, "seed": seeds, **(options or {})}.items():
         if isinstance(values, list | tuple) and not values:
-            raise InvalidInputError(f"{what} = []; a list of values needs at least one")
+            raise InvalidInputError(f"{name} = []; a list of values needs at least one")
     lists = {
         key: list(value) if isinstance(value, list | tuple) else [value]
         for key, value in (options or {}).items()
@@ -91,347 +93,394 @@ def run_grid(
     ]
 
 
-Remark = Callable[[str], None]
-
-
 @dataclass(frozen=True)
 class PlannedRun:
-    """A cell and what there is of it."""
+    """A requested run and its present state in the study's folder."""
 
     spec: RunSpec
     experiment: Experiment | None
-    """With all choices made; None: it cannot be, `refused` says why."""
+    """The resolved experiment; None if it is impossible, see `skip_reason`."""
     folder: Path
-    """Where its run is, or will be."""
+    """The folder of the run, which may not exist yet."""
     document: RunDocument | None = None
-    """The run, as far as it has been carried on, and no further than the cell asks for."""
+    """The existing run, truncated to the requested rounds."""
     skip_reason: str = ""
-    """Why there is nothing to carry on: the data is not here, the method does not take it, it diverged."""
+    """The reason not to run it: missing data, an unsupported method, or divergence."""
     is_data_missing: bool = False
-    """Whether the reason is that the data is not on this machine."""
+    """True if the run is skipped because its data is not on this machine."""
 
     @property
     def is_done(self) -> bool:
-        """Whether it needs no more rounds."""
-        asked = self.experiment and self.experiment.options
-        return bool(asked and self.document and best_so_far(self.document, asked.rounds or 0, asked.patience))
+        """True if no more rounds are needed."""
+        if self.experiment is None or self.document is None:
+            return False
+        options = self.experiment.options
+        return bool(has_completed(self.document, options.rounds or 0, options.patience))
 
     @property
     def is_missing(self) -> bool:
-        """Whether there is something to run."""
+        """True if there are rounds to run."""
         return not self.skip_reason and not self.is_done
 
 
 def plan_runs(
-    cells: Sequence[RunSpec],
+    specs: Sequence[RunSpec],
     folder: Path,
     *,
-    remark: Remark = lambda text: None,
+    on_message: Callable[[str], None] = lambda text: None,
     dataset: Dataset | None = None,
     model: ModelSource | None = None,
 ) -> list[PlannedRun]:
-    """What each cell is and what there is of it in `folder`, in their order. Nothing is run or written.
+    """Resolve all runs and look up their present states; nothing is run or written.
 
-    `remark` is told of runs there that are damaged. `dataset` and `model`: of all cells, if they were given
-    as Python objects.
+    Args:
+        specs: The requested runs.
+        folder: Folder of the study.
+        on_message: Called with a message for each corrupt run in the folder.
+        dataset: Data of all runs, if passed as a Python object.
+        model: Model of all runs, if passed as a Python object.
+
+    Returns:
+        A plan for each spec, in the order of `specs`.
     """
-    there = _runs_in(folder, remark)
+    folder_by_hash = _find_runs(folder, on_message)
     loaded: dict[tuple[str, str | None], Dataset] = {}
-    found: list[PlannedRun | None] = [None] * len(cells)
-    for group in _alike(cells):
+    plans: dict[int, PlannedRun] = {}
+    for group in _group_by_options(specs):
+        experiments: Sequence[Experiment | InvalidInputError]
         try:
-            some = [cells[i] for i in group]
-            experiments: Sequence[Experiment | InvalidInputError] = _resolve(some, loaded, dataset, model)
+            experiments = _resolve_group([specs[i] for i in group], loaded, dataset, model)
         except InvalidInputError as error:
             experiments = [error] * len(group)
         for index, experiment in zip(group, experiments, strict=True):
-            found[index] = _planned(cells[index], experiment, folder, there)
-    return [planned for planned in found if planned]
+            plans[index] = _plan_run(specs[index], experiment, folder, folder_by_hash)
+    return [plans[index] for index in range(len(specs))]
 
 
-def run_missing(plans: Sequence[PlannedRun], board: StudyCallback | None = None) -> dict[Path, FeddbeError]:
-    """Carry on what is missing, each run once; by the place of a run that failed, why.
+def run_missing(
+    plans: Sequence[PlannedRun], callback: StudyCallback | None = None
+) -> dict[Path, FeddbeError]:
+    """Run or resume each missing run once.
 
-    With cores to spare, runs go side by side, each on one of them; one alone has all.
+    Several runs are executed in parallel, each on one core; a single run uses all cores.
+
+    Returns:
+        The error of each run that failed, by the run's folder.
     """
-    board = board or StudyCallback()
-    by_rounds = sorted((p for p in plans if p.is_missing and p.experiment), key=_rounds)
-    wanted = {planned.folder: planned for planned in by_rounds}  # of equal cells the one with most rounds
-    missing = [planned for planned in plans if wanted.get(planned.folder) is planned]
-    work = [(planned.experiment, planned.folder) for planned in missing if planned.experiment]
-    failed: dict[Path, FeddbeError] = {}
-    if len(work) > 1 and available_cores() > 1:
-        with closing(
-            run_parallel(work, available_cores(), lambda i: board.run_callback(missing[i].folder))
-        ) as ended:
-            for index, error in ended:
-                board.on_run_end(missing[index].folder, error)
+    callback = callback or StudyCallback()
+    runs = _unique_missing_runs(plans)
+    errors: dict[Path, FeddbeError] = {}
+    if len(runs) > 1 and available_cores() > 1:
+        with closing(_ParallelRuns(runs, available_cores(), callback)) as parallel_runs:
+            for folder, error in parallel_runs.execute():
+                callback.on_run_end(folder, error)
                 if error:
-                    failed[missing[index].folder] = error
-        return failed
-    for experiment, place in work:
-        failure: FeddbeError | None = None
+                    errors[folder] = error
+        return errors
+    for experiment, folder in runs:
         try:
-            run_or_resume(experiment, place, board.run_callback(place))
+            run_or_resume(experiment, folder, callback.run_callback(folder))
         except FeddbeError as error:
-            failure = failed[place] = error
-        board.on_run_end(place, failure)
-    return failed
+            errors[folder] = error
+        callback.on_run_end(folder, errors.get(folder))
+    return errors
 
 
 def refresh_plans(plans: Iterable[PlannedRun]) -> list[PlannedRun]:
-    """The same, with what there is of their runs by now."""
+    """Return the plans with the present states of their runs."""
     return [
-        planned if planned.experiment is None else _look(planned.spec, planned.experiment, planned.folder)
+        planned
+        if planned.experiment is None
+        else _load_plan(planned.spec, planned.experiment, planned.folder)
         for planned in plans
     ]
 
 
-def _rounds(planned: PlannedRun) -> int:
-    return planned.experiment.options.rounds or 0 if planned.experiment else 0
+def _unique_missing_runs(plans: Sequence[PlannedRun]) -> list[tuple[Experiment, Path]]:
+    """Return the missing runs in order; of plans that share a folder, the one with most rounds."""
+    longest: dict[Path, Experiment] = {}
+    for planned in plans:
+        if planned.is_missing and planned.experiment:
+            known = longest.get(planned.folder)
+            if known is None or (planned.experiment.options.rounds or 0) >= (known.options.rounds or 0):
+                longest.pop(planned.folder, None)  # its position is that of the longest
+                longest[planned.folder] = planned.experiment
+    return [(experiment, folder) for folder, experiment in longest.items()]
 
 
-def _alike(cells: Sequence[RunSpec]) -> Iterable[list[int]]:
-    """Cells with the same options, of which data, split and model are made once."""
+def _group_by_options(specs: Sequence[RunSpec]) -> Iterable[list[int]]:
+    """Group the indices of specs with equal options, whose data, split and model are built once."""
     groups: dict[str, list[int]] = {}
-    for index, cell in enumerate(cells):
-        groups.setdefault(repr(sorted(cell.options.items())), []).append(index)
+    for index, spec in enumerate(specs):
+        groups.setdefault(repr(sorted(spec.options.items())), []).append(index)
     return groups.values()
 
 
-def _resolve(
-    cells: Sequence[RunSpec],
+def _resolve_group(
+    specs: Sequence[RunSpec],
     loaded: dict[tuple[str, str | None], Dataset],
     dataset: Dataset | None,
     model: ModelSource | None,
 ) -> list[Experiment | InvalidInputError]:
-    """The experiments of cells that have the same options; or of one alone, why it cannot be."""
-    names = list(dict.fromkeys(cell.method for cell in cells))
-    _, options, origins = cells[0].request(resume=True)
-    held = _load(options, loaded) if dataset is None else dataset
+    """Resolve specs with equal options; a spec that cannot be resolved gives its error."""
+    names = list(dict.fromkeys(spec.method for spec in specs))
+    _, options, origins = specs[0].request(resume=True)
+    raw_dataset = _load_dataset(options, loaded) if dataset is None else dataset
+    request = RunRequest(names, options, origins)
     try:
-        found = resolve_request(RunRequest(names, options, origins), single=False, dataset=held, model=model)
+        experiments = resolve_request(request, single=False, dataset=raw_dataset, model=model)
     except InvalidInputError as error:
         if len(names) == 1:
-            return [error] * len(cells)
-        return [one for cell in cells for one in _resolve([cell], loaded, dataset, model)]
-    by_name = dict(zip(names, found, strict=True))
-    return [by_name[cell.method] for cell in cells]
+            return [error] * len(specs)
+        return [result for spec in specs for result in _resolve_group([spec], loaded, dataset, model)]
+    by_name = dict(zip(names, experiments, strict=True))
+    return [by_name[spec.method] for spec in specs]
 
 
-def _load(options: Config, loaded: dict[tuple[str, str | None], Dataset]) -> Dataset:
-    """The data as it is read, before it is arranged; each once."""
-    known = data.find_dataset(options.data)
-    where = known.name if known else options.data, options.data_dir
-    if where not in loaded:
-        directory = expand_path(options.data_dir) if options.data_dir else None
-        loaded[where] = (
-            data.BUILTIN_DATASETS[known.name].load(directory)
-            if known
-            else data.load_dataset(where[0], directory)
-        )
-    return loaded[where]
+def _load_dataset(options: Config, loaded: dict[tuple[str, str | None], Dataset]) -> Dataset:
+    """Return the data set before it is partitioned; each is loaded once."""
+    builtin = data.find_builtin_dataset(options.data)
+    name = builtin.name if builtin else options.data
+    key = name, options.data_dir
+    if key not in loaded:
+        data_dir = expand_path(options.data_dir) if options.data_dir else None
+        if builtin:
+            loaded[key] = data.BUILTIN_DATASETS[name].load(data_dir)
+        else:
+            loaded[key] = data.load_dataset(name, data_dir)
+    return loaded[key]
 
 
-def _runs_in(folder: Path, remark: Remark) -> dict[str, Path]:
-    """Configuration's hash -> folder of its run; of several, that with the most rounds."""
-    found: dict[str, tuple[int, Path]] = {}
-    for path in sorted(folder.glob(f"*/{FILE}")):
+def _find_runs(folder: Path, on_message: Callable[[str], None]) -> dict[str, Path]:
+    """Return the folder of each run by configuration hash; of equal runs the one with most rounds."""
+    longest: dict[str, tuple[int, Path]] = {}
+    for path in sorted(folder.glob(f"*/{RUN_FILE}")):
         try:
             store = RunStore.open(path.parent)
         except StoreError as error:
-            remark(f"passed over: {error}")
+            on_message(f"skipped: {error}")
             continue
-        key, rounds = store.meta("config_hash"), store.last_round()
+        config_hash = store.meta("config_hash")
+        rounds = store.last_round()
         store.close()
-        found[key] = max(found.get(key, (-2, path.parent)), (rounds, path.parent))
-    return {key: place for key, (_, place) in found.items()}
+        longest[config_hash] = max(longest.get(config_hash, (-2, path.parent)), (rounds, path.parent))
+    return {config_hash: run_folder for config_hash, (_, run_folder) in longest.items()}
 
 
-def _planned(
-    spec: RunSpec, experiment: Experiment | InvalidInputError, folder: Path, there: dict[str, Path]
+def _plan_run(
+    spec: RunSpec,
+    experiment: Experiment | InvalidInputError,
+    folder: Path,
+    folder_by_hash: Mapping[str, Path],
 ) -> PlannedRun:
     if isinstance(experiment, InvalidInputError):
         is_data_missing = isinstance(experiment, DataMissingError)
         return PlannedRun(spec, None, folder, skip_reason=str(experiment), is_data_missing=is_data_missing)
-    stem, digest = Path(experiment.task.dataset.name).stem, experiment.config_hash
-    name = f"{stem}-{folders.slug(spec.method)}-seed{spec.seed}-{digest[:8]}"
-    return _look(spec, experiment, there.get(digest, folder / name))
+    stem = Path(experiment.task.dataset.name).stem
+    config_hash = experiment.config_hash
+    name = f"{stem}-{folders.slug(spec.method)}-seed{spec.seed}-{config_hash[:8]}"
+    return _load_plan(spec, experiment, folder_by_hash.get(config_hash, folder / name))
 
 
-def _look(spec: RunSpec, experiment: Experiment, place: Path) -> PlannedRun:
-    if not RunStore.is_run(place):
-        return PlannedRun(spec, experiment, place)
-    stored = load_document(place, hashes=False)
-    rounds, patience = experiment.options.rounds or 0, experiment.options.patience
-    found = truncate_run(stored, rounds, patience)
-    ends_with_more = experiment.method.adapts == "last" or experiment.options.new_clients > 0
-    if ends_with_more and len(found["rounds"]) < len(stored["rounds"]):
+def _load_plan(spec: RunSpec, experiment: Experiment, folder: Path) -> PlannedRun:
+    """Return the plan with the document of the run in `folder`, if there is one."""
+    if not RunStore.is_run(folder):
+        return PlannedRun(spec, experiment, folder)
+    stored = load_document(folder, hashes=False)
+    document = truncate_run(stored, experiment.options.rounds or 0, experiment.options.patience)
+    depends_on_last_round = experiment.method.adapts == "last" or experiment.options.new_clients > 0
+    if depends_on_last_round and len(document["rounds"]) < len(stored["rounds"]):
         problem = (
-            f"'{place}' has {last_round(stored)} rounds, and was fine-tuned or joined by newcomers after the "
-            f"last, not after {last_round(found)}; ask for as many rounds, or choose another --out"
+            f"'{folder}' has {last_round(stored)} rounds; fine-tuning or new clients followed the last "
+            f"round, not round {last_round(document)}. Request as many rounds, or choose another --out"
         )
-        return PlannedRun(spec, None, place, skip_reason=problem)
-    return PlannedRun(spec, experiment, place, found, status_note(found))
+        return PlannedRun(spec, None, folder, skip_reason=problem)
+    return PlannedRun(spec, experiment, folder, document, status_note(document))
 
 
-PATIENCE = 20.0
-"""Seconds that a child has to give up its round."""
-# As in the pool: a forked child shares the data without a copy; elsewhere than on Linux forking is not safe.
-_START: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-_Child = tuple[BaseProcess, int]
+SHUTDOWN_SECONDS = 20.0
+"""Seconds that a child process has to abandon its round before it is killed."""
+# As in the pool: a forked child shares the data without a copy. Forking is safe on Linux only.
+_PROCESSES: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 
 
-def run_parallel(
-    work: Sequence[tuple[Experiment, Path]], jobs: int, watch: Callable[[int], Callback]
-) -> Generator[tuple[int, FeddbeError | None], None, None]:
-    """Carry these runs on, at most `jobs` at a time, in their order: each one's number when it has ended, and
-    what kept it from its end. `watch` gives who is told of a run that begins."""
-    models = {experiment.options.model: experiment.task for experiment, _ in work}
-    for task in models.values():  # compile before there are processes that all would
-        backends.warm_up_kernels(task, lambda text: None)
-    waiting, running = deque(range(len(work))), dict[Connection, _Child]()
-    watches: dict[int, Callback] = {}
+@dataclass(frozen=True)
+class _ChildProcess:
+    """A process that executes one run, and the parent's end of the pipe on which it reports."""
+
+    process: BaseProcess
+    pipe: Connection
+    folder: Path
+    callback: Callback
+
+
+@dataclass(frozen=True)
+class _HookCall:
+    """Message of a child: the name of a hook of `Callback`, and its arguments."""
+
+    hook: str
+    arguments: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class _RunEnd:
+    """Last message of a child; `error` is None if the run is complete."""
+
+    error: Exception | None
+
+
+class _ParallelRuns:
+    """Runs in child processes, one per run, at most `jobs` at a time.
+
+    `concurrent.futures` does not fit: if a worker of a `ProcessPoolExecutor` dies, it terminates all others.
+    An executor per run would fork while the threads of other executors run.
+    """
+
+    def __init__(self, runs: Sequence[tuple[Experiment, Path]], jobs: int, callback: StudyCallback) -> None:
+        self.jobs = jobs
+        self.callback = callback
+        self.waiting = deque(runs)
+        self.running: list[_ChildProcess] = []
+
+    def execute(self) -> Iterator[tuple[Path, FeddbeError | None]]:
+        """Execute all runs; yield the folder and the error, or None, of each run when it ends."""
+        tasks = {experiment.options.model: experiment.task for experiment, _ in self.waiting}
+        for task in tasks.values():  # compile once, before the processes would do it at the same time
+            backends.warm_up_kernels(task, lambda text: None)
+        while self.waiting or self.running:
+            while self.waiting and len(self.running) < self.jobs:
+                self.running.append(self._start(*self.waiting.popleft()))
+            ready_pipes = wait([child.pipe for child in self.running])
+            for child in [child for child in self.running if child.pipe in ready_pipes]:
+                message = _receive(child)
+                if isinstance(message, _HookCall):
+                    getattr(child.callback, message.hook)(*message.arguments)
+                    continue
+                self.running.remove(child)
+                child.pipe.close()
+                child.process.join()
+                if message.error is not None and not isinstance(message.error, FeddbeError):
+                    raise message.error
+                yield child.folder, message.error
+
+    def _start(self, experiment: Experiment, folder: Path) -> _ChildProcess:
+        callback = self.callback.run_callback(folder)
+        receiver, sender = _PROCESSES.Pipe(duplex=False)
+        # A forked child inherits the parent's ends of all pipes; open, they would hide the parent's end.
+        inherited: list[Connection] = []
+        if _PROCESSES.get_start_method() == "fork":
+            inherited = [receiver, *(child.pipe for child in self.running)]
+        process = _PROCESSES.Process(
+            target=_run_in_child, args=(experiment, folder, sender, inherited), name="feddbe-run", daemon=True
+        )
+        process.start()
+        sender.close()
+        return _ChildProcess(process, receiver, folder, callback)
+
+    def close(self) -> None:
+        """Stop all running children; their complete rounds are kept."""
+        for child in self.running:
+            child.process.terminate()
+        for child in self.running:
+            child.pipe.close()
+            child.process.join(SHUTDOWN_SECONDS)
+            if child.process.is_alive():  # it hangs; a kill does no more harm to its run
+                child.process.kill()
+                child.process.join()
+
+
+def _receive(child: _ChildProcess) -> _HookCall | _RunEnd:
+    """Return the child's next message; a child that died without its last message has failed."""
     try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                index = waiting.popleft()
-                watches[index] = watch(index)
-                pipe, process = _start(*work[index], list(running))
-                running[pipe] = process, index
-            for ready in wait(list(running)):
-                assert isinstance(ready, Connection)
-                process, index = running[ready]
-                ended, error = _hear(ready, process, watches[index])
-                if ended:
-                    del running[ready]
-                    ready.close()
-                    process.join()
-                    if error is not None and not isinstance(error, FeddbeError):
-                        raise error
-                    yield index, error
-    finally:
-        _end(running)
-
-
-def _start(
-    experiment: Experiment, place: Path, others: Sequence[Connection]
-) -> tuple[Connection, BaseProcess]:
-    ours, theirs = _START.Pipe(duplex=False)
-    # a forked child also has our ends of all pipes: one that it keeps would not close when we end
-    inherited = [ours, *others] if _START.get_start_method() == "fork" else []
-    process = _START.Process(
-        target=_work, args=(experiment, place, theirs, inherited), name="feddbe-run", daemon=True
-    )
-    process.start()
-    theirs.close()
-    return ours, process
-
-
-def _hear(pipe: Connection, process: BaseProcess, callback: Callback) -> tuple[bool, Exception | None]:
-    """One message of a child: whether it was its last, and the error that it ended with."""
-    try:
-        what, values = pipe.recv()
+        message: _HookCall | _RunEnd = child.pipe.recv()
     except (EOFError, OSError):
-        process.join()
-        return True, FeddbeError(f"its process ended without a word (exit code {process.exitcode})")
-    if what == "end":
-        return True, values
-    getattr(callback, what)(*values)
-    return False, None
+        child.process.join()
+        exit_code = child.process.exitcode
+        return _RunEnd(FeddbeError(f"worker process exited unexpectedly (exit code {exit_code})"))
+    return message
 
 
-def _end(running: dict[Connection, _Child]) -> None:
-    """Ask all to give up, and wait for them."""
-    for process, _ in running.values():
-        process.terminate()
-    for pipe, (process, _) in running.items():
-        pipe.close()
-        process.join(PATIENCE)
-        if process.is_alive():  # it hangs; a kill does no more harm to its run
-            process.kill()
-            process.join()
-
-
-class _Teller(Callback):
-    """Sends what it is told to the parent; what each client does is not worth a message."""
+class _PipeCallback(Callback):
+    """Sends hook calls to the parent process, except those of single clients, which are too many."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
 
     def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
-        self._send("begin", name, folder, done, rounds)
+        self.pipe.send(_HookCall("on_run_begin", (name, folder, done, rounds)))
 
     def on_round_end(self, done: int, accuracy: float | None) -> None:
-        self._send("round", done, accuracy)
+        self.pipe.send(_HookCall("on_round_end", (done, accuracy)))
 
     def on_message(self, text: str) -> None:
-        self._send("remark", text)
-
-    def _send(self, what: str, *values: object) -> None:
-        self.pipe.send((what, values))
+        self.pipe.send(_HookCall("on_message", (text,)))
 
 
-def _work(experiment: Experiment, place: Path, pipe: Connection, inherited: Sequence[Connection]) -> None:
-    """A child: one run."""
+def _run_in_child(
+    experiment: Experiment, folder: Path, pipe: Connection, inherited: Sequence[Connection]
+) -> None:
+    """Execute one run on one core and report to the parent; the parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     failure: Exception | None = None
     try:
-        signal.signal(signal.SIGTERM, _give_up)
+        signal.signal(signal.SIGTERM, _raise_interrupt)
         end_with_parent()
-        for other in inherited:
-            other.close()
+        for connection in inherited:
+            connection.close()
         torch.set_num_threads(1)
-        options = dataclasses.replace(experiment.options, engine="serial")
-        run_or_resume(dataclasses.replace(experiment, options=options), place, _Teller(pipe))
+        run_or_resume(_with_serial_engine(experiment), folder, _PipeCallback(pipe))
     except KeyboardInterrupt:
         return
     except FeddbeError as error:
         failure = error
     except Exception as error:
-        error.add_note(f"in {experiment.name}, '{place}':\n{traceback.format_exc()}")
+        error.add_note(f"in {experiment.name}, '{folder}':\n{traceback.format_exc()}")
         failure = as_portable(error)
-    with suppress(OSError):  # nobody listens any more
-        pipe.send(("end", failure))
+    with suppress(OSError):  # the parent has closed the pipe
+        pipe.send(_RunEnd(failure))
 
 
-def _give_up(number: int, frame: FrameType | None) -> None:
+def _raise_interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-_SAME = ("data", "model", "local_epochs", "participation", "clients", "new_clients")
-"""What, with the method, decides how long a round takes, nearly."""
+def _with_serial_engine(experiment: Experiment) -> Experiment:
+    options = dataclasses.replace(experiment.options, engine="serial")
+    return dataclasses.replace(experiment, options=options)
 
 
-class RemainingTime:
-    """Times a round of each kind of run once."""
+_COST_OPTIONS = ("data", "model", "local_epochs", "participation", "clients", "new_clients")
+"""Options that, with the method, determine approximately how long a round takes."""
+
+
+class RemainingTimeEstimator:
+    """Estimate of the remaining time of a study; each kind of round is timed once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], float] = {}
+        self._seconds_per_round: dict[tuple[object, ...], float] = {}
 
-    def left(self, plans: Iterable[PlannedRun]) -> float:
-        """Seconds until the last of these runs would end here, side by side; none may stop early."""
+    def estimate_seconds(self, plans: Iterable[PlannedRun]) -> float:
+        """Return the seconds until all runs end if they are executed in parallel and none stops early."""
         missing = {planned.folder: planned for planned in plans if planned.is_missing}
-        each = [self._left(planned) for planned in missing.values()]
-        return sum(each) / max(1, min(available_cores(), len(each)))
+        seconds = [self._run_seconds(planned) for planned in missing.values()]
+        return sum(seconds) / max(1, min(available_cores(), len(seconds)))
 
-    def _left(self, planned: PlannedRun) -> float:
+    def _run_seconds(self, planned: PlannedRun) -> float:
         assert planned.experiment
-        rounds, found = planned.experiment.options.rounds or 0, planned.document
-        if found and len(found["rounds"]) > 1:
-            return max(0, rounds - found["rounds"][-1]["round"]) * found["cost"]["seconds"]
-        return rounds * self._round(planned)
+        rounds = planned.experiment.options.rounds or 0
+        document = planned.document
+        if document and len(document["rounds"]) > 1:
+            remaining = max(0, rounds - document["rounds"][-1]["round"])
+            return remaining * document["cost"]["seconds"]
+        return rounds * self._round_seconds(planned.spec.method, planned.experiment)
 
-    def _round(self, planned: PlannedRun) -> float:
-        experiment = planned.experiment
-        assert experiment
-        options = dataclasses.replace(experiment.options, engine="serial")
-        kind = (planned.spec.method.partition("(")[0], *(getattr(options, key) for key in _SAME))
-        if kind not in self._known:
-            alone = dataclasses.replace(experiment, options=options)
+    def _round_seconds(self, method: str, experiment: Experiment) -> float:
+        serial = _with_serial_engine(experiment)
+        kind = (method.partition("(")[0], *(getattr(serial.options, key) for key in _COST_OPTIONS))
+        if kind not in self._seconds_per_round:
             try:
-                timed = estimate_cost(alone, time_clients(alone, BATCHES, TESTED))
-                self._known[kind] = timed["seconds_per_round"]
-            except DivergenceError:  # then the run will, as soon
-                self._known[kind] = 0.0
-        return self._known[kind]
+                estimate = estimate_cost(serial, time_clients(serial, BATCHES, TEST_SAMPLES))
+                self._seconds_per_round[kind] = estimate["seconds_per_round"]
+            except DivergenceError:  # the run will diverge as early
+                self._seconds_per_round[kind] = 0.0
+        return self._seconds_per_round[kind]

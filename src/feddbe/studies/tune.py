@@ -1,8 +1,7 @@
-"""Search hyper-parameters on validation data: Optuna chooses, runs answer.
+"""Hyper-parameter search on validation data with Optuna.
 
-The test data take no part, not even to be looked at: runs have a split of the training data alone, of which
-the last share of every client's is what they are tested on. Every trial is a run in a folder and can be
-continued; the search itself is in `tune.sqlite` there, and goes on from it.
+Test data is never used: the runs have a split of the training data alone, and are tested on the last share
+of each client's. Every trial is a run in a folder and can be resumed. The search is in `tune.sqlite` there.
 """
 
 from __future__ import annotations
@@ -31,228 +30,250 @@ from feddbe.studies.runner import RunSpec
 
 if TYPE_CHECKING:
     from optuna import Study
-    from optuna import Trial as Asking
+    from optuna import Trial as OptunaTrial
 
 
 VALIDATION = 0.2
-"""Share of the training data, unless another is asked for."""
-_FILE, _SPLIT = "tune.sqlite", "split.npz"
+"""Default share of the training data that is held out."""
+_SEARCH_FILE = "tune.sqlite"
+_SPLIT_FILE = "split.npz"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One choice of values, and the best validation accuracy with it: of a method that fine-tunes after the
-    last round, the one after that."""
+    """A combination of values and its best validation accuracy.
+
+    For a method that fine-tunes after the last round, it is the accuracy after that.
+    """
 
     values: dict[str, Any]
     accuracy: float | None
-    """None: it was stopped because others had been better by then."""
+    """None if the trial was pruned."""
     note: str = ""
 
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What came of a search."""
+    """Result of a search."""
 
     method: str
     space: Space
     trials: list[Trial]
     published: dict[str, Any]
-    """The values without a search: those of the paper where it gives any. They are the first trial."""
+    """The values of the first trial: those of the paper, or the defaults."""
     folder: Path
     options: Mapping[str, Any] = field(default_factory=dict)
     is_fine_tuned: bool = False
-    """Whether accuracies are those after the fine-tuning that follows the last round."""
+    """True if accuracies are measured after the fine-tuning that follows the last round."""
 
     @property
     def best(self) -> Trial:
-        """Of equal ones the first."""
+        """The trial with the best accuracy; of equal ones the first."""
         return max(self.trials, key=lambda trial: -1.0 if trial.accuracy is None else trial.accuracy)
 
     @property
-    def first(self) -> Trial:
+    def published_trial(self) -> Trial:
         return next(trial for trial in self.trials if trial.values == self.published)
 
-    def best_name(self, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The method with these values in its brackets, and those that are options of a run."""
-        return name_with_values(self.method, values)
+    def method_with(self, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Return the method with these values in brackets, and the values that are options of a run."""
+        return insert_values(self.method, values)
 
 
 def tune(
-    asked: RunRequest, *, trials: int = 20, space: Sequence[str] = (), callback: Callback | None = None
+    request: RunRequest, *, trials: int = 20, space: Sequence[str] = (), callback: Callback | None = None
 ) -> TuneResult:
-    """Search for the best values of one method; a search that was stopped goes on."""
-    optuna = _optuna()
-    (method,), options, _ = asked
+    """Search for the best values of one method; a stopped search continues.
+
+    Args:
+        request: One method and its options.
+        trials: Total number of trials, including those of earlier calls.
+        space: Values to choose from, as in `kappa=1,5,50`; by default those that the method suggests.
+        callback: Notified of the progress of each run.
+    """
+    optuna = _import_optuna()
+    (method,), options, _ = request
     if trials < 1:
         raise InvalidInputError(f"trials = {trials}; allowed: a whole number >= 1")
     if "(" in method:
         raise InvalidInputError(
-            f"'{method}': what is searched has no values yet; fix others by --space NAME=VALUE"
+            f"'{method}': a searched method cannot have values in brackets; fix them by --space NAME=VALUE"
         )
-    share = options.validation if "validation" in asked.origins else VALIDATION
+    share = options.validation if "validation" in request.origins else VALIDATION
     if not share:
-        raise InvalidInputError(
-            "validation = 0; a search needs validation data: it must not look at test data"
-        )
+        raise InvalidInputError("validation = 0; a search needs validation data: it must not use test data")
     name = f"tune-{Path(options.data.partition('(')[0]).stem}-{folders.slug(method)}"
     folder = expand_path(options.out) if options.out else paths.RUNS_DIR / name
     experiment = resolve(method, dataclasses.replace(options, validation=share))
-    chosen = search_space(experiment, space)
-    first = {key: published_values(experiment, key) for key in chosen}
+    search_space = build_search_space(experiment, space)
+    published = {key: published_value(experiment, key) for key in search_space}
+    combinations = math.prod(map(len, search_space.values()))
     store.make_folder(folder)
     with store.exclusive(folder):
-        found = _study(optuna, folder, _identify(experiment, chosen), first)
-        base = _options(options, experiment.task.split, folder)
-        search = _Search(optuna, found, experiment, base, chosen, folder, callback or Callback())
-        while len(search.finished()) < min(trials, math.prod(map(len, chosen.values()))):
-            search.one()
-        told = [search.trial(trial) for trial in search.finished()]
-    return TuneResult(method, chosen, told, first, folder, base, search.is_fine_tuned)
+        study = _open_study(optuna, folder, _identify(experiment, search_space), published)
+        run_options = _run_options(options, experiment.task.split, folder)
+        search = _Search(optuna, study, experiment, run_options, search_space, folder, callback or Callback())
+        while len(search.finished()) < min(trials, combinations):
+            search.run_trial()
+        results = [search.summarize(trial) for trial in search.finished()]
+    return TuneResult(method, search_space, results, published, folder, run_options, search.is_fine_tuned)
 
 
 class _Search:
-    """A search that goes on."""
+    """A search in progress."""
 
     def __init__(
-        self, optuna: Any, study: Study, experiment: Experiment, base: Mapping[str, Any], space: Space,
+        self, optuna: Any, study: Study, experiment: Experiment, run_options: Mapping[str, Any], space: Space,
         folder: Path, callback: Callback,
     ) -> None:  # fmt: skip
-        self.optuna, self.study, self.method, self.base = optuna, study, experiment.name, base
-        self.space, self.folder, self.watch = space, folder, callback
+        self.optuna = optuna
+        self.study = study
+        self.method = experiment.name
+        self.run_options = run_options
+        self.space = space
+        self.folder = folder
+        self.callback = callback
         self.is_fine_tuned = experiment.method.adapts == "last"
 
     def finished(self) -> list[Any]:
-        """Trials that came to an end, in their order."""
+        """Return the complete and pruned trials in order."""
         return [trial for trial in self.study.trials if trial.state.name in ("COMPLETE", "PRUNED")]
 
-    def one(self) -> None:
-        """One trial. What is chosen depends on the seed and the trials so far, not on who did them when."""
-        trial, choice = self._choose()
-        method, options = name_with_values(self.method, choice)
-        cell = RunSpec(method, {**self.base, **options})
-        (planned,) = runner.plan_runs([cell], self.folder)
+    def run_trial(self) -> None:
+        """Run one trial; its values depend only on the seed and the trials before it."""
+        trial, values = self._choose_values()
+        method, options = insert_values(self.method, values)
+        spec = RunSpec(method, {**self.run_options, **options})
+        (planned,) = runner.plan_runs([spec], self.folder)
         if planned.experiment is None:
             raise InvalidInputError(planned.skip_reason)
+        errors: Mapping[Path, Exception] = {}
         try:
-            failed = {} if planned.skip_reason else runner.run_missing([planned], _Board(self, trial))
+            if not planned.skip_reason:
+                errors = runner.run_missing([planned], _PruningStudy(self, trial))
         except self.optuna.TrialPruned:
             self.study.tell(trial, state=self.optuna.trial.TrialState.PRUNED)
             return
-        for error in failed.values():
+        for error in errors.values():
             if not isinstance(error, DivergenceError):
                 raise error
         (planned,) = runner.refresh_plans([planned])
-        if planned.skip_reason:  # it diverged, and is worth nothing
+        accuracy = None
+        if planned.skip_reason:
             trial.set_user_attr("note", "diverged")
-        accuracy = planned.document and not planned.skip_reason and published_accuracy(planned.document)
+        elif planned.document:
+            accuracy = published_accuracy(planned.document)
         self.study.tell(trial, accuracy["weighted"] if accuracy else 0.0)
 
-    def _choose(self) -> tuple[Asking, dict[str, Any]]:
-        """What Optuna proposes; where that was tried already, something at random that was not."""
+    def _choose_values(self) -> tuple[OptunaTrial, dict[str, Any]]:
+        """Return Optuna's proposal or, if it was tried already, an untried random combination."""
         tried = [trial.params for trial in self.finished()]
-        seed = int(self.base.get("seed") or 0)
-        draws = seeds.make_rng(seed, "tune", len(tried))
-        self.study.sampler = self.optuna.samplers.TPESampler(seed=draws.randint(2**31))
+        seed = int(self.run_options.get("seed") or 0)
+        rng = seeds.make_rng(seed, "tune", len(tried))
+        self.study.sampler = self.optuna.samplers.TPESampler(seed=rng.randint(2**31))
         trial, values = self._ask()
         if values not in tried:
             return trial, values
         self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
         while values in tried:
-            values = {key: those[draws.randint(len(those))] for key, those in self.space.items()}
+            values = {key: choices[rng.randint(len(choices))] for key, choices in self.space.items()}
         self.study.enqueue_trial(values)
         return self._ask()
 
-    def _ask(self) -> tuple[Asking, dict[str, Any]]:
+    def _ask(self) -> tuple[OptunaTrial, dict[str, Any]]:
         trial = self.study.ask()
-        return trial, {key: trial.suggest_categorical(key, those) for key, those in self.space.items()}
+        return trial, {key: trial.suggest_categorical(key, choices) for key, choices in self.space.items()}
 
-    def trial(self, found: Any) -> Trial:
-        pruned = found.state.name == "PRUNED"
-        note = "stopped early" if pruned else found.user_attrs.get("note", "")
-        return Trial({key: found.params[key] for key in self.space}, None if pruned else found.value, note)
+    def summarize(self, trial: Any) -> Trial:
+        """Return the result of a finished trial of Optuna."""
+        values = {key: trial.params[key] for key in self.space}
+        if trial.state.name == "PRUNED":
+            return Trial(values, None, "stopped early")
+        return Trial(values, trial.value, trial.user_attrs.get("note", ""))
 
 
-class _Board(StudyCallback):
-    """Hands each round's accuracy to the pruner."""
+class _PruningStudy(StudyCallback):
+    """Study callback of a trial; its run can be pruned."""
 
-    def __init__(self, search: _Search, trial: Asking) -> None:
-        self.search, self.trial = search, trial
+    def __init__(self, search: _Search, trial: OptunaTrial) -> None:
+        self.search = search
+        self.trial = trial
 
     def run_callback(self, folder: Path) -> Callback:
-        return _Pruning(self.search, self.trial)
+        return _PruningCallback(self.search, self.trial)
 
 
-class _Pruning(Callback):
-    """Ends a run that is below the median of the others at the same round."""
+class _PruningCallback(Callback):
+    """Stops a run whose accuracy is below the median of the other trials at the same round."""
 
-    def __init__(self, search: _Search, trial: Asking) -> None:
-        self.search, self.told = search, -1
-        self.running = trial
+    def __init__(self, search: _Search, trial: OptunaTrial) -> None:
+        self.search = search
+        self.trial = trial
+        self.last_reported = -1
 
     def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         number = len(self.search.finished()) + 1
-        self.search.watch.on_run_begin(f"{number}: {name}", folder, done, rounds)
+        self.search.callback.on_run_begin(f"{number}: {name}", folder, done, rounds)
 
-    def on_client_end(self, done: int, of: int) -> None:
-        self.search.watch.on_client_end(done, of)
+    def on_client_end(self, done: int, total: int) -> None:
+        self.search.callback.on_client_end(done, total)
 
     def on_round_end(self, done: int, accuracy: float | None) -> None:
-        self.search.watch.on_round_end(done, accuracy)
-        if self.search.is_fine_tuned:  # what it is worth is known after the last round only
+        self.search.callback.on_round_end(done, accuracy)
+        if self.search.is_fine_tuned:  # the relevant accuracy is known after the last round only
             return
-        if accuracy is not None and done > self.told:
-            self.told = done
-            self.running.report(accuracy, done)
-            if self.running.should_prune():
+        if accuracy is not None and done > self.last_reported:
+            self.last_reported = done
+            self.trial.report(accuracy, done)
+            if self.trial.should_prune():
                 raise self.search.optuna.TrialPruned
 
     def on_message(self, text: str) -> None:
-        self.search.watch.on_message(text)
+        self.search.callback.on_message(text)
 
 
 def _identify(experiment: Experiment, space: Space) -> str:
-    """Return what names a search: all that a run is (its data and split by content), how long, the space."""
+    """Return the name of a search: a hash of its run (data and split by content), length and space."""
     options = experiment.options
     identity = [experiment.config_hash, options.rounds, options.patience, space]
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _study(optuna: Any, folder: Path, name: str, first: Mapping[str, Any]) -> Study:
-    """The search in this folder, begun or continued; the published values come first."""
-    storage = optuna.storages.RDBStorage(f"sqlite:///{folder / _FILE}")
-    if any(one != name for one in optuna.get_all_study_names(storage)):
+def _open_study(optuna: Any, folder: Path, name: str, published: Mapping[str, Any]) -> Study:
+    """Create or resume the search in this folder; the published values are the first trial."""
+    storage = optuna.storages.RDBStorage(f"sqlite:///{folder / _SEARCH_FILE}")
+    if any(stored_name != name for stored_name in optuna.get_all_study_names(storage)):
         raise InvalidInputError(
-            f"'{folder}' holds another search (other method, options, data, split or space); choose another "
-            "--out"
+            f"'{folder}' contains another search (other method, options, data, split or space); choose "
+            "another --out"
         )
     pruner = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=5)
     study: Study = optuna.create_study(
         storage=storage, study_name=name, direction="maximize", pruner=pruner, load_if_exists=True
     )
     if not study.trials:
-        study.enqueue_trial(dict(first))
-    for trial in study.trials:  # a kill left it: it is done again, and its run goes on
+        study.enqueue_trial(dict(published))
+    for trial in study.trials:  # left by a kill: it is repeated, and its run is resumed
         if trial.state.name == "RUNNING":
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-            study.enqueue_trial(trial.params or dict(first))
+            study.enqueue_trial(trial.params or dict(published))
     return study
 
 
-def _options(options: Config, split: Split, folder: Path) -> dict[str, Any]:
-    """Of every run: what was asked for, on a split that has training data only."""
-    given = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
-    kept = {
+def _run_options(options: Config, split: Split, folder: Path) -> dict[str, Any]:
+    """Return the options of all runs, on a split that has training data only."""
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    explicit = {
         key: value
-        for key, value in given.items()
+        for key, value in values.items()
         if value != Config.__dataclass_fields__[key].default
         and key not in ("method", "out", "resume", "json", "validation", "partition", "clients", "split")
     }
-    Split(split.train, split.validation).save(folder / _SPLIT)
-    return {"eval_after": False, "metrics": "accuracy", **kept, "split": str(folder / _SPLIT)}
+    Split(split.train, split.validation).save(folder / _SPLIT_FILE)
+    return {"eval_after": False, "metrics": "accuracy", **explicit, "split": str(folder / _SPLIT_FILE)}
 
 
-def _optuna() -> Any:
+def _import_optuna() -> Any:
     try:
         import optuna
     except ImportError:
@@ -262,44 +283,50 @@ def _optuna() -> Any:
 
 
 Space = dict[str, list[Any]]
-"""Name of an option (`kappa`, `lr`) -> values to choose from."""
-LR = (0.005, 0.01, 0.05, 0.1)
-"""Learning rates worth trying; the paper gives none."""
+"""Values to choose from, by name of an option (`kappa`, `lr`)."""
+LEARNING_RATES = (0.005, 0.01, 0.05, 0.1)
+"""Searched learning rates; the paper gives none."""
 
 
-def search_space(experiment: Experiment, given: Sequence[str] = ()) -> Space:
-    """What is searched: `given` as in `kappa=1,5,50`; without, all that the method's parts name values worth
-    trying for, and the learning rate where the method has a use for it; the published values are among
-    them."""
+def build_search_space(experiment: Experiment, items: Sequence[str] = ()) -> Space:
+    """Return the values to search, including the published ones.
+
+    Args:
+        experiment: The method that is searched.
+        items: Values as in `kappa=1,5,50`. By default those that the method and its add-ons suggest, and the
+            learning rate if the method uses it.
+    """
     parameters = {
-        parameter["name"]: parameter for part in _parts(experiment) for parameter in part["parameters"]
+        parameter["name"]: parameter
+        for part in _described_parts(experiment)
+        for parameter in part["parameters"]
     }
-    found: Space = {}
-    if given:
-        found = dict(_given(item, [*parameters, "lr"]) for item in given)
-        parameters = {}
-    for name, parameter in parameters.items():
-        if parameter["search"]:
-            found[name] = [parse_number_or_text(word) for word in parameter["search"].split()]
-    if experiment.config["lr"] is not None and not given:
-        found["lr"] = list(LR)
-    return {key: _with(values, published_values(experiment, key)) for key, values in found.items()}
+    space: Space = {}
+    if items:
+        space = dict(_parse_item(item, [*parameters, "lr"]) for item in items)
+    else:
+        for name, parameter in parameters.items():
+            if parameter["search"]:
+                space[name] = [parse_number_or_text(word) for word in parameter["search"].split()]
+        if experiment.config["lr"] is not None:
+            space["lr"] = list(LEARNING_RATES)
+    return {key: _sort_values([*values, published_value(experiment, key)]) for key, values in space.items()}
 
 
-def _with(values: Sequence[Any], published: Any) -> list[Any]:
-    """The values and the published one, numbers by size."""
-    every = list(dict.fromkeys([*values, published]))
-    numbers = sorted(value for value in every if isinstance(value, int | float))
-    return [*numbers, *(value for value in every if not isinstance(value, int | float))]
+def _sort_values(values: Sequence[Any]) -> list[Any]:
+    """Return the values without duplicates, numbers by size before all others."""
+    unique = list(dict.fromkeys(values))
+    numbers = sorted(value for value in unique if isinstance(value, int | float))
+    return [*numbers, *(value for value in unique if not isinstance(value, int | float))]
 
 
-def _parts(experiment: Experiment) -> list[methods.Description]:
-    name = experiment.name.lower()
-    used = [part.partition("(")[0].strip() for part in name.split("+")]
-    return [part for part in methods.describe_methods() if part["name"] in used]
+def _described_parts(experiment: Experiment) -> list[methods.MethodInfo]:
+    """Return the descriptions of the method and its add-ons."""
+    names = [part.partition("(")[0].strip() for part in experiment.name.lower().split("+")]
+    return [part for part in methods.describe_methods() if part["name"] in names]
 
 
-def _given(item: str, known: Sequence[str]) -> tuple[str, list[Any]]:
+def _parse_item(item: str, known: Sequence[str]) -> tuple[str, list[Any]]:
     key, equals, text = (word.strip() for word in item.partition("="))
     values = [parse_number_or_text(word.strip()) for word in text.split(",") if word.strip()]
     if not equals or not values:
@@ -309,23 +336,24 @@ def _given(item: str, known: Sequence[str]) -> tuple[str, list[Any]]:
     return key, values
 
 
-def name_with_values(method: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The method with these values in its brackets, and those that are options of a run."""
-    own = {key: value for key, value in values.items() if key != "lr"}
-    name, _, addons = method.partition("+")
-    parts = [name, *addons.split("+")] if addons else [name]
-    known = {part["name"]: {p["name"] for p in part["parameters"]} for part in methods.describe_methods()}
-    for index, part in reversed(list(enumerate(parts))):  # of two that have it, the add-on
-        mine = {key: own.pop(key) for key in list(own) if key in known[part.lower()]}
-        if mine:
-            parts[index] = (
-                f"{part}({','.join(f'{key}={format_value(value)}' for key, value in mine.items())})"
-            )
+def insert_values(method: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the method with these values in brackets, and the values that are options of a run."""
+    remaining = {key: value for key, value in values.items() if key != "lr"}
+    parts = method.split("+")
+    parameters = {
+        part["name"]: {parameter["name"] for parameter in part["parameters"]}
+        for part in methods.describe_methods()
+    }
+    for index, part in reversed(list(enumerate(parts))):  # an add-on takes precedence over the method
+        keys = [key for key in remaining if key in parameters[part.lower()]]
+        texts = [f"{key}={format_value(remaining.pop(key))}" for key in keys]
+        if texts:
+            parts[index] = f"{part}({','.join(texts)})"
     return "+".join(parts), {"lr": values["lr"]} if "lr" in values else {}
 
 
-def published_values(experiment: Experiment, key: str) -> Any:
-    """The value that a run has without a search."""
+def published_value(experiment: Experiment, key: str) -> Any:
+    """Return the value that a run has without a search."""
     if key == "lr":
         return experiment.config["lr"]
     for options in reversed(experiment.config["method_options"].values()):

@@ -1,9 +1,8 @@
-"""Checks for users' own methods."""
+"""Checks for methods written by users."""
 
 from feddbe.testing.contract import (
     CAN_KILL,
     check_engines,
-    check_hyperparameters,
     check_kill,
     check_method,
     check_partial_participation,
@@ -11,13 +10,13 @@ from feddbe.testing.contract import (
     check_secrets,
     check_small_clients,
     find_leaks,
-    other_values,
+    list_other_values,
+    outcomes_differ,
 )
 
 __all__ = [
     "CAN_KILL",
     "check_engines",
-    "check_hyperparameters",
     "check_kill",
     "check_method",
     "check_partial_participation",
@@ -25,5 +24,6 @@ __all__ = [
     "check_secrets",
     "check_small_clients",
     "find_leaks",
-    "other_values",
+    "list_other_values",
+    "outcomes_differ",
 ]

@@ -1,4 +1,4 @@
-"""The tests of every method of feddbe, for yours: `feddbe.testing.check(MyProx)`."""
+"""The contract that every method must fulfil, as checks: `feddbe.testing.check_method(MyProx)`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from feddbe.methods.registry import METHODS, format_name, parse_method, supporte
 from feddbe.metrics.records import ALL
 from feddbe.results.document import RoundResult
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.runs.store import FILE, RunStore
+from feddbe.runs.store import RUN_FILE, RunStore
 from feddbe.simulation import engines, loop
 from feddbe.simulation.client import ClientResult, ClientTask
 from feddbe.simulation.engines.base import Broadcasts, ClientStates, Engine
@@ -35,8 +36,8 @@ from feddbe.simulation.engines.registry import Serial
 from feddbe.state import State, decode, matches_pattern
 
 
-def make_samples(sizes: Sequence[int] = (60, 44, 28)) -> Dataset:
-    """The first digits, with a client column: sizes[i] samples for client i."""
+def make_dataset(sizes: Sequence[int] = (60, 44, 28)) -> Dataset:
+    """Return the first digits with a client column: sizes[i] samples for client i."""
     whole = digits.load()
     n = sum(sizes)
     client = np.repeat(np.arange(len(sizes)), sizes)
@@ -44,21 +45,21 @@ def make_samples(sizes: Sequence[int] = (60, 44, 28)) -> Dataset:
 
 
 def make_experiment(name: str, dataset: Dataset | None = None, **options: Any) -> Experiment:
-    """Two rounds of this method among the three clients."""
-    chosen = {"partition": "natural", "model": "mlp", "rounds": 2, "lr": 0.1, **options}
-    return resolve(name, Config(**chosen), dataset=dataset or make_samples())
+    """Return two rounds of this method with three clients."""
+    config = {"partition": "natural", "model": "mlp", "rounds": 2, "lr": 0.1, **options}
+    return resolve(name, Config(**config), dataset=dataset or make_dataset())
 
 
 class Outcome(NamedTuple):
-    """What a run leaves."""
+    """Result of a run: the states and the results of all rounds."""
 
     server: State
     clients: dict[int, State]
-    entries: list[RoundResult]
+    rounds: list[RoundResult]
 
 
 def run_recorded(experiment: Experiment, folder: Path, engine: Engine) -> Outcome:
-    """Begin the run in `folder`, or continue it, with this engine."""
+    """Start or resume the run in `folder` with this engine and return its outcome."""
     if RunStore.is_run(folder):
         store = RunStore.open(folder)
     else:
@@ -67,43 +68,39 @@ def run_recorded(experiment: Experiment, folder: Path, engine: Engine) -> Outcom
         )
     try:
         loop.run_experiment(experiment, store, engine)
-        return Outcome(store.server_state(), dict(store.clients()), store.round_results())
+        return Outcome(store.server_state(), dict(store.private_states()), store.round_results())
     finally:
         store.close()
 
 
 def run_outcome(experiment: Experiment, folder: Path, engine: str = "serial") -> Outcome:
-    """The same with an engine made for it."""
-    made = engines.create_engine(engine, experiment.task, experiment.method)
-    try:
-        return run_recorded(experiment, folder, made)
-    finally:
-        made.close()
+    """Start or resume the run in `folder` with the engine of this name and return its outcome."""
+    with closing(engines.create_engine(engine, experiment.task, experiment.method)) as instance:
+        return run_recorded(experiment, folder, instance)
 
 
-def stored_records(
-    store: RunStore, round: int, name: str = "accuracy", moment: str = "before"
+def client_values(
+    store: RunStore, round_: int, name: str = "accuracy", moment: str = "before"
 ) -> dict[int, float | None]:
-    """What each client measured."""
-    rows = [row for row in store.records(round) if (row.moment, row.name) == (moment, name)]
-    return {row.client: row.value for row in rows if row.client != ALL}
+    """Return the value of a metric for each client."""
+    records = [record for record in store.records(round_) if (record.moment, record.name) == (moment, name)]
+    return {record.client: record.value for record in records if record.client != ALL}
 
 
-def stored_states(folder: Path) -> list[tuple[Any, ...]]:
-    """All states in a run's file as they lie there: the server's, the clients', those of the best entry."""
-    db = sqlite3.connect(folder / FILE)
-    found = db.execute("SELECT kind, client, round, crc, state FROM states ORDER BY kind, client").fetchall()
-    db.close()
-    return found
+def read_states(folder: Path) -> list[tuple[Any, ...]]:
+    """Return all states in a run's file: the server's, the clients', and those of the best round."""
+    query = "SELECT kind, client, round, crc, state FROM states ORDER BY kind, client"
+    with closing(sqlite3.connect(folder / RUN_FILE)) as db:
+        return db.execute(query).fetchall()
 
 
 def are_identical(a: State, b: State) -> bool:
-    """Names, types and all bits equal."""
+    """Return True if names, types and all bits are equal."""
     return a.keys() == b.keys() and all(a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a)
 
 
 class MessageRecorder(Serial):
-    """The serial engine, which remembers every message and every private state."""
+    """A serial engine that records every message and every private state."""
 
     def __init__(self, experiment: Experiment) -> None:
         super().__init__(experiment.task, experiment.method)
@@ -113,21 +110,24 @@ class MessageRecorder(Serial):
     def run(
         self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
     ) -> Iterator[ClientResult]:
-        self.messages += [messages.message_for(job.client) for job in tasks]
-        for reply in super().run(tasks, messages, _Tap(states, self.private.append)):
-            self.messages.append(reply.upload)
-            yield reply
+        self.messages += [messages.message_for(task.client) for task in tasks]
+        for result in super().run(tasks, messages, _RecordedStates(states, self.private)):
+            self.messages.append(result.upload)
+            yield result
 
 
-class _Tap(ClientStates):
-    def __init__(self, inner: ClientStates, tell: Callable[[State], None]) -> None:
-        self.inner, self.tell = inner, tell
+class _RecordedStates(ClientStates):
+    """Client states that append every written state to a list."""
+
+    def __init__(self, inner: ClientStates, written: list[State]) -> None:
+        self.inner = inner
+        self.written = written
 
     def read(self, client: int) -> bytes | None:
         return self.inner.read(client)
 
     def write_pending(self, client: int, state: bytes) -> None:
-        self.tell(decode(state))
+        self.written.append(decode(state))
         self.inner.write_pending(client, state)
 
     def version(self, client: int) -> Hashable:
@@ -139,43 +139,53 @@ def check_method(
     *,
     engines: Sequence[str] = ("pool(workers=2)",),
     addons: Sequence[str] | None = None,
-    beside: Mapping[str, Mapping[str, Any]] | None = None,
+    prerequisites: Mapping[str, Mapping[str, Any]] | None = None,
     values: Mapping[str, Sequence[Any]] | None = None,
     rounds: int = 2,
 ) -> list[str]:
-    """Try what feddbe promises of every method, among a few small clients with digits and a perceptron, and
-    return what was tried, in a line for each combination. What does not hold is an `AssertionError` of one
-    line.
+    """Check the guarantees that feddbe gives for every method, with a few small clients of digits.
 
-    `method`: a class, an instance with other options than the defaults, or a name, as in `my.py:MyProx`. It
-    is tried alone and with `addons`; by default with each that it takes. `engines`: each must give the bits
-    of serial. Of its options another value must change something within so many `rounds`: `beside` has what
-    must be set for one to act (option -> options), `values` the other values to try (option -> values).
+    Args:
+        method: A class, an instance with other options than the defaults, or a name as in `my.py:MyProx`.
+        engines: Engines that must give the same bits as serial.
+        addons: Add-ons with which the method is checked, besides alone; by default all that it supports.
+        prerequisites: Options that must be set for an option to have an effect, by option.
+        values: Other values of an option that are tried, by option.
+        rounds: Number of rounds within which another value of an option must change the states.
+
+    Returns:
+        A line for each combination with the checks that passed.
+
+    Raises:
+        AssertionError: A guarantee does not hold; the message is one line.
     """
-    made = _instance(method)
-    name = format_name(made)
-    with tempfile.TemporaryDirectory(prefix="feddbe-check-") as folder:
-        tried = []
-        for addon in ("", *(supported_addons(type(made)) if addons is None else addons)):
+    instance = _instance(method)
+    name = format_name(instance)
+    names_of_addons = supported_addons(type(instance)) if addons is None else addons
+    lines = []
+    with tempfile.TemporaryDirectory(prefix="feddbe-check-") as root:
+        folder = Path(root)
+        for addon in ("", *names_of_addons):
             spec = f"{name}+{addon}" if addon else name
-            words = _told(spec, _one(spec, engines, Path(folder) / f"with {addon}"))
-            tried.append(f"{spec}: {', '.join(words)}")
-        acting = _told(name, _options(made, Path(folder), beside or {}, values or {}, rounds))
-        return [*tried, f"{name}: options that act: {', '.join(acting) or 'it has none'}"]
+            passed = _collect(spec, _check_combination(spec, engines, folder / f"with {addon}"))
+            lines.append(f"{spec}: {', '.join(passed)}")
+        options = _collect(name, _check_options(instance, folder, prerequisites or {}, values or {}, rounds))
+    lines.append(f"{name}: options that act: {', '.join(options) or 'it has none'}")
+    return lines
 
 
-def _told(spec: str, tries: Iterator[str]) -> list[str]:
-    """What was tried. A run that ends in an error, as one that diverges does, is one that fails."""
-    done = list[str]()
+def _collect(spec: str, checks: Iterator[str]) -> list[str]:
+    """Return the passed checks; a run that ends in an error, such as divergence, is a failed check."""
+    passed: list[str] = []
     try:
-        for words in tries:
-            done.append(words)
+        for check in checks:
+            passed.append(check)
     except InvalidInputError:
         raise
     except FeddbeError as error:
-        after = f" (after: {', '.join(done)})" if done else ""
+        after = f" (after: {', '.join(passed)})" if passed else ""
         raise AssertionError(f"{spec}: {error}{after}") from error
-    return done
+    return passed
 
 
 def _instance(method: type[Method] | Method | str) -> Method:
@@ -188,13 +198,13 @@ def _instance(method: type[Method] | Method | str) -> Method:
     return method() if isinstance(method, type) and issubclass(method, Method) else method
 
 
-def _one(spec: str, engines: Sequence[str], folder: Path) -> Iterator[str]:
-    """Of a method with or without an add-on, what was tried."""
+def _check_combination(spec: str, engines: Sequence[str], folder: Path) -> Iterator[str]:
+    """Check a method with or without an add-on; yield the passed checks."""
     for number, engine in enumerate(engines):
         check_engines(spec, folder / f"engine-{number}", engine)
         yield f"same bits on {engine}"
-    check_resume(spec, folder / "continued")
-    yield "when continued after each round"
+    check_resume(spec, folder / "resumed")
+    yield "when resumed after each round"
     if CAN_KILL:
         check_kill(spec, folder / "kill")
         yield "after kill -9"
@@ -207,207 +217,225 @@ def _one(spec: str, engines: Sequence[str], folder: Path) -> Iterator[str]:
     yield "few samples"
 
 
-def _options(
+def _check_options(
     method: Method,
     folder: Path,
-    beside: Mapping[str, Mapping[str, Any]],
+    prerequisites: Mapping[str, Mapping[str, Any]],
     values: Mapping[str, Sequence[Any]],
     rounds: int,
 ) -> Iterator[str]:
-    """Every option does something."""
+    """Check that every option of the method has an effect; yield each with its values."""
     cls = type(method)
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    for given in sorted({*beside, *values} - fields.keys()):
-        raise InvalidInputError(f"{cls.name} has no option '{given}'; it has: {', '.join(fields) or 'none'}")
+    for key in sorted({*prerequisites, *values} - fields.keys()):
+        raise InvalidInputError(f"{cls.name} has no option '{key}'; it has: {', '.join(fields) or 'none'}")
     for key, field in fields.items():
-        base = dataclasses.replace(method, **beside.get(key, {}))
-        now = getattr(base, key)
+        base = dataclasses.replace(method, **prerequisites.get(key, {}))
+        current = getattr(base, key)
 
-        def taken(value: Any, base: Method = base, key: str = key) -> bool:
+        def is_allowed(value: Any, base: Method = base, key: str = key) -> bool:
             try:
                 return bool(dataclasses.replace(base, **{key: value}))
             except InvalidInputError:
                 return False
 
-        chosen = values[key] if key in values else other_values(field, now, taken)
-        if not chosen and key not in values:
+        other_values = values[key] if key in values else list_other_values(field, current, is_allowed)
+        if not other_values and key not in values:
             raise AssertionError(
-                f"{cls.name}: which values {key} takes is not known; say values={{'{key}': [...]}}"
+                f"{cls.name}: the allowed values of {key} are not known; pass values={{'{key}': [...]}}"
             )
-        plain = run_outcome(make_experiment(format_name(base), rounds=rounds), folder / key)
-        for value in chosen:
-            e = make_experiment(format_name(dataclasses.replace(base, **{key: value})), rounds=rounds)
-            if not check_hyperparameters(plain, run_outcome(e, folder / f"{key}-{value}")):
+        base_outcome = run_outcome(make_experiment(format_name(base), rounds=rounds), folder / key)
+        for value in other_values:
+            changed = dataclasses.replace(base, **{key: value})
+            experiment = make_experiment(format_name(changed), rounds=rounds)
+            outcome = run_outcome(experiment, folder / f"{key}-{value}")
+            if not outcomes_differ(base_outcome, outcome):
                 raise AssertionError(
-                    f"{cls.name}: {key} = {format_value(value)} changes nothing against {format_value(now)} in "
-                    f"{rounds} rounds; if it acts only beside others, say so: beside={{'{key}': {{...}}}}"
+                    f"{cls.name}: {key} = {format_value(value)} changes nothing against "
+                    f"{format_value(current)} in {rounds} rounds; if it acts only with other options, pass "
+                    f"prerequisites={{'{key}': {{...}}}}"
                 )
-            yield f"{key} ({format_value(now)}, {format_value(value)})"
+            yield f"{key} ({format_value(current)}, {format_value(value)})"
 
 
 CAN_KILL = sys.platform == "linux"
-"""Whether `survives_a_kill` can be tried here."""
-_PURE = "what it does may depend on its arguments only, and on local.stream or ctx.stream where it is random"
+"""True if `check_kill` works on this system."""
+_PURE = "results may depend on arguments only, and on local.stream or ctx.stream for random numbers"
 
 
 def check_engines(name: str, folder: Path, engine: str) -> None:
-    """Wherever clients work, whoever is first: server, clients and accuracies as one after another."""
-    e = make_experiment(name, participation=_share(name))
-    serial, other = run_outcome(e, folder / "serial"), run_outcome(e, folder / "other", engine)
-    if what := _difference(serial, other):
-        raise AssertionError(f"{name}: on {engine} {what} is not what it is on serial; {_PURE}")
+    """Check that states and results are the same on another engine as on serial."""
+    experiment = make_experiment(name, participation=_participation(name))
+    serial = run_outcome(experiment, folder / "serial")
+    other = run_outcome(experiment, folder / "other", engine)
+    difference = _find_difference(serial, other)
+    if difference:
+        raise AssertionError(f"{name}: on {engine} {difference} differs from serial; {_PURE}")
 
 
 def check_resume(name: str, folder: Path) -> None:
-    """A run continued after each round is the same run: nothing is carried in memory from round to round that
-    is not in the file, and all states are in it, the last ones and those of the best entry."""
-    whole = run_outcome(make_experiment(name, rounds=3, participation=_share(name)), folder / "whole")
+    """Check that a run resumed after each round is the same run.
+
+    All state must be in the file, both the last one and that of the best round; none may be in memory only.
+    """
+    share = _participation(name)
+    uninterrupted = run_outcome(make_experiment(name, rounds=3, participation=share), folder / "whole")
     for rounds in range(4):
-        parts = run_outcome(
-            make_experiment(name, rounds=rounds, participation=_share(name)), folder / "parts"
-        )
-    if what := _difference(whole, parts):
-        raise AssertionError(f"{name}: continued after each round, {what} is another; {_PURE}")
+        resumed = run_outcome(make_experiment(name, rounds=rounds, participation=share), folder / "parts")
+    difference = _find_difference(uninterrupted, resumed)
+    if difference:
+        raise AssertionError(f"{name}: resumed after each round, {difference} differs; {_PURE}")
     _require(
-        stored_states(folder / "whole") == stored_states(folder / "parts"),
-        f"{name}: continued, the best round differs",
+        read_states(folder / "whole") == read_states(folder / "parts"),
+        f"{name}: resumed, the best round differs",
     )
 
 
 def check_kill(name: str, folder: Path) -> None:
-    """kill -9 in the middle of the second round: the run continues, in a process that knows nothing of it."""
-    e = make_experiment(name, rounds=3, participation=_share(name))
-    child = multiprocessing.get_context("fork").Process(target=_killed, args=(name, folder / "killed"))
+    """Check that a run killed in the middle of round 2 resumes in another process with the same result."""
+    experiment = make_experiment(name, rounds=3, participation=_participation(name))
+    child = multiprocessing.get_context("fork").Process(
+        target=_run_until_killed, args=(name, folder / "killed")
+    )
     child.start()
     child.join()
     _require(child.exitcode == -signal.SIGKILL, f"{name}: a run in another process failed ({child.exitcode})")
-    killed = run_outcome(e, folder / "killed")
-    if what := _difference(run_outcome(e, folder / "whole"), killed):
-        raise AssertionError(f"{name}: killed and continued, {what} is another; {_PURE}")
+    resumed = run_outcome(experiment, folder / "killed")
+    difference = _find_difference(run_outcome(experiment, folder / "whole"), resumed)
+    if difference:
+        raise AssertionError(f"{name}: killed and resumed, {difference} differs; {_PURE}")
 
 
-class _Deadly(Serial):
-    """Ends its process in round 2, after the first reply."""
+class _KillingEngine(Serial):
+    """A serial engine that kills its process in round 2, after the first result."""
 
     def run(
         self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
     ) -> Iterator[ClientResult]:
-        for reply in super().run(tasks, messages, states):
+        for result in super().run(tasks, messages, states):
             if tasks[0].round == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
-            yield reply
+            yield result
 
 
-def _killed(name: str, folder: Path) -> None:
-    e = make_experiment(name, rounds=3, participation=_share(name))
-    engine: Engine = _Deadly(e.task, e.method)
-    run_recorded(e, folder, engine)
+def _run_until_killed(name: str, folder: Path) -> None:
+    experiment = make_experiment(name, rounds=3, participation=_participation(name))
+    engine: Engine = _KillingEngine(experiment.task, experiment.method)
+    run_recorded(experiment, folder, engine)
 
 
 def check_secrets(name: str, folder: Path) -> None:
-    """That names are as declared is checked in every call; here are the values."""
-    e = make_experiment(name)
-    recorder = MessageRecorder(e)
-    run_recorded(e, folder, recorder)
-    for leak in find_leaks(recorder, e.method.secret):
+    """Check that no value of a secret is sent; names of messages are checked in every call."""
+    experiment = make_experiment(name)
+    method = experiment.method
+    recorder = MessageRecorder(experiment)
+    run_recorded(experiment, folder, recorder)
+    for leak in find_leaks(recorder, method.secret):
         raise AssertionError(f"{name}: a secret is sent: {leak}")
-    for secret in undeclared_names(e.method.secret, e.method.keeps, e.task.model):
-        raise AssertionError(f"{name}: '{secret}' is secret, but not in what it keeps")
-    kept = {n for state in recorder.private for n in state}
-    for pattern in e.method.keeps:
-        does = any(matches_pattern(n, [pattern]) for n in kept)
-        _require(does, f"{name}: it says that it keeps '{pattern}', and does not")
+    for secret in undeclared_names(method.secret, method.keeps, experiment.task.model):
+        raise AssertionError(f"{name}: '{secret}' is secret, but not declared in keeps")
+    kept = {key for state in recorder.private for key in state}
+    for pattern in method.keeps:
+        is_kept = any(matches_pattern(key, [pattern]) for key in kept)
+        _require(is_kept, f"{name}: it declares that it keeps '{pattern}', but does not")
 
 
 def find_leaks(recorder: MessageRecorder, secret: Names) -> list[str]:
-    """Secret names, and secret values of eight entries or more, that occur in any message."""
-    found = [n for message in recorder.messages for n in message if matches_pattern(n, secret)]
+    """Return secret names, and secret values of at least eight numbers, that occur in any message."""
+    leaks = [name for message in recorder.messages for name in message if matches_pattern(name, secret)]
     secrets = {
-        f"{name} of state {i}": t.contiguous().numpy().tobytes()
-        for i, state in enumerate(recorder.private)
-        for name, t in state.items()
-        if matches_pattern(name, secret) and t.numel() >= 8
+        f"{name} of state {number}": tensor.contiguous().numpy().tobytes()
+        for number, state in enumerate(recorder.private)
+        for name, tensor in state.items()
+        if matches_pattern(name, secret) and tensor.numel() >= 8
     }
     for message in recorder.messages:
-        for sent, tensor in message.items():
-            data = tensor.contiguous().numpy().tobytes()
-            found += [f"{name} in {sent}" for name, secret in secrets.items() if secret in data]
-    return found
+        for key, tensor in message.items():
+            content = tensor.contiguous().numpy().tobytes()
+            leaks += [f"{name} in {key}" for name, value in secrets.items() if value in content]
+    return leaks
 
 
 def check_partial_participation(name: str, folder: Path) -> None:
-    """One of ten per round; eight clients never take part and are evaluated all the same. A method that needs
-    all of them says so."""
-    ten = make_samples([24] * 10)
-    if parse_method(name).needs_all_clients:
+    """Check a run with one of ten clients per round, of which eight never train but are evaluated.
+
+    A method with `needs_all_clients` must be refused with its reason.
+    """
+    dataset = make_dataset([24] * 10)
+    reason = parse_method(name).needs_all_clients
+    if reason:
         try:
-            make_experiment(name, ten, participation=0.1)
+            make_experiment(name, dataset, participation=0.1)
         except InvalidInputError as error:
-            _require(parse_method(name).needs_all_clients in str(error), f"{name}: {error}")
+            _require(reason in str(error), f"{name}: {error}")
             return
-        raise AssertionError(f"{name} needs all clients, and is run with a tenth of them")
-    ran = run_outcome(make_experiment(name, ten, participation=0.1), folder)
-    joined = {c for t in (1, 2) for c in seeds.sample_cohort(0, t, 10, 0.1)}
-    for client in sorted(ran.clients.keys() - joined):
+        raise AssertionError(f"{name} needs all clients, and runs with a tenth of them")
+    outcome = run_outcome(make_experiment(name, dataset, participation=0.1), folder)
+    participants = {client for round_ in (1, 2) for client in seeds.sample_cohort(0, round_, 10, 0.1)}
+    for client in sorted(outcome.clients.keys() - participants):
         raise AssertionError(f"{name}: client {client} never took part, and has a state")
-    store = RunStore.open(folder)
-    tested = [stored_records(store, entry).keys() for entry in range(3)]
-    store.close()
-    _require(all(who == set(range(10)) for who in tested), f"{name}: not every client is evaluated")
+    with closing(RunStore.open(folder)) as store:
+        evaluated = [client_values(store, round_).keys() for round_ in range(3)]
+    is_complete = all(clients == set(range(10)) for clients in evaluated)
+    _require(is_complete, f"{name}: not every client is evaluated")
 
 
 def check_small_clients(name: str, folder: Path, sizes: Sequence[int]) -> None:
-    """A client with less than a batch, or one client alone."""
-    ran = run_outcome(make_experiment(name, make_samples(sizes)), folder)
-    for key, tensor in ran.server.items():
-        finite = bool(torch.isfinite(tensor).all())
-        _require(finite, f"{name}: '{key}' is not finite, with clients of {(*sizes,)} samples")
-    _require(all(entry["accuracy"] for entry in ran.entries), f"{name}: a round has no accuracy")
+    """Check a run with clients of these sizes: one with less than a batch, or a single client."""
+    outcome = run_outcome(make_experiment(name, make_dataset(sizes)), folder)
+    for key, tensor in outcome.server.items():
+        is_finite = bool(torch.isfinite(tensor).all())
+        _require(is_finite, f"{name}: '{key}' is not finite, with clients of {(*sizes,)} samples")
+    _require(all(result["accuracy"] for result in outcome.rounds), f"{name}: a round has no accuracy")
 
 
-def check_hyperparameters(one: Outcome, other: Outcome) -> bool:
-    """Whether two runs left different states: an option that does nothing would pass all other checks."""
-    return not are_identical(one.server, other.server) or any(
-        not are_identical(one.clients[c], other.clients[c]) for c in one.clients
+def outcomes_differ(first: Outcome, second: Outcome) -> bool:
+    """Return True if two runs end with different states."""
+    return not are_identical(first.server, second.server) or any(
+        not are_identical(first.clients[client], second.clients[client]) for client in first.clients
     )
 
 
-def other_values(
-    field: dataclasses.Field[Any], now: Any, taken: Callable[[Any], bool] = lambda value: True
+def list_other_values(
+    field: dataclasses.Field[Any], current: Any, is_allowed: Callable[[Any], bool] = lambda value: True
 ) -> list[Any]:
-    """Other values of an option than the one in force: all choices, or one that is `taken`."""
+    """Return other values of an option than the current one: all choices, or one allowed number."""
     if field.metadata["choices"]:
-        return [c for c in field.metadata["choices"] if c != now]
-    tries: list[Any] = []
-    if now is None:
-        tries = [2, 1] if value_type(field)[0] == "int" else [0.01, 0.5]
-    elif isinstance(now, bool):
-        tries = [not now]
-    elif isinstance(now, int | float):
-        tries = [now + 1, now - 1, 2, 1] if isinstance(now, int) else [now / 2, 0.25, 0.5, 1.0]
-    return [value for value in tries if value != now and taken(value)][:1]
+        return [choice for choice in field.metadata["choices"] if choice != current]
+    candidates: list[Any] = []
+    if current is None:
+        candidates = [2, 1] if value_type(field)[0] == "int" else [0.01, 0.5]
+    elif isinstance(current, bool):
+        candidates = [not current]
+    elif isinstance(current, int):
+        candidates = [current + 1, current - 1, 2, 1]
+    elif isinstance(current, float):
+        candidates = [current / 2, 0.25, 0.5, 1.0]
+    return [value for value in candidates if value != current and is_allowed(value)][:1]
 
 
-def _require(holds: bool, otherwise: str) -> None:
-    """Not by a statement that python -O leaves out."""
+def _require(holds: bool, message: str) -> None:
+    """Raise an AssertionError unless `holds`, also with python -O."""
     if not holds:
-        raise AssertionError(otherwise)
+        raise AssertionError(message)
 
 
-def _share(name: str) -> float:
-    """Two of three clients take part, where a method can do with less than all."""
+def _participation(name: str) -> float:
+    """Return the participation of two of three clients, or of all if the method needs them."""
     return 1.0 if parse_method(name).needs_all_clients else 0.67
 
 
-def _difference(wanted: Outcome, found: Outcome) -> str:
-    """The first thing that is not as it should be, in words."""
-    pairs: list[tuple[str, State, State]] = [("the server's state", wanted.server, found.server)]
-    for client in sorted(wanted.clients.keys() | found.clients.keys()):
-        a, b = wanted.clients.get(client, {}), found.clients.get(client, {})
-        pairs.append((f"the state of client {client}", a, b))
-    for what, a, b in pairs:
+def _find_difference(expected: Outcome, actual: Outcome) -> str:
+    """Return the name of the first difference, or nothing."""
+    pairs: list[tuple[str, State, State]] = [("the server's state", expected.server, actual.server)]
+    for client in sorted(expected.clients.keys() | actual.clients.keys()):
+        states = expected.clients.get(client, {}), actual.clients.get(client, {})
+        pairs.append((f"the state of client {client}", *states))
+    for title, a, b in pairs:
         if not are_identical(a, b):
-            names = [n for n in a if n not in b or not torch.equal(a[n], b[n])] or sorted(b.keys() - a.keys())
-            return f"{what} ('{names[0]}')" if names else what
-    timeless = [[{**entry, "seconds": 0} for entry in o.entries] for o in (wanted, found)]
-    return "" if timeless[0] == timeless[1] else "what clients measured"
+            changed = [name for name in a if name not in b or not torch.equal(a[name], b[name])]
+            names = changed or sorted(b.keys() - a.keys())
+            return f"{title} ('{names[0]}')" if names else title
+    expected_rounds = [{**result, "seconds": 0} for result in expected.rounds]
+    actual_rounds = [{**result, "seconds": 0} for result in actual.rounds]
+    return "" if expected_rounds == actual_rounds else "a metric of the clients"

@@ -1,1 +1,1 @@
-"""How a client trains: what is to be trained is a `FitPlan`, and trainers carry it out."""
+"""A client's local training: a `FitPlan` is a fit as a value, and backends execute it."""

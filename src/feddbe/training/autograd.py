@@ -42,10 +42,10 @@ class _FitState(NamedTuple):
     extras: State
     leaves: list[Tensor]
     values: list[Tensor]
-    """The same memory, detached from autograd."""
+    """The leaves, detached from autograd; they share memory."""
     carries: list[State]
     losses: Losses
-    optimiser: torch.optim.Optimizer | None
+    optimizer: torch.optim.Optimizer | None
     """None: plain SGD, implemented below."""
 
 
@@ -53,7 +53,7 @@ def packages() -> list[str]:
     return []
 
 
-def warm_up_kernels(model: SplitModel, tell: Callable[[str], None]) -> None:
+def warm_up_kernels(model: SplitModel, notify: Callable[[str], None]) -> None:
     """Do nothing: there is nothing to compile."""
 
 
@@ -75,12 +75,17 @@ def gradient(
 def proximal_steps(
     model: SplitModel, params: State, statistics: State, x: Tensor, y: Tensor, steps: ProximalSteps
 ) -> StepsResult:
-    (times, rate, pull, anchor), total = steps, torch.zeros(())
-    for _ in range(times):
-        g = gradient_by_autograd(model, params, statistics, x, y)
-        params = {n: p - rate * (g.gradients[n] + pull * (p - anchor[n])) for n, p in params.items()}
-        statistics, total = g.statistics, total + g.loss
-    return StepsResult(params, total / times, statistics)
+    total = torch.zeros(())
+    for _ in range(steps.steps):
+        result = gradient_by_autograd(model, params, statistics, x, y)
+        updated = {}
+        for name, p in params.items():
+            grad = result.gradients[name] + steps.weight * (p - steps.anchor[name])
+            updated[name] = p - steps.rate * grad
+        params = updated
+        statistics = result.statistics
+        total = total + result.loss
+    return StepsResult(params, total / steps.steps, statistics)
 
 
 def predictor(model: SplitModel, params: Mapping[str, Tensor], prbm: Tensor | None) -> None:
@@ -91,15 +96,15 @@ def train(plan: FitPlan) -> FitResult:
     """Execute the plan."""
     params = {name: plan.model.to_memory_format(p.detach()) for name, p in plan.params.items()}
     extras = {name: p.detach().clone() for name, p in plan.extras.items()}
-    moving = {name: (params | extras)[name].requires_grad_() for name in plan.rates}
-    leaves = list(moving.values())
-    values, carries = [leaf.detach() for leaf in leaves], [term.carry for term in (plan.loss, *plan.terms)]
-    optimiser = None if plan.optimizer.is_plain_sgd else plan.optimizer.build(plan.rates, moving, extras)
-    start = _FitState(params, extras, leaves, values, carries, no_losses(), optimiser)
+    trained = {name: (params | extras)[name].requires_grad_() for name in plan.rates}
+    leaves = list(trained.values())
+    values = [leaf.detach() for leaf in leaves]
+    carries = [term.carry for term in (plan.loss, *plan.terms)]
+    optimizer = None if plan.optimizer.is_plain_sgd else plan.optimizer.build(plan.rates, trained, extras)
+    start = _FitState(params, extras, leaves, values, carries, no_losses(), optimizer)
     with plan.model.bind(params, plan.statistics, training=True):
-        end = iterate_batches(
-            _explicit_step if _has_explicit_gradient(plan) else _step, start, plan, plan.model, plan.batches
-        )
+        step = _explicit_step if _has_explicit_gradient(plan) else _step
+        end = iterate_batches(step, start, plan, plan.model, plan.batches)
     params = {name: p.detach().contiguous() for name, p in params.items()}
     extras = {name: p.detach() for name, p in extras.items()}
     check_values(params | extras, plan.batches)
@@ -111,13 +116,13 @@ def _step(state: _FitState, plan: FitPlan, samples: Samples, key: int) -> _FitSt
     out = plan.model.forward(state.params, samples.x, state.extras.get("prbm"))
     batch = Batch(*samples, *out)
     parts = [
-        term.apply(TermContext(plan.model, state.params, term.const, batch, key), carry)
-        for term, carry in zip((plan.loss, *plan.terms), state.carries, strict=True)
+        term.apply(TermContext(plan.model, state.params, term.const, batch, key), term_carry)
+        for term, term_carry in zip((plan.loss, *plan.terms), state.carries, strict=True)
     ]
     losses = [value for value, _ in parts if value is not None]
     whole = sum(losses[1:], losses[0])
     grads = torch.autograd.grad(whole, state.leaves, allow_unused=True) if state.leaves else ()
-    return _update(state, plan, grads, losses[0], [carry for _, carry in parts], len(samples.y))
+    return _update(state, plan, grads, losses[0], [term_carry for _, term_carry in parts], len(samples.y))
 
 
 def _update(
@@ -129,7 +134,7 @@ def _update(
     samples: int,
 ) -> _FitState:
     """Update the parameters along these gradients and return the state."""
-    if state.optimiser is None:
+    if state.optimizer is None:
         _sgd_step(state, plan, grads)
     else:
         _optimizer_step(state, plan, grads)
@@ -146,12 +151,12 @@ def _sgd_step(state: _FitState, plan: FitPlan, grads: Sequence[Tensor | None]) -
 
 
 def _has_explicit_gradient(plan: FitPlan) -> bool:
-    """Return whether the end of the step has an explicit gradient for this plan."""
+    """Return True if the end of the step has an explicit gradient for this plan."""
     terms = [type(term.apply) for term in plan.terms]
-    wanted = plan.loss is CROSS_ENTROPY and (
+    is_supported = plan.loss is CROSS_ENTROPY and (
         terms == [MeanRegularizer] or (not terms and "prbm" in plan.extras)
     )
-    return wanted and plan.extras.keys() <= {"prbm"} and bool(plan.model.linear_head)
+    return is_supported and plan.extras.keys() <= {"prbm"} and bool(plan.model.linear_head)
 
 
 def _explicit_step(state: _FitState, plan: FitPlan, samples: Samples, key: int) -> _FitState:
@@ -189,16 +194,14 @@ def _explicit_step(state: _FitState, plan: FitPlan, samples: Samples, key: int) 
 
 def _optimizer_step(state: _FitState, plan: FitPlan, grads: Sequence[Tensor | None]) -> None:
     """Take a step of the optimizer on the gradients, clipped first."""
-    assert state.optimiser is not None
+    assert state.optimizer is not None
     for (name, leaf), grad in zip(zip(plan.rates, state.leaves, strict=True), grads, strict=True):
         leaf.grad = torch.zeros_like(leaf) if grad is None else grad.to_dense()
         if name in plan.correction:
             leaf.grad = leaf.grad + plan.correction[name]
-    if (
-        plan.optimizer.clip_norm is not None
-    ):  # The norm is a sum over names, and decoding a state changes their order.
-        ordered = [
-            leaf for _, leaf in sorted(zip(plan.rates, state.leaves, strict=True), key=lambda pair: pair[0])
-        ]
+    if plan.optimizer.clip_norm is not None:
+        # The norm is a sum over names, and decoding a state changes their order.
+        by_name = dict(zip(plan.rates, state.leaves, strict=True))
+        ordered = [by_name[name] for name in sorted(by_name)]
         torch.nn.utils.clip_grad_norm_(ordered, plan.optimizer.clip_norm)
-    state.optimiser.step()
+    state.optimizer.step()

@@ -1,8 +1,8 @@
-"""Training backends, the choice among them, and passes outside of a fit.
+"""Training backends, their selection, and passes outside of a fit.
 
-A backend is a module in `MODULES` with what `Backend` lists. The first one by RANK that takes a plan trains
-it; the first one that takes a model's parameters computes gradients, proximal steps and forward passes for
-methods with a scheme of their own. autograd takes everything and comes last.
+A backend is a module in `MODULES` with the members of `Backend`. The first one by PRIORITY that supports a
+plan trains it. The first one that supports a model's parameters computes gradients, proximal steps and
+forward passes for methods with their own local steps. autograd supports everything and is the last.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Backend(Protocol):
     PRIORITY: int
 
     def packages(self) -> list[str]:
-        """Return the installed packages that its numbers depend on, besides torch."""
+        """Return the installed packages, except torch, that its numbers depend on."""
 
-    def warm_up_kernels(self, model: SplitModel, tell: Callable[[str], None]) -> None:
-        """Compile what this model needs, if anything; `tell` receives what the user should know."""
+    def warm_up_kernels(self, model: SplitModel, notify: Callable[[str], None]) -> None:
+        """Compile the kernels of this model, if there are any; `notify` receives messages to the user."""
 
     def unsupported_reason(self, plan: FitPlan) -> str:
         """Return why it does not train this plan; empty if it does."""
@@ -78,7 +78,7 @@ class Backend(Protocol):
 
 @cache
 def all_backends() -> dict[str, Backend]:
-    """Return all backends by name, in the order of their ranks."""
+    """Return all backends by name, in the order of their priorities."""
     modules = {name: cast(Backend, import_module(module)) for name, module in MODULES.items()}
     return dict(sorted(modules.items(), key=lambda item: item[1].PRIORITY))
 
@@ -87,47 +87,48 @@ class TrainerSelection(NamedTuple):
     """A selected backend, and why faster ones were rejected."""
 
     name: str
-    trainer: Backend
-    why: str
+    backend: Backend
+    reason: str
 
 
-def _select(asked: str, refuses: Callable[[Backend], str]) -> TrainerSelection:
-    """Return the first backend that does not refuse; only one that is `asked` for by name, if any.
+def _select(requested: str, unsupported_reason: Callable[[Backend], str]) -> TrainerSelection:
+    """Return the first backend without a reason against it, or the requested one.
 
     Raises:
-        BadInput: The backend that is asked for refuses.
+        InvalidInputError: The requested backend is not supported.
     """
-    refused: dict[str, str] = {}
+    rejected: dict[str, str] = {}
     for name, backend in all_backends().items():
-        if asked in ("auto", name):
-            reason = refuses(backend)
-            if not reason:
-                why = "; ".join(f"not {other}: {reason}" for other, reason in refused.items())
-                return TrainerSelection(name, backend, why)
-            refused[name] = reason
-    raise InvalidInputError(f"trainer = {asked} does not take this: {refused[asked]}; take auto")
+        if requested not in ("auto", name):
+            continue
+        reason = unsupported_reason(backend)
+        if not reason:
+            reasons = "; ".join(f"not {other}: {why}" for other, why in rejected.items())
+            return TrainerSelection(name, backend, reasons)
+        rejected[name] = reason
+    raise InvalidInputError(f"trainer = {requested} does not support this: {rejected[requested]}; use auto")
 
 
-def select_trainer(plan: FitPlan, asked: str = "auto") -> TrainerSelection:
-    """Return the backend that trains this plan."""
-    return _select(asked, lambda backend: backend.unsupported_reason(plan))
+def select_trainer(plan: FitPlan, requested: str = "auto") -> TrainerSelection:
+    """Return the backend that trains this plan, and why faster ones were rejected."""
+    return _select(requested, lambda backend: backend.unsupported_reason(plan))
 
 
-def trainer(task: Task) -> dict[str, str]:
+def describe_trainer(task: Task) -> dict[str, str]:
     """Return the backend that computes gradients for this task, and why faster ones were rejected."""
     model = task.model
-    chosen = _select(
+    selection = _select(
         task.training.trainer, lambda backend: backend.unsupported_pass_reason(model, model.parameters)
     )
-    return {chosen.name: chosen.why}
+    return {selection.name: selection.reason}
 
 
-def _for_passes(task: Task, params: Mapping[str, Tensor]) -> Backend:
-    """Return the first backend that takes these parameters, which need not be all of the model's."""
-    asked = task.training.trainer
+def _select_for_passes(task: Task, params: Mapping[str, Tensor]) -> Backend:
+    """Return the first backend that supports these parameters, which may be a part of the model's."""
+    requested = task.training.trainer
     *faster, last = all_backends().items()
     for name, backend in faster:
-        if asked in ("auto", name) and not backend.unsupported_pass_reason(task.model, params):
+        if requested in ("auto", name) and not backend.unsupported_pass_reason(task.model, params):
             return backend
     return last[1]
 
@@ -136,28 +137,28 @@ def gradient(
     task: Task, params: Mapping[str, Tensor], statistics: Mapping[str, Tensor], samples: Samples
 ) -> Gradient:
     """Return the gradient of the cross-entropy at `params`, in training mode; 0 for what is frozen."""
-    return _for_passes(task, params).gradient(task.model, params, statistics, *samples)
+    return _select_for_passes(task, params).gradient(task.model, params, statistics, *samples)
 
 
 def proximal_steps(
     task: Task, params: State, statistics: State, samples: Samples, steps: ProximalSteps
 ) -> StepsResult:
     """Return the result of these proximal steps from `params` on one batch, in training mode."""
-    return _for_passes(task, params).proximal_steps(task.model, params, statistics, *samples, steps)
+    return _select_for_passes(task, params).proximal_steps(task.model, params, statistics, *samples, steps)
 
 
 def predictor(task: Task, params: Mapping[str, Tensor], prbm: Tensor | None) -> Predictor | None:
     """Return forward passes at these parameters; None: the model's own."""
-    return _for_passes(task, params).predictor(task.model, params, prbm)
+    return _select_for_passes(task, params).predictor(task.model, params, prbm)
 
 
-def warm_up_kernels(task: Task, tell: Callable[[str], None]) -> None:
-    """Compile what this task needs, if anything: once, and before there are processes that all would."""
+def warm_up_kernels(task: Task, notify: Callable[[str], None]) -> None:
+    """Compile the kernels of this task, if there are any, before processes are started that all would."""
     for name, backend in all_backends().items():
         if task.training.trainer in ("auto", name):
-            backend.warm_up_kernels(task.model, tell)
+            backend.warm_up_kernels(task.model, notify)
 
 
 def packages() -> list[str]:
-    """Return the installed packages that numbers depend on, besides torch."""
+    """Return the installed packages, except torch, that numbers depend on."""
     return [name for backend in all_backends().values() for name in backend.packages()]

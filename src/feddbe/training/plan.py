@@ -80,7 +80,7 @@ class Batches:
         """Yield each epoch's inputs and labels in their order, and the batch size."""
         n = len(self.indices)
         size = min(self.size, n)
-        for order in seeds.permutations(self.epochs, n, self.seed, "batches", self.round, self.client):
+        for order in seeds.sample_permutations(self.epochs, n, self.seed, "batches", self.round, self.client):
             indices = torch.from_numpy(self.indices[order[: n // size * size]]).to(self.dataset.y.device)
             yield self.dataset.x.index_select(0, indices), self.dataset.y.index_select(0, indices), size
 
@@ -128,7 +128,7 @@ def iterate_batches(
     """Apply `step(carry, const, batch, key)` to all batches and return the last carry.
 
     If the carry has `losses`, they are checked after each epoch. Every call sees the same batches in the same
-    order, and torch's generator (dropout) in the same state, whatever was trained before.
+    order, and torch's generator (dropout) in the same state, independent of earlier training.
     """
     key = batches.key % 2**62
     with seeds.torch_seeded(batches.key):
@@ -137,18 +137,21 @@ def iterate_batches(
                 inputs = model.to_memory_format(batches.dataset.inputs(raw_inputs), copy=False)
                 carry = step(carry, const, Samples(inputs, labels), key)
                 key += 1
-            check_batches(getattr(carry, "losses", None), batches)
+            check_losses(getattr(carry, "losses", None), batches)
     return carry
 
 
-def check_batches(losses: Losses | None, batches: Batches) -> None:
-    """Raise `Diverged` if the loss is not finite."""
-    if losses is not None and not math.isfinite(total := float(losses.total)):
+def check_losses(losses: Losses | None, batches: Batches) -> None:
+    """Raise `DivergenceError` if the loss is not finite."""
+    if losses is None:
+        return
+    total = float(losses.total)
+    if not math.isfinite(total):
         raise DivergenceError(batches.client, batches.round, "loss", total)
 
 
 def check_values(values: Mapping[str, Tensor], batches: Batches) -> None:
-    """Raise `Diverged` if a trained value is not finite; every backend calls this."""
+    """Raise `DivergenceError` if a trained value is not finite; every backend calls this."""
     for name, p in values.items():
         if p.numel() and not torch.stack(torch.aminmax(p)).isfinite().all():  # a single pass without a copy
             raise DivergenceError(batches.client, batches.round, f"update of {name}", p.abs().max().item())

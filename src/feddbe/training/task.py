@@ -39,7 +39,7 @@ class Optimizer:
 
     @property
     def is_plain_sgd(self) -> bool:
-        """Whether this is SGD without momentum, decay and clipping, which backends implement directly."""
+        """True if this is SGD without momentum, decay and clipping, which backends implement directly."""
         return self == PLAIN
 
     def build(
@@ -94,9 +94,9 @@ class LearningRateDecay:
     def __str__(self) -> str:
         return f"step:{self.rounds}:{self.factor:g}" if self.kind == "step" else f"cosine:{self.rounds}"
 
-    def factor_at(self, round: int) -> float:
+    def factor_at(self, round_: int) -> float:
         """Return the factor of the learning rate in this round."""
-        past = max(round - 1, 0)
+        past = max(round_ - 1, 0)
         if self.kind == "step":
             return self.factor ** (past // self.rounds)
         return (1 + math.cos(math.pi * min(past / self.rounds, 1.0))) / 2
@@ -118,9 +118,9 @@ class Training:
     optimizer: Optimizer = PLAIN
     decay: LearningRateDecay | None = None
 
-    def rate(self, round: int) -> float:
+    def rate(self, round_: int) -> float:
         """Return the learning rate of a round."""
-        return self.lr if self.decay is None else self.lr * self.decay.factor_at(round)
+        return self.lr if self.decay is None else self.lr * self.decay.factor_at(round_)
 
 
 @dataclass(frozen=True)

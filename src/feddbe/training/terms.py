@@ -41,11 +41,11 @@ class Gradient(NamedTuple):
 
 
 class ProximalSteps(NamedTuple):
-    """Repeated steps p <- p - rate (grad + pull (p - anchor)) on the cross-entropy of one batch."""
+    """Repeated steps p <- p - rate (grad + weight (p - anchor)) on the cross-entropy of one batch."""
 
     steps: int
     rate: float
-    pull: float
+    weight: float
     anchor: State
 
 
@@ -95,7 +95,7 @@ class Term(NamedTuple):
     const: State = {}  # noqa: RUF012  (never written to)
     carry: State = {}  # noqa: RUF012
     outputs_only: bool = False
-    """Whether the term reads only z_g, z, logits and parameters. Then the passes through the model can be
+    """True if the term reads only z_g, z, logits and parameters. The passes through the model can then be
     compiled, and autograd differentiates the term alone. Not allowed for a term that differentiates values of
     the batch with respect to parameters or inputs."""
 
@@ -171,7 +171,7 @@ class MeanRegularizer:
         """Return r divided by its total weight; at mu = 0 the weight is 0 and r stays 0."""
         return carry["r"] / carry["weight"] if self.mu else carry["r"]
 
-    # The same mathematics for backends that compute the step without autograd.
+    # Explicit formulas for backends that compute the step without autograd.
 
     def weights(self, start: float, batches: int) -> npt.NDArray[np.floating[Any]]:
         """Return r's total weight after each batch: 1 - (1 - mu)^b (1 - start)."""
@@ -183,5 +183,5 @@ class MeanRegularizer:
 
     def mr_gradient(self, carry: State, mean: Tensor, batch: int) -> Tensor:
         """Return the gradient with respect to one sample's z_g, after the carry's batch."""
-        r, weight = carry["r"], float(carry["weight"]) if self.corrected and self.mu else 1.0
-        return (r / weight - mean) * (self.slope(mean.numel(), batch) / weight)
+        divisor = float(carry["weight"]) if self.corrected and self.mu else 1.0
+        return (carry["r"] / divisor - mean) * (self.slope(mean.numel(), batch) / divisor)

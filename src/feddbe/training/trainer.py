@@ -48,14 +48,14 @@ class ClientTrainer:
     """
 
     def __init__(
-        self, task: Task, round: int, client: int, buffers: Mapping[str, State] | None = None
+        self, task: Task, round_: int, client: int, buffers: Mapping[str, State] | None = None
     ) -> None:
-        self.task, self.round, self.client = task, round, client
+        self.task, self.round, self.client = task, round_, client
         self.extras: dict[str, ExtraParameter] = {}
         self.losses: dict[str, tuple[float, int]] = {}
         """By track: sum of the loss over the samples trained on, and their number."""
         self.trainers: dict[str, str] = {}
-        """Backends that trained, each with the reason why no faster one did."""
+        """Backends that trained, each with the reason why faster ones were rejected."""
         self._predictor: Predictor | None = None
         split = task.split
         self.rows = {"train": split.train[client], "test": split.test[client]}
@@ -79,7 +79,7 @@ class ClientTrainer:
         """n_i: number of training samples."""
         return len(self.rows["train"])
 
-    def index(self, on: str) -> Tensor:
+    def indices(self, on: str) -> Tensor:
         """Return the indices of the client's `test`, `train` or other samples."""
         return torch.from_numpy(self.rows[on]).to(self.task.device)
 
@@ -99,7 +99,7 @@ class ClientTrainer:
 
     def label_counts(self) -> Tensor:
         """Return n_c: training samples of each class."""
-        rows = self.index("train")
+        rows = self.indices("train")
         return torch.bincount(self.task.dataset.y[rows], minlength=self.task.dataset.classes)
 
     def attach(self, track: str, term: Term) -> None:
@@ -139,9 +139,10 @@ class ClientTrainer:
             batches: Number of batches that are passed to a step together.
         """
         end = iterate_batches(step, carry, const, self.task.model, self._batches(epochs, batches))
-        if losses := getattr(end, "losses", None):
+        losses = getattr(end, "losses", None)
+        if losses:
             self._record_losses("shared", losses)
-        self.trainers |= backends.trainer(self.task)
+        self.trainers |= backends.describe_trainer(self.task)
         return end
 
     def fit(
@@ -197,8 +198,8 @@ class ClientTrainer:
             self.task.training.optimizer,
         )
         selection = select_trainer(plan, self.task.training.trainer)
-        self.trainers[selection.name] = selection.why
-        result = selection.trainer.train(plan)
+        self.trainers[selection.name] = selection.reason
+        result = selection.backend.train(plan)
         self._record_losses(track, result.losses)
         self.extras = {
             name: ExtraParameter(result.extras[name], extra.lr) for name, extra in self.extras.items()
@@ -211,9 +212,9 @@ class ClientTrainer:
             return self._predictor(x)
         return self.task.model.forward(params, x, self.prbm)
 
-    def activations(self, params: Mapping[str, Tensor], x: Tensor, places: Iterable[str]) -> State:
+    def activations(self, params: Mapping[str, Tensor], x: Tensor, layers: Iterable[str]) -> State:
         """Return the activations of these layers in the forward pass at `params`."""
-        return self.task.model.activations(params, x, places, self.prbm)
+        return self.task.model.activations(params, x, layers, self.prbm)
 
     @property
     def prbm(self) -> Tensor | None:
@@ -238,7 +239,7 @@ class ClientTrainer:
             track: Track whose BatchNorm statistics are used.
         """
         model, dataset = self.task.model, self.task.dataset
-        rows = self.index(on)
+        rows = self.indices(on)
         if function is None and (predictor := backends.predictor(self.task, params, self.prbm)):
             batches = (dataset.kernel_inputs(dataset.x.index_select(0, chunk)) for chunk in _chunks(rows))
             return _concatenate([predictor.logits(x) for x in batches]), dataset.y.index_select(0, rows)

@@ -1,4 +1,4 @@
-"""AG News: what is read, what is refused, what is said to be a subset; the real files if they are here."""
+"""Tests of AG News: valid and invalid files, subsets, and the real files if available."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def as_csv(rows: Sequence[tuple[str, ...]]) -> bytes:
     return "".join(f"{line}\n" for line in quoted).encode()
 
 
-def write(folder: Path, ending: str = "", train: bytes = as_csv(TRAIN), test: bytes = as_csv(TEST)) -> Path:
+def write_files(
+    folder: Path, ending: str = "", train: bytes = as_csv(TRAIN), test: bytes = as_csv(TEST)
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     packers: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
     for name, content in (("train.csv", train), ("test.csv", test)):
@@ -43,8 +45,8 @@ def write(folder: Path, ending: str = "", train: bytes = as_csv(TRAIN), test: by
 
 
 @pytest.fixture
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine without AG News; returns its home."""
+def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Simulate a machine without AG News; return its home folder."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("no_proxy", "*")
     for name in ("FEDDBE_DATA", "XDG_CACHE_HOME"):
@@ -53,8 +55,8 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
-def test_title_and_description_are_one_text(tmp_path: Path, nowhere: Path, ending: str) -> None:
-    data = ag_news.load(write(tmp_path / "data", ending))
+def test_title_and_description_are_joined(tmp_path: Path, empty_home: Path, ending: str) -> None:
+    data = ag_news.load(write_files(tmp_path / "data", ending))
     assert (data.name, data.classes, data.y.tolist()) == ("ag_news", 4, [2, 0, 3])
     assert (data.x.dtype, data.x.shape) == (torch.int32, (3, 200))
     # by frequency: no 3; oil 2; then one each: ( ) , . a ap change disk it new news oil\down said up
@@ -73,7 +75,7 @@ def test_title_and_description_are_one_text(tmp_path: Path, nowhere: Path, endin
         "said",
         "up",
     ]
-    assert data.tokens == len(words)
+    assert data.num_words == len(words)
     texts = ["oil up it said no , ( ap ) .", "oil\\down no news no change", "a new disk oil"]
     for row, text in zip(data.x.tolist(), texts, strict=True):
         numbers = [words.index(word) for word in text.split()]
@@ -81,38 +83,52 @@ def test_title_and_description_are_one_text(tmp_path: Path, nowhere: Path, endin
     assert data.inputs(data.x[:1]).dtype == torch.int64
 
 
-def test_the_second_time_comes_from_the_cache(tmp_path: Path, nowhere: Path) -> None:
-    folder = write(tmp_path / "data")
+def test_second_load_uses_the_cache(tmp_path: Path, empty_home: Path) -> None:
+    folder = write_files(tmp_path / "data")
     first = ag_news.load(folder)
-    again = ag_news.load(folder)
-    assert torch.equal(first.x, again.x)
-    assert (first.tokens, first.note, first.sha256()) == (again.tokens, again.note, again.sha256())
+    second = ag_news.load(folder)
+    assert torch.equal(first.x, second.x)
+    assert (first.num_words, first.note, first.sha256()) == (
+        second.num_words,
+        second.note,
+        second.sha256(),
+    )
     assert list(folder.rglob("*.cache"))
-    write(folder, test=as_csv([("2", "Another", "file")]))
+    write_files(folder, test=as_csv([("2", "Another", "file")]))
     assert ag_news.load(folder).y.tolist() == [2, 0, 1], "another file makes another cache"
 
 
-def test_a_subset_says_so(tmp_path: Path, nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write(tmp_path / "data", ".xz")
+def test_subset_is_noted(tmp_path: Path, empty_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_files(tmp_path / "data", ".xz")
     assert ag_news.load(folder).note == SUBSET
     assert ag_news.describe_location(folder) == f"{folder} ({SUBSET})"
     assert main(["data", "list", "--data-dir", str(folder)]) == 0
     assert SUBSET in capsys.readouterr().out
-    shown = ["data", "show", "ag_news", "--data-dir", str(folder), "--partition", "iid", "--clients", "1"]
-    assert main(shown) == 0
+    show_command = [
+        "data",
+        "show",
+        "ag_news",
+        "--data-dir",
+        str(folder),
+        "--partition",
+        "iid",
+        "--clients",
+        "1",
+    ]
+    assert main(show_command) == 0
     assert f"ag_news: {SUBSET}" in capsys.readouterr().out
 
 
-def test_the_whole_says_nothing(tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_data_has_no_note(tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ag_news, "ROWS", (2, 1))
-    folder = write(tmp_path / "data")
+    folder = write_files(tmp_path / "data")
     assert ag_news.load(folder).note == ""
     assert ag_news.describe_location(folder) == str(folder)
 
 
-def test_not_found_says_where_and_what_to_do(tmp_path: Path, nowhere: Path) -> None:
+def test_missing_data_error_names_folders_and_remedies(tmp_path: Path, empty_home: Path) -> None:
     assert BUILTIN_DATASETS["ag_news"].locate(tmp_path) is None
-    write(tmp_path)
+    write_files(tmp_path)
     (tmp_path / "test.csv").unlink()
     with pytest.raises(InvalidInputError) as caught:
         load_dataset("ag_news", tmp_path)
@@ -120,7 +136,7 @@ def test_not_found_says_where_and_what_to_do(tmp_path: Path, nowhere: Path) -> N
     assert "\n" not in message
     for part in (
         str(tmp_path),
-        str(nowhere / ".cache" / "feddbe"),
+        str(empty_home / ".cache" / "feddbe"),
         "feddbe data get ag_news",
         "train.csv and test.csv",
     ):
@@ -141,34 +157,34 @@ def test_not_found_says_where_and_what_to_do(tmp_path: Path, nowhere: Path) -> N
         (b'"1","\xff"\n', "cannot read .*test.csv: .* fetch the file again"),
     ],
 )
-def test_refuses(tmp_path: Path, nowhere: Path, test: bytes, message: str) -> None:
+def test_invalid_file_is_an_error(tmp_path: Path, empty_home: Path, test: bytes, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        ag_news.load(write(tmp_path / "data", test=test))
+        ag_news.load(write_files(tmp_path / "data", test=test))
     assert not list(tmp_path.rglob("*.cache")), "nothing half-written"
 
 
 @pytest.mark.parametrize("ending", [".gz", ".xz"])
-def test_a_damaged_archive_is_named(tmp_path: Path, nowhere: Path, ending: str) -> None:
-    path = write(tmp_path / "data", ending) / f"train.csv{ending}"
+def test_error_names_damaged_archive(tmp_path: Path, empty_home: Path, ending: str) -> None:
+    path = write_files(tmp_path / "data", ending) / f"train.csv{ending}"
     path.write_bytes(path.read_bytes()[:-12])
     assert ag_news.describe_location(tmp_path / "data") == f"{tmp_path / 'data'} (damaged)"
     with pytest.raises(InvalidInputError, match=f"cannot read {path}"):
         ag_news.load(tmp_path / "data")
 
 
-def test_get(
-    tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_data_get_downloads_and_verifies(
+    tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    publisher = write(tmp_path / "publisher")
+    publisher = write_files(tmp_path / "publisher")
     published = ag_news.publisher.checksums
     sums = {name: f"md5:{hashlib.md5((publisher / name).read_bytes()).hexdigest()}" for name in published}
-    with serving(publisher) as url:
+    with LocalServer(publisher) as url:
         monkeypatch.setattr(ag_news, "publisher", Publisher(url, published))
         with pytest.raises(InvalidInputError, match=r"train.csv from .* has the checksum md5:"):
             BUILTIN_DATASETS["ag_news"].download(None)
         monkeypatch.setattr(ag_news, "publisher", Publisher(url, sums))
         BUILTIN_DATASETS["ag_news"].download(None)
-        folder = nowhere / ".cache" / "feddbe" / "ag_news"
+        folder = empty_home / ".cache" / "feddbe" / "ag_news"
         assert len(ag_news.load(None)) == 3
         assert main(["data", "get", "ag_news"]) == 0
         assert capsys.readouterr().out.endswith("(verified)\n")
@@ -180,8 +196,8 @@ def test_get(
     assert (folder / "test.csv").read_bytes() == content
 
 
-class serving:
-    """A local server in the publisher's place; gives its address."""
+class LocalServer:
+    """Local server instead of the publisher; as a context manager, it returns its address."""
 
     def __init__(self, folder: Path) -> None:
         class Quiet(SimpleHTTPRequestHandler):
@@ -202,8 +218,8 @@ class serving:
 
 
 @pytest.fixture(scope="module")
-def real() -> list[list[list[str]]]:
-    """The rows of the real files, read with nothing of ours but the opening."""
+def real_rows() -> list[list[list[str]]]:
+    """Return the rows of the real files, parsed by Python's csv module."""
     parts = []
     for path in ag_news.find(None):
         with ag_news._open_file(path) as file:
@@ -212,15 +228,15 @@ def real() -> list[list[list[str]]]:
 
 
 @needs_ag_news
-def test_the_real_files(real: list[list[list[str]]]) -> None:
-    """The test file is the publisher's: 1,900 rows of each class. Of the whole, 98,635 words are known."""
+def test_real_files(real_rows: list[list[list[str]]]) -> None:
+    """The publisher's test file has 1,900 rows of each class; the complete data has 98,635 words."""
     data = ag_news.load(None)
-    train, test = real
+    train, test = real_rows
     assert len(data) == len(train) + len(test)
     assert torch.bincount(data.y[len(train) :]).tolist() == [1900] * 4
     assert data.y.tolist() == [int(row[0]) - 1 for row in (*train, *test)]
-    assert int(data.x.max()) == data.tokens - 1
+    assert int(data.x.max()) == data.num_words - 1
     if (len(train), len(test)) == ag_news.ROWS:
-        assert (data.tokens, data.note) == (98_635, "")
+        assert (data.num_words, data.note) == (98_635, "")
     else:
         assert data.note.startswith(f"a subset: {len(train):,} of 120,000")

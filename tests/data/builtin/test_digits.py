@@ -1,4 +1,4 @@
-"""The digits as the models see them."""
+"""Tests of the digits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 from feddbe.data.builtin import digits
 
 
-def test_digits() -> None:
+def test_digits_equal_those_of_scikit_learn() -> None:
     data = digits.load()
     assert (data.name, data.classes, len(data), data.client) == ("digits", 10, 1797, None)
     assert (data.x.shape, data.x.dtype) == ((1797, 1, 8, 8), torch.uint8)
@@ -18,7 +18,7 @@ def test_digits() -> None:
     assert data.y.tolist() == labels.tolist()
 
 
-def test_inputs_are_the_protocols_normalisation() -> None:
+def test_inputs_are_normalized_as_published() -> None:
     """x / 16, then (x - 0.5) / 0.5: powers of two, so equal to the last bit."""
     data = digits.load()
     expected = (data.x.float() / 16 - 0.5) / 0.5

@@ -1,4 +1,4 @@
-"""UCI HAR: folder and archives alike, the order of rows and signals, what is refused, and the real data."""
+"""Tests of UCI HAR: folder and archives, order of rows and signals, errors, and the real data."""
 
 from __future__ import annotations
 
@@ -33,53 +33,55 @@ TRAIN, TEST = 5, 3
 
 
 def value(row: int, signal: int, step: int) -> float:
-    """What the made-up window `row` has there: all different."""
+    """Return a value of the artificial window `row`; all are different."""
     return row + signal / 100 + step / 100_000
 
 
-def files() -> dict[str, str]:
-    """The publisher's files with eight windows, of persons 2, 7 and 30; labels 1..6."""
+def build_files() -> dict[str, str]:
+    """Return the publisher's files with eight windows of persons 2, 7 and 30, with labels 1..6."""
     labels, persons = [1, 2, 3, 4, 5, 6, 6, 1], [7, 7, 30, 2, 2, 7, 30, 2]
-    found = {"README.txt": "not read", "features.txt": "1 tBodyAcc-mean()-X"}
+    texts = {"README.txt": "not read", "features.txt": "1 tBodyAcc-mean()-X"}
     for part, rows in (("train", range(TRAIN)), ("test", range(TRAIN, TRAIN + TEST))):
-        found[f"{part}/y_{part}.txt"] = "".join(f"{labels[row]}\n" for row in rows)
-        found[f"{part}/subject_{part}.txt"] = "".join(f"{persons[row]}\n" for row in rows)
+        texts[f"{part}/y_{part}.txt"] = "".join(f"{labels[row]}\n" for row in rows)
+        texts[f"{part}/subject_{part}.txt"] = "".join(f"{persons[row]}\n" for row in rows)
         for signal, name in enumerate(har.SIGNALS):
             lines = [" ".join(f" {value(row, signal, step):.7e}" for step in range(128)) for row in rows]
-            found[f"{part}/Inertial Signals/{name}_{part}.txt"] = "\n".join(lines) + "\n"
-    return found
+            texts[f"{part}/Inertial Signals/{name}_{part}.txt"] = "\n".join(lines) + "\n"
+    return texts
 
 
-def folder(place: Path, found: dict[str, str]) -> Path:
-    for name, text in found.items():
-        path = place / har.FOLDER / name
+def write_folder(data_dir: Path, texts: dict[str, str]) -> Path:
+    for name, text in texts.items():
+        path = data_dir / har.FOLDER / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return place
+    return data_dir
 
 
-def zipped(place: Path, found: dict[str, str]) -> Path:
-    place.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(place / "UCI HAR Dataset.zip", "w", zipfile.ZIP_DEFLATED) as file:
-        for name, text in reversed(found.items()):  # the order in an archive is anyone's
+def write_zip(data_dir: Path, texts: dict[str, str]) -> Path:
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(data_dir / "UCI HAR Dataset.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        for name, text in reversed(texts.items()):  # archives may have any order
             file.writestr(f"{har.FOLDER}/{name}", text)
             file.writestr(f"__MACOSX/{har.FOLDER}/{Path(name).parent}/._{Path(name).name}", b"\0\5\x16\7")
-    return place
+    return data_dir
 
 
-def tarred(place: Path, found: dict[str, str]) -> Path:
-    place.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(place / "UCI HAR Dataset.tar.xz", "w:xz") as file:
-        for name, text in found.items():
+def write_tar(data_dir: Path, texts: dict[str, str]) -> Path:
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(data_dir / "UCI HAR Dataset.tar.xz", "w:xz") as file:
+        for name, text in texts.items():
             member = tarfile.TarInfo(f"./{har.FOLDER}/{name}")
             member.size = len(text)
             file.addfile(member, io.BytesIO(text.encode()))
-    return place
+    return data_dir
 
 
 @pytest.fixture(autouse=True)
-def nowhere(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path | None:
-    """A machine without HAR, except for the test of the real data; returns its home."""
+def empty_home(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path | None:
+    """Simulate a machine without HAR, except for the test of the real data; return its home folder."""
     if "real" in request.node.name:
         return None
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -90,7 +92,7 @@ def nowhere(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 
 @needs_har
-def test_the_real_data() -> None:
+def test_real_data() -> None:
     """Published: 10,299 windows, 30 persons, 6 activities; 7,352 windows are the training set's."""
     data = har.load(None)
     assert (data.name, data.classes, data.x.shape, data.x.dtype) == (
@@ -110,11 +112,11 @@ def test_the_real_data() -> None:
     assert (options.partition, split.clients, options.data) == ("natural", 30, "har(layout=channels)")
 
 
-@pytest.mark.parametrize("write", [folder, zipped, tarred])
-def test_train_then_test_with_the_signals_in_order(
+@pytest.mark.parametrize("write", [write_folder, write_zip, write_tar])
+def test_training_then_test_windows_with_signals_in_order(
     tmp_path: Path, write: Callable[[Path, dict[str, str]], Path]
 ) -> None:
-    data = har.load(write(tmp_path / "data", files()))
+    data = har.load(write(tmp_path / "data", build_files()))
     expected = [[[value(r, c, t) for t in range(128)] for c in range(9)] for r in range(TRAIN + TEST)]
     assert data.x.shape == (8, 9, 1, 128)
     torch.testing.assert_close(data.x[:, :, 0], torch.tensor(expected))
@@ -124,37 +126,37 @@ def test_train_then_test_with_the_signals_in_order(
     assert (data.x.dtype, data.y.dtype) == (torch.float32, torch.int64)
 
 
-def test_it_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = zipped(tmp_path / "data", files())
-    first = har.load(place)
-    assert (place / "har" / "inertial.cache" / "x.npy").is_file()
+def test_data_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data_dir = write_zip(tmp_path / "data", build_files())
+    first = har.load(data_dir)
+    assert (data_dir / "har" / "inertial.cache" / "x.npy").is_file()
     with monkeypatch.context() as patched:
         patched.setattr(har, "_decode", None)
-        again = har.load(place)
-    assert torch.equal(again.x, first.x)
-    assert again.sha256() == first.sha256()
-    archive = place / "UCI HAR Dataset.zip"
+        second = har.load(data_dir)
+    assert torch.equal(second.x, first.x)
+    assert second.sha256() == first.sha256()
+    archive = data_dir / "UCI HAR Dataset.zip"
     size, time = archive.stat().st_size, archive.stat().st_mtime_ns
     archive.write_bytes(b"x" * size)
     os.utime(archive, ns=(time, time))
     with pytest.raises(InvalidInputError, match=r"^cannot read .*UCI HAR Dataset\.zip: .*; fetch it again$"):
-        har.load(place)
+        har.load(data_dir)
 
 
-def test_the_folder_itself_will_do(tmp_path: Path) -> None:
-    inner = folder(tmp_path, files()) / har.FOLDER
+def test_dataset_folder_is_accepted_as_data_dir(tmp_path: Path) -> None:
+    inner = write_folder(tmp_path, build_files()) / har.FOLDER
     assert har.find(inner) == har.find(tmp_path) == inner
     assert len(har.load(inner)) == 8
 
 
-def test_not_found_says_where_and_what_to_do(tmp_path: Path) -> None:
+def test_missing_data_error_names_folders_and_remedies(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError) as caught:
         har.load(tmp_path / "data")
-    said = str(caught.value)
-    assert "\n" not in said
-    assert str(tmp_path / "home") in said
-    assert "feddbe data get har" in said
-    assert said.endswith(f"put UCI HAR Dataset.zip (or the folder in it) into {tmp_path / 'data' / 'har'}")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(tmp_path / "home") in message
+    assert "feddbe data get har" in message
+    assert message.endswith(f"put UCI HAR Dataset.zip (or the folder in it) into {tmp_path / 'data' / 'har'}")
 
 
 SIGNAL = "test/Inertial Signals/body_gyro_y_test.txt"
@@ -175,64 +177,64 @@ SIGNAL = "test/Inertial Signals/body_gyro_y_test.txt"
         ("test/subject_test.txt", "1\n2\n", r"'test/subject_test.txt' in .* shape \(2, 1\)"),
     ],
 )
-def test_refuses(tmp_path: Path, name: str, text: str | None, message: str) -> None:
-    found = files()
+def test_invalid_file_is_an_error(tmp_path: Path, name: str, text: str | None, message: str) -> None:
+    texts = build_files()
     if text is None:
-        del found[name]
+        del texts[name]
     else:
-        found[name] = text
+        texts[name] = text
     with pytest.raises(InvalidInputError, match=message) as caught:
-        har.load(folder(tmp_path, found))
+        har.load(write_folder(tmp_path, texts))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "har" / "inertial.cache").exists()
 
 
-def test_a_file_that_is_far_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(har, "_LIMIT", 1000)
+def test_archive_over_size_limit_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(har, "_MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(InvalidInputError, match=r"unpacks to more than the 1000 bytes that were expected"):
-        har.load(zipped(tmp_path, files()))
+        har.load(write_zip(tmp_path, build_files()))
 
 
 # --- the published layout
 
 
-def windows(n: int = 60) -> Dataset:
+def random_windows(n: int = 60) -> Dataset:
     x = torch.from_numpy(np.random.RandomState(0).randn(n, 9, 1, 128).astype(np.float32))
     return Dataset("har", x, torch.arange(n) % 6, 6, client=np.arange(n) // 20)
 
 
-def test_scrambled_is_the_published_formula() -> None:
-    data = windows(4)
-    found = har.scramble(data)
+def test_scrambled_layout_follows_the_published_formula() -> None:
+    data = random_windows(4)
+    scrambled = har.scramble(data)
     for c in range(9):
         for t in range(128):
-            at = 128 * c + t
-            assert torch.equal(found.x[:, c, 0, t], data.x[:, at % 9, 0, at // 9])
-    assert found.sha256() != data.sha256()
+            position = 128 * c + t
+            assert torch.equal(scrambled.x[:, c, 0, t], data.x[:, position % 9, 0, position // 9])
+    assert scrambled.sha256() != data.sha256()
 
 
-def test_the_cache_does_not_vouch_for_the_scrambled_windows(tmp_path: Path) -> None:
-    data = har.load(folder(tmp_path, files()))
-    found = har.scramble(data)
-    assert found.sha256() != data.sha256()
-    plain = Dataset("har", found.x.clone(), found.y, 6, client=found.client)
-    assert found.sha256() == plain.sha256()
+def test_scrambled_windows_are_hashed_again(tmp_path: Path) -> None:
+    data = har.load(write_folder(tmp_path, build_files()))
+    scrambled = har.scramble(data)
+    assert scrambled.sha256() != data.sha256()
+    plain = Dataset("har", scrambled.x.clone(), scrambled.y, 6, client=scrambled.client)
+    assert scrambled.sha256() == plain.sha256()
 
 
-def test_the_variant_chooses_layout_and_cut_and_what_is_given_wins() -> None:
-    def chosen(data: str = "har", **options: Any) -> tuple[object, object, bool]:
-        found = resolve("fedavg", Config(data=data, **options), dataset=windows())
-        as_read = torch.equal(found.task.dataset.x, windows().x)
-        return found.config["data"], found.config["cut"], as_read
+def test_variant_selects_layout_and_cut_unless_given() -> None:
+    def resolve_layout(data: str = "har", **options: Any) -> tuple[object, object, bool]:
+        experiment = resolve("fedavg", Config(data=data, **options), dataset=random_windows())
+        is_unchanged = torch.equal(experiment.task.dataset.x, random_windows().x)
+        return experiment.config["data"], experiment.config["cut"], is_unchanged
 
     channels, scrambled = "har(layout=channels)", "har(layout=scrambled)"
-    assert chosen() == chosen(variant="paper") == (channels, "fc2", True)
-    assert chosen(variant="official") == (scrambled, "conv2", False)
-    assert chosen(channels, variant="official", cut="fc1") == (channels, "fc1", True)
-    assert chosen(scrambled) == (scrambled, "fc2", False)
+    assert resolve_layout() == resolve_layout(variant="paper") == (channels, "fc2", True)
+    assert resolve_layout(variant="official") == (scrambled, "conv2", False)
+    assert resolve_layout(channels, variant="official", cut="fc1") == (channels, "fc1", True)
+    assert resolve_layout(scrambled) == (scrambled, "fc2", False)
 
 
-def test_other_data_has_no_layout() -> None:
+def test_layout_of_other_data_is_an_error() -> None:
     with pytest.raises(InvalidInputError, match=r"^unknown option of digits 'layout'; allowed: \(none\)$"):
         resolve("fedavg", Config(data="digits(layout=channels)"))
     assert (
@@ -245,14 +247,14 @@ def test_other_data_has_no_layout() -> None:
 
 @pytest.fixture
 def publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A local server in the publisher's place."""
-    place = zipped(tmp_path / "publisher", files())
+    """Replace the publisher by a local server."""
+    folder = write_zip(tmp_path / "publisher", build_files())
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(place))) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
         url = f"http://127.0.0.1:{server.server_address[1]}/"
         monkeypatch.setattr(har, "publisher", Publisher(url, har.publisher.checksums))
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -263,10 +265,10 @@ def publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.mark.usefixtures("publisher")
-def test_get_says_that_it_is_not_verified(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_download_logs_that_it_is_not_verified(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     BUILTIN_DATASETS["har"].download(tmp_path / "data")
-    place = har.find(tmp_path / "data")
-    assert place == tmp_path / "data" / "har" / "UCI HAR Dataset.zip"
+    archive = har.find(tmp_path / "data")
+    assert archive == tmp_path / "data" / "har" / "UCI HAR Dataset.zip"
     assert "is not verified" in caplog.text
-    assert place.with_name(place.name + ".sha256").is_file()
+    assert archive.with_name(archive.name + ".sha256").is_file()
     assert len(har.load(tmp_path / "data")) == 8

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: where they are looked for, what is refused, and the real files if any."""
+"""Tests of MNIST and Fashion-MNIST: search folders, errors, and the real files if available."""
 
 from __future__ import annotations
 
@@ -24,53 +24,53 @@ from feddbe.data.registry import BUILTIN_DATASETS, load_dataset
 from feddbe.errors import InvalidInputError
 
 
-def get_facts(name: str) -> IdxDataset:
-    """The data set as it is known now: a test may have changed it."""
-    facts = DATASETS[name]
-    assert isinstance(facts, IdxDataset)
-    return facts
+def get_dataset(name: str) -> IdxDataset:
+    """Return the registered data set, which a test may have changed."""
+    dataset = DATASETS[name]
+    assert isinstance(dataset, IdxDataset)
+    return dataset
 
 
 needs_fmnist = pytest.mark.skipif(
-    get_facts("fmnist").find(None) is None and not os.environ.get("CI"),
+    get_dataset("fmnist").find(None) is None and not os.environ.get("CI"),
     reason="Fashion-MNIST is not on this machine (Debian: dataset-fashion-mnist)",
 )
 
 
-def idx(values: npt.NDArray[np.uint8]) -> bytes:
+def encode_idx(values: npt.NDArray[np.uint8]) -> bytes:
     return bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
 
 
-def write(folder: Path, train: int = 4, test: int = 2, compressed: bool = True) -> Path:
-    """Four files with `train` + `test` images; image i has the value i in all pixels, label i % 10."""
+def write_files(folder: Path, train: int = 4, test: int = 2, compressed: bool = True) -> Path:
+    """Write four files with `train` + `test` images; image i has pixels of value i and label i % 10."""
     folder.mkdir(parents=True, exist_ok=True)
     number = np.arange(train + test, dtype=np.uint8)
     for part, rows in (("train", number[:train]), ("t10k", number[train:])):
         images = np.broadcast_to(rows[:, None, None], (len(rows), 28, 28))
         for name, values in ((f"{part}-images-idx3-ubyte", images), (f"{part}-labels-idx1-ubyte", rows % 10)):
             if compressed:
-                (folder / f"{name}.gz").write_bytes(gzip.compress(idx(values)))
+                (folder / f"{name}.gz").write_bytes(gzip.compress(encode_idx(values)))
             else:
-                (folder / name).write_bytes(idx(values))
+                (folder / name).write_bytes(encode_idx(values))
     return folder
 
 
 @pytest.fixture
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine without Fashion-MNIST; returns its home."""
+def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Simulate a machine without Fashion-MNIST; return its home folder."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.delenv("FEDDBE_DATA", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    without_debian = replace(get_facts("fmnist"), system_folder=tmp_path / "debian")
-    monkeypatch.setitem(DATASETS, "fmnist", without_debian)
+    without_system_folder = replace(get_dataset("fmnist"), system_folder=tmp_path / "debian")
+    monkeypatch.setitem(DATASETS, "fmnist", without_system_folder)
     return tmp_path / "home"
 
 
 @needs_fmnist
-def test_the_real_files() -> None:
-    """Mean .2860 and deviation .3530 of the training pixels are the figures everyone normalises with."""
-    data = get_facts("fmnist").load(None)
+def test_real_files() -> None:
+    """Mean .2860 and deviation .3530 of the training pixels are the commonly used values."""
+    data = get_dataset("fmnist").load(None)
     assert (data.name, data.classes, len(data)) == ("fmnist", 10, 70_000)
     assert (data.x.shape, data.x.dtype) == ((70_000, 1, 28, 28), torch.uint8)
     assert torch.bincount(data.y).tolist() == [7000] * 10
@@ -81,14 +81,14 @@ def test_the_real_files() -> None:
     assert data.note == ""
 
 
-def test_other_data_under_the_same_names_are_said_to_be_other(tmp_path: Path) -> None:
-    """MNIST's files have the same names and shapes; its classes are not of one size."""
-    assert "not Fashion-MNIST as published" in get_facts("fmnist").load(write(tmp_path)).note
+def test_other_data_with_the_same_file_names_is_noted(tmp_path: Path) -> None:
+    """MNIST's files have the same names and shapes; its classes have different sizes."""
+    assert "not Fashion-MNIST as published" in get_dataset("fmnist").load(write_files(tmp_path)).note
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-def test_train_then_test(tmp_path: Path, compressed: bool) -> None:
-    data = get_facts("fmnist").load(write(tmp_path, train=3, test=9, compressed=compressed))
+def test_training_set_then_test_set(tmp_path: Path, compressed: bool) -> None:
+    data = get_dataset("fmnist").load(write_files(tmp_path, train=3, test=9, compressed=compressed))
     assert data.x[:, 0, 5, 7].tolist() == list(range(12))
     assert data.y.tolist() == [*range(10), 0, 1]
     assert (data.y.dtype, data.client) == (torch.int64, None)
@@ -96,39 +96,41 @@ def test_train_then_test(tmp_path: Path, compressed: bool) -> None:
     assert inputs.tolist() == pytest.approx([-1, 1])
 
 
-def test_places_in_order(tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_are_searched_in_order(
+    tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDDBE_DATA", str(tmp_path / "env"))
-    places = [
+    folders = [
         tmp_path / "option",
         tmp_path / "option" / "fmnist",
         tmp_path / "env",
         tmp_path / "env" / "fmnist",
-        nowhere / ".cache" / "feddbe",
-        nowhere / ".cache" / "feddbe" / "fmnist",
+        empty_home / ".cache" / "feddbe",
+        empty_home / ".cache" / "feddbe" / "fmnist",
         tmp_path / "debian",
     ]
-    assert get_facts("fmnist").find(tmp_path / "option") is None
-    for place in reversed(places):
-        write(place)
-        assert get_facts("fmnist").find(tmp_path / "option") == place
-    assert get_facts("fmnist").find(None) == tmp_path / "env"
+    assert get_dataset("fmnist").find(tmp_path / "option") is None
+    for folder in reversed(folders):
+        write_files(folder)
+        assert get_dataset("fmnist").find(tmp_path / "option") == folder
+    assert get_dataset("fmnist").find(None) == tmp_path / "env"
 
 
-def test_three_files_are_not_a_set(tmp_path: Path, nowhere: Path) -> None:
-    write(tmp_path / "data")
+def test_incomplete_folder_is_skipped(tmp_path: Path, empty_home: Path) -> None:
+    write_files(tmp_path / "data")
     (tmp_path / "data" / "t10k-labels-idx1-ubyte.gz").unlink()
-    assert get_facts("fmnist").find(tmp_path / "data") is None
-    whole = write(nowhere / ".cache" / "feddbe")
-    assert get_facts("fmnist").find(tmp_path / "data") == whole
+    assert get_dataset("fmnist").find(tmp_path / "data") is None
+    complete_folder = write_files(empty_home / ".cache" / "feddbe")
+    assert get_dataset("fmnist").find(tmp_path / "data") == complete_folder
 
 
-def test_not_found_says_where_and_what_to_do(tmp_path: Path, nowhere: Path) -> None:
+def test_missing_data_error_names_folders_and_remedies(tmp_path: Path, empty_home: Path) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        get_facts("fmnist").load(tmp_path / "data")
+        get_dataset("fmnist").load(tmp_path / "data")
     message = str(caught.value)
     assert "\n" not in message
-    for place in (tmp_path / "data", nowhere / ".cache" / "feddbe", tmp_path / "debian"):
-        assert str(place) in message
+    for folder in (tmp_path / "data", empty_home / ".cache" / "feddbe", tmp_path / "debian"):
+        assert str(folder) in message
     assert "feddbe data get fmnist" in message
     assert "dataset-fashion-mnist" in message
     assert "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz" in message
@@ -148,28 +150,30 @@ def test_not_found_says_where_and_what_to_do(tmp_path: Path, nowhere: Path) -> N
         ("train-images-idx3-ubyte", np.zeros(4, np.uint8), r"train-images.* shape \(4,\)"),
     ],
 )
-def test_refuses(tmp_path: Path, name: str, values: npt.NDArray[np.uint8], message: str) -> None:
-    write(tmp_path)
-    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(idx(values)))
+def test_invalid_file_is_an_error(
+    tmp_path: Path, name: str, values: npt.NDArray[np.uint8], message: str
+) -> None:
+    write_files(tmp_path)
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(encode_idx(values)))
     with pytest.raises(InvalidInputError, match=message):
-        get_facts("fmnist").load(tmp_path)
+        get_dataset("fmnist").load(tmp_path)
 
 
-def test_truncated_gzip_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path) / "t10k-images-idx3-ubyte.gz"
+def test_error_names_truncated_gzip(tmp_path: Path) -> None:
+    path = write_files(tmp_path) / "t10k-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(InvalidInputError, match=f"cannot read {path}"):
-        get_facts("fmnist").load(tmp_path)
+        get_dataset("fmnist").load(tmp_path)
 
 
 @pytest.fixture
-def publisher(tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A local server in the publisher's place, with small files and their sums; returns its folder."""
-    folder = write(tmp_path / "publisher")
-    facts = get_facts("fmnist")
+def publisher(tmp_path: Path, empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Replace the publisher by a local server with small files; return its folder."""
+    folder = write_files(tmp_path / "publisher")
+    dataset = get_dataset("fmnist")
     checksums = {
         name: f"md5:{hashlib.md5((folder / name).read_bytes()).hexdigest()}"
-        for name in facts.publisher.checksums
+        for name in dataset.publisher.checksums
     }
 
     class Quiet(SimpleHTTPRequestHandler):
@@ -178,7 +182,7 @@ def publisher(tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
         url = f"http://127.0.0.1:{server.server_address[1]}/"
-        monkeypatch.setitem(DATASETS, "fmnist", replace(facts, publisher=Publisher(url, checksums)))
+        monkeypatch.setitem(DATASETS, "fmnist", replace(dataset, publisher=Publisher(url, checksums)))
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield folder
@@ -186,58 +190,58 @@ def publisher(tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch) ->
         thread.join()
 
 
-def test_get(nowhere: Path, publisher: Path) -> None:
-    seen: list[tuple[int, int | None]] = []
-    BUILTIN_DATASETS["fmnist"].download(None, lambda done, total: seen.append((done, total)))
-    folder = nowhere / ".cache" / "feddbe" / "fmnist"
-    assert get_facts("fmnist").find(None) == folder
-    assert len(get_facts("fmnist").load(None)) == 6
-    assert [done for done, _ in seen] == [total for _, total in seen]
-    assert len(seen) == 4
+def test_download_keeps_intact_files(empty_home: Path, publisher: Path) -> None:
+    calls: list[tuple[int, int | None]] = []
+    BUILTIN_DATASETS["fmnist"].download(None, lambda done, total: calls.append((done, total)))
+    folder = empty_home / ".cache" / "feddbe" / "fmnist"
+    assert get_dataset("fmnist").find(None) == folder
+    assert len(get_dataset("fmnist").load(None)) == 6
+    assert [done for done, _ in calls] == [total for _, total in calls]
+    assert len(calls) == 4
 
-    seen.clear()
+    calls.clear()
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
-    BUILTIN_DATASETS["fmnist"].download(None, lambda done, total: seen.append((done, total)))
-    assert len(seen) == 1, "what is there is kept"
+    BUILTIN_DATASETS["fmnist"].download(None, lambda done, total: calls.append((done, total)))
+    assert len(calls) == 1, "existing files are kept"
 
 
-def test_get_into_a_given_place(tmp_path: Path, nowhere: Path, publisher: Path) -> None:
+def test_download_into_data_dir(tmp_path: Path, empty_home: Path, publisher: Path) -> None:
     BUILTIN_DATASETS["fmnist"].download(tmp_path / "data")
-    assert get_facts("fmnist").find(tmp_path / "data") == tmp_path / "data" / "fmnist"
+    assert get_dataset("fmnist").find(tmp_path / "data") == tmp_path / "data" / "fmnist"
 
 
-def test_get_refuses_another_file(tmp_path: Path, nowhere: Path, publisher: Path) -> None:
+def test_download_with_wrong_checksum_is_an_error(tmp_path: Path, empty_home: Path, publisher: Path) -> None:
     (publisher / "t10k-images-idx3-ubyte.gz").write_bytes(b"something else")
     with pytest.raises(InvalidInputError, match=r"t10k-images-idx3-ubyte.gz from .* has the checksum md5:"):
         BUILTIN_DATASETS["fmnist"].download(tmp_path / "data")
-    assert get_facts("fmnist").find(tmp_path / "data") is None
+    assert get_dataset("fmnist").find(tmp_path / "data") is None
 
 
-def test_mnist_train_then_test(nowhere: Path) -> None:
-    data = load_dataset("mnist", write(nowhere.parent / "data" / "mnist", train=3, test=9).parent)
+def test_mnist_training_set_then_test_set(empty_home: Path) -> None:
+    data = load_dataset("mnist", write_files(empty_home.parent / "data" / "mnist", train=3, test=9).parent)
     assert (data.name, data.classes, data.x.shape) == ("mnist", 10, (12, 1, 28, 28))
     assert (data.x[:, 0, 5, 7].tolist(), data.y.tolist()) == (list(range(12)), [*range(10), 0, 1])
     assert data.label_names == tuple("0123456789")
     assert "not MNIST as published" in data.note
 
 
-def test_the_published_numbers_of_digits_are_known(nowhere: Path) -> None:
+def test_mnist_class_sizes_are_the_published_ones(empty_home: Path) -> None:
     """The counts are public: 60,000 and 10,000 images."""
-    facts = get_facts("mnist")
-    assert sum(facts.class_sizes) == 70_000
-    labels = np.repeat(np.arange(10), facts.class_sizes).astype(np.uint8)
-    folder = write(nowhere.parent / "data")
+    dataset = get_dataset("mnist")
+    assert sum(dataset.class_sizes) == 70_000
+    labels = np.repeat(np.arange(10), dataset.class_sizes).astype(np.uint8)
+    folder = write_files(empty_home.parent / "data")
     for part, y in (("train", labels[:60_000]), ("t10k", labels[60_000:])):
         images = np.zeros((len(y), 28, 28), np.uint8)
-        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images), 1))
-        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(y), 1))
-    assert get_facts("mnist").load(folder).note == ""
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(encode_idx(images), 1))
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(encode_idx(y), 1))
+    assert get_dataset("mnist").load(folder).note == ""
 
 
-def test_mnist_nowhere_says_what_to_do(nowhere: Path) -> None:
+def test_missing_mnist_error_names_the_command(empty_home: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"MNIST is in none of .*run 'feddbe data get mnist'"):
-        get_facts("mnist").load(nowhere.parent / "data")
-    assert len(get_facts("mnist").publisher.checksums) == 4
+        get_dataset("mnist").load(empty_home.parent / "data")
+    assert len(get_dataset("mnist").publisher.checksums) == 4
 
 
 VALUES = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
@@ -246,7 +250,7 @@ BYTES = b"\0\0\x08\x03" + struct.pack(">3I", 2, 3, 4) + bytes(range(24))
 
 @pytest.mark.parametrize("content", [BYTES, gzip.compress(BYTES, mtime=0)], ids=["plain", "gz"])
 def test_read_idx(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "file"  # told apart by content, not by name
+    path = tmp_path / "file"  # recognized by content, not by name
     path.write_bytes(content)
     assert np.array_equal(read_idx(path, 100), VALUES)
     assert read_idx(path, 100).dtype == np.uint8
@@ -270,7 +274,7 @@ def test_read_idx(tmp_path: Path, content: bytes) -> None:
         (gzip.compress(BYTES, mtime=0) + b"garbage", "cannot read"),
     ],
 )
-def test_read_idx_refuses(tmp_path: Path, content: bytes, message: str) -> None:
+def test_read_idx_rejects_other_content(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(InvalidInputError, match=message) as caught:

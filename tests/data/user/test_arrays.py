@@ -1,4 +1,4 @@
-"""A user's arrays: what is taken, how it is read, and one line for everything else."""
+"""Tests of .npz files: accepted arrays, their encoding, and errors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ IMAGES = np.arange(6 * 4 * 5, dtype=np.uint8).reshape(6, 4, 5)
 LABELS = np.array([0, 1, 2, 0, 1, 2])
 
 
-def save(folder: Path, **arrays: Any) -> Path:
+def write_npz(folder: Path, **arrays: Any) -> Path:
     np.savez(folder / "mine.npz", **arrays)
     return folder / "mine.npz"
 
 
-def test_grey_images(tmp_path: Path) -> None:
-    data = load_npz(save(tmp_path, x=IMAGES, y=LABELS))
+def test_load_gray_images(tmp_path: Path) -> None:
+    data = load_npz(write_npz(tmp_path, x=IMAGES, y=LABELS))
     assert (data.name, data.classes, len(data), data.client) == ("mine.npz", 3, 6, None)
     assert (data.x.shape, data.x.dtype) == ((6, 1, 4, 5), torch.uint8)
     assert np.array_equal(data.x[:, 0].numpy(), IMAGES)
@@ -36,71 +36,71 @@ def test_grey_images(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [(6, 7), (6, 3, 4, 5), (6, 9, 1, 4, 2)])
 @pytest.mark.parametrize("dtype", ["u1", "f2", "f4", ">f4", "f8"])
-def test_other_shapes_stay(tmp_path: Path, shape: tuple[int, ...], dtype: str) -> None:
+def test_other_shapes_are_kept(tmp_path: Path, shape: tuple[int, ...], dtype: str) -> None:
     x = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
-    data = load_npz(save(tmp_path, x=np.asfortranarray(x), y=LABELS))
+    data = load_npz(write_npz(tmp_path, x=np.asfortranarray(x), y=LABELS))
     assert data.x.shape == shape
     assert data.x.is_contiguous()
     assert data.x.dtype == (torch.uint8 if dtype == "u1" else torch.float32)
     assert np.array_equal(data.x.numpy(), x)
 
 
-def test_float_sequences_stay_as_they_are(tmp_path: Path) -> None:
+def test_float_sequences_are_unchanged(tmp_path: Path) -> None:
     x = np.linspace(-3, 3, 120).reshape(6, 4, 5)
-    data = load_npz(save(tmp_path, x=x, y=LABELS))
+    data = load_npz(write_npz(tmp_path, x=x, y=LABELS))
     assert (data.scale, data.shift) == (1, 0)
     assert torch.equal(data.inputs(data.x), torch.from_numpy(x.astype(np.float32)))
     assert "sequences of 4 steps" in data.note
 
 
 @pytest.mark.parametrize("where", ["file", "query"])
-def test_word_numbers_with_the_size_of_their_vocabulary(tmp_path: Path, where: str) -> None:
+def test_load_word_numbers_with_vocabulary_size(tmp_path: Path, where: str) -> None:
     x = np.arange(12).reshape(6, 2)
     if where == "file":
-        data = load_npz(save(tmp_path, x=x, y=LABELS, words=50))
+        data = load_npz(write_npz(tmp_path, x=x, y=LABELS, words=50))
     else:
-        data = load_dataset(f"{save(tmp_path, x=x, y=LABELS)}?words=50")
-    assert (data.tokens, data.x.dtype, data.x.tolist()) == (50, torch.int32, x.tolist())
+        data = load_dataset(f"{write_npz(tmp_path, x=x, y=LABELS)}?words=50")
+    assert (data.num_words, data.x.dtype, data.x.tolist()) == (50, torch.int32, x.tolist())
     assert data.inputs(data.x).dtype == torch.int64
 
 
-def test_integers_are_words_only_if_somebody_says_so(tmp_path: Path) -> None:
-    """Codes or counts look the same: nobody guesses."""
-    path = save(tmp_path, x=np.arange(12).reshape(6, 2), y=LABELS)
+def test_integers_need_a_vocabulary_size(tmp_path: Path) -> None:
+    """Codes and counts look the same, so integers are not guessed to be words."""
+    path = write_npz(tmp_path, x=np.arange(12).reshape(6, 2), y=LABELS)
     with pytest.raises(
-        InvalidInputError, match=r"x in .* is int64; accepted are .* word numbers if you say so: .words="
+        InvalidInputError, match=r"x in .* is int64; accepted are .* word numbers with \?words="
     ):
         load_dataset(path)
     with pytest.raises(InvalidInputError, match=r"has the word number 10, with words = 10; allowed: 0..9"):
         load_dataset(f"{path}?words=10")
     with pytest.raises(InvalidInputError, match=r"words=ten: it must be the size of the vocabulary"):
         load_dataset(f"{path}?words=ten")
-    path = save(tmp_path, x=IMAGES, y=LABELS)
-    with pytest.raises(InvalidInputError, match=r"words=10: x in .* is uint8, no word numbers"):
+    path = write_npz(tmp_path, x=IMAGES, y=LABELS)
+    with pytest.raises(InvalidInputError, match=r"words=10: x in .* is uint8; word numbers are"):
         load_dataset(f"{path}?words=10")
-    path = save(tmp_path, x=np.zeros((6, 2, 2), int), y=LABELS)
+    path = write_npz(tmp_path, x=np.zeros((6, 2, 2), int), y=LABELS)
     with pytest.raises(InvalidInputError, match=r"word numbers must be \(n, length\)"):
         load_dataset(f"{path}?words=10")
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i2", ">i4", "u8", "f4", "f8"])
-def test_labels_of_any_number_type(tmp_path: Path, dtype: str) -> None:
-    data = load_npz(save(tmp_path, x=IMAGES, y=LABELS.astype(dtype)))
+def test_load_labels_of_any_number_type(tmp_path: Path, dtype: str) -> None:
+    data = load_npz(write_npz(tmp_path, x=IMAGES, y=LABELS.astype(dtype)))
     assert (data.y.tolist(), data.y.dtype) == (LABELS.tolist(), torch.int64)
 
 
 @pytest.mark.parametrize("kind", [str, "S"])
 def test_text_labels_are_numbered_in_sorted_order(tmp_path: Path, kind: Any) -> None:
     data = load_npz(
-        save(tmp_path, x=IMAGES, y=np.array(["dog", "cat", "ant", "dog", "ant", "cat"]).astype(kind))
+        write_npz(tmp_path, x=IMAGES, y=np.array(["dog", "cat", "ant", "dog", "ant", "cat"]).astype(kind))
     )
     assert (data.y.tolist(), data.classes) == ([2, 1, 0, 2, 0, 1], 3)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_uint8_images_with_channels_last(tmp_path: Path, channels: int) -> None:
+def test_channels_last_images_are_transposed(tmp_path: Path, channels: int) -> None:
     x = np.arange(6 * 4 * 5 * channels, dtype=np.uint16).reshape(6, 4, 5, channels).astype(np.uint8)
-    data = load_npz(save(tmp_path, x=x, y=LABELS))
+    data = load_npz(write_npz(tmp_path, x=x, y=LABELS))
     assert data.x.shape == (6, channels, 4, 5)
     assert data.x.is_contiguous()
     assert np.array_equal(data.x.numpy(), np.moveaxis(x, 3, 1))
@@ -108,8 +108,8 @@ def test_uint8_images_with_channels_last(tmp_path: Path, channels: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(6, 3, 5, 3), (6, 1, 5, 3), (6, 4, 5, 2)])
-def test_other_images_stay(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    data = load_npz(save(tmp_path, x=np.zeros(shape, np.uint8), y=LABELS))
+def test_other_images_are_not_transposed(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    data = load_npz(write_npz(tmp_path, x=np.zeros(shape, np.uint8), y=LABELS))
     assert (data.x.shape, data.note) == (shape, "")
 
 
@@ -124,16 +124,16 @@ def test_other_images_stay(tmp_path: Path, shape: tuple[int, ...]) -> None:
         ([1001, 1002, 1003, 1001, 1001, 1001], ("1001", "1002", "1003")),
     ],
 )
-def test_classes_are_those_that_there_are(tmp_path: Path, labels: list[Any], names: tuple[str, ...]) -> None:
-    data = load_npz(save(tmp_path, x=IMAGES, y=np.array(labels)))
+def test_classes_are_the_labels_that_occur(tmp_path: Path, labels: list[Any], names: tuple[str, ...]) -> None:
+    data = load_npz(write_npz(tmp_path, x=IMAGES, y=np.array(labels)))
     assert (data.classes, data.label_names) == (len(names), names)
     assert [
         float(data.label_names[k]) if isinstance(labels[0], float) else data.label_names[k] for k in data.y
     ] == (labels if isinstance(labels[0], float) else [str(label) for label in labels])
 
 
-def test_minus_one_among_others_is_said_to_be_a_class(tmp_path: Path) -> None:
-    assert "-1 is a class" in load_npz(save(tmp_path, x=IMAGES, y=LABELS - 1)).note
+def test_label_minus_one_is_noted_as_a_class(tmp_path: Path) -> None:
+    assert "-1 is a class" in load_npz(write_npz(tmp_path, x=IMAGES, y=LABELS - 1)).note
 
 
 @pytest.mark.parametrize(
@@ -145,14 +145,14 @@ def test_minus_one_among_others_is_said_to_be_a_class(tmp_path: Path) -> None:
     ],
 )
 def test_clients_are_numbered_in_the_order_of_their_ids(tmp_path: Path, client: Any) -> None:
-    data = load_npz(save(tmp_path, x=IMAGES, y=LABELS, client=client))
+    data = load_npz(write_npz(tmp_path, x=IMAGES, y=LABELS, client=client))
     assert data.client is not None
     assert data.client.tolist() == [2, 0, 2, 1, 1, 0]
     assert data.client.dtype == np.int64
 
 
-def test_other_arrays_are_not_even_read(tmp_path: Path) -> None:
-    assert len(load_npz(save(tmp_path, x=IMAGES, y=LABELS, notes=np.array([{}])))) == 6
+def test_other_arrays_are_not_read(tmp_path: Path) -> None:
+    assert len(load_npz(write_npz(tmp_path, x=IMAGES, y=LABELS, notes=np.array([{}])))) == 6
 
 
 NAN_IN_ROW_4 = np.where(np.arange(6) == 4, np.nan, 1.0)[:, None]
@@ -189,9 +189,9 @@ NAN_IN_ROW_4 = np.where(np.arange(6) == 4, np.nan, 1.0)[:, None]
         ({"x": np.array([{}] * 6)}, "pickled Python objects, which are never read"),
     ],
 )
-def test_refuses(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_invalid_arrays_are_an_error(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     arrays = {name: a for name, a in ({"x": IMAGES, "y": LABELS} | change).items() if a is not None}
-    path = save(tmp_path, **arrays)
+    path = write_npz(tmp_path, **arrays)
     with pytest.raises(InvalidInputError, match=message) as caught:
         load_npz(path)
     assert "\n" not in str(caught.value)
@@ -199,7 +199,7 @@ def test_refuses(tmp_path: Path, change: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "Object arrays cannot be loaded when allow_pickle=False"])
-def test_pickled_arrays_are_not_recognized_by_a_text_of_numpy(
+def test_pickled_arrays_are_not_recognized_by_numpy_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -208,23 +208,23 @@ def test_pickled_arrays_are_not_recognized_by_a_text_of_numpy(
     monkeypatch.setattr(np.lib.format, "read_array", fail)
     monkeypatch.setattr("numpy.lib._format_impl.read_array", fail, raising=False)
     with pytest.raises(InvalidInputError, match="pickled Python objects, which are never read"):
-        load_npz(save(tmp_path, x=np.array([{}] * 6), y=LABELS))
+        load_npz(write_npz(tmp_path, x=np.array([{}] * 6), y=LABELS))
     with pytest.raises(InvalidInputError, match=r"write it again with numpy\.savez"):
-        load_npz(save(tmp_path, x=IMAGES, y=LABELS))
+        load_npz(write_npz(tmp_path, x=IMAGES, y=LABELS))
 
 
-def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match=r"there is no file .*mine.npz"):
+def test_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"mine.npz does not exist"):
         load_npz(tmp_path / "mine.npz")
 
 
-def test_folder(tmp_path: Path) -> None:
+def test_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"cannot read .*Is a directory"):
         load_npz(tmp_path)
 
 
 class Trap:
-    """Leaves a trace if anyone unpickles it."""
+    """Creates a file if it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -233,26 +233,26 @@ class Trap:
         return Path.touch, (self.path,)
 
 
-def test_pickles_are_never_opened(tmp_path: Path) -> None:
+def test_pickles_are_never_loaded(tmp_path: Path) -> None:
     trap = Trap(tmp_path / "sprung")
     (tmp_path / "pickle.npz").write_bytes(pickle.dumps(trap))
     with pytest.raises(InvalidInputError, match=r"is not an .npz file"):
         load_npz(tmp_path / "pickle.npz")
     with pytest.raises(InvalidInputError, match="pickled"):
-        load_npz(save(tmp_path, x=np.array([trap], object), y=LABELS))
+        load_npz(write_npz(tmp_path, x=np.array([trap], object), y=LABELS))
     assert not (tmp_path / "sprung").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x93NUMPY\x01\0"])
-def test_not_an_npz(tmp_path: Path, content: bytes) -> None:
+def test_other_file_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "mine.npz").write_bytes(content)
     with pytest.raises(InvalidInputError, match=r"mine.npz is not an .npz file; write one with numpy.savez"):
         load_npz(tmp_path / "mine.npz")
 
 
 @pytest.mark.parametrize("keep", [2, 30, 200, -1])
-def test_truncated(tmp_path: Path, keep: int) -> None:
-    path = save(tmp_path, x=IMAGES, y=LABELS)
+def test_truncated_file_is_an_error(tmp_path: Path, keep: int) -> None:
+    path = write_npz(tmp_path, x=IMAGES, y=LABELS)
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(
         InvalidInputError, match=r"cannot read .*mine.npz: .*; write it again with numpy.savez"
@@ -262,19 +262,19 @@ def test_truncated(tmp_path: Path, keep: int) -> None:
 
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), st.booleans())
-def test_damage_is_noticed_or_harmless(tmp_path: Path, data: st.DataObject, compressed: bool) -> None:
-    """Whatever byte is wrong, the arrays are the right ones or the error is ours, on one line."""
+def test_damage_is_detected_or_harmless(tmp_path: Path, data: st.DataObject, compressed: bool) -> None:
+    """With any wrong byte, the arrays are right or there is an error of one line."""
     path = tmp_path / "damaged.npz"
     (np.savez_compressed if compressed else np.savez)(path, x=IMAGES, y=LABELS)
     content = bytearray(path.read_bytes())
     content[data.draw(st.integers(2, len(content) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(content)
     message = ""
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     try:
-        found, _ = read_npz(path)
+        arrays, _ = read_npz(path)
     except InvalidInputError as error:
         message = str(error)
     assert "\n" not in message
     for name, right in (("x", IMAGES), ("y", LABELS)):
-        assert name not in found or np.array_equal(found[name], right)
+        assert name not in arrays or np.array_equal(arrays[name], right)

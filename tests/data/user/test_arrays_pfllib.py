@@ -1,4 +1,4 @@
-"""Partitions in PFLlib's form: read without executing what they pickle, and divided as given."""
+"""Tests of PFLlib folders: they are read with their split, and pickles are not executed."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from feddbe.errors import InvalidInputError
 SIZES = {"train/0": 5, "train/1": 3, "test/0": 2, "test/1": 1}
 
 
-def put(path: Path, data: Any) -> None:
+def write_npz(path: Path, data: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, data=data)
 
 
-def write(folder: Path, **config: Any) -> Path:
-    """Two clients; the first pixel of a sample is its row in the merged data."""
+def write_folder(folder: Path, **config: Any) -> Path:
+    """Write two clients; the first pixel of a sample is its index in the merged data."""
     first = 0
     for name, n in SIZES.items():
         x = np.zeros((n, 1, 2, 2), np.float32)
         x[:, 0, 0, 0] = np.arange(first, first + n)
-        put(folder / f"{name}.npz", {"x": x, "y": np.arange(n) % 3})
+        write_npz(folder / f"{name}.npz", {"x": x, "y": np.arange(n) % 3})
         first += n
     (folder / "config.json").write_text(json.dumps({"num_clients": 2, "num_classes": 4} | config))
     return folder
 
 
-def test_data_and_split(tmp_path: Path) -> None:
-    data = load_dataset(write(tmp_path / "mnist"))
+def test_load_data_and_split(tmp_path: Path) -> None:
+    data = load_dataset(write_folder(tmp_path / "mnist"))
     assert (data.name, data.classes, data.x.dtype) == ("mnist/", 4, torch.float32)
     assert data.x[:, 0, 0, 0].tolist() == [*range(11)]
     assert data.y.tolist() == [0, 1, 2, 0, 1, 0, 1, 2, 0, 1, 0]
@@ -46,14 +46,14 @@ def test_data_and_split(tmp_path: Path) -> None:
     assert [rows.tolist() for rows in data.split.test] == [[8, 9], [10]]
 
 
-def test_classes_of_newer_versions(tmp_path: Path) -> None:
-    write(tmp_path)
+def test_config_of_newer_versions_without_classes(tmp_path: Path) -> None:
+    write_folder(tmp_path)
     (tmp_path / "config.json").write_text('{"num_clients": 2, "partition": "dir"}')
     assert load_dataset(tmp_path).classes == 3
 
 
-def test_the_split_is_used_unless_another_is_asked_for(tmp_path: Path) -> None:
-    data = str(write(tmp_path))
+def test_stored_split_is_the_default_partition(tmp_path: Path) -> None:
+    data = str(write_folder(tmp_path))
     _, split, config = load_federated_data(Config(data=data))
     assert [*map(len, split.train)] == [5, 3]
     assert (config.clients, config.partition) == (2, None)
@@ -63,13 +63,13 @@ def test_the_split_is_used_unless_another_is_asked_for(tmp_path: Path) -> None:
         load_federated_data(Config(data=data, clients=3))
 
 
-def test_texts(tmp_path: Path) -> None:
-    write(tmp_path)
+def test_load_texts(tmp_path: Path) -> None:
+    write_folder(tmp_path)
     for name, n in SIZES.items():
         x = np.array([([row, 7, 0], 3) for row in range(n)], dtype=object)
-        put(tmp_path / f"{name}.npz", {"x": x, "y": np.arange(n) % 3})
+        write_npz(tmp_path / f"{name}.npz", {"x": x, "y": np.arange(n) % 3})
     data = load_dataset(tmp_path)
-    assert (data.x.dtype, data.x.shape, data.tokens) == (torch.int32, (11, 3), 8)
+    assert (data.x.dtype, data.x.shape, data.num_words) == (torch.int32, (11, 3), 8)
     assert data.x[4].tolist() == [4, 7, 0]
 
 
@@ -82,8 +82,8 @@ class Trap:
 
 
 def test_nothing_is_executed(tmp_path: Path) -> None:
-    write(tmp_path)
-    put(tmp_path / "train/1.npz", {"x": Trap(tmp_path / "sprung"), "y": np.arange(3)})
+    write_folder(tmp_path)
+    write_npz(tmp_path / "train/1.npz", {"x": Trap(tmp_path / "sprung"), "y": np.arange(3)})
     with pytest.raises(InvalidInputError, match=r"train/1.npz: .* it asks for 'posix.mkdir'"):
         load_dataset(tmp_path)
     assert not (tmp_path / "sprung").exists()
@@ -95,25 +95,34 @@ X3 = np.zeros((3, 1, 2, 2), np.float32)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: (f / "test/1.npz").unlink(), r"there is no file .*test/1.npz"),
-        (lambda f: put(f / "train/2.npz", {"x": X3, "y": [0] * 3}), r"train/2.npz is no client's"),
-        (lambda f: put(f / "train/1.npz", {"x": X3}), r"train/1.npz does not hold what PFLlib writes"),
-        (lambda f: put(f / "train/1.npz", X3), r"train/1.npz does not hold what PFLlib writes"),
+        (lambda f: (f / "test/1.npz").unlink(), r"test/1.npz does not exist"),
         (
-            lambda f: put(f / "train/1.npz", {"x": X3, "y": np.arange(2)}),
+            lambda f: write_npz(f / "train/2.npz", {"x": X3, "y": [0] * 3}),
+            r"train/2.npz belongs to no client",
+        ),
+        (
+            lambda f: write_npz(f / "train/1.npz", {"x": X3}),
+            r"train/1.npz does not contain what PFLlib writes",
+        ),
+        (lambda f: write_npz(f / "train/1.npz", X3), r"train/1.npz does not contain what PFLlib writes"),
+        (
+            lambda f: write_npz(f / "train/1.npz", {"x": X3, "y": np.arange(2)}),
             r"1.npz has x of shape \(3, 1, 2, 2\)",
         ),
-        (lambda f: put(f / "train/1.npz", {"x": X3[:0], "y": np.arange(0)}), "at least one sample to train"),
         (
-            lambda f: put(f / "train/1.npz", {"x": X3[:, 0], "y": np.arange(3)}),
+            lambda f: write_npz(f / "train/1.npz", {"x": X3[:0], "y": np.arange(0)}),
+            "at least one sample to train",
+        ),
+        (
+            lambda f: write_npz(f / "train/1.npz", {"x": X3[:, 0], "y": np.arange(3)}),
             r"have shape \(1, 2, 2\), in .*1.npz",
         ),
         (
-            lambda f: put(f / "train/1.npz", {"x": X3, "y": np.array([0, 1, 4])}),
+            lambda f: write_npz(f / "train/1.npz", {"x": X3, "y": np.array([0, 1, 4])}),
             "label 4, but .* num_classes = 4",
         ),
         (
-            lambda f: put(
+            lambda f: write_npz(
                 f / "train/1.npz", {"x": np.array([[1, 2], [3]] * 2, object)[:3], "y": np.arange(3)}
             ),
             "neither numbers nor texts",
@@ -128,8 +137,8 @@ X3 = np.zeros((3, 1, 2, 2), np.float32)
         (lambda f: (f / "config.json").write_text('{"num_clients": "2"}'), "num_clients = '2'"),
     ],
 )
-def test_refuses(tmp_path: Path, change: Any, message: str) -> None:
-    change(write(tmp_path))
+def test_invalid_folder_is_an_error(tmp_path: Path, change: Any, message: str) -> None:
+    change(write_folder(tmp_path))
     with pytest.raises(InvalidInputError, match=message) as caught:
         load_dataset(tmp_path)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Images by class in folders, and the decoding that other forms share."""
+"""Tests of image folders, and of decoding images."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from feddbe.data.user.images import decode_images
 from feddbe.errors import InvalidInputError
 
 
-def put(path: Path, value: Any, mode: str = "RGB", size: tuple[int, int] = (5, 4)) -> Path:
+def write_image(path: Path, value: Any, mode: str = "RGB", size: tuple[int, int] = (5, 4)) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(mode, size, value).save(path)
     return path
 
 
-def pets(folder: Path) -> Path:
+def write_pets(folder: Path) -> Path:
     for name, value in {"dog/b.png": (1, 2, 3), "dog/a.png": (4, 5, 6), "cat/x.bmp": (7, 8, 9)}.items():
-        put(folder / name, value)
+        write_image(folder / name, value)
     return folder
 
 
-def test_classes_and_files_in_the_order_of_their_names(tmp_path: Path) -> None:
-    (pets(tmp_path / "pets") / "dog" / ".hidden").write_text("not an image")
+def test_classes_and_files_are_sorted_by_name(tmp_path: Path) -> None:
+    (write_pets(tmp_path / "pets") / "dog" / ".hidden").write_text("not an image")
     data = load_dataset(tmp_path / "pets")
     assert (data.name, data.classes, data.y.tolist()) == ("pets/", 2, [0, 1, 1])
     assert (data.x.shape, data.x.dtype, data.client) == ((3, 3, 4, 5), torch.uint8, None)
@@ -39,19 +39,19 @@ def test_classes_and_files_in_the_order_of_their_names(tmp_path: Path) -> None:
     assert data.inputs(data.x[:1])[0, 0, 0, 0].item() == pytest.approx(7 * 2 / 255 - 1)
 
 
-def test_train_before_test(tmp_path: Path) -> None:
-    pets(tmp_path / "train")
-    put(tmp_path / "test/dog/1.png", (0, 0, 0))
-    put(tmp_path / "test/eel/1.png", (1, 1, 1))
+def test_training_folder_comes_before_test_folder(tmp_path: Path) -> None:
+    write_pets(tmp_path / "train")
+    write_image(tmp_path / "test/dog/1.png", (0, 0, 0))
+    write_image(tmp_path / "test/eel/1.png", (1, 1, 1))
     data = load_dataset(tmp_path)
     assert (data.classes, data.y.tolist()) == (3, [0, 1, 1, 1, 2])
     assert data.x[:, 0, 0, 0].tolist() == [7, 4, 1, 0, 1]
 
 
-def test_grey_images_have_one_channel_unless_one_has_colours(tmp_path: Path) -> None:
-    files = [put(tmp_path / "a.png", 3, "L"), put(tmp_path / "b.png", 1, "1")]
+def test_gray_images_have_one_channel_unless_an_image_has_colors(tmp_path: Path) -> None:
+    files = [write_image(tmp_path / "a.png", 3, "L"), write_image(tmp_path / "b.png", 1, "1")]
     assert decode_images(files, ["a", "b"])[:, 0, 0, 0].tolist() == [3, 255]
-    files.append(put(tmp_path / "c.png", (9, 8, 7, 128), "RGBA"))
+    files.append(write_image(tmp_path / "c.png", (9, 8, 7, 128), "RGBA"))
     assert decode_images(files, ["a", "b", "c"])[:, :, 0, 0].tolist() == [
         [3, 3, 3],
         [255, 255, 255],
@@ -59,7 +59,7 @@ def test_grey_images_have_one_channel_unless_one_has_colours(tmp_path: Path) -> 
     ]
 
 
-def test_images_in_memory_have_their_pixels_in_place() -> None:
+def test_images_in_memory_are_decoded() -> None:
     pixels = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "png")
@@ -70,7 +70,7 @@ def test_images_in_memory_have_their_pixels_in_place() -> None:
     ("change", "message"),
     [
         (
-            lambda f: put(f / "dog/c.png", 0, size=(6, 4)),
+            lambda f: write_image(f / "dog/c.png", 0, size=(6, 4)),
             r"dog/c.png is 6x4, but .*cat/x.bmp is 5x4; all",
         ),
         (
@@ -82,27 +82,30 @@ def test_images_in_memory_have_their_pixels_in_place() -> None:
             r"cannot read the image .*dog/b.png: ",
         ),
         (
-            lambda f: put(f / "dog/c.png", 500, "I;16"),
+            lambda f: write_image(f / "dog/c.png", 500, "I;16"),
             "dog/c.png: it has .* pixels of mode 'I;16', at most .* of 8 bits",
         ),
-        (lambda f: (f / "dog/notes.txt").touch(), "notes.txt is no image by its name"),
+        (lambda f: (f / "dog/notes.txt").touch(), "notes.txt is not named like an image"),
         (
             lambda f: (f / "dog/puppies").mkdir(),
             "dog/puppies is a folder; a class folder must hold",
         ),
         (lambda f: (f / "eel").mkdir(), "the class 'eel' in .* has no images"),
-        (lambda f: put(f / "train/dog/1.png", 0), "has train, and also cat, dog; read is only test"),
+        (
+            lambda f: write_image(f / "train/dog/1.png", 0),
+            "has train and unexpected folders \\(cat, dog\\); only train and test",
+        ),
     ],
 )
-def test_refuses(tmp_path: Path, change: Any, message: str) -> None:
-    change(pets(tmp_path))
+def test_invalid_folder_is_an_error(tmp_path: Path, change: Any, message: str) -> None:
+    change(write_pets(tmp_path))
     with pytest.raises(InvalidInputError, match=message) as caught:
         load_dataset(tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_one_class_is_not_enough(tmp_path: Path) -> None:
-    put(tmp_path / "cat/1.png", 0)
+def test_single_class_is_an_error(tmp_path: Path) -> None:
+    write_image(tmp_path / "cat/1.png", 0)
     with pytest.raises(InvalidInputError, match="has 1 folders with images; at least 2 classes are needed"):
         load_dataset(tmp_path)
 
@@ -110,14 +113,14 @@ def test_one_class_is_not_enough(tmp_path: Path) -> None:
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 4\n%%EndComments\nshowpage\n"
 
 
-def test_no_picture_is_handed_to_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pillow would start Ghostscript for EPS, whatever the file is called."""
+def test_images_never_start_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow would start Ghostscript for EPS, even with another suffix."""
 
-    def start(*given: Any, **more: Any) -> None:
-        raise AssertionError(f"a process is started: {given}")
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError(f"a process is started: {args}")
 
-    monkeypatch.setattr(subprocess.Popen, "__init__", start)
-    (pets(tmp_path) / "dog" / "0.png").write_bytes(EPS)
+    monkeypatch.setattr(subprocess.Popen, "__init__", fail)
+    (write_pets(tmp_path) / "dog" / "0.png").write_bytes(EPS)
     with pytest.raises(
         InvalidInputError, match=r"cannot read the image .*0\.png: cannot identify image file"
     ):
@@ -126,7 +129,7 @@ def test_no_picture_is_handed_to_another_program(tmp_path: Path, monkeypatch: py
         decode_images([EPS], ["in memory"])
 
 
-def test_a_picture_that_claims_too_much_is_not_decoded() -> None:
+def test_image_over_pixel_limit_is_not_decoded() -> None:
     """24 kB that would take 25 million pixels."""
     file = io.BytesIO()
     Image.new("1", (5000, 5000)).save(file, "png")
@@ -137,22 +140,22 @@ def test_a_picture_that_claims_too_much_is_not_decoded() -> None:
         decode_images([file.getvalue()], ["a"])
 
 
-def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(pets(tmp_path) / "dog" / "0.png")
+def test_pipe_is_rejected(tmp_path: Path) -> None:
+    os.mkfifo(write_pets(tmp_path) / "dog" / "0.png")
     with pytest.raises(InvalidInputError, match=r"0\.png: it is not a plain file"):
         load_dataset(tmp_path)
 
 
-def test_images_of_several_sizes_name_the_way_out_and_take_it(tmp_path: Path) -> None:
-    put(pets(tmp_path / "pets") / "dog" / "c.png", (9, 9, 9), size=(8, 7))
+def test_images_of_different_sizes_need_resize(tmp_path: Path) -> None:
+    write_image(write_pets(tmp_path / "pets") / "dog" / "c.png", (9, 9, 9), size=(8, 7))
     with pytest.raises(
-        InvalidInputError, match=r"is 8x7, but .* is 5x4; all images .*: \?resize=4 brings them to one"
+        InvalidInputError, match=r"is 8x7, but .* is 5x4; all images .*: \?resize=4 resizes them"
     ):
         load_dataset(tmp_path / "pets")
     data = load_dataset(f"{tmp_path / 'pets'}?resize=4")
     assert (data.x.shape, data.label_names) == ((4, 3, 4, 4), ("cat", "dog"))
     assert data.x[:, :, 1, 1].tolist() == [[7, 8, 9], [4, 5, 6], [1, 2, 3], [9, 9, 9]]
-    assert load_dataset(f"{tmp_path / 'pets'}?resize=6x3").x.shape == (4, 3, 3, 6), "width times height"
+    assert load_dataset(f"{tmp_path / 'pets'}?resize=6x3").x.shape == (4, 3, 3, 6), "width x height"
     assert (data.preprocessing_spec.kind, data.preprocessing_spec.resized, data.preprocessing_spec.shape) == (
         "images",
         True,
@@ -161,6 +164,6 @@ def test_images_of_several_sizes_name_the_way_out_and_take_it(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("size", ["0", "x", "4x", "4x4x4", "9999", "-3"])
-def test_sizes_that_are_none(tmp_path: Path, size: str) -> None:
+def test_invalid_resize_is_an_error(tmp_path: Path, size: str) -> None:
     with pytest.raises(InvalidInputError, match=r"\?resize=.*: write a number of pixels"):
-        load_dataset(f"{pets(tmp_path / 'pets')}?resize={size}")
+        load_dataset(f"{write_pets(tmp_path / 'pets')}?resize={size}")

@@ -1,4 +1,4 @@
-"""Tables of numbers or text: which columns are what, and what becomes of them."""
+"""Tests of tables: kinds of columns, their encoding, and errors."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ PEOPLE = "age,income,label,client\n30,1e4,yes,b\n40,2e4,no,a\n50,3e4,no,b\n40,2e
 REVIEWS = "title,text,y\nGood,a good film!,1\nBad,a bad film,3\nGood,,1\n"
 
 
-def csv(folder: Path, text: str = PEOPLE, name: str = "mine.csv") -> Path:
+def write_csv(folder: Path, text: str = PEOPLE, name: str = "mine.csv") -> Path:
     (folder / name).write_text(text, encoding="utf-8")
     return folder / name
 
 
-def parquet(folder: Path, **columns: Any) -> Path:
+def write_parquet(folder: Path, **columns: Any) -> Path:
     import pyarrow
     from pyarrow import parquet
 
@@ -38,68 +38,68 @@ def parquet(folder: Path, **columns: Any) -> Path:
     return folder / "mine.parquet"
 
 
-def test_numbers_are_standardised_by_training_rows_alone(tmp_path: Path) -> None:
-    data = load_dataset(csv(tmp_path))
-    assert (data.name, data.classes, data.tokens) == ("mine.csv", 2, 0)
-    assert data.x.tolist() == [[30, 1e4], [40, 2e4], [50, 3e4], [40, 2e4]], "raw until it is known who trains"
+def test_numbers_are_standardized_by_training_rows_only(tmp_path: Path) -> None:
+    data = load_dataset(write_csv(tmp_path))
+    assert (data.name, data.classes, data.num_words) == ("mine.csv", 2, 0)
+    assert data.x.tolist() == [[30, 1e4], [40, 2e4], [50, 3e4], [40, 2e4]], "raw until the split is known"
     fitted = data.fit_preprocessing(np.array([0, 2]))  # ages 30 and 50: mean 40, deviation 10
     assert (fitted.x.dtype, fitted.x.shape) == (torch.float32, (4, 2))
     assert fitted.x.tolist() == [[pytest.approx(v)] * 2 for v in (-1, 0, 1, 0)]
     assert data.fit_preprocessing(np.array([1, 2])).x[0].tolist() == pytest.approx([-3, -3])  # (30 - 45) / 5
-    assert fitted.fit_preprocessing(np.array([1])) is fitted, "once is enough"
+    assert fitted.fit_preprocessing(np.array([1])) is fitted, "fitted once"
     assert (data.y.tolist(), data.label_names) == ([1, 0, 0, 1], ("no", "yes"))
     assert data.client is not None
     assert (data.client.tolist(), data.client_names) == ([1, 0, 1, 0], ("a", "b"))
 
 
-def people(folder: Path, n: int = 40) -> Path:
-    """Rows of four clients whose income is the number of the row, and that of client d a million more."""
+def write_people(folder: Path, n: int = 40) -> Path:
+    """Write rows of four clients; the income is the row's number, for client d a million more."""
     rows = (f"{k % 7},{k + 1e6 * (k % 4 == 3)},{k // 4 % 2},{'abcd'[k % 4]}\n" for k in range(n))
-    return csv(folder, "age,income,label,client\n" + "".join(rows))
+    return write_csv(folder, "age,income,label,client\n" + "".join(rows))
 
 
 @pytest.mark.parametrize("validation", [0.0, 0.3])
-def test_neither_test_rows_nor_validation_rows_nor_newcomers_are_in_the_statistics(
+def test_statistics_exclude_test_and_validation_rows_and_new_clients(
     tmp_path: Path, validation: float
 ) -> None:
-    path = people(tmp_path)
+    path = write_people(tmp_path)
     raw = load_dataset(path).x.numpy()
     data, split, _ = load_federated_data(Config(data=str(path), validation=validation, new_clients=1))
     train = np.concatenate([split.train[k] for k in range(3)])
     mean, deviation = raw[train].mean(axis=0), raw[train].std(axis=0)
     assert np.allclose(data.x.numpy(), (raw - mean) / deviation, rtol=1e-6)
     assert data.preprocessing is not None
-    kept = [(column.name, *column.mean, column.deviation) for column in data.preprocessing.columns]
-    assert kept == [
+    statistics = [(column.name, *column.mean, column.deviation) for column in data.preprocessing.columns]
+    assert statistics == [
         ("age", pytest.approx(mean[0]), pytest.approx(deviation[0])),
         ("income", pytest.approx(mean[1]), pytest.approx(deviation[1])),
     ]
-    assert mean[1] < 1000, "the million of client d, who joins later"
+    assert mean[1] < 1000, "without the million of client d, a new client"
 
 
-def test_what_a_run_keeps_is_json(tmp_path: Path) -> None:
-    path = csv(
+def test_preprocessing_survives_json(tmp_path: Path) -> None:
+    path = write_csv(
         tmp_path, PEOPLE.replace("age", "town").replace("30", "x").replace("40", "y").replace("50", "x")
     )
-    about = load_federated_data(Config(data=str(path)))[0].preprocessing_spec
-    again = Preprocessing.from_json(json.loads(json.dumps(about.to_json())))
-    assert again == about
-    assert again.columns[0].categories == ("x", "y")
+    preprocessing = load_federated_data(Config(data=str(path)))[0].preprocessing_spec
+    restored = Preprocessing.from_json(json.loads(json.dumps(preprocessing.to_json())))
+    assert restored == preprocessing
+    assert restored.columns[0].categories == ("x", "y")
 
 
-def test_names_are_those_of_the_partition(tmp_path: Path) -> None:
-    path = str(people(tmp_path))
+def test_client_names_only_with_natural_partition(tmp_path: Path) -> None:
+    path = str(write_people(tmp_path))
     assert load_federated_data(Config(data=path))[0].client_names == ("a", "b", "c", "d")
     assert load_federated_data(Config(data=path, partition="iid", clients=2))[0].client_names == ()
 
 
 # --- missing values
 
-GAPS = "age,town,label\n30,Ulm,yes\n,Bonn,no\n50,,no\n40,Ulm,no\n"
+MISSING_VALUES = "age,town,label\n30,Ulm,yes\n,Bonn,no\n50,,no\n40,Ulm,no\n"
 
 
-def test_a_missing_value_is_named_with_the_ways_out(tmp_path: Path) -> None:
-    path = csv(tmp_path, GAPS)
+def test_missing_value_error_names_line_and_remedies(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, MISSING_VALUES)
     message = (
         "column 'age' of .* has no value in line 3; fill it in, or .missing=drop .*, .missing=mean takes"
     )
@@ -109,40 +109,42 @@ def test_a_missing_value_is_named_with_the_ways_out(tmp_path: Path) -> None:
         load_dataset(f"{path}?missing=zero")
 
 
-def test_missing_drop(tmp_path: Path) -> None:
-    data = load_dataset(f"{csv(tmp_path, GAPS)}?missing=drop")
+def test_missing_drop_removes_rows(tmp_path: Path) -> None:
+    data = load_dataset(f"{write_csv(tmp_path, MISSING_VALUES)}?missing=drop")
     assert (data.x.tolist(), data.y.tolist()) == ([[30, 1], [40, 1]], [1, 0])
     assert "2 of 4 rows were left out" in data.note
 
 
 def test_missing_mean_is_that_of_the_training_rows(tmp_path: Path) -> None:
-    data = load_dataset(f"{csv(tmp_path, GAPS)}?missing=mean").fit_preprocessing(np.array([0, 1, 2]))
-    # age: (30 + 50) / 2, so 0 when standardised; town: one Bonn and one Ulm among those that are known
+    data = load_dataset(f"{write_csv(tmp_path, MISSING_VALUES)}?missing=mean").fit_preprocessing(
+        np.array([0, 1, 2])
+    )
+    # age: (30 + 50) / 2, so 0 when standardized; town: one Bonn and one Ulm among those that are known
     assert data.x[1].tolist() == [0, 1, 0]
     assert data.x[2].tolist() == [1, 0.5, 0.5]
 
 
-def test_a_missing_label_or_client_cannot_be_filled(tmp_path: Path) -> None:
-    path = csv(tmp_path, PEOPLE.replace("no,a", ",a", 1))
+def test_missing_label_or_client_cannot_be_filled(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, PEOPLE.replace("no,a", ",a", 1))
     with pytest.raises(
         InvalidInputError, match=r"'label' of .* has no value in line 3; fill it in, or .missing=drop"
     ):
         load_dataset(f"{path}?missing=mean")
     assert len(load_dataset(f"{path}?missing=drop")) == 3
     with pytest.raises(InvalidInputError, match=r"'client' of .* has no value in line 2"):
-        load_dataset(csv(tmp_path, PEOPLE.replace("yes,b", "yes,", 1)))
+        load_dataset(write_csv(tmp_path, PEOPLE.replace("yes,b", "yes,", 1)))
 
 
-@pytest.mark.parametrize("sign", ["", "NA", "nan", "n/a", "NULL", "?"])
-def test_signs_of_a_missing_number(tmp_path: Path, sign: str) -> None:
-    path = csv(tmp_path, PEOPLE.replace("40,2", f"{sign},2", 1))
+@pytest.mark.parametrize("marker", ["", "NA", "nan", "n/a", "NULL", "?"])
+def test_markers_of_a_missing_number(tmp_path: Path, marker: str) -> None:
+    path = write_csv(tmp_path, PEOPLE.replace("40,2", f"{marker},2", 1))
     with pytest.raises(InvalidInputError, match=r"column 'age' of .* has no value in line 3"):
         load_dataset(path)
 
 
-def test_a_wrong_cell_does_not_make_a_column_text(tmp_path: Path) -> None:
-    """`4O` made the advice `?x=age`, and that an experiment on words."""
-    path = csv(tmp_path, PEOPLE.replace("40,2", "4O,2", 1))
+def test_single_wrong_cell_does_not_make_a_column_text(tmp_path: Path) -> None:
+    """With `4O`, `?x=age` was suggested, which makes an experiment on words."""
+    path = write_csv(tmp_path, PEOPLE.replace("40,2", "4O,2", 1))
     with pytest.raises(
         InvalidInputError, match=r"column 'age' of .* has numbers, but '4O' in line 3; correct it"
     ):
@@ -155,55 +157,55 @@ def test_a_wrong_cell_does_not_make_a_column_text(tmp_path: Path) -> None:
 # --- categories
 
 
-def test_text_beside_numbers_is_a_category(tmp_path: Path) -> None:
-    data = load_dataset(f"{csv(tmp_path)}?x=age,client").fit_preprocessing(np.arange(4))
+def test_text_next_to_numbers_is_a_category(tmp_path: Path) -> None:
+    data = load_dataset(f"{write_csv(tmp_path)}?x=age,client").fit_preprocessing(np.arange(4))
     assert data.x[:, 1:].tolist() == [[0, 1], [1, 0], [0, 1], [1, 0]]
     assert "one input for each category of client (2)" in data.note
 
 
-def test_numbers_can_be_categories(tmp_path: Path) -> None:
-    data = load_dataset(f"{csv(tmp_path)}?x=age&categories=age").fit_preprocessing(np.arange(4))
+def test_categories_option_makes_numbers_categories(tmp_path: Path) -> None:
+    data = load_dataset(f"{write_csv(tmp_path)}?x=age&categories=age").fit_preprocessing(np.arange(4))
     assert data.x.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 1, 0]]
 
 
-def test_free_text_beside_numbers_is_named_with_both_ways(tmp_path: Path) -> None:
-    path = csv(tmp_path, "age,text,y\n1,a b,0\n2,b c,1\n3,c d,0\n4,d e,1\n")
+def test_free_text_next_to_numbers_is_an_error_with_both_remedies(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, "age,text,y\n1,a b,0\n2,b c,1\n3,c d,0\n4,d e,1\n")
     with pytest.raises(
         InvalidInputError, match=r"but text in 'text' \(4 different in 4 rows.*\?x=text, .* \?x=age"
     ):
         load_dataset(path)
-    assert load_dataset(f"{path}?x=text").tokens == 6
+    assert load_dataset(f"{path}?x=text").num_words == 6
 
 
 # --- delimiters
 
 
 @pytest.mark.parametrize("mark", [";", "\t", "|"])
-def test_the_delimiter_is_found(tmp_path: Path, mark: str) -> None:
-    data = load_dataset(csv(tmp_path, PEOPLE.replace(",", mark)))
+def test_delimiter_is_detected(tmp_path: Path, mark: str) -> None:
+    data = load_dataset(write_csv(tmp_path, PEOPLE.replace(",", mark)))
     assert data.x.shape == (4, 2)
     assert data.client_names == ("a", "b")
 
 
-def test_a_comma_in_quotes_is_no_delimiter(tmp_path: Path) -> None:
-    data = load_dataset(csv(tmp_path, 'text;y\n"a, b, c";0\n"d, e, f";1\n"g, h, i";1\n'))
-    assert data.tokens == 9 + 2  # nine letters, the comma, the unknown word
+def test_quoted_comma_is_not_a_delimiter(tmp_path: Path) -> None:
+    data = load_dataset(write_csv(tmp_path, 'text;y\n"a, b, c";0\n"d, e, f";1\n"g, h, i";1\n'))
+    assert data.num_words == 9 + 2  # nine letters, the comma, the unknown word
 
 
-def test_a_decimal_comma_where_semicolons_part_the_columns(tmp_path: Path) -> None:
-    data = load_dataset(csv(tmp_path, "x;y\n1,5;0\n2;1\n-3,25;1\n"))
+def test_decimal_comma_with_semicolon_delimiter(tmp_path: Path) -> None:
+    data = load_dataset(write_csv(tmp_path, "x;y\n1,5;0\n2;1\n-3,25;1\n"))
     assert data.x.tolist() == [[1.5], [2], [-3.25]]
     assert data.preprocessing_spec.comma
 
 
-def test_a_client_column_is_the_partition_unless_another_is_asked_for(tmp_path: Path) -> None:
-    data = str(csv(tmp_path))
+def test_client_column_is_the_default_partition(tmp_path: Path) -> None:
+    data = str(write_csv(tmp_path))
     assert load_federated_data(Config(data=data))[2].partition == "natural"
     assert load_federated_data(Config(data=data, partition="iid", clients=1))[2].partition == "iid"
 
 
-def test_columns_by_name(tmp_path: Path) -> None:
-    path = csv(
+def test_query_selects_columns_by_name(tmp_path: Path) -> None:
+    path = write_csv(
         tmp_path, PEOPLE.replace("label,client", "a&b,who").replace("age", "a,ge").replace("a,ge", '"a,ge"')
     )
     data = load_dataset(f"{path}?label=a%26b&client=who&x=a%2Cge")
@@ -212,13 +214,15 @@ def test_columns_by_name(tmp_path: Path) -> None:
 
 
 def test_constant_column_and_byte_order_mark(tmp_path: Path) -> None:
-    data = load_dataset(csv(tmp_path, "﻿y\tx\n0\t5\n1\t5\n1\t5\n", "mine.tsv")).fit_preprocessing(np.arange(3))
+    data = load_dataset(write_csv(tmp_path, "﻿y\tx\n0\t5\n1\t5\n1\t5\n", "mine.tsv")).fit_preprocessing(
+        np.arange(3)
+    )
     assert (data.x.tolist(), data.y.tolist()) == ([[0], [0], [0]], [0, 1, 1])
 
 
-def test_text_columns_are_joined_and_their_words_numbered(tmp_path: Path) -> None:
-    data = load_dataset(csv(tmp_path, REVIEWS))
-    assert (data.tokens, data.x.dtype) == (6, torch.int32)  # <unk> good a bad film !
+def test_text_columns_are_joined_and_tokenized(tmp_path: Path) -> None:
+    data = load_dataset(write_csv(tmp_path, REVIEWS))
+    assert (data.num_words, data.x.dtype) == (6, torch.int32)  # <unk> good a bad film !
     assert data.x.tolist() == [[1, 2, 1, 4, 5], [3, 2, 3, 4, 0], [1, 0, 0, 0, 0]]
     assert (data.y.tolist(), data.classes) == ([0, 1, 0], 2)
 
@@ -227,9 +231,9 @@ def test_text_columns_are_joined_and_their_words_numbered(tmp_path: Path) -> Non
     ("labels", "expected"),
     [("10 9 10", [1, 0, 1]), ("-1 1 1", [0, 1, 1]), ("b a a", [1, 0, 0]), ("2.0 1 1", [1, 0, 0])],
 )
-def test_labels_in_sorted_order(tmp_path: Path, labels: str, expected: list[int]) -> None:
+def test_labels_are_numbered_in_sorted_order(tmp_path: Path, labels: str, expected: list[int]) -> None:
     rows = "".join(f"{row},{label}\n" for row, label in enumerate(labels.split()))
-    assert load_dataset(csv(tmp_path, "x,y\n" + rows)).y.tolist() == expected
+    assert load_dataset(write_csv(tmp_path, "x,y\n" + rows)).y.tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -247,16 +251,16 @@ def test_labels_in_sorted_order(tmp_path: Path, labels: str, expected: list[int]
 def test_labels_that_differ_as_text_are_different_classes(
     tmp_path: Path, labels: str, names: list[str]
 ) -> None:
-    """In the order of their values where all are numbers, whatever the digits that a float can hold."""
+    """If all are numbers, classes are sorted by value, also beyond the digits of a float."""
     rows = "".join(f"{row},{label}\n" for row, label in enumerate(labels.split()))
-    data = load_dataset(csv(tmp_path, "x,y\n" + rows))
+    data = load_dataset(write_csv(tmp_path, "x,y\n" + rows))
     assert list(data.label_names) == names
     assert [names[number] for number in data.y] == labels.split()
 
 
-def test_large_integer_labels_of_parquet_survive_missing_ones(tmp_path: Path) -> None:
+def test_large_integer_labels_in_parquet_stay_exact_with_missing_values(tmp_path: Path) -> None:
     labels = [2**53 + 1, 2**53, None, 2**53 + 1, 2**53 + 2]
-    data = load_dataset(f"{parquet(tmp_path, a=[1, 2, 3, 4, 5], label=labels)}?missing=drop")
+    data = load_dataset(f"{write_parquet(tmp_path, a=[1, 2, 3, 4, 5], label=labels)}?missing=drop")
     assert data.label_names == tuple(str(2**53 + k) for k in range(3))
     assert data.y.tolist() == [1, 0, 1, 2]
 
@@ -264,11 +268,13 @@ def test_large_integer_labels_of_parquet_survive_missing_ones(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("clients", "expected"), [("10 9 10", [1, 0, 1]), ("7 007 7", [1, 0, 1]), ("b a b", [1, 0, 1])]
 )
-def test_clients_in_the_order_of_their_ids(tmp_path: Path, clients: str, expected: list[int]) -> None:
+def test_clients_are_numbered_in_the_order_of_their_ids(
+    tmp_path: Path, clients: str, expected: list[int]
+) -> None:
     rows = "".join(f"{row},{row % 2},{client}\n" for row, client in enumerate(clients.split()))
-    found = load_dataset(csv(tmp_path, "x,y,client\n" + rows)).client
-    assert found is not None
-    assert found.tolist() == expected
+    client = load_dataset(write_csv(tmp_path, "x,y,client\n" + rows)).client
+    assert client is not None
+    assert client.tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -282,12 +288,12 @@ def test_clients_in_the_order_of_their_ids(tmp_path: Path, clients: str, expecte
         (PEOPLE.replace("label", "target"), "", "has no column 'label'; it has: age, income, target, client"),
         (PEOPLE, "?client=user", "has no column 'user'; it has: age"),
         (PEOPLE, "?x=age,size", "has no column 'size'; it has: age"),
-        (PEOPLE, "?lable=age", "unknown word after '\\?' 'lable'; did you mean 'label'\\?"),
+        (PEOPLE, "?lable=age", "unknown key after '\\?' 'lable'; did you mean 'label'\\?"),
         (PEOPLE.replace("40,2", "inf,2", 1), "", "column 'age' of .* is inf in line 3"),
         (PEOPLE, "?categories=size", "has no column 'size'; it has: age"),
         (PEOPLE, "?resize=32", ".resize= is for images; .* has none"),
         (PEOPLE, "?resize=wide", ".resize=wide: write a number of pixels"),
-        (PEOPLE, "?words=100", "'.words=' says nothing about '.*mine.csv'; allowed there: .label="),
+        (PEOPLE, "?words=100", "'.words=' does not apply to '.*mine.csv'; allowed there: .label="),
         ("x,y\n,0\n,1\n,1\n", "", "column 'x' of .* has no values; leave it out"),
         ("x,y\n,0\n1,\n1,\n", "?missing=drop", "has no row without a missing value"),
         (PEOPLE.replace("40,2", "1e300,2", 1), "", "column 'age' of .* has values too large"),
@@ -300,22 +306,22 @@ def test_clients_in_the_order_of_their_ids(tmp_path: Path, clients: str, expecte
             "column 'y' of .* has the label 0.5; labels must be whole numbers or text",
         ),
         ("x,y\n1,a\n2,b\n3,c\n", "", "column 'y' of .* has another label in each of 3 rows"),
-        ("y,client\n1,a\n2,b\n1,b\n", "", "has no column beside 'y' and 'client'"),
+        ("y,client\n1,a\n2,b\n1,b\n", "", "has no column next to 'y' and 'client'"),
         ("y,text\n1,\n2,;\n1,\n", "", "the text in text of .* has no words"),
         ("x,y\n", "", "has no rows"),
         ("", "", "has no rows"),
         ('x,y\n"1' + "1" * 200_000, "", "as CSV in UTF-8: field larger"),
     ],
 )
-def test_refuses(tmp_path: Path, text: str, query: str, message: str) -> None:
-    path = csv(tmp_path, text)
+def test_invalid_table_is_an_error(tmp_path: Path, text: str, query: str, message: str) -> None:
+    path = write_csv(tmp_path, text)
     with pytest.raises(InvalidInputError, match=message) as caught:
         load_dataset(f"{path}{query}")
     assert "\n" not in str(caught.value)
     assert query or str(path) in str(caught.value)
 
 
-def test_not_utf_8(tmp_path: Path) -> None:
+def test_other_encoding_than_utf_8_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_bytes(b"x,y\n\xff,1\n")
     with pytest.raises(InvalidInputError, match="as CSV in UTF-8"):
         load_dataset(tmp_path / "mine.csv")
@@ -333,30 +339,30 @@ CELLS = st.one_of(
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cells=st.lists(CELLS, min_size=3, max_size=12), delimiter=st.sampled_from(",;"))
-def test_cells_are_read_as_the_export_reads_them(tmp_path: Path, cells: list[str], delimiter: str) -> None:
-    """pandas guesses types: whatever it takes a column for, number and text are those of the cell."""
+def test_cells_are_parsed_as_in_exports(tmp_path: Path, cells: list[str], delimiter: str) -> None:
+    """pandas infers types, but numbers and texts must be those of the cells."""
     lines = "".join(f"{cell}{delimiter}{k % 2}{delimiter}{k}\n" for k, cell in enumerate(cells))
-    path = csv(tmp_path, f"a{delimiter}label{delimiter}b\n{lines}")
+    path = write_csv(tmp_path, f"a{delimiter}label{delimiter}b\n{lines}")
     texts = [cell.strip('"') for cell in cells]
     values = load_dataset(f"{path}?x=a,b&categories=a&missing=mean").preprocessing_spec.columns[0].categories
     assert values == tuple(sorted({*texts} - {""}))
-    expected = [rows.parse_number(text, comma=delimiter == ";") for text in texts]
+    expected = [rows.parse_number(text, decimal_comma=delimiter == ";") for text in texts]
     if None in expected or all(math.isnan(value) for value in expected if value is not None):
         return
-    found = load_dataset(f"{path}?x=a&missing=mean").x.numpy()[:, 0]
-    assert np.array_equal(found, np.array(expected, float), equal_nan=True)
+    numbers = load_dataset(f"{path}?x=a&missing=mean").x.numpy()[:, 0]
+    assert np.array_equal(numbers, np.array(expected, float), equal_nan=True)
 
 
-def test_truth_values_are_texts(tmp_path: Path) -> None:
-    path = csv(tmp_path, "a,b,label\n1,True,x\n2,TRUE,y\n3,,x\n4,True,y\n")
+def test_booleans_are_texts(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, "a,b,label\n1,True,x\n2,TRUE,y\n3,,x\n4,True,y\n")
     data = load_dataset(f"{path}?missing=drop")
     assert data.preprocessing_spec.columns[1].categories == ("TRUE", "True")
     assert len(data) == 3
 
 
-def test_columns_of_what_has_none(tmp_path: Path) -> None:
+def test_label_option_of_npz_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
-        InvalidInputError, match=r"'\?label=' says nothing about 'mine.npz'; allowed there: \?words="
+        InvalidInputError, match=r"'\?label=' does not apply to 'mine.npz'; allowed there: \?words="
     ):
         load_dataset("mine.npz?label=a")
 
@@ -364,9 +370,9 @@ def test_columns_of_what_has_none(tmp_path: Path) -> None:
 # --- Parquet
 
 
-def test_parquet(tmp_path: Path) -> None:
+def test_load_parquet(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    path = parquet(
+    path = write_parquet(
         tmp_path,
         a=[1, 2, 3],
         b=pyarrow.array([True, False, True]),
@@ -384,25 +390,25 @@ def test_parquet(tmp_path: Path) -> None:
         load_dataset(f"{path}?x=c")
 
 
-def test_parquet_with_text(tmp_path: Path) -> None:
+def test_load_parquet_with_text(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    data = load_dataset(parquet(tmp_path, text=["a b", "b", "b c"], label=[0, 1, 1]))
-    assert (data.tokens, data.x.tolist()) == (4, [[2, 1], [1, 0], [1, 3]])
+    data = load_dataset(write_parquet(tmp_path, text=["a b", "b", "b c"], label=[0, 1, 1]))
+    assert (data.num_words, data.x.tolist()) == (4, [[2, 1], [1, 0], [1, 3]])
 
 
-def test_parquet_with_gaps(tmp_path: Path) -> None:
+def test_load_parquet_with_missing_values(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    path = parquet(tmp_path, a=[1, None, 3, 4], b=["x", "y", None, "x"], label=[0, 1, 1, 1])
+    path = write_parquet(tmp_path, a=[1, None, 3, 4], b=["x", "y", None, "x"], label=[0, 1, 1, 1])
     with pytest.raises(InvalidInputError, match=r"column 'a' of .* has no value in row 1"):
         load_dataset(path)
     assert load_dataset(f"{path}?missing=drop").x.tolist() == [[1, 1], [4, 1]]
-    path = parquet(tmp_path, a=[1, 2, 3], label=pyarrow.array([True, False, True]))
+    path = write_parquet(tmp_path, a=[1, 2, 3], label=pyarrow.array([True, False, True]))
     assert load_dataset(path).label_names == ("False", "True")
 
 
-def test_parquet_refuses(tmp_path: Path) -> None:
+def test_invalid_parquet_is_an_error(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    path = parquet(tmp_path, a=pyarrow.array([1, 2, 3], pyarrow.date32()), label=[0, 1, 1])
+    path = write_parquet(tmp_path, a=pyarrow.array([1, 2, 3], pyarrow.date32()), label=[0, 1, 1])
     with pytest.raises(
         InvalidInputError, match=r"column 'a' of .* holds date32.*; accepted are numbers, text and images"
     ):
@@ -415,7 +421,7 @@ def test_parquet_refuses(tmp_path: Path) -> None:
         load_dataset(path)
 
 
-def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(
         InvalidInputError, match=r"mine.parquet needs pyarrow; install it with: pip install 'feddbe\[table\]'"
@@ -423,7 +429,7 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         load_dataset(tmp_path / "mine.parquet")
 
 
-def test_ids_of_any_length_are_in_order_of_their_value(tmp_path: Path) -> None:
+def test_numeric_client_ids_of_any_length_are_sorted_by_value(tmp_path: Path) -> None:
     ids = ["9", "12345678901234567890", "10", "12345678901234567891", "9"]
     (tmp_path / "a.csv").write_text(
         "x,label,client\n" + "".join(f"{k},{k % 2},{i}\n" for k, i in enumerate(ids))
@@ -434,15 +440,15 @@ def test_ids_of_any_length_are_in_order_of_their_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bad\udcff.csv", "bad\0.csv", "~nosuch/x.csv"])
-def test_paths_that_cannot_be_used(name: str, tmp_path: Path) -> None:
-    for what, place in ((name, None), ("har", Path(name))):
+def test_unusable_path_is_an_error(name: str, tmp_path: Path) -> None:
+    for data, data_dir in ((name, None), ("har", Path(name))):
         with pytest.raises(InvalidInputError, match="cannot use the path '") as caught:
-            load_dataset(what, place)
+            load_dataset(data, data_dir)
         assert str(caught.value).isprintable()
 
 
-def test_many_columns_are_looked_up_and_quoted_in_short(tmp_path: Path) -> None:
-    """50,000 took 49 s, and an error of 8.9 MB."""
+def test_errors_about_many_columns_are_short(tmp_path: Path) -> None:
+    """50,000 columns once took 49 s and gave an error of 8.9 MB."""
     names = [f"a_name_that_is_long_{k}" for k in range(20_000)]
     rows = "".join(",".join([str(k % 2), *["1"] * len(names)]) + "\n" for k in range(3))
     path = tmp_path / "wide.csv"

@@ -1,4 +1,4 @@
-"""Hugging Face data sets on disk, written here byte for byte as `save_to_disk` does, and by name."""
+"""Tests of Hugging Face data sets: folders like those of `save_to_disk`, and names."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from feddbe.errors import InvalidInputError
 pyarrow = pytest.importorskip("pyarrow")
 
 
-def put(folder: Path, *shards: dict[str, Any]) -> None:
-    """One split: Arrow streams, and state.json that names them."""
+def write_split(folder: Path, *shards: dict[str, Any]) -> None:
+    """Write one split: Arrow streams, and state.json with their names."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"data-{k:05}-of-{len(shards):05}.arrow" for k in range(len(shards))]
     for name, columns in zip(names, shards, strict=True):
@@ -33,28 +33,28 @@ def put(folder: Path, *shards: dict[str, Any]) -> None:
     (folder / "state.json").write_text(json.dumps(state))
 
 
-def put_all(folder: Path, **splits: dict[str, Any]) -> Path:
+def write_splits(folder: Path, **splits: dict[str, Any]) -> Path:
     for name, columns in splits.items():
-        put(folder / name, columns)
+        write_split(folder / name, columns)
     (folder / "dataset_dict.json").write_text(json.dumps({"splits": [*splits]}))
     return folder
 
 
-def png(value: int) -> dict[str, Any]:
+def encode_png(value: int) -> dict[str, Any]:
     file = io.BytesIO()
     Image.new("L", (5, 4), value).save(file, "png")
     return {"bytes": file.getvalue(), "path": None}
 
 
-def test_one_split_of_several_files(tmp_path: Path) -> None:
-    put(tmp_path / "set", {"text": ["a b", "b"], "label": [0, 1]}, {"text": ["b c"], "label": [1]})
+def test_load_split_of_several_files(tmp_path: Path) -> None:
+    write_split(tmp_path / "set", {"text": ["a b", "b"], "label": [0, 1]}, {"text": ["b c"], "label": [1]})
     data = load_dataset(tmp_path / "set")
-    assert (data.name, data.tokens, data.classes) == ("set/", 4, 2)
+    assert (data.name, data.num_words, data.classes) == ("set/", 4, 2)
     assert data.x.tolist() == [[2, 1], [1, 0], [1, 3]]
 
 
-def test_splits_are_merged_train_first_and_without_those_that_have_no_labels(tmp_path: Path) -> None:
-    put_all(
+def test_labeled_splits_are_merged_training_split_first(tmp_path: Path) -> None:
+    write_splits(
         tmp_path,
         unsupervised={"x": [9.0], "label": [-1]},
         test={"x": [2.0], "label": [1]},
@@ -65,26 +65,32 @@ def test_splits_are_merged_train_first_and_without_those_that_have_no_labels(tmp
     assert data.x[:, 0].argsort().tolist() == [0, 1, 2]
 
 
-def test_images(tmp_path: Path) -> None:
-    put(tmp_path, {"image": [png(1), png(2), png(3)], "label": [0, 1, 1], "coarse": [0, 0, 0]})
+def test_load_images(tmp_path: Path) -> None:
+    write_split(
+        tmp_path,
+        {"image": [encode_png(1), encode_png(2), encode_png(3)], "label": [0, 1, 1], "coarse": [0, 0, 0]},
+    )
     data = load_dataset(f"{tmp_path}?x=image")
     assert (data.x.shape, data.x[:, 0, 0, 0].tolist()) == ((3, 1, 4, 5), [1, 2, 3])
     with pytest.raises(
-        InvalidInputError, match=r"has images in 'image' beside 'coarse'; choose one: \?x=image"
+        InvalidInputError, match=r"has images in 'image' next to 'coarse'; choose one: \?x=image"
     ):
         load_dataset(tmp_path)
-    put(tmp_path, {"image": [png(1), {"bytes": b"no", "path": None}, png(3)], "label": [0, 1, 1]})
+    write_split(
+        tmp_path,
+        {"image": [encode_png(1), {"bytes": b"no", "path": None}, encode_png(3)], "label": [0, 1, 1]},
+    )
     with pytest.raises(InvalidInputError, match=r"cannot read the image in row 1 of .*: cannot identify"):
         load_dataset(tmp_path)
 
 
-def test_refuses(tmp_path: Path) -> None:
-    put_all(tmp_path, train={"x": [0.0, 1.0], "label": [0, 1]}, test={"z": [2.0], "label": [1]})
+def test_invalid_folder_is_an_error(tmp_path: Path) -> None:
+    write_splits(tmp_path, train={"x": [0.0, 1.0], "label": [0, 1]}, test={"z": [2.0], "label": [1]})
     with pytest.raises(InvalidInputError, match=r"the splits of .* do not have the same columns"):
         load_dataset(tmp_path)
     with pytest.raises(InvalidInputError, match=r"split train has no column 'y'; it has: x, label"):
         load_dataset(f"{tmp_path}?label=y")
-    put_all(tmp_path, train={"x": [0.0], "label": [-1]})
+    write_splits(tmp_path, train={"x": [0.0], "label": [-1]})
     with pytest.raises(InvalidInputError, match="has no rows with labels"):
         load_dataset(tmp_path)
     (tmp_path / "train" / "data-00000-of-00001.arrow").write_bytes(b"damaged")
@@ -93,59 +99,59 @@ def test_refuses(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-FLIPS = """
+BIT_FLIP_PROGRAM = """
 import sys
 sys.path[:] = {path!r}
 import random, warnings
 from pathlib import Path
-from feddbe.data import load
-from feddbe.errors import BadInput
+from feddbe.data import load_dataset
+from feddbe.errors import InvalidInputError
 folder = Path({folder!r})
 (file,) = folder.glob("*.arrow")
-good = file.read_bytes()
+original = file.read_bytes()
 for seed in range(60):
-    dice = random.Random(seed)
-    bad = bytearray(good)
-    for _ in range(dice.choice([1, 8])):
-        bad[dice.randrange(len(bad))] ^= 1 << dice.randrange(8)
-    file.unlink()  # what was mapped before stays as it was
-    file.write_bytes(bad)
+    rng = random.Random(seed)
+    damaged = bytearray(original)
+    for _ in range(rng.choice([1, 8])):
+        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+    file.unlink()  # an earlier memory map must not change
+    file.write_bytes(damaged)
     try:
-        load(f"{{folder}}?x=text")
+        load_dataset(f"{{folder}}?x=text")
         print("read")
-    except BadInput as error:
+    except InvalidInputError as error:
         assert len(str(error).splitlines()) == 1, str(error)
         print("refused")
 """
 
 
-def test_damaged_files_are_refused_or_read_but_never_end_the_process(tmp_path: Path) -> None:
+def test_damaged_files_never_crash_the_process(tmp_path: Path) -> None:
     words = [" ".join("abcdefgh"[: k % 8 + 1]) for k in range(200)]
-    put(tmp_path, {"text": words, "label": [k % 3 for k in range(200)], "kind": ["x", "y"] * 100})
-    code = FLIPS.format(path=sys.path, folder=str(tmp_path))
+    write_split(tmp_path, {"text": words, "label": [k % 3 for k in range(200)], "kind": ["x", "y"] * 100})
+    code = BIT_FLIP_PROGRAM.format(path=sys.path, folder=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, f"{done.returncode} {done.stderr[-500:]}"
-    said = done.stdout.split()
-    assert len(said) == 60
-    assert said.count("refused") > 10
+    outcomes = done.stdout.split()
+    assert len(outcomes) == 60
+    assert outcomes.count("refused") > 10
 
 
 @pytest.mark.parametrize("form", ["arrow", "parquet"])
-def test_text_that_is_not_utf8_is_one_line(tmp_path: Path, form: str) -> None:
+def test_other_encoding_than_utf_8_is_one_line_error(tmp_path: Path, form: str) -> None:
     text = pyarrow.array([b"a", b"\xff\xfe", b"b"]).view(pyarrow.string())
     columns = {"text": text, "label": [0, 1, 1]}
-    where = tmp_path
+    path = tmp_path
     if form == "arrow":
-        put(tmp_path, columns)
+        write_split(tmp_path, columns)
     else:
-        where = tmp_path / "bad.parquet"
-        pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(columns), where)
+        path = tmp_path / "bad.parquet"
+        pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(columns), path)
     with pytest.raises(InvalidInputError, match=r"cannot read .*UTF8") as caught:
-        load_dataset(where)
+        load_dataset(path)
     assert "\n" not in str(caught.value)
 
 
-def test_name_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_name_without_the_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(
         InvalidInputError, match=r"hf:ag_news needs the datasets library; .*pip install 'feddbe\[hub\]'"
@@ -154,15 +160,15 @@ def test_name_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_with_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is installed: what it saves is read, and a name, here that of a folder with a CSV file."""
+def test_load_data_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the library is installed, its folders are read, and names, here that of a folder with a CSV file."""
     datasets = pytest.importorskip("datasets", reason="the extra [hub] is not installed")
     monkeypatch.chdir(tmp_path)
     datasets.config.HF_DATASETS_CACHE = tmp_path / "cache"
     columns = {"text": ["a b", "b", "b c"], "label": [0, 1, 1]}
     features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["n", "p"]))
-    made = datasets.Dataset.from_dict(columns, features)
-    datasets.DatasetDict(train=made, test=made).save_to_disk(tmp_path / "saved")
+    dataset = datasets.Dataset.from_dict(columns, features)
+    datasets.DatasetDict(train=dataset, test=dataset).save_to_disk(tmp_path / "saved")
     assert load_dataset(tmp_path / "saved").y.tolist() == [0, 1, 1, 0, 1, 1]
     pictures = {"image": [Image.new("RGB", (2, 2), (1, 2, 3))] * 3, "label": [0, 1, 1]}
     features = datasets.Features(image=datasets.Image(), label=datasets.Value("int64"))
@@ -175,12 +181,12 @@ def test_with_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         load_dataset("hf:./nowhere")
 
 
-def test_class_labels_have_their_names(tmp_path: Path) -> None:
+def test_class_names_are_read(tmp_path: Path) -> None:
     features = {"label": {"names": ["bad", "good", "unused"], "_type": "ClassLabel"}, "x": {"_type": "Value"}}
-    about = {"huggingface": json.dumps({"info": {"features": features}})}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     folder = tmp_path / "set"
     folder.mkdir()
-    table = pyarrow.table({"x": [1.0, 2.0, 3.0], "label": [1, 0, 1]}).replace_schema_metadata(about)
+    table = pyarrow.table({"x": [1.0, 2.0, 3.0], "label": [1, 0, 1]}).replace_schema_metadata(metadata)
     with (
         pyarrow.OSFile(str(folder / "a.arrow"), "wb") as file,
         pyarrow.ipc.new_stream(file, table.schema) as stream,

@@ -28,7 +28,7 @@ if len(sys.argv) > 2:  # LANES is chosen when `tiles` is imported
 from feddbe.state import sha256  # noqa: E402
 from feddbe.training.compiled import backend  # noqa: E402
 from feddbe.training.compiled import network as layout  # noqa: E402
-from feddbe.training.compiled.network import GAP, Layout, _up, allocate  # noqa: E402
+from feddbe.training.compiled.network import PADDING, Layout, allocate, round_up  # noqa: E402
 from feddbe.training.compiled.tiles import Array  # noqa: E402
 from feddbe.training.plan import FitPlan  # noqa: E402
 from tests.training.trainers.test_compiled import NETWORKS, mr, plan_of  # noqa: E402
@@ -36,7 +36,7 @@ from tests.training.trainers.test_compiled import NETWORKS, mr, plan_of  # noqa:
 PAGE = mmap.PAGESIZE
 _kept = list[mmap.mmap]()
 _libc = ctypes.CDLL(None, use_errno=True)
-_ordinary, _piece = allocate, Layout._room
+_ordinary, _piece = allocate, Layout._reserve
 
 
 def guarded(n: int, number: np.dtype[Any], *, last: bool) -> Array:
@@ -56,11 +56,11 @@ def guarded(n: int, number: np.dtype[Any], *, last: bool) -> Array:
 def poison(network: Layout, gaps: list[tuple[int, int]]) -> None:
     """Write NaN into the gaps of the numbers and behind the end of work arrays."""
     for start, end in gaps:
-        network.room.numbers[start:end] = np.nan
-    network.room.block[-GAP:] = np.nan
-    network.room.values[-GAP:] = np.nan
-    network.room.lines[-GAP:] = np.iinfo(np.int32).max
-    network.room.counts[-GAP:] = np.iinfo(np.int64).max
+        network.arrays.numbers[start:end] = np.nan
+    network.arrays.block[-PADDING:] = np.nan
+    network.arrays.values[-PADDING:] = np.nan
+    network.arrays.row_offsets[-PADDING:] = np.iinfo(np.int32).max
+    network.arrays.counts[-PADDING:] = np.iinfo(np.int64).max
 
 
 class Guards:
@@ -74,7 +74,7 @@ class Guards:
 
         def piece(network: Layout, n: int) -> int:
             start = _piece(network, n)
-            gaps.append((start + _up(n, 16), network._top))
+            gaps.append((start + round_up(n, 16), network._end))
             return start
 
         def init(network: Layout, *arguments: Any, **options: Any) -> None:
@@ -84,11 +84,11 @@ class Guards:
 
         self.make = make
         layout.allocate = lambda n, number: guarded(n, number, last=self.last)
-        Layout._room = piece  # type: ignore[method-assign, assignment]
+        Layout._reserve = piece  # type: ignore[method-assign, assignment]
         Layout.__init__ = init  # type: ignore[method-assign, assignment]
 
     def __exit__(self, *_: object) -> None:
-        layout.allocate, Layout._room = _ordinary, _piece  # type: ignore[method-assign]
+        layout.allocate, Layout._reserve = _ordinary, _piece  # type: ignore[method-assign]
         Layout.__init__ = self.make  # type: ignore[method-assign]
 
 

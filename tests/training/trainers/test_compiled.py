@@ -119,8 +119,8 @@ def plan_of(name: str, cut: str | None = None, *, rows: int = 26, batch: int = 1
     terms = tuple(term(model, params) for term in parts.pop("terms", ()))
     correction = {n: torch.randn_like(p) for n, p in params.items()} if parts.pop("corrected", False) else {}
     rates = rates | dict.fromkeys(extras, 0.03)
-    optimiser = parts.pop("optimiser", Optimizer())
-    return FitPlan(model, params, extras, rates, CROSS_ENTROPY, terms, correction, {}, batches, optimiser)
+    optimizer = parts.pop("optimizer", Optimizer())
+    return FitPlan(model, params, extras, rates, CROSS_ENTROPY, terms, correction, {}, batches, optimizer)
 
 
 def mr(mu: float = 0.3, *, corrected: bool = True, watched: bool = False) -> Any:
@@ -182,9 +182,9 @@ def test_batches_of_any_size(name: str, rows: int, batch: int) -> None:
         {"corrected": True},
         {"terms": [near(0.1)]},
         {"terms": [near(0.1), mr()], "corrected": True, "prbm": True, "epochs": 2},
-        {"optimiser": Optimizer(momentum=0.9), "epochs": 2},
+        {"optimizer": Optimizer(momentum=0.9), "epochs": 2},
         {
-            "optimiser": Optimizer(momentum=0.5, weight_decay=0.01), "terms": [near(0.1), mr()],
+            "optimizer": Optimizer(momentum=0.5, weight_decay=0.01), "terms": [near(0.1), mr()],
             "corrected": True, "prbm": True, "epochs": 2,
         },
     ],
@@ -210,12 +210,12 @@ def test_frozen_layers_and_separate_rates(trained: list[str], cut: str | None) -
     extra: dict[str, Any] = {"terms": [near(0.1), mr()], "corrected": True, "prbm": True} if cut else {}
     agree(plan_of("small", cut, rates=rates, **extra))
     if trained:  # torch's optimisers do not begin with nothing
-        agree(plan_of("small", cut, rates=rates, optimiser=Optimizer(momentum=0.9), **extra))
+        agree(plan_of("small", cut, rates=rates, optimizer=Optimizer(momentum=0.9), **extra))
 
 
 @pytest.mark.usefixtures("doubles")
 @pytest.mark.parametrize(
-    "parts", [{}, {"prbm": True, "terms": [mr()]}, {"optimiser": Optimizer(momentum=0.9), "corrected": True}]
+    "parts", [{}, {"prbm": True, "terms": [mr()]}, {"optimizer": Optimizer(momentum=0.9), "corrected": True}]
 )
 @pytest.mark.parametrize(
     ("name", "cut"),
@@ -227,19 +227,19 @@ def test_a_body_that_stays_passes_once(
     whole = plan_of(name, cut, epochs=3, **parts)
     rates = {n: rate for n, rate in whole.rates.items() if n in whole.model.head or n in whole.extras}
     plan, passes = dataclasses.replace(whole, rates=rates), list[Dataset]()
-    features = backend._features
+    features = backend._body_features
 
     def counted(plan: FitPlan) -> Dataset:
         passes.append(features(plan))
         return passes[-1]
 
-    monkeypatch.setattr(backend, "_features", counted)
+    monkeypatch.setattr(backend, "_body_features", counted)
     agree(plan)
     assert len(passes) == 1
     assert len(passes[0]) == len(plan.batches.indices)
     agree(dataclasses.replace(plan, batches=dataclasses.replace(plan.batches, epochs=1)))
     agree(whole)
-    monkeypatch.setattr(fits, "FEATURES", 0)  # too little room
+    monkeypatch.setattr(fits, "MAX_BODY_FEATURES", 0)
     agree(plan)
     assert len(passes) == 1
 
@@ -348,7 +348,7 @@ def test_frozen_parameters_have_no_gradient() -> None:
 def test_predictions(name: str, cut: str | None) -> None:
     """More samples than are predicted at once, and no whole number of them."""
     plan = plan_of(name, cut, prbm=True)
-    x = torch.randn(backend.PREDICT + 7, *plan.model.input_shape)
+    x = torch.randn(backend.PREDICT_BATCH + 7, *plan.model.input_shape)
     found = backend.Predictor(plan.model, plan.params, plan.extras["prbm"])(x)
     wanted = plan.model.forward(plan.params, x, plan.extras["prbm"])
     for one, other in zip(found, wanted, strict=True):
@@ -375,11 +375,13 @@ def test_predictions_follow_the_parameters() -> None:
     assert torch.equal(found({name: p.clone() for name, p in params.items()}), first)
     params["fc.bias"].add_(1)
     assert torch.allclose(found(params), first + 1)
-    network = find_network(model, backend._layers(model), 4, torch.float32, translated=False, momentum=False)
+    network = find_network(
+        model, backend._layer_stack(model), 4, torch.float32, with_cut=False, momentum=False
+    )
     for _ in range(2):  # training leaves other parameters there
         network.write(model.parameters)
         assert all(torch.equal(p, model.parameters[n]) for n, p in network.read(model.parameters).items())
-        network.set_moves(dict.fromkeys(network.parts, 0.1), {})
+        network.set_updates(dict.fromkeys(network.parts, 0.1), {})
         network.train(x, torch.arange(4), 4, np.ones(1))
 
 
@@ -442,7 +444,7 @@ def image(*layers: nn.Module) -> Callable[[], nn.Module]:
         (tied, "share a parameter"),
         (hooked, "hooks"),
         (replaced_forward, "a replaced forward"),
-        (Own, "more than a row of layers"),
+        (Own, "not a sequence of layers"),
         (row(nn.Flatten(), nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 4)), "a Dropout"),
         (row(nn.Flatten(), nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 4)), "a Sigmoid"),
         (row(nn.Flatten(), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)), "a BatchNorm1d"),
@@ -461,9 +463,9 @@ def test_models_that_it_does_not_take_with_the_reason(model: Callable[[], nn.Mod
     module.train()(x)  # gives lazy layers their shape
     split = SplitModel(module, x[:1], onednn=False)
     assert re.search(reason, backend.unsupported_model(split))
-    with pytest.raises(InvalidInputError, match=f"trainer = compiled does not take this: .*{reason}"):
-        backends.trainer(task(split, x, "compiled"))
-    assert list(backends.trainer(task(split, x, "auto"))) == ["autograd"]
+    with pytest.raises(InvalidInputError, match=f"trainer = compiled does not support this: .*{reason}"):
+        backends.describe_trainer(task(split, x, "compiled"))
+    assert list(backends.describe_trainer(task(split, x, "auto"))) == ["autograd"]
 
 
 def task(model: SplitModel, x: Tensor, trainer: str) -> Task:
@@ -479,18 +481,18 @@ def own_term(at: Any, carry: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda plan: {"loss": Term(own_term)}, "a term of its own"),
-        (lambda plan: {"terms": (Term(own_term),)}, "a term of its own"),
-        (lambda plan: {"terms": (prox(1.0, {}), prox(2.0, {}))}, "a term of its own"),
+        (lambda plan: {"loss": Term(own_term)}, "its own loss or term"),
+        (lambda plan: {"terms": (Term(own_term),)}, "its own loss or term"),
+        (lambda plan: {"terms": (prox(1.0, {}), prox(2.0, {}))}, "its own loss or term"),
         (lambda plan: {"params": {"more": torch.zeros(3)}}, "other than the model and PRBM"),
         (lambda plan: {"extras": {"other": torch.zeros(3)}}, "other than the model and PRBM"),
         (lambda plan: {"correction": {"other": torch.zeros(3)}}, "other than the model and PRBM"),
         (lambda plan: {"terms": (prox(1.0, {"other": torch.zeros(3)}),)}, "other than the model and PRBM"),
-        (lambda plan: {"optimiser": Optimizer("adam")}, "not plain SGD"),
-        (lambda plan: {"optimiser": Optimizer(clip_norm=1.0)}, "not plain SGD"),
+        (lambda plan: {"optimizer": Optimizer("adam")}, "not plain SGD"),
+        (lambda plan: {"optimizer": Optimizer(clip_norm=1.0)}, "not plain SGD"),
         (
             lambda plan: {
-                "optimiser": Optimizer(momentum=0.9),
+                "optimizer": Optimizer(momentum=0.9),
                 "terms": (Term(own_term, outputs_only=True),),
             },
             "not plain SGD",
@@ -530,7 +532,7 @@ def test_a_broken_tool_chain_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
         ),
         lambda *some: 1 / 0,
     ]
-    for broken, reason in zip(wrong, ("not autograd's", "division by zero"), strict=True):
+    for broken, reason in zip(wrong, ("differs from autograd's", "division by zero"), strict=True):
         monkeypatch.setattr(backend, "gradient", broken)
         plan, told = plan_of("perceptron"), list[str]()
         backends.warm_up_kernels(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
@@ -545,15 +547,15 @@ def test_somebody_who_waits_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None
         time.sleep(0.3)
         return ""
 
-    monkeypatch.setattr(backend, "PATIENCE", 0.01)
-    monkeypatch.setattr(backend, "refuses_machine", slow)
+    monkeypatch.setattr(backend, "MESSAGE_DELAY", 0.01)
+    monkeypatch.setattr(backend, "unsupported_machine", slow)
     plan, told = plan_of("perceptron"), list[str]()
     backends.warm_up_kernels(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
     assert told == [], "nobody is at a terminal"
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     backends.warm_up_kernels(task(plan.model, plan.batches.dataset.x, "auto"), told.append)
     backends.warm_up_kernels(task(plan.model, plan.batches.dataset.x, "autograd"), told.append)
-    assert told == ["compiling the trainer, once on this machine: some 20 seconds"]
+    assert told == ["compiling the trainer, once on this machine: about 20 seconds"]
 
 
 WITHOUT = """

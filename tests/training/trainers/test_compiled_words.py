@@ -30,7 +30,7 @@ def texts(rows: int = 84) -> Dataset:
     generator = torch.Generator().manual_seed(3)
     x = (torch.rand(rows, LENGTH, generator=generator) ** 3 * (WORDS - 5)).int()
     x[5] = 0
-    return Dataset("texts", x, torch.arange(rows) % CLASSES, CLASSES, tokens=WORDS)
+    return Dataset("texts", x, torch.arange(rows) % CLASSES, CLASSES, num_words=WORDS)
 
 
 def local(model: nn.Module | None = None, cut: str | None = None, **options: object) -> ClientTrainer:
@@ -68,7 +68,7 @@ def both(
     """The fit by machine code, which is used, and by autograd."""
     first = make()
     found = fit(first)
-    monkeypatch.setattr(backend, "refuses", lambda plan: "no")
+    monkeypatch.setattr(backend, "unsupported_reason", lambda plan: "not supported")
     second = make()
     wanted = fit(second)
     assert (set(first.trainers), set(second.trainers)) == ({"compiled"}, {"autograd"})

@@ -1,1 +1,1 @@
-"""Data sets that feddbe knows by name."""
+"""Built-in data sets."""

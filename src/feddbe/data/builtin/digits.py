@@ -11,12 +11,13 @@ from feddbe.data.dataset import Dataset
 
 
 def find(data_dir: Path | None) -> str:
+    """Return a description: the digits are part of scikit-learn."""
     return "in scikit-learn"
 
 
 def load(data_dir: Path | None = None) -> Dataset:
-    """The digits in scikit-learn's order; pixels are 0..16, so 2/16 and -1 bring them to [-1, 1]."""
-    from sklearn.datasets import load_digits  # here: its import takes longer than all of ours
+    """Return the digits in scikit-learn's order; pixels are 0..16, and are scaled to [-1, 1]."""
+    from sklearn.datasets import load_digits  # here: its import is slow
 
     digits = load_digits()
     return Dataset(

@@ -1,10 +1,9 @@
-"""MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100 and Tiny-ImageNet: facts of each set, readers of their formats.
+"""MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100 and Tiny-ImageNet: their files, and readers of the formats.
 
 MNIST and Fashion-MNIST are four IDX files each: two zero bytes, type, rank, big-endian sizes, values.
 CIFAR-10 and CIFAR-100 are an archive, binary or pickled, or the folder in it, decoded once into a cache.
 Tiny-ImageNet is a folder of JPEGs or a zip of it, decoded once into a cache of 1.23 GB. Only its training
-folder has labeled images by class: `val` is one folder of all classes and is left out, as the paper's count
-of 100,000 says.
+folder has a folder per class. `val` is not used: the paper has 100,000 images.
 """
 
 from __future__ import annotations
@@ -32,30 +31,30 @@ from feddbe.data import safe_pickle
 from feddbe.data.cache import CachedArrays, NewArray, load_cached
 from feddbe.data.dataset import Dataset
 from feddbe.data.files import (
-    DAMAGE,
+    READ_ERRORS,
     Publisher,
     damaged_file_error,
-    find_first_folder,
+    find_first_path,
     iterate_members,
     missing_data_error,
     search_folders,
 )
 from feddbe.errors import InvalidInputError
 
-Bytes = npt.NDArray[np.uint8]
+ByteArray = npt.NDArray[np.uint8]
 
-_IDX_LIMIT = 100_000_000
-"""Bytes of an unpacked IDX file, generously: 60,000 images of 28x28 are 47 MB."""
-_CIFAR_LIMIT = 500_000_000
-"""Bytes of an unpacked archive, generously."""
+_MAX_IDX_BYTES = 100_000_000
+"""Limit of an unpacked IDX file; 60,000 images of 28x28 are 47 MB."""
+_MAX_CIFAR_BYTES = 500_000_000
+"""Limit of an unpacked archive."""
 _CIFAR_PIXELS = 3072
-_JPEG_LIMIT = 1_000_000
-"""Bytes of an image file, generously."""
+_MAX_JPEG_BYTES = 1_000_000
+"""Limit of an image file."""
 
 
 @dataclass(frozen=True)
 class ImageDataset(ABC):
-    """What the publisher says of a set of images. Pixels reach a model as -1..1."""
+    """A published set of images, whose pixels are scaled to -1..1."""
 
     name: str
     title: str
@@ -64,57 +63,58 @@ class ImageDataset(ABC):
 
     @abstractmethod
     def find(self, data_dir: Path | None) -> Path | None:
-        """The folder or archive in the first place that has one."""
+        """Return the first folder or archive with the data set, or None."""
 
     @abstractmethod
     def load(self, data_dir: Path | None) -> Dataset:
-        """Train set then test set, in file order."""
+        """Return the training set, then the test set, in file order."""
 
-    def build(self, images: CachedArrays, label_names: tuple[str, ...] = (), note: str = "") -> Dataset:
+    def build_dataset(
+        self, cached: CachedArrays, label_names: tuple[str, ...] = (), note: str = ""
+    ) -> Dataset:
         """Return the data set of pixels `x` and labels `y`."""
         return Dataset(
             name=self.name,
-            x=torch.from_numpy(images.arrays["x"]),
-            y=torch.from_numpy(images.arrays["y"]),
+            x=torch.from_numpy(cached.arrays["x"]),
+            y=torch.from_numpy(cached.arrays["y"]),
             classes=self.classes,
             label_names=label_names,
             scale=2 / 255,
             shift=-1.0,
             note=note,
-            known_sha256=images.sha256,
+            known_sha256=cached.sha256,
         )
 
 
 @dataclass(frozen=True)
 class IdxDataset(ImageDataset):
-    """Grey images of 28x28 in ten classes, from four IDX files, gzipped or not."""
+    """Gray images of 28x28 in ten classes, from four IDX files, gzipped or not."""
 
     label_names: tuple[str, ...]
     class_sizes: tuple[int, ...]
-    """Published images of each class, train and test."""
+    """Published number of images of each class, in both sets together."""
     other_note: str
-    """What to say of files with other class sizes."""
+    """Note for files with other class sizes."""
     system_folder: Path | None = None
-    """Where an operating system's package puts the files."""
+    """Folder in which an operating system's package installs the files."""
     system_hint: str = ""
-    """How to install that package."""
+    """Instruction to install that package."""
 
     def find(self, data_dir: Path | None) -> Path | None:
-        """The first folder that has all four files."""
-        candidates = [
-            *search_folders(self.name, data_dir),
-            *([self.system_folder] if self.system_folder else []),
-        ]
-        return next(
-            (path for path in candidates if all(_idx_file(path, file) for file in self.publisher.checksums)),
-            None,
-        )
+        """Return the first folder that has all four files, or None."""
+        folders = search_folders(self.name, data_dir)
+        if self.system_folder:
+            folders.append(self.system_folder)
+        for folder in folders:
+            if all(_find_idx_file(folder, name) for name in self.publisher.checksums):
+                return folder
+        return None
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """Train set then test set, in file order."""
+        """Return the training set, then the test set, in file order."""
         folder = self.find(data_dir)
         if folder is None:
-            hints = [f"{self.system_hint} (it goes to {self.system_folder})"] if self.system_folder else []
+            hints = [f"{self.system_hint} (installed in {self.system_folder})"] if self.system_folder else []
             files = f"the four files ({', '.join(self.publisher.checksums)})"
             raise missing_data_error(self.title, self.name, data_dir, files, *hints)
         parts = [_read_idx_pair(folder, part) for part in ("train", "t10k")]
@@ -122,7 +122,7 @@ class IdxDataset(ImageDataset):
         y = np.concatenate([labels for _, labels in parts]).astype(np.int64)
         is_published = np.array_equal(np.bincount(y, minlength=self.classes), self.class_sizes)
         note = "" if is_published else self.other_note
-        return self.build(CachedArrays({"x": x, "y": y}, {}), self.label_names, note)
+        return self.build_dataset(CachedArrays({"x": x, "y": y}, {}), self.label_names, note)
 
 
 @dataclass(frozen=True)
@@ -130,31 +130,31 @@ class CifarDataset(ImageDataset):
     """Color images of 32x32, from the binary or the python version, packed or not."""
 
     sizes: Mapping[str, int]
-    """Parts, and images in each, in the order in which they are joined."""
+    """Number of images of each part, in the order in which parts are joined."""
     candidates: tuple[str, ...]
-    """What to look for in a folder, best first: a file of an unpacked version, or an archive."""
+    """Paths to search in a folder, preferred first: a file of an unpacked version, or an archive."""
     label_bytes: int
-    """Bytes of labels before the pixels in the binary version; the last one is the label."""
+    """Number of label bytes before the pixels in the binary version; the last one is the label."""
     label_key: bytes
-    """The name of the labels in the python version."""
+    """Key of the labels in the python version."""
     label_names: tuple[str, ...] = ()
 
     def find(self, data_dir: Path | None) -> Path | None:
-        """The first folder or archive of either version."""
-        path = find_first_folder(self.name, data_dir, self.candidates)
-        return path.parent if path and _part_of(path.name) in self.sizes else path
+        """Return the first folder or archive of either version, or None."""
+        path = find_first_path(self.name, data_dir, self.candidates)
+        return path.parent if path and _part_name(path.name) in self.sizes else path
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """The parts in the order of `sizes`, the test set last."""
+        """Return the parts in the order of `sizes`, the test set last."""
         path = self.find(data_dir)
         if path is None:
             archives = " or ".join(name for name in self.candidates if name.endswith(".tar.gz"))
             raise missing_data_error(self.title, self.name, data_dir, archives)
-        sources = [path] if path.is_file() else [_part_file(path, part) for part in self.sizes]
+        sources = [path] if path.is_file() else [_find_part_file(path, part) for part in self.sizes]
         arrays = load_cached(
             self.name, data_dir, "images", sources, lambda new: _decode_cifar(path, self, new)
         )
-        return self.build(arrays, self.label_names)
+        return self.build_dataset(arrays, self.label_names)
 
 
 @dataclass(frozen=True)
@@ -165,16 +165,16 @@ class TinyImageNet(ImageDataset):
     side: int
 
     def find(self, data_dir: Path | None) -> Path | None:
-        """The first folder `tiny-imagenet-200`, or zip."""
+        """Return the first folder `tiny-imagenet-200` or zip, or None."""
         (archive,) = self.publisher.checksums
         folder = archive.removesuffix(".zip")
-        path = find_first_folder(
+        path = find_first_path(
             self.name, data_dir, [f"{folder}/train", f"{folder}/wnids.txt", "wnids.txt", archive]
         )
         return path.parent if path and path.name != archive else path
 
     def load(self, data_dir: Path | None) -> Dataset:
-        """The training folder, class by class."""
+        """Return the training folder, class by class."""
         path = self.find(data_dir)
         if path is None:
             (archive,) = self.publisher.checksums
@@ -184,7 +184,7 @@ class TinyImageNet(ImageDataset):
         arrays = load_cached(
             self.name, data_dir, "images", sources, lambda new: _decode_jpegs(path, self, new)
         )
-        return self.build(arrays)
+        return self.build_dataset(arrays)
 
 
 DATASETS: dict[str, ImageDataset] = {
@@ -194,7 +194,7 @@ DATASETS: dict[str, ImageDataset] = {
             name="mnist",
             title="MNIST",
             publisher=Publisher(
-                # The publisher's own address no longer answers: this is the mirror of torchvision.
+                # torchvision's mirror: the publisher's own address no longer responds.
                 "https://ossci-datasets.s3.amazonaws.com/mnist/",
                 {
                     "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -257,7 +257,7 @@ DATASETS: dict[str, ImageDataset] = {
                 {"cifar-100-binary.tar.gz": "md5:03b5dce01913d631647c71ecec9e9cb8"},
             ),
             sizes={"train": 50_000, "test": 10_000},
-            # Its python version calls its files train and test, as many folders do: only in its own.
+            # The python version's files are called train and test, so only its own folder is searched.
             candidates=(
                 "cifar-100-binary/test.bin", "test.bin", "cifar-100-binary.tar.gz",
                 "cifar-100-python/test", "cifar-100-python.tar.gz",
@@ -281,23 +281,20 @@ DATASETS: dict[str, ImageDataset] = {
 }  # fmt: skip
 
 
-def read_idx(path: Path, limit: int) -> Bytes:
-    """Read the array of bytes in an IDX file, gzipped or not; every byte must be accounted for.
+def read_idx(path: Path, limit: int) -> ByteArray:
+    """Return the array of bytes in an IDX file, read-only.
 
     Args:
-        path: The file; its content tells whether it is gzipped.
-        limit: Most bytes to unpack.
-
-    Returns:
-        A read-only array.
+        path: The file; gzip is recognized by content.
+        limit: Maximum number of unpacked bytes.
 
     Raises:
-        BadInput: If the file cannot be read, or is not an IDX file of bytes.
+        InvalidInputError: The file cannot be read, or is not an IDX file of bytes.
     """
     try:
         with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else path.open("rb") as file:
+            is_gzip = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if is_gzip else path.open("rb") as file:
             raw = file.read(limit + 1)
     except (OSError, EOFError, ZlibError) as error:
         raise InvalidInputError(f"cannot read {path}: {error}; fetch the file again") from None
@@ -321,15 +318,15 @@ def read_idx(path: Path, limit: int) -> Bytes:
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
-def _idx_file(folder: Path, published: str) -> Path | None:
-    candidates = (folder / published, folder / published.removesuffix(".gz"))
+def _find_idx_file(folder: Path, name: str) -> Path | None:
+    candidates = (folder / name, folder / name.removesuffix(".gz"))
     return next((path for path in candidates if path.is_file()), None)
 
 
-def _read_idx_pair(folder: Path, part: str) -> tuple[Bytes, Bytes]:
-    """Images and labels of one part."""
-    paths = [_idx_file(folder, f"{part}-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1")]
-    images, labels = (read_idx(path, _IDX_LIMIT) for path in paths if path)
+def _read_idx_pair(folder: Path, part: str) -> tuple[ByteArray, ByteArray]:
+    """Return images and labels of one part."""
+    paths = [_find_idx_file(folder, f"{part}-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1")]
+    images, labels = (read_idx(path, _MAX_IDX_BYTES) for path in paths if path)
     if images.shape[1:] != (28, 28) or labels.shape != images.shape[:1]:
         raise InvalidInputError(
             f"{paths[0]} has shape {images.shape} and {paths[1]} {labels.shape}; "
@@ -342,74 +339,80 @@ def _read_idx_pair(folder: Path, part: str) -> tuple[Bytes, Bytes]:
     return images, labels
 
 
-def _part_of(name: str) -> str:
+def _part_name(name: str) -> str:
     return name.rpartition("/")[2].removesuffix(".bin")
 
 
-def _part_file(folder: Path, part: str) -> Path:
-    """The file of one part, of either version."""
+def _find_part_file(folder: Path, part: str) -> Path:
+    """Return the file of one part, of either version."""
     path = next((path for path in (folder / f"{part}.bin", folder / part) if path.is_file()), None)
     if path is None:
         raise InvalidInputError(f"{folder} has no file for the {part} set; fetch the archive again")
     return path
 
 
-def _decode_cifar(path: Path, facts: CifarDataset, new: NewArray) -> None:
+def _decode_cifar(path: Path, dataset: CifarDataset, new: NewArray) -> None:
     """Fill `x` and `y` from a folder or an archive, which is read only once."""
-    total = sum(facts.sizes.values())
+    total = sum(dataset.sizes.values())
     x, y = new("x", (total, 3, 32, 32), np.uint8), new("y", (total,), np.int64)
-    starts = dict(zip(facts.sizes, [0, *accumulate(facts.sizes.values())], strict=False))
-    missing_parts = dict.fromkeys(facts.sizes)
+    starts = dict(zip(dataset.sizes, [0, *accumulate(dataset.sizes.values())], strict=False))
+    missing_parts = dict.fromkeys(dataset.sizes)
     try:
-        for name, stream in _cifar_files(path, facts):
-            part = _part_of(name)
+        for name, stream in _iterate_cifar_files(path, dataset):
+            part = _part_name(name)
             read = _read_binary if name.endswith(".bin") else _read_python
-            images, labels = read(stream, name, facts)
-            _check_part(part, images, labels, path, facts)
-            rows = slice(starts[part], starts[part] + facts.sizes[part])
+            images, labels = read(stream, name, dataset)
+            _check_part(part, images, labels, path, dataset)
+            rows = slice(starts[part], starts[part] + dataset.sizes[part])
             x[rows], y[rows] = images.reshape(-1, 3, 32, 32), labels
             missing_parts.pop(part, None)
-    except DAMAGE as error:
+    except READ_ERRORS as error:
         raise damaged_file_error(path, error) from None
     if missing_parts:
         raise InvalidInputError(f"{path} has no {' and no '.join(missing_parts)} set; fetch it again")
 
 
-def _cifar_files(path: Path, facts: CifarDataset) -> Iterator[tuple[str, IO[bytes]]]:
-    """The files with their names, in the order of the archive."""
+def _iterate_cifar_files(path: Path, dataset: CifarDataset) -> Iterator[tuple[str, IO[bytes]]]:
+    """Iterate over the names and files of the parts, in the order of the archive."""
     if path.is_dir():
-        for part in facts.sizes:
-            part_path = _part_file(path, part)
+        for part in dataset.sizes:
+            part_path = _find_part_file(path, part)
             with part_path.open("rb") as file:
                 yield str(part_path), file
         return
-    for name, content in iterate_members(path, _CIFAR_LIMIT):
-        if _part_of(name) in facts.sizes:
+    for name, content in iterate_members(path, _MAX_CIFAR_BYTES):
+        if _part_name(name) in dataset.sizes:
             yield f"{path}:{name}", content
 
 
-def _read_binary(stream: IO[bytes], name: str, facts: CifarDataset) -> tuple[Bytes, Bytes]:
-    """(n, 3072) pixels, red plane first, and (n,) labels."""
-    width = facts.label_bytes + _CIFAR_PIXELS
-    expected = width * facts.sizes[_part_of(name)]
-    content = np.frombuffer(stream.read(expected + 1), np.uint8)  # no more: the archive may lie
+def _read_binary(stream: IO[bytes], name: str, dataset: CifarDataset) -> tuple[ByteArray, ByteArray]:
+    """Return (n, 3072) pixels, red plane first, and (n,) labels of the binary version."""
+    width = dataset.label_bytes + _CIFAR_PIXELS
+    expected = width * dataset.sizes[_part_name(name)]
+    content = np.frombuffer(
+        stream.read(expected + 1), np.uint8
+    )  # limited: the size in the archive may be wrong
     if content.size != expected:
         size = "more" if content.size > expected else f"only {content.size}"
         raise InvalidInputError(f"{name} has {size} bytes, expected {expected}; fetch the archive again")
     rows = content.reshape(-1, width)
-    return rows[:, facts.label_bytes :], rows[:, facts.label_bytes - 1]
+    return rows[:, dataset.label_bytes :], rows[:, dataset.label_bytes - 1]
 
 
-def _read_python(stream: IO[bytes], name: str, facts: CifarDataset) -> tuple[Bytes, npt.NDArray[Any]]:
-    """The same from the python version; types and shapes are not checked yet."""
+def _read_python(stream: IO[bytes], name: str, dataset: CifarDataset) -> tuple[ByteArray, npt.NDArray[Any]]:
+    """Return pixels and labels of the python version; types and shapes are not checked yet."""
     values = safe_pickle.load(stream, encoding="bytes")
-    if not isinstance(values, dict) or not {b"data", facts.label_key} <= set(values):
-        raise InvalidInputError(f"{name} has no data and {facts.label_key.decode()}; fetch the archive again")
-    return np.asarray(values[b"data"]), np.asarray(values[facts.label_key])
+    if not isinstance(values, dict) or not {b"data", dataset.label_key} <= set(values):
+        raise InvalidInputError(
+            f"{name} has no data and {dataset.label_key.decode()}; fetch the archive again"
+        )
+    return np.asarray(values[b"data"]), np.asarray(values[dataset.label_key])
 
 
-def _check_part(part: str, images: Bytes, labels: npt.NDArray[Any], path: Path, facts: CifarDataset) -> None:
-    n, last = facts.sizes[part], facts.classes - 1
+def _check_part(
+    part: str, images: ByteArray, labels: npt.NDArray[Any], path: Path, dataset: CifarDataset
+) -> None:
+    n, last = dataset.sizes[part], dataset.classes - 1
     if [images.shape, images.dtype.name, labels.shape] != [(n, _CIFAR_PIXELS), "uint8", (n,)]:
         raise InvalidInputError(
             f"the {part} set in {path} has pixels {images.dtype}{images.shape} and labels {labels.shape}, "
@@ -420,71 +423,73 @@ def _check_part(part: str, images: Bytes, labels: npt.NDArray[Any], path: Path, 
 
 
 def _class_folders(folder: Path) -> list[Path]:
-    """The folders of images: their times change when a file is added or removed."""
+    """Return the folders of images, whose times change when a file is added or removed."""
     return sorted(path for path in (folder / "train").glob("*/images") if path.is_dir())
 
 
-def _decode_jpegs(path: Path, facts: TinyImageNet, new: NewArray) -> None:
+def _decode_jpegs(path: Path, dataset: TinyImageNet, new: NewArray) -> None:
     try:
         if path.is_dir():
             names = [str(file) for folder in _class_folders(path) for file in folder.iterdir()]
             _fill_pixels(
-                _group_by_class(names, path, facts), lambda name: Path(name).read_bytes(), facts, new
+                _group_by_class(names, path, dataset), lambda name: Path(name).read_bytes(), dataset, new
             )
         else:
-            with zipfile.ZipFile(path) as archive:  # its reads from several threads do not mix
+            with zipfile.ZipFile(path) as archive:  # it can be read by several threads
                 train = [info for info in archive.infolist() if "/train/" in info.filename]
-                names = [info.filename for info in train if info.file_size <= _JPEG_LIMIT]
-                _fill_pixels(_group_by_class(names, path, facts), archive.read, facts, new)
-    except DAMAGE as error:
+                names = [info.filename for info in train if info.file_size <= _MAX_JPEG_BYTES]
+                _fill_pixels(_group_by_class(names, path, dataset), archive.read, dataset, new)
+    except READ_ERRORS as error:
         raise damaged_file_error(path, error) from None
 
 
-def _group_by_class(names: Sequence[str], path: Path, facts: TinyImageNet) -> list[list[str]]:
-    """The images of each class, `.../train/CLASS/images/FILE.JPEG`, classes and files sorted by name."""
+def _group_by_class(names: Sequence[str], path: Path, dataset: TinyImageNet) -> list[list[str]]:
+    """Return the images `.../train/CLASS/images/FILE.JPEG` by class; classes and files are sorted by name."""
     classes: dict[str, list[str]] = {}
     for name in sorted(names):
         file = PurePosixPath(Path(name).as_posix())
         if file.suffix.lower() in (".jpeg", ".jpg") and file.parent.name == "images":
             classes.setdefault(file.parent.parent.name, []).append(name)
-    expected = facts.images_per_class
+    expected = dataset.images_per_class
     wrong = [f"{len(files)} images in {name}" for name, files in classes.items() if len(files) != expected]
-    if len(classes) != facts.classes or wrong:
+    if len(classes) != dataset.classes or wrong:
         count = ", ".join([f"{len(classes)} classes", *wrong[:1]])
         raise InvalidInputError(
-            f"{path} has {count}; expected {facts.classes} classes of {expected} images: fetch it again"
+            f"{path} has {count}; expected {dataset.classes} classes of {expected} images: fetch it again"
         )
     return [classes[name] for name in sorted(classes)]
 
 
 def _fill_pixels(
-    classes: Sequence[Sequence[str]], read: Callable[[str], bytes], facts: TinyImageNet, new: NewArray
+    classes: Sequence[Sequence[str]], read: Callable[[str], bytes], dataset: TinyImageNet, new: NewArray
 ) -> None:
-    total = facts.classes * facts.images_per_class
-    x = new("x", (total, 3, facts.side, facts.side), np.uint8)
+    total = dataset.classes * dataset.images_per_class
+    x = new("x", (total, 3, dataset.side, dataset.side), np.uint8)
     y = new("y", (total,), np.int64)
-    y[:] = np.repeat(np.arange(facts.classes), facts.images_per_class)
+    y[:] = np.repeat(np.arange(dataset.classes), dataset.images_per_class)
 
     def fill_class(label: int) -> None:
-        for row, name in enumerate(classes[label], label * facts.images_per_class):
-            x[row] = _decode_jpeg(read(name), name, facts.side)
+        for row, name in enumerate(classes[label], label * dataset.images_per_class):
+            x[row] = _decode_jpeg(read(name), name, dataset.side)
 
-    # Threads, not processes: the decoder works outside of Python's lock, and nothing has to be sent.
+    # Threads, not processes: the decoder releases Python's lock, and nothing has to be sent.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for k, _ in enumerate(threads.map(fill_class, range(facts.classes)), 1):
-            if k % max(1, facts.classes // 10) == 0:
-                print(f"feddbe: decoding Tiny-ImageNet, once: {100 * k // facts.classes} %", file=sys.stderr)
+        for k, _ in enumerate(threads.map(fill_class, range(dataset.classes)), 1):
+            if k % max(1, dataset.classes // 10) == 0:
+                print(
+                    f"feddbe: decoding Tiny-ImageNet (once): {100 * k // dataset.classes} %", file=sys.stderr
+                )
 
 
 def _decode_jpeg(content: bytes, name: str, side: int) -> npt.NDArray[np.uint8]:
-    """(3, side, side); a few of the JPEGs are grey."""
-    from PIL import Image, UnidentifiedImageError  # here: only this needs it
+    """Return (3, side, side) pixels; a few of the JPEGs are gray."""
+    from PIL import Image, UnidentifiedImageError  # here: only this function needs it
 
     try:
         with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
-            if image.size != (side, side):  # before it is decoded: a head can claim anything
+            if image.size != (side, side):  # before it is decoded: headers are not trusted
                 raise InvalidInputError(f"{name} is {image.width}x{image.height}, expected {side}x{side}")
             pixels = np.asarray(image.convert("RGB"))
-    except (UnidentifiedImageError, Image.DecompressionBombError, *DAMAGE) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, *READ_ERRORS) as error:
         raise InvalidInputError(f"cannot decode {name}: {error}; fetch the images again") from None
     return pixels.transpose(2, 0, 1)

@@ -1,1 +1,1 @@
-"""The user's own data: arrays, tables, folders, Hugging Face."""
+"""User data: arrays, tables, image folders, Hugging Face."""

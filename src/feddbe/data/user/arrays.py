@@ -1,6 +1,6 @@
-"""Arrays of the user: an .npz file with x, y and perhaps client, PFLlib's folder of them, or Python objects.
+"""User arrays: an .npz file with x, y and optionally client, a PFLlib folder, or Python objects.
 
-Also what all forms of a user's data share: `build_dataset`, and the encoding of labels and clients.
+Also functions that all forms of user data share: `build_dataset`, and the encoding of labels and clients.
 """
 
 from __future__ import annotations
@@ -28,59 +28,64 @@ Array = npt.NDArray[Any]
 
 _INTEGER = re.compile("[+-]?[0-9]+")
 _MAX_WORDS, _MAX_CLASSES = 1 << 20, 1 << 10
-"""Accepted in PFLlib's folders, even with part of a data set; more only with as many words, or samples."""
+"""Accepted numbers in a PFLlib folder, which may be a part of a data set; more need more words or samples."""
 
 
 class EncodedColumn(NamedTuple):
-    """A column of names as numbers from 0 on, and the names in that order."""
+    """A column of names as numbers from 0, and the names in that order."""
 
     numbers: npt.NDArray[np.int64]
     names: tuple[str, ...]
 
     @classmethod
     def encode(cls, values: Sequence[Any], ordered: Sequence[Any]) -> EncodedColumn:
-        """Number these values by their positions in `ordered`, their distinct values."""
+        """Return the values as their positions in `ordered`, the list of distinct values."""
         positions = {value: position for position, value in enumerate(ordered)}
         return cls(np.array([positions[value] for value in values], np.int64), tuple(map(str, ordered)))
 
 
 def build_dataset(
-    name: str, x: Array, y: EncodedColumn, client: EncodedColumn | None = None, **more: Any
+    name: str, x: Array, y: EncodedColumn, client: EncodedColumn | None = None, **fields: Any
 ) -> Dataset:
-    """Arrays as a data set; uint8 is taken for pixels, which a model gets as -1..1.
+    """Return a data set of arrays; uint8 values are pixels, which are scaled to -1..1.
 
-    `name` keeps its suffix, slash or prefix: a folder `har` must not get the defaults of the known set.
+    Args:
+        name: Name with its suffix, slash or prefix, so that a folder `har` does not get `har`'s defaults.
+        x: Samples.
+        y: Labels.
+        client: Natural clients.
+        fields: Further fields of the data set.
     """
-    pixels = x.dtype == np.uint8
-    if y.names[0] == "-1" and len(y.names) > 2:  # where others write -1 for a row without a label
-        note = more.get("note")
-        more["note"] = f"{note}; -1 is a class" if note else "-1 is a class"
+    has_pixels = x.dtype == np.uint8
+    if y.names[0] == "-1" and len(y.names) > 2:  # some data sets use -1 for samples without a label
+        note = fields.get("note")
+        fields["note"] = f"{note}; -1 is a class" if note else "-1 is a class"
     return Dataset(
         name=name,
         x=torch.from_numpy(x),
         y=torch.from_numpy(y.numbers),
         classes=len(y.names),
-        scale=2 / 255 if pixels else 1.0,
-        shift=-1.0 if pixels else 0.0,
+        scale=2 / 255 if has_pixels else 1.0,
+        shift=-1.0 if has_pixels else 0.0,
         client=None if client is None else client.numbers,
         label_names=y.names,
         client_names=() if client is None else client.names,
-        **more,
+        **fields,
     )
 
 
-def read_npz(path: Path, wanted: Collection[str] | None = None) -> tuple[dict[str, Array], list[str]]:
+def read_npz(path: Path, names: Collection[str] | None = None) -> tuple[dict[str, Array], list[str]]:
     """Read arrays of an .npz file.
 
     Args:
         path: The file.
-        wanted: Names of the arrays to read if they are there; None: all of them.
+        names: Names of the arrays to read, if they exist; by default, all are read.
 
     Returns:
         The arrays by name, and the names of all arrays in the file.
 
     Raises:
-        BadInput: The file is damaged, pickled, or unpacks to far more than it holds.
+        InvalidInputError: The file is damaged, contains pickles, or unpacks to far more than its size.
     """
     require_regular_file(path)
     arrays = {}
@@ -91,7 +96,9 @@ def read_npz(path: Path, wanted: Collection[str] | None = None) -> tuple[dict[st
         with zipfile.ZipFile(path) as archive:
             check_zip(archive, path)
             members = {name.removesuffix(".npy"): name for name in archive.namelist()}
-            for name in members if wanted is None else [name for name in members if name in wanted]:
+            for name in members:
+                if names is not None and name not in names:
+                    continue
                 with archive.open(members[name]) as file:
                     if _read_npy_type(file).hasobject:
                         raise InvalidInputError(
@@ -101,17 +108,17 @@ def read_npz(path: Path, wanted: Collection[str] | None = None) -> tuple[dict[st
                 with archive.open(members[name]) as file:
                     arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
     except FileNotFoundError:
-        raise InvalidInputError(f"there is no file {path}; give the path of an .npz file") from None
+        raise InvalidInputError(f"{path} does not exist; give the path of an .npz file") from None
     except InvalidInputError:
         raise
-    except Exception as error:  # damaged bytes make zipfile, zlib and numpy's header parser raise anything
+    except Exception as error:  # with damaged bytes, zipfile, zlib and numpy raise any exception
         reason = truncate(" ".join(str(error).split()) or type(error).__name__, 500)
         raise InvalidInputError(f"cannot read {path}: {reason}; write it again with numpy.savez") from None
     return arrays, list(members)
 
 
 def _read_npy_type(file: IO[bytes]) -> np.dtype[Any]:
-    """Read the header of an array and return the array's type."""
+    """Return the type in the header of an array."""
     is_first_version = np.lib.format.read_magic(file) == (1, 0)
     formats = np.lib.format
     read = formats.read_array_header_1_0 if is_first_version else formats.read_array_header_2_0
@@ -120,52 +127,66 @@ def _read_npy_type(file: IO[bytes]) -> np.dtype[Any]:
 
 
 def load_npz(path: Path, words: int = 0) -> Dataset:
-    """Load uint8 images, float numbers or word numbers `x`, labels `y` and, if it is there, `client`.
+    """Load an .npz file with images, numbers or word numbers `x`, labels `y` and optionally `client`.
 
-    `words` is the size of the vocabulary; the file may have it, too.
+    Args:
+        path: The file.
+        words: Size of the vocabulary of word numbers; by default, the array `words` of the file.
     """
     arrays, names = read_npz(path, ("x", "y", "client", "words"))
-    return from_arrays(path.name, arrays, str(path), ", ".join(names), words)
+    return load_arrays(path.name, arrays, str(path), ", ".join(names), words)
 
 
-def from_arrays(
-    name: str, arrays: Mapping[str, Array], where: str, there: str = "", words: int = 0
+def load_arrays(
+    name: str, arrays: Mapping[str, Array], origin: str, available: str = "", words: int = 0
 ) -> Dataset:
-    """Return the data set of arrays under their names; `there` lists all names, for the error."""
-    for needed in ("x", "y"):
-        if needed not in arrays:
+    """Return the data set of named arrays.
+
+    Args:
+        name: Name of the data set.
+        arrays: `x`, `y`, and optionally `client` and `words`.
+        origin: Origin of the arrays, for errors.
+        available: Names of all arrays, for errors.
+        words: Size of the vocabulary of word numbers; by default, the array `words`.
+    """
+    for required in ("x", "y"):
+        if required not in arrays:
             raise InvalidInputError(
-                f"{where} has no array '{needed}'; it has: {truncate(there) or 'nothing'}; needed are "
-                "x and y, and client if there is one"
+                f"{origin} has no array '{required}'; it has: {truncate(available) or 'nothing'}; "
+                "needed are x and y, and client if there is one"
             )
     x = arrays["x"]
-    channels_last = x.dtype == np.uint8 and x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
-    if channels_last:
+    is_image_batch = x.dtype == np.uint8 and x.ndim == 4
+    is_channels_last = is_image_batch and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
+    if is_channels_last:
         x = x.transpose(0, 3, 1, 2)
-    known = np.asarray(arrays.get("words", 0))
+    stored_words = np.asarray(arrays.get("words", 0))
     if x.dtype.kind in "iu" and x.dtype != np.uint8:
-        words = words or (int(known) if known.shape == () and known.dtype.kind in "iu" else 0)
-        x = _check_tokens(x, words, f"x in {where}")
+        if not words and stored_words.shape == () and stored_words.dtype.kind in "iu":
+            words = int(stored_words)
+        x = _check_tokens(x, words, f"x in {origin}")
     else:
         if words:
             raise InvalidInputError(
-                f"?words={words}: x in {where} is {x.dtype}, no word numbers (int16, int32, int64)"
+                f"?words={words}: x in {origin} is {x.dtype}; word numbers are int16, int32 or int64"
             )
-        x = check_samples(x, f"x in {where}")
-    y = encode_labels(arrays["y"], len(x), f"y in {where}")
-    client = encode_clients(arrays["client"], len(x), f"client in {where}") if "client" in arrays else None
-    note = "images were given with the channels last" if channels_last else ""
+        x = check_samples(x, f"x in {origin}")
+    y = encode_labels(arrays["y"], len(x), f"y in {origin}")
+    client = None
+    if "client" in arrays:
+        client = encode_clients(arrays["client"], len(x), f"client in {origin}")
+    note = "images were given with the channels last" if is_channels_last else ""
     if x.dtype == np.float32 and x.ndim == 3:
-        note = f"samples are sequences of {x.shape[1]} steps (grey images would be (n, 1, height, width))"
-    return build_dataset(name, x, y, client, note=note, tokens=words)
+        note = f"samples are sequences of {x.shape[1]} steps (gray images would be (n, 1, height, width))"
+    return build_dataset(name, x, y, client, note=note, num_words=words)
 
 
 def _check_tokens(x: Array, words: int, what: str) -> Array:
-    """Return word numbers, if the user says that they are: a table of counts or codes looks the same."""
+    """Return `x` as word numbers, which the user must declare: counts or codes look the same."""
     if not words:
         raise InvalidInputError(
             f"{what} is {x.dtype}; accepted are uint8 (images, 0..255) and float32 (numbers as they are), "
-            "and word numbers if you say so: ?words=SIZE_OF_THE_VOCABULARY, or an array 'words' beside x"
+            "and word numbers with ?words=SIZE_OF_THE_VOCABULARY, or with an array 'words' next to x"
         )
     if x.ndim != 2 or not x.size:
         raise InvalidInputError(
@@ -179,7 +200,7 @@ def _check_tokens(x: Array, words: int, what: str) -> Array:
 
 
 def check_samples(x: Array, what: str) -> Array:
-    """Return samples as uint8 or float32, checked; grey images (uint8) get an axis for their channel."""
+    """Return samples as uint8 or float32, checked; gray images (uint8) get a channel axis."""
     if x.dtype != np.uint8 and x.dtype.kind != "f":
         raise InvalidInputError(
             f"{what} is {x.dtype}; accepted are uint8 (images, 0..255) and float32 (numbers as they are)"
@@ -190,13 +211,13 @@ def check_samples(x: Array, what: str) -> Array:
             "e.g. (n, height, width) or (n, features)"
         )
     if x.dtype != np.uint8:
-        with np.errstate(over="ignore"):  # what does not fit float32 becomes inf and is named below
+        with np.errstate(over="ignore"):  # values that do not fit float32 become inf and are reported below
             x = x.astype(np.float32, copy=False)
-        bad = np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
-        if bad.size:
+        invalid = np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
+        if invalid.size:
             raise InvalidInputError(
-                f"{what} has NaN or infinite values (as float32), first in row {bad[0]}, in {bad.size} "
-                "rows; remove or replace them"
+                f"{what} has NaN or infinite values (as float32), first in row {invalid[0]}, "
+                f"in {invalid.size} rows; remove or replace them"
             )
         return np.ascontiguousarray(x)
     return np.ascontiguousarray(x[:, np.newaxis] if x.ndim == 3 else x)
@@ -208,14 +229,16 @@ def _check_length(values: Array, n: int, what: str) -> None:
 
 
 def encode_labels(y: Array, n: int, what: str) -> EncodedColumn:
-    """Return the classes that occur, in sorted order: labels 1..3 are three classes."""
+    """Return the labels as numbers of the classes that occur, in sorted order: 1..3 are three classes."""
     _check_length(y, n, what)
     if y.dtype.kind not in "iufbUS":
         raise InvalidInputError(f"{what} is {y.dtype}; it must hold whole numbers or text")
     if y.dtype.kind == "f":
-        broken = y[~(np.isfinite(y) & (y == np.trunc(y)))]
-        if broken.size:
-            raise InvalidInputError(f"{what} has the label {broken[0]}; labels must be whole numbers or text")
+        invalid = y[~(np.isfinite(y) & (y == np.trunc(y)))]
+        if invalid.size:
+            raise InvalidInputError(
+                f"{what} has the label {invalid[0]}; labels must be whole numbers or text"
+            )
     distinct, numbers = np.unique(y, return_inverse=True)
     names = format_values(distinct)
     _check_classes(names, n, what)
@@ -223,15 +246,15 @@ def encode_labels(y: Array, n: int, what: str) -> EncodedColumn:
 
 
 def encode_text_labels(labels: Sequence[str], what: str) -> EncodedColumn:
-    """Return classes that differ wherever the text does: "1", "01" and "1.0" are three.
+    """Return the labels as numbers of classes; different texts, as "1" and "01", are different classes.
 
-    If all labels are numbers, their order is that of the values; integers of any length are exact.
+    If all labels are numbers, classes are sorted by value; integers of any length are exact.
 
     Raises:
-        BadInput: If all labels are numbers and one is not whole, or if they do not name classes.
+        InvalidInputError: All labels are numbers and one is not whole, or they do not name classes.
     """
     names = {*labels}
-    values = {name: _number(name) for name in names}
+    values = {name: _parse_number(name) for name in names}
     if all(value is not None for value in values.values()):
         for label in labels:
             value = values[label]
@@ -246,8 +269,8 @@ def encode_text_labels(labels: Sequence[str], what: str) -> EncodedColumn:
     return EncodedColumn.encode(labels, ordered)
 
 
-def _number(text: str) -> int | float | None:
-    """Return the number that a text is, an int wherever it is written as one; None: it is not a number."""
+def _parse_number(text: str) -> int | float | None:
+    """Return a text as a number, an int if it is written as one; None if it is not a number."""
     if _INTEGER.fullmatch(text):
         with suppress(ValueError):  # thousands of digits
             return int(text)
@@ -255,7 +278,7 @@ def _number(text: str) -> int | float | None:
 
 
 def _check_classes(names: Sequence[str], n: int, what: str) -> None:
-    """Refuse the names of a single class, or of as many classes as there are rows."""
+    """Raise an error for a single class, or for as many classes as rows."""
     if len(names) < 2:
         raise InvalidInputError(
             f"{what} has only the label '{truncate(names[0])}'; at least 2 classes are needed"
@@ -265,7 +288,7 @@ def _check_classes(names: Sequence[str], n: int, what: str) -> None:
 
 
 def encode_clients(client: Array, n: int, what: str) -> EncodedColumn:
-    """Return clients from 0 on, in the order of their ids."""
+    """Return the clients as numbers from 0, in the order of their ids."""
     _check_length(client, n, what)
     if client.dtype.kind not in "iuUS":
         raise InvalidInputError(f"{what} is {client.dtype}; it must hold integers or strings, one per sample")
@@ -274,7 +297,7 @@ def encode_clients(client: Array, n: int, what: str) -> EncodedColumn:
 
 
 def format_values(values: Array) -> tuple[str, ...]:
-    """Return these values as text; whole floats as integers."""
+    """Return the values as text; floats are written as integers."""
     if values.dtype.kind == "S":
         return tuple(value.decode("utf-8", "replace") for value in values.tolist())
     return tuple(str(int(value)) if values.dtype.kind == "f" else str(value) for value in values.tolist())
@@ -283,35 +306,40 @@ def format_values(values: Array) -> tuple[str, ...]:
 # --- PFLlib
 
 
-def is_pfllib(folder: Path) -> bool:
-    """Return whether PFLlib wrote this folder."""
+def is_pfllib_folder(folder: Path) -> bool:
+    """Return True if PFLlib wrote this folder."""
     return (folder / "config.json").is_file() and any((folder / "train").glob("*.npz"))
 
 
-def load_pfllib(folder: Path) -> Dataset:
-    """Load all clients' train sets, then all test sets, with the split that they form."""
+def load_pfllib_folder(folder: Path) -> Dataset:
+    """Load all clients' training sets, then all test sets, with the split that they form."""
     clients, classes = _read_config(folder / "config.json")
-    there = {*(folder / "train").glob("*.npz"), *(folder / "test").glob("*.npz")}
-    known = range(min(clients, len(there) + 1))  # one that is not there is enough to say so
-    files = [folder / part / f"{k}.npz" for part in ("train", "test") for k in known]
-    if lacking := [file for file in files if file not in there]:
-        raise InvalidInputError(f"there is no file {lacking[0]}, which config.json calls for")
-    if extra := there - {*files}:
-        raise InvalidInputError(f"{min(extra)} is no client's: config.json says num_clients = {clients}")
-    parts = [_read_client_file(file) for file in files]
-    shapes = {x.shape[1:]: file for (x, _), file in zip(parts, files, strict=True)}
-    if len(shapes) > 1:
-        (one, first), (other, second) = list(shapes.items())[:2]
+    existing = {*(folder / "train").glob("*.npz"), *(folder / "test").glob("*.npz")}
+    # config.json is not trusted: one missing file is enough for the error
+    numbers = range(min(clients, len(existing) + 1))
+    files = [folder / part / f"{k}.npz" for part in ("train", "test") for k in numbers]
+    missing = [file for file in files if file not in existing]
+    if missing:
+        raise InvalidInputError(f"{missing[0]} does not exist, but config.json says num_clients = {clients}")
+    extra = existing - {*files}
+    if extra:
         raise InvalidInputError(
-            f"samples in {first} have shape {one}, in {second} {other}; they must be the same"
+            f"{min(extra)} belongs to no client: config.json says num_clients = {clients}"
+        )
+    parts = [_read_client_file(file) for file in files]
+    file_by_shape = {x.shape[1:]: file for (x, _), file in zip(parts, files, strict=True)}
+    if len(file_by_shape) > 1:
+        (shape, file), (other_shape, other_file) = list(file_by_shape.items())[:2]
+        raise InvalidInputError(
+            f"samples in {file} have shape {shape}, in {other_file} {other_shape}; they must be the same"
         )
     x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    tokens = int(x.max()) + 1 if x.dtype == np.int32 else 0
-    if tokens > max(_MAX_WORDS, x.size):
+    words = int(x.max()) + 1 if x.dtype == np.int32 else 0
+    if words > max(_MAX_WORDS, x.size):
         raise InvalidInputError(
-            f"{folder} has the word number {tokens - 1}, but only {x.size} words; number them from 0"
+            f"{folder} has the word number {words - 1}, but only {x.size} words; number them from 0"
         )
-    if not tokens:
+    if not words:
         x = check_samples(x, f"x in {folder}")
     y = _check_class_numbers(y, f"y in {folder}")
     highest = int(y.max())
@@ -327,11 +355,13 @@ def load_pfllib(folder: Path) -> Dataset:
     indices = np.split(np.arange(len(x)), ends)
     split = Split.from_arrays(indices[:clients], indices[clients:])
     names = tuple(map(str, range(classes or highest + 1)))
-    return build_dataset(f"{folder.resolve().name}/", x, EncodedColumn(y, names), tokens=tokens, split=split)
+    return build_dataset(
+        f"{folder.resolve().name}/", x, EncodedColumn(y, names), num_words=words, split=split
+    )
 
 
 def _check_class_numbers(y: Array, what: str) -> Array:
-    """Return whole numbers from 0 on, as they are: a part of a data set may lack a class."""
+    """Return labels that are whole numbers from 0, unchanged: a part of a data set may lack a class."""
     encode_labels(y, len(y), what)
     if y.dtype.kind not in "iuf" or y.min() < 0 or y.max() >= max(_MAX_CLASSES, len(y)):
         raise InvalidInputError(f"{what} must be whole numbers from 0 on, fewer than there are samples")
@@ -339,7 +369,7 @@ def _check_class_numbers(y: Array, what: str) -> Array:
 
 
 def _read_config(path: Path) -> tuple[int, int]:
-    """Return the numbers of clients and of classes; newer versions do not write the latter, it is 0."""
+    """Return the numbers of clients and of classes; the latter is 0 if the file does not have it."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         clients, classes = config["num_clients"], config.get("num_classes", 0)
@@ -353,26 +383,26 @@ def _read_config(path: Path) -> tuple[int, int]:
 
 
 def _read_client_file(path: Path) -> tuple[Array, Array]:
-    """Return x and y of one file; texts as int32."""
+    """Return x and y of one file; texts are int32."""
     match _unpickle(path):
         case {"x": np.ndarray() as x, "y": np.ndarray() as y}:
             pass
         case _:
             raise InvalidInputError(
-                f"{path} does not hold what PFLlib writes: a dict of arrays x and y in 'data'"
+                f"{path} does not contain what PFLlib writes: a dict of arrays x and y in 'data'"
             )
     if x.dtype == object:
-        x = _pad_texts(x, path)
+        x = _stack_texts(x, path)
     if y.shape != x.shape[:1] or not len(y):
         raise InvalidInputError(
-            f"{path} has x of shape {x.shape} and y of shape {y.shape}; they must be as long as each other, "
+            f"{path} has x of shape {x.shape} and y of shape {y.shape}; they must have the same length, "
             "and every client needs at least one sample to train and one to test"
         )
     return x, y
 
 
-def _pad_texts(x: Array, path: Path) -> Array:
-    """Return PFLlib's texts, pairs of a padded list of word numbers and its length, as word numbers."""
+def _stack_texts(x: Array, path: Path) -> Array:
+    """Return the word numbers of PFLlib's texts, which are pairs of a padded list and its length."""
     try:
         texts = np.array([row[0] for row in x])
     except (ValueError, TypeError, IndexError):
@@ -397,7 +427,7 @@ def _unpickle(path: Path) -> Any:
             return content.item() if isinstance(content, np.ndarray) and content.ndim == 0 else None
     except InvalidInputError as error:
         raise InvalidInputError(f"{path}: {error}") from None
-    except Exception as error:  # damaged bytes make zipfile, zlib and numpy's header parser raise anything
+    except Exception as error:  # with damaged bytes, zipfile, zlib and numpy raise any exception
         raise InvalidInputError(f"cannot read {path}: {one_line(error)}; let PFLlib write it again") from None
 
 
@@ -409,8 +439,15 @@ _OBJECT_FORMS = (
 )
 
 
-def from_object(data: Any) -> Dataset:
-    """Return the data set that a Python object holds."""
+def load_object(data: Any) -> Dataset:
+    """Return the data set that a Python object contains.
+
+    Args:
+        data: A `Dataset`, arrays, a pandas frame or a torch data set; see `_OBJECT_FORMS`.
+
+    Raises:
+        InvalidInputError: The object has none of these forms, or its values cannot be used.
+    """
     if isinstance(data, Dataset):
         return data
     frame, query = data, ""
@@ -424,18 +461,18 @@ def from_object(data: Any) -> Dataset:
         data = dict(zip(("x", "y", "client"), data, strict=False))
     if isinstance(data, Mapping):
         arrays = {str(name): _as_array(values, str(name)) for name, values in data.items()}
-        return from_arrays("arrays", arrays, "data", ", ".join(arrays))
+        return load_arrays("arrays", arrays, "data", ", ".join(arrays))
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, list | tuple | str):
         return _from_torch_dataset(data)
     raise InvalidInputError(f"data is a {type(data).__name__}; accepted are {_OBJECT_FORMS}")
 
 
 def _as_array(values: Any, name: str) -> Array:
-    """Return a tensor, an array, a series or a list as an array of numbers or text."""
+    """Return a tensor, array, series or list as an array of numbers or text."""
     try:
         array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise InvalidInputError(f"'{name}' in data is no array: {one_line(error)}") from None
+        raise InvalidInputError(f"'{name}' in data is not an array: {one_line(error)}") from None
     if array.dtype == object:
         if array.ndim != 1 or not all(isinstance(value, str) for value in array):
             raise InvalidInputError(
@@ -446,7 +483,7 @@ def _as_array(values: Any, name: str) -> Array:
 
 
 def _from_torch_dataset(data: Any) -> Dataset:
-    """Return all samples of a torch Dataset: (x, y) or (x, y, client) each."""
+    """Return the data set of a torch Dataset, whose samples are (x, y) or (x, y, client)."""
     columns: list[list[Any]] = []
     for row in range(len(data)):
         sample = data[row]
@@ -462,7 +499,7 @@ def _from_torch_dataset(data: Any) -> Dataset:
     shapes = sorted({x.shape for x in columns[0]})
     if len(shapes) > 1:
         raise InvalidInputError(
-            f"samples of data have shapes {shapes[0]} and {shapes[1]}; bring them to one (a transform)"
+            f"samples of data have shapes {shapes[0]} and {shapes[1]}; make them equal with a transform"
         )
     arrays = {name: np.stack(part) for name, part in zip(("x", "y", "client"), columns, strict=False)}
-    return from_arrays("samples", arrays, "data", ", ".join(arrays))
+    return load_arrays("samples", arrays, "data", ", ".join(arrays))

@@ -1,4 +1,4 @@
-"""Image files of the user, from memory or from a folder with a folder per class, as one uint8 array."""
+"""User images, in memory or in a folder with one subfolder per class, decoded to one uint8 array."""
 
 from __future__ import annotations
 
@@ -16,18 +16,29 @@ from feddbe.data.user.arrays import EncodedColumn, build_dataset
 from feddbe.errors import InvalidInputError, one_line
 
 
-def load_folder(folder: Path, resize: tuple[int, int] | None = None) -> Dataset:
-    """Classes and files in the order of their names, `train` before `test`; hidden files are left out.
-    `resize`: width and height that all images are brought to."""
+def load_image_folder(folder: Path, resize: tuple[int, int] | None = None) -> Dataset:
+    """Load images from `FOLDER/CLASS` or from `FOLDER/train/CLASS` and `FOLDER/test/CLASS`.
+
+    Classes and files are in the order of their names, `train` before `test`; hidden files are ignored.
+
+    Args:
+        folder: The folder.
+        resize: Width and height of all images; by default, all must have the same size.
+
+    Raises:
+        InvalidInputError: The folder has another structure, or an image cannot be read.
+    """
     parts = [folder]
-    inside = _folders(folder)
-    if folder / "train" in inside and _folders(folder / "train"):
-        parts = [part for part in (folder / "train", folder / "test") if part in inside]
-        if others := [part.name for part in inside if part not in parts]:
+    subfolders = _list_folders(folder)
+    if folder / "train" in subfolders and _list_folders(folder / "train"):
+        parts = [part for part in (folder / "train", folder / "test") if part in subfolders]
+        others = [subfolder.name for subfolder in subfolders if subfolder not in parts]
+        if others:
             raise InvalidInputError(
-                f"{folder} has train, and also {', '.join(others)}; read is only test: move it away"
+                f"{folder} has train and unexpected folders ({', '.join(others)}); "
+                "only train and test are read: move the others away"
             )
-    classes = sorted({place.name for part in parts for place in _folders(part)})
+    classes = sorted({class_folder.name for part in parts for class_folder in _list_folders(part)})
     if len(classes) < 2:
         raise InvalidInputError(
             f"{folder} has {len(classes)} folders with images; at least 2 classes are needed, as in "
@@ -38,7 +49,7 @@ def load_folder(folder: Path, resize: tuple[int, int] | None = None) -> Dataset:
         for part in parts
         for label, name in enumerate(classes)
         if (part / name).is_dir()
-        for file in _images(part / name)
+        for file in _list_images(part / name)
     ]
     empty = set(range(len(classes))) - {label for _, label in files}
     if empty:
@@ -51,65 +62,72 @@ def load_folder(folder: Path, resize: tuple[int, int] | None = None) -> Dataset:
     return build_dataset(f"{folder.resolve().name}/", x, y, preprocessing=image_preprocessing(x, resize))
 
 
-def _visible(folder: Path) -> list[Path]:
+def _list_visible(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def _folders(folder: Path) -> list[Path]:
-    return [path for path in _visible(folder) if path.is_dir()]
+def _list_folders(folder: Path) -> list[Path]:
+    return [path for path in _list_visible(folder) if path.is_dir()]
 
 
-def _images(folder: Path) -> list[Path]:
-    for path in _visible(folder):
-        if path.is_dir() or path.suffix.lower() not in rows.SUFFIXES:
-            kind = "a folder" if path.is_dir() else "no image by its name"
+def _list_images(folder: Path) -> list[Path]:
+    for path in _list_visible(folder):
+        if path.is_dir() or path.suffix.lower() not in rows.IMAGE_SUFFIXES:
+            kind = "a folder" if path.is_dir() else "not named like an image"
             raise InvalidInputError(
-                f"{path} is {kind}; a class folder must hold only images ({' '.join(rows.SUFFIXES)}): "
+                f"{path} is {kind}; a class folder must hold only images ({' '.join(rows.IMAGE_SUFFIXES)}): "
                 "move it away"
             )
-    return _visible(folder)
+    return _list_visible(folder)
 
 
-_GREY = {"1", "L"}
+_GRAY_MODES = {"1", "L"}
 
 
 def decode_images(
     files: Sequence[Path | bytes], names: Sequence[str], resize: tuple[int, int] | None = None
 ) -> npt.NDArray[np.uint8]:
-    """(n, channels, height, width) pixels of images in files or in memory, which errors call by `names`.
+    """Return (n, channels, height, width) pixels: one channel if all images are gray, otherwise three.
 
-    One channel if all are grey, otherwise red, green, blue for all. Their sizes must be the same, which is
-    known from the files' heads before anything is decoded, unless all are brought to `resize`.
+    Sizes are checked in the files' headers before anything is decoded.
+
+    Args:
+        files: Images as paths or bytes.
+        names: Their names in errors.
+        resize: Width and height of all images; by default, all must have the same size.
+
+    Raises:
+        InvalidInputError: An image cannot be read, or has another size.
     """
-    with ThreadPoolExecutor() as threads:  # Pillow lets other threads run while it decodes
-        heads = [*threads.map(_head, files, names)]
-        size = resize or heads[0][0]
-        for (other, _), name in zip(heads, names, strict=True):
+    with ThreadPoolExecutor() as threads:  # Pillow releases Python's lock while it decodes
+        headers = [*threads.map(_read_size_and_mode, files, names)]
+        size = resize or headers[0][0]
+        for (other, _), name in zip(headers, names, strict=True):
             if other != size and not resize:
                 raise InvalidInputError(
                     f"{name} is {other[0]}x{other[1]}, but {names[0]} is {size[0]}x{size[1]}; "
-                    f"all images must have the same size: ?resize={min(*size, *other)} brings them to one"
+                    f"all images must have the same size: ?resize={min(*size, *other)} resizes them"
                 )
-        mode = "L" if all(mode in _GREY for _, mode in heads) else "RGB"
+        mode = "L" if all(mode in _GRAY_MODES for _, mode in headers) else "RGB"
         pixels = np.empty((len(files), len(mode), size[1], size[0]), np.uint8)
 
         def fill(row: int) -> None:
-            pixels[row] = _pixels(files[row], names[row], mode, size)
+            pixels[row] = _decode_image(files[row], names[row], mode, size)
 
         for _ in threads.map(fill, range(len(files))):
             pass
     return pixels
 
 
-def _head(file: Path | bytes, name: str) -> tuple[tuple[int, int], str]:
+def _read_size_and_mode(file: Path | bytes, name: str) -> tuple[tuple[int, int], str]:
     try:
         with rows.open_image(file) as image:
             return image.size, image.mode
-    except Exception as error:  # damaged bytes make Pillow's many readers raise anything
-        raise _damaged(name, error) from None
+    except Exception as error:  # with damaged bytes, Pillow's readers raise any exception
+        raise _damaged_image_error(name, error) from None
 
 
-def _pixels(file: Path | bytes, name: str, mode: str, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+def _decode_image(file: Path | bytes, name: str, mode: str, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
     try:
         with rows.open_image(file) as opened:
             image = opened.convert(mode)
@@ -117,14 +135,14 @@ def _pixels(file: Path | bytes, name: str, mode: str, size: tuple[int, int]) -> 
             image = image.resize(size, Image.Resampling.BILINEAR)
         values = np.asarray(image)
     except Exception as error:
-        raise _damaged(name, error) from None
+        raise _damaged_image_error(name, error) from None
     return values[np.newaxis] if values.ndim == 2 else values.transpose(2, 0, 1)
 
 
-def _damaged(name: str, error: Exception) -> InvalidInputError:
+def _damaged_image_error(name: str, error: Exception) -> InvalidInputError:
     return InvalidInputError(f"cannot read the image {name}: {one_line(error)}; replace or remove it")
 
 
 def image_preprocessing(pixels: npt.NDArray[np.uint8], resize: tuple[int, int] | None) -> Preprocessing:
-    """What became of a user's images: pixels from -1 to 1, perhaps of another size."""
+    """Return the preprocessing of user images: pixels are scaled to -1..1, and images perhaps resized."""
     return Preprocessing("images", pixels.shape[1:], scale=2 / 255, shift=-1.0, resized=resize is not None)

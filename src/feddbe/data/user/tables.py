@@ -1,9 +1,9 @@
-"""Tables of the user: CSV, Parquet and Hugging Face files and frames, all of them read as pandas frames.
+"""User tables: CSV, Parquet and Hugging Face files and pandas frames, all read as pandas frames.
 
-A table has a label column, perhaps a client column, and columns of numbers, categories, texts or images.
-Numbers are standardized, each column by its mean and deviation over the training rows (`Dataset.fitted`, when
-it is known which these are): with columns of very different size (age, income) plain SGD makes no progress.
-For another scale, use an .npz file, which is read as it is.
+A table has a label column, optionally a client column, and columns of numbers, categories, texts or images.
+Numbers are standardized, each column by its mean and deviation over the training rows
+(`Dataset.fit_preprocessing`, after the split). With columns of very different size (age, income), plain SGD
+makes no progress. For another scale, use an .npz file, whose values are not changed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from feddbe.errors import InvalidInputError, one_line, truncate
 
 LABEL_COLUMNS = ("label", "y")
 _EXACT_INTEGER = 2**53
-"""float64 holds all integers up to this one."""
+"""Largest integer up to which float64 represents all integers."""
 _MAX_CATEGORIES = 100
 """Maximum number of distinct values of a categorical column."""
 _WHOLE_NUMBER = re.compile("0|[1-9][0-9]*")
@@ -47,41 +47,41 @@ _WHOLE_NUMBER = re.compile("0|[1-9][0-9]*")
 
 @dataclass(frozen=True)
 class Table:
-    """A pandas frame, and what errors and preprocessing must know of its origin."""
+    """A pandas frame with facts about its origin, for errors and preprocessing."""
 
-    where: str
+    origin: str
     frame: Any
-    locate: Callable[[int], str] = field(default=lambda row: f"row {row}")
-    """Describes the position of a row."""
-    comma: bool = False
-    """Whether numbers may have a decimal comma."""
+    locate_row: Callable[[int], str] = field(default=lambda row: f"row {row}")
+    """Function that describes the position of a row."""
+    decimal_comma: bool = False
+    """True if numbers may have a decimal comma."""
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Names of the classes 0, 1, ... of label columns, if the file has them."""
 
     def __post_init__(self) -> None:
         if not len(self.frame):
-            raise InvalidInputError(f"{self.where} has no rows")
+            raise InvalidInputError(f"{self.origin} has no rows")
         if len(self.positions) < len(self.frame.columns):
             names = truncate(", ".join(map(str, self.frame.columns)))
-            raise InvalidInputError(f"{self.where} has two columns of one name; it has: {names}")
+            raise InvalidInputError(f"{self.origin} has two columns of one name; it has: {names}")
 
     @cached_property
     def positions(self) -> dict[str, int]:
-        """Names of the columns with their positions."""
+        """Position of each column by name."""
         return {str(name): position for position, name in enumerate(self.frame.columns)}
 
     def read(self, name: str) -> Array:
-        """Return a column as numbers with nan where a value is missing, or as objects.
+        """Return a column as numbers, with nan for missing values, or as objects.
 
-        Objects are str or None, or all bytes, which are image files. Integers next to missing values that a
+        Objects are str or None, or image files as bytes. If a column has missing values, integers that a
         float cannot represent exactly are str.
         """
         column = self.frame.iloc[:, self.positions[name]]
         arrow_type = getattr(column.dtype, "pyarrow_dtype", None)
         if arrow_type is not None and not _is_supported(arrow_type):
             raise InvalidInputError(
-                f"column '{truncate(name)}' of {self.where} holds {truncate(arrow_type)}; accepted are numbers, "
-                "text and images: choose others with ?x=COLUMN,COLUMN"
+                f"column '{truncate(name)}' of {self.origin} holds {truncate(arrow_type)}; "
+                "accepted are numbers, text and images: choose others with ?x=COLUMN,COLUMN"
             )
         kind = getattr(column.dtype, "kind", "O")
         is_missing = column.isna().to_numpy(bool)
@@ -91,27 +91,27 @@ class Table:
         if kind in "iufb" and not too_large:
             return np.asarray(column.astype("float64"))
         values = np.empty(len(column), object)
-        values[:] = [
-            None if missing else value if isinstance(value, bytes) else str(value)
-            for value, missing in zip(column, is_missing, strict=True)
-        ]
+        for row, value in enumerate(column):
+            if not is_missing[row]:
+                values[row] = value if isinstance(value, bytes) else str(value)
         return values
 
-    def label_column(self, query: DataQuery) -> str:
-        """Return the name of the column that holds the labels."""
+    def find_label_column(self, query: DataQuery) -> str:
+        """Return the name of the label column."""
         for column in [query.label] if query.label else LABEL_COLUMNS:
             if column in self.positions:
                 return column
-        raise self.no_column(query.label or LABEL_COLUMNS[0])
+        raise self.missing_column_error(query.label or LABEL_COLUMNS[0])
 
-    def client_column(self, query: DataQuery) -> str:
-        """Return the name of the column that holds the clients; empty: there is none."""
+    def find_client_column(self, query: DataQuery) -> str:
+        """Return the name of the client column, or an empty text."""
         return query.client or ("client" if "client" in self.positions else "")
 
-    def no_column(self, column: str) -> InvalidInputError:
+    def missing_column_error(self, column: str) -> InvalidInputError:
         """Return the error for a column that the table does not have."""
         return InvalidInputError(
-            f"{self.where} has no column '{truncate(column)}'; it has: {truncate(', '.join(self.positions))}; "
+            f"{self.origin} has no column '{truncate(column)}'; "
+            f"it has: {truncate(', '.join(self.positions))}; "
             "name yours as in 'FILE?label=target&client=user&x=age,income'"
         )
 
@@ -119,7 +119,7 @@ class Table:
 def load_csv(path: Path, query: DataQuery) -> Dataset:
     """Load a .csv or .tsv file whose first line names the columns.
 
-    Python's csv module checks the form of every row and knows its line; pandas parses the numbers.
+    Python's csv module checks the number of cells in every line; pandas parses the numbers.
     """
     try:
         with rows.open_csv(path) as (names, delimiter, records):
@@ -133,7 +133,7 @@ def load_csv(path: Path, query: DataQuery) -> Dataset:
     if not len(lines):
         raise InvalidInputError(f"{path} has no rows; expected are a line of names, then one line a sample")
     frame = _read_frame(path, names, delimiter, query)
-    table = Table(str(path), frame, lambda row: f"line {lines[row]}", comma=delimiter == ";")
+    table = Table(str(path), frame, lambda row: f"line {lines[row]}", decimal_comma=delimiter == ";")
     return build_table_dataset(table, query, path.name)
 
 
@@ -150,14 +150,12 @@ def _read_frame(path: Path, names: Sequence[str], delimiter: str, query: DataQue
     }  # fmt: skip
     if pandas.__version__.startswith(("2.", "3.0.")):  # later versions always parse exactly
         options["float_precision"] = "round_trip"
-    if (
-        delimiter == ";"
-    ):  # of both decimal signs, pandas reads the one of the first row, and leaves others texts
+    if delimiter == ";":  # pandas accepts one decimal sign: that of the first row; other numbers stay texts
         first = pandas.read_csv(path, dtype=str, nrows=1, **options)
         options["decimal"] = "," if first.iloc[0].str.contains(",").any() else "."
     texts = {*LABEL_COLUMNS, "client", query.label, query.client, *query.categories}.intersection(names)
     frame = pandas.read_csv(path, dtype=dict.fromkeys(texts, str), **options)
-    # pandas reads True as a truth value, and integers that no type holds as objects: these are texts, too.
+    # pandas reads True as a boolean, and integers that are too large as objects: these are texts, too.
     others = [name for name, dtype in frame.dtypes.items() if dtype in (bool, object)]
     if others:
         frame[others] = pandas.read_csv(path, dtype=str, usecols=others, **options)[others]
@@ -173,21 +171,21 @@ def load_parquet(path: Path, query: DataQuery) -> Dataset:
         content = _validate(parquet.read_table(path, partitioning=None))
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise InvalidInputError(f"cannot read {path}: {one_line(error)}") from None
-    return build_table_dataset(_arrow_table(content, str(path)), query, path.name)
+    return build_table_dataset(_table_from_arrow(content, str(path)), query, path.name)
 
 
 def load_frame(frame: Any, query: DataQuery) -> Dataset:
-    """Load a pandas frame as a table in a file would be."""
+    """Load a pandas frame like a table in a file."""
     return build_table_dataset(Table("the frame", frame), query, "frame")
 
 
 def is_hugging_face_folder(folder: Path) -> bool:
-    """Return whether Hugging Face's `save_to_disk` wrote this folder."""
+    """Return True if Hugging Face's `save_to_disk` wrote this folder."""
     return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
 def load_hugging_face_folder(folder: Path, query: DataQuery) -> Dataset:
-    """Load what `save_to_disk` wrote; needs pyarrow, but not Hugging Face's library."""
+    """Load a folder that `save_to_disk` wrote; needs pyarrow, but not Hugging Face's library."""
     pyarrow = _import_pyarrow(str(folder))
     try:
         names = [""]
@@ -200,7 +198,7 @@ def load_hugging_face_folder(folder: Path, query: DataQuery) -> Dataset:
 
 
 def load_from_hub(name: str, query: DataQuery) -> Dataset:
-    """Load the data set of this name from the Hugging Face hub, or from its library's own cache."""
+    """Load a data set by name from the Hugging Face hub, or from its library's cache."""
     try:
         import datasets
     except ImportError:
@@ -210,14 +208,14 @@ def load_from_hub(name: str, query: DataQuery) -> Dataset:
     try:
         loaded = datasets.load_dataset(name, query.config or None)
         splits = {split: _validate(part.with_format("arrow")[:]) for split, part in loaded.items()}
-    except Exception as error:  # network, names, files: the library raises all kinds
+    except Exception as error:  # network, names, files: the library raises any exception
         raise InvalidInputError(f"cannot load hf:{name}: {one_line(error)}") from None
     return _load_splits(splits, query, f"hf:{name}", f"hf:{name}")
 
 
 def _import_pyarrow(needed_by: str) -> Any:
     try:
-        import pyarrow  # here: its import takes long
+        import pyarrow  # here: its import is slow
     except ImportError:
         raise InvalidInputError(
             f"{needed_by} needs pyarrow; install it with: pip install 'feddbe[table]'"
@@ -240,14 +238,14 @@ def _read_arrow_files(folder: Path) -> Any:
 
 
 def _load_splits(splits: Mapping[str, Any], query: DataQuery, where: str, name: str) -> Dataset:
-    """Join the splits that have rows with labels, the training split first."""
+    """Load the splits with labels, the training split first."""
     pyarrow = _import_pyarrow(where)
     labeled = []
     for split, part in sorted(splits.items(), key=lambda item: item[0] != "train"):
         if not part.num_rows:
             continue
-        table = _arrow_table(part, f"{where}, split {split}" if split else where)
-        labels = table.read(table.label_column(query))
+        table = _table_from_arrow(part, f"{where}, split {split}" if split else where)
+        labels = table.read(table.find_label_column(query))
         if labels.dtype == object or not np.all(labels == -1):
             labeled.append(part)
     if not labeled:
@@ -258,20 +256,20 @@ def _load_splits(splits: Mapping[str, Any], query: DataQuery, where: str, name: 
         raise InvalidInputError(
             f"the splits of {where} do not have the same columns: {one_line(error)}"
         ) from None
-    return build_table_dataset(_arrow_table(joined, where), query, name)
+    return build_table_dataset(_table_from_arrow(joined, where), query, name)
 
 
 def _validate(content: Any) -> Any:
     """Return the Arrow table if its offsets are inside of its values and its text is UTF-8.
 
-    Arrow itself trusts a file, and follows a damaged offset out of memory.
+    Arrow trusts files, and a damaged offset would be read outside of its memory.
     """
     content.validate(full=True)
     return content
 
 
-def _arrow_table(content: Any, where: str) -> Table:
-    """Return an Arrow table as a frame that keeps Arrow's types: integers with gaps stay integers."""
+def _table_from_arrow(content: Any, where: str) -> Table:
+    """Return an Arrow table as a frame with Arrow's types: integers with missing values stay integers."""
     import pandas
     import pyarrow
 
@@ -299,12 +297,14 @@ def _is_supported(arrow_type: Any) -> bool:
 
 
 def _hub_class_names(content: Any) -> dict[str, Sequence[str]]:
-    """Return the names of classes that Hugging Face's library writes next to its tables."""
+    """Return the names of classes that Hugging Face's library writes into its tables."""
     try:
         features = json.loads(content.schema.metadata[b"huggingface"])["info"]["features"]
-        names = {name: about["names"] for name, about in features.items() if about["_type"] == "ClassLabel"}
+        names = {
+            name: feature["names"] for name, feature in features.items() if feature["_type"] == "ClassLabel"
+        }
         return {name: list(map(str, classes)) for name, classes in names.items()}
-    except (KeyError, TypeError, ValueError):  # from elsewhere, or of another version
+    except (KeyError, TypeError, ValueError):  # written by another program or version
         return {}
 
 
@@ -327,55 +327,72 @@ class Feature:
 
 
 class Inputs(NamedTuple):
-    """All features together, raw where training rows must be known first."""
+    """Inputs of all features; those of a table are raw until they are fitted."""
 
     x: Array
-    about: Preprocessing
+    preprocessing: Preprocessing
     note: str = ""
 
 
 def build_table_dataset(table: Table, query: DataQuery, name: str) -> Dataset:
-    """Return label, client and inputs of a table as a data set."""
-    label, client = table.label_column(query), table.client_column(query)
+    """Return a table as a data set.
+
+    Args:
+        table: The table.
+        query: Label, client and input columns, and their treatment.
+        name: Name of the data set.
+
+    Raises:
+        InvalidInputError: A column is missing, or its values cannot be used.
+    """
+    label, client = table.find_label_column(query), table.find_client_column(query)
     for column in (*filter(None, [client]), *query.x, *query.categories):
         if column not in table.positions:
-            raise table.no_column(column)
+            raise table.missing_column_error(column)
     inputs = query.x or tuple(column for column in table.positions if column not in (label, client))
     if not inputs:
         both = f"'{truncate(label)}' and '{truncate(client)}'" if client else f"'{truncate(label)}'"
-        raise InvalidInputError(f"{table.where} has no column beside {both}")
-    features = _classify({column: table.read(column) for column in inputs}, query, table)
+        raise InvalidInputError(f"{table.origin} has no column next to {both}")
+    features = _classify_columns({column: table.read(column) for column in inputs}, query, table)
     targets = {column: table.read(column) for column in filter(None, [label, client])}
-    mask = _rows_to_keep(targets, features, query, table)
+    mask = _select_rows(targets, features, query, table)
     if mask is not None:
         features = [feature.keep(mask) for feature in features]
         targets = {column: values[mask] for column, values in targets.items()}
-    what = {column: f"column '{truncate(column)}' of {table.where}" for column in targets}
-    y = _encode_labels(targets[label], what[label], table.class_names.get(label, ()))
-    clients = _encode_clients(targets[client], what[client]) if client else None
-    x, about, note = _join_features(features, query, table)
+    titles = {column: f"column '{truncate(column)}' of {table.origin}" for column in targets}
+    y = _encode_labels(targets[label], titles[label], table.class_names.get(label, ()))
+    clients = _encode_clients(targets[client], titles[client]) if client else None
+    x, preprocessing, note = _join_features(features, query, table)
     notes = [note]
     if mask is not None and not mask.all():
         notes.append(f"{int((~mask).sum()):,} of {len(mask):,} rows were left out: values are missing")
-    note = "; ".join(filter(None, notes))
-    return build_dataset(name, x, y, clients, tokens=about.words, preprocessing=about, note=note)
+    return build_dataset(
+        name,
+        x,
+        y,
+        clients,
+        num_words=preprocessing.words,
+        preprocessing=preprocessing,
+        note="; ".join(filter(None, notes)),
+    )
 
 
-def _rows_to_keep(
+def _select_rows(
     targets: Mapping[str, Array], features: Sequence[Feature], query: DataQuery, table: Table
 ) -> Array | None:
     """Return a mask of the rows to keep, or None for all.
 
     Raises:
-        BadInput: A value is missing, and the query does not say what to do about it.
+        InvalidInputError: A value is missing, and the query has no treatment for it.
     """
-    missing = {name: mask for name, values in targets.items() if (mask := missing_mask(values)).any()}
-    missing |= {feature.name: feature.missing for feature in features if feature.missing.any()}
+    masks = {name: find_missing(values) for name, values in targets.items()}
+    masks |= {feature.name: feature.missing for feature in features}
+    missing = {name: mask for name, mask in masks.items() if mask.any()}
     if query.missing == "drop":
         incomplete = np.logical_or.reduce([*missing.values(), np.zeros(len(features[0].missing), bool)])
         if incomplete.all():
             raise InvalidInputError(
-                f"{table.where} has no row without a missing value; leave out columns: ?x="
+                f"{table.origin} has no row without a missing value; leave out columns: ?x="
             )
         return np.asarray(~incomplete)
     for name, mask in missing.items():
@@ -383,16 +400,16 @@ def _rows_to_keep(
             remedy = "?missing=drop leaves such rows out"
             remedy += "" if name in targets else ", ?missing=mean takes the column's mean"
             count = f" and in {mask.sum() - 1:,} more" if mask.sum() > 1 else ""
-            row = table.locate(int(np.flatnonzero(mask)[0]))
+            row = table.locate_row(int(np.flatnonzero(mask)[0]))
             raise InvalidInputError(
-                f"column '{truncate(name)}' of {table.where} has no value in {row}{count}; "
+                f"column '{truncate(name)}' of {table.origin} has no value in {row}{count}; "
                 f"fill it in, or {remedy}"
             )
     return None
 
 
 def _encode_labels(values: Array, what: str, class_names: Sequence[str]) -> EncodedColumn:
-    """Return labels of any kind, numbered from 0 in sorted order."""
+    """Return labels of any type as numbers from 0, in sorted order."""
     if values.dtype != object:
         labels = encode_labels(values, len(values), what)
     elif _are_images(values):
@@ -405,7 +422,7 @@ def _encode_labels(values: Array, what: str, class_names: Sequence[str]) -> Enco
 
 
 def _encode_clients(values: Array, what: str) -> EncodedColumn:
-    """Return clients in the order of their names; if all are whole numbers of any length, by their value."""
+    """Return clients as numbers in the order of their names or, if all are whole numbers, of their values."""
     if values.dtype != object:
         is_whole = values.dtype.kind == "f" and np.array_equal(values, np.trunc(values))
         return encode_clients(values.astype(np.int64) if is_whole else values, len(values), what)
@@ -415,52 +432,60 @@ def _encode_clients(values: Array, what: str) -> EncodedColumn:
     return EncodedColumn.encode(values.tolist(), ordered)
 
 
-def missing_mask(values: Array) -> npt.NDArray[np.bool_]:
-    """Return where a column has no value: nan or an empty cell."""
+def find_missing(values: Array) -> npt.NDArray[np.bool_]:
+    """Return a mask of missing values: nan, None or an empty cell."""
     if values.dtype != object:
         return np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
-    return np.array([v is None or (isinstance(v, str) and not v.strip()) for v in values], bool)
+    return np.array(
+        [value is None or (isinstance(value, str) and not value.strip()) for value in values], bool
+    )
 
 
 def _are_images(values: Array) -> bool:
-    return values.dtype == object and isinstance(next((v for v in values if v is not None), None), bytes)
+    if values.dtype != object:
+        return False
+    first = next((value for value in values if value is not None), None)
+    return isinstance(first, bytes)
 
 
-def _classify(columns: Mapping[str, Array], query: DataQuery, table: Table) -> list[Feature]:
-    """Return what each column is; text next to numbers is a category."""
-    features = [_feature(name, values, query, table) for name, values in columns.items()]
+def _classify_columns(columns: Mapping[str, Array], query: DataQuery, table: Table) -> list[Feature]:
+    """Return the columns with their kinds; texts in a table with numbers are categories."""
+    features = [_classify_column(name, values, query, table) for name, values in columns.items()]
     if not {feature.kind for feature in features} & {"number", "category"}:
         return features
     return [
-        _as_category(feature, features, table) if feature.kind == "text" else feature for feature in features
+        _convert_to_category(feature, features, table) if feature.kind == "text" else feature
+        for feature in features
     ]
 
 
-def _feature(name: str, values: Array, query: DataQuery, table: Table) -> Feature:
+def _classify_column(name: str, values: Array, query: DataQuery, table: Table) -> Feature:
     if name in query.categories:
-        return Feature(name, "category", _category_names(values), missing_mask(values))
+        return Feature(name, "category", _format_categories(values), find_missing(values))
     if _are_images(values):
-        return Feature(name, "image", values, missing_mask(values))
-    numbers = _parse_numbers(values, table.comma)
-    wrong = [row for row, number in enumerate(numbers) if number is None] if isinstance(numbers, list) else []
-    if not wrong:
+        return Feature(name, "image", values, find_missing(values))
+    numbers = _parse_numbers(values, table.decimal_comma)
+    invalid: list[int] = []
+    if isinstance(numbers, list):
+        invalid = [row for row, number in enumerate(numbers) if number is None]
+    if not invalid:
         exact = np.array(numbers, np.float64)
         _check_numbers(name, exact, table)
         return Feature(name, "number", exact, np.isnan(exact))
-    if sum(number is not None and not math.isnan(number) for number in numbers) > len(wrong):
-        value, where = truncate(str(values[wrong[0]])[:20]), table.locate(wrong[0])
+    if sum(number is not None and not math.isnan(number) for number in numbers) > len(invalid):
+        value, position = truncate(str(values[invalid[0]])[:20]), table.locate_row(invalid[0])
         raise InvalidInputError(
-            f"column '{truncate(name)}' of {table.where} has numbers, but '{value}' in {where}; correct it "
-            f"(empty, if it is missing), or ?categories={truncate(name)} if they are names"
+            f"column '{truncate(name)}' of {table.origin} has numbers, but '{value}' in {position}; "
+            f"correct it (empty, if it is missing), or ?categories={truncate(name)} if they are names"
         )
     texts = np.array(["" if value is None else value for value in values], object)
     return Feature(name, "text", texts, np.zeros(len(values), bool))
 
 
 def _parse_numbers(values: Array, comma: bool) -> npt.NDArray[np.float64] | list[float | None]:
-    """Return a column as numbers, nan where one is missing, and None where there is something else."""
+    """Return a column as numbers: nan for a missing value, None for a cell that is not a number."""
     try:
-        return values.astype(np.float64)  # the quick way, if nothing is missing
+        return values.astype(np.float64)  # fast, but fails if a value is missing
     except (ValueError, TypeError):
         return [rows.parse_number(value, comma) for value in values]
 
@@ -468,26 +493,26 @@ def _parse_numbers(values: Array, comma: bool) -> npt.NDArray[np.float64] | list
 def _check_numbers(name: str, values: npt.NDArray[np.float64], table: Table) -> None:
     if np.isnan(values).all():
         raise InvalidInputError(
-            f"column '{truncate(name)}' of {table.where} has no values; leave it out: ?x="
+            f"column '{truncate(name)}' of {table.origin} has no values; leave it out: ?x="
         )
     infinite = np.flatnonzero(np.isinf(values))
     if infinite.size:
-        value, where = values[infinite[0]], table.locate(int(infinite[0]))
+        value, position = values[infinite[0]], table.locate_row(int(infinite[0]))
         raise InvalidInputError(
-            f"column '{truncate(name)}' of {table.where} is {value} in {where}; replace it"
+            f"column '{truncate(name)}' of {table.origin} is {value} in {position}; replace it"
         )
     with np.errstate(over="ignore"):
         if not np.isfinite(values[~np.isnan(values)].std()):
             raise InvalidInputError(
-                f"column '{truncate(name)}' of {table.where} has values too large to compute with"
+                f"column '{truncate(name)}' of {table.origin} has values too large to compute with"
             )
 
 
-def _category_names(values: Array) -> Array:
-    """Return a column as names: a whole number without a fraction."""
+def _format_categories(values: Array) -> Array:
+    """Return a column as names; whole numbers are written without a fraction."""
     if values.dtype == object:
         return values
-    missing = missing_mask(values)
+    missing = find_missing(values)
     present = values[~missing]
     names = np.empty(len(values), object)
     are_whole = len(present) > 0 and bool((present == np.trunc(present)).all())
@@ -495,33 +520,34 @@ def _category_names(values: Array) -> Array:
     return names
 
 
-def _as_category(text: Feature, features: Sequence[Feature], table: Table) -> Feature:
-    """Return a text column as a category, if it has few enough different values."""
+def _convert_to_category(text: Feature, features: Sequence[Feature], table: Table) -> Feature:
+    """Return a text column as a category; too many distinct values are an error."""
     distinct = {*text.values.tolist()} - {""}
     if len(distinct) <= min(_MAX_CATEGORIES, max(1, len(text.values) // 2)):
-        return replace(text, kind="category", missing=missing_mask(text.values))
+        return replace(text, kind="category", missing=find_missing(text.values))
     others = [feature.name for feature in features if feature.kind != "text"]
     raise InvalidInputError(
-        f"{table.where} has numbers in {_quote(others)} but text in '{truncate(text.name)}' ({len(distinct)} "
-        f"different in {len(text.values)} rows, as '{truncate(str(text.values[0])[:20])}'); take the texts "
-        f"alone, ?x={truncate(text.name)}, or the others, ?x={truncate(','.join(others))}"
+        f"{table.origin} has numbers in {_quote(others)} but text in '{truncate(text.name)}' "
+        f"({len(distinct)} different in {len(text.values)} rows, as '{truncate(str(text.values[0])[:20])}'); "
+        f"take the texts alone, ?x={truncate(text.name)}, or the others, ?x={truncate(','.join(others))}"
     )
 
 
 def _join_features(features: Sequence[Feature], query: DataQuery, table: Table) -> Inputs:
+    """Return the inputs of all features, which must be one image, texts, or numbers and categories."""
     image = next((feature for feature in features if feature.kind == "image"), None)
     if image is not None:
         others = [feature.name for feature in features if feature.name != image.name]
         if others:
             raise InvalidInputError(
-                f"{table.where} has images in '{truncate(image.name)}' beside {_quote(others)}; "
+                f"{table.origin} has images in '{truncate(image.name)}' next to {_quote(others)}; "
                 f"choose one: ?x={truncate(image.name)}"
             )
-        names = [f"in {table.locate(row)} of {table.where}" for row in range(len(image.values))]
+        names = [f"in {table.locate_row(row)} of {table.origin}" for row in range(len(image.values))]
         pixels = decode_images(image.values.tolist(), names, query.resize)
         return Inputs(pixels, image_preprocessing(pixels, query.resize))
     if query.resize:
-        raise InvalidInputError(f"?resize= is for images; {table.where} has none")
+        raise InvalidInputError(f"?resize= is for images; {table.origin} has none")
     if features[0].kind == "text":
         return _join_texts(features, table)
     encoded = [_encode_feature(feature) for feature in features]
@@ -529,31 +555,33 @@ def _join_features(features: Sequence[Feature], query: DataQuery, table: Table) 
     columns = tuple(column for _, column in encoded)
     kinds = [f"{truncate(column.name)} ({len(column.categories)})" for column in columns if column.categories]
     note = f"one input for each category of {truncate(', '.join(kinds))}" if kinds else ""
-    about = Preprocessing("table", x.shape[1:], columns, missing=query.missing, comma=table.comma)
-    return Inputs(x, about, note)
+    preprocessing = Preprocessing(
+        "table", x.shape[1:], columns, missing=query.missing, comma=table.decimal_comma
+    )
+    return Inputs(x, preprocessing, note)
 
 
 def _encode_feature(feature: Feature) -> tuple[npt.NDArray[np.float64], Column]:
-    """Return the raw inputs of a number or a category."""
+    """Return the raw inputs of a number or category, and its column."""
     if feature.kind == "number":
         return feature.values[:, np.newaxis], Column(feature.name)
     distinct = {*feature.values.tolist()} - {None, ""}
     categories = tuple(sorted(map(str, distinct)))
-    return rows.one_hot(feature.values.tolist(), categories)[0], Column(feature.name, categories)
+    return rows.encode_one_hot(feature.values.tolist(), categories)[0], Column(feature.name, categories)
 
 
 def _join_texts(features: Sequence[Feature], table: Table) -> Inputs:
     names = [feature.name for feature in features]
     x, vocabulary = tokenize(map(" ".join, zip(*(feature.values for feature in features), strict=True)))
     if len(vocabulary) < 2:
-        raise InvalidInputError(f"the text in {truncate(', '.join(names))} of {table.where} has no words")
+        raise InvalidInputError(f"the text in {truncate(', '.join(names))} of {table.origin} has no words")
     longest = int(np.flatnonzero(x.any(0))[-1]) + 1
     x = np.ascontiguousarray(x[:, :longest])
-    about = Preprocessing(
+    preprocessing = Preprocessing(
         "texts", x.shape[1:], tuple(Column(name, mean=(0.0,)) for name in names),
         vocabulary=tuple(vocabulary), words=len(vocabulary),
     )  # fmt: skip
-    return Inputs(x, about)
+    return Inputs(x, preprocessing)
 
 
 def _quote(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Measures of representations."""
+"""Analyses of representations."""
 
 from feddbe.metrics.representations.points import Points, make_points
 

@@ -1,4 +1,4 @@
-"""Representations as points, and the declaration of an analysis: what it computes and how it is shown.
+"""Representations as points, and the declaration of an analysis: its function, columns and figure.
 
 An analysis is a module with a pure function of `Points` and an `Analysis` value, listed in `registry.py`.
 Tables and figures are rendered from the value alone.
@@ -19,75 +19,87 @@ from feddbe.state import State
 
 
 class Points(NamedTuple):
-    """Representations of samples, a row each, with their labels and the clients that hold them."""
+    """Representations of samples (one per row), with their labels and clients."""
 
     x: npt.NDArray[np.float32]
     y: npt.NDArray[np.int64]
     client: npt.NDArray[np.int64]
 
-    def select(self, rows: Any) -> Points:
-        """Some of them: by index or by mask."""
-        return Points(self.x[rows], self.y[rows], self.client[rows])
+    def select(self, indices: Any) -> Points:
+        """Return the points with these indices, or where this mask is true."""
+        return Points(self.x[indices], self.y[indices], self.client[indices])
 
 
 def make_points(x: Any, y: Any, client: Any = None) -> Points:
-    """From arrays of any shape (samples first) and type; without clients, all are of one."""
+    """Return points from arrays of any type.
+
+    Args:
+        x: Representations of any shape, samples first.
+        y: Labels.
+        client: Clients; None if all samples belong to one.
+
+    Raises:
+        InvalidInputError: The lengths differ, there are no samples, or a value is not finite.
+    """
     x = np.asarray(x, dtype=np.float32)
     x = x.reshape(len(x), int(np.prod(x.shape[1:])))
     y = np.asarray(y, dtype=np.int64)
     client = np.zeros(len(x), np.int64) if client is None else np.asarray(client, dtype=np.int64)
     if y.shape != (len(x),) or client.shape != (len(x),):
         raise InvalidInputError(
-            f"{len(x)} representations, labels {y.shape}, clients {client.shape}; one of each"
+            f"lengths differ: got {len(x)} representations, labels of shape {y.shape}, clients of shape "
+            f"{client.shape}; expected one label and one client for each representation"
         )
     if not len(x) or not x.shape[1]:
-        raise InvalidInputError(f"representations of shape {x.shape}: there is nothing to measure")
-    if not np.isfinite(x).all():
-        bad = int(np.flatnonzero(~np.isfinite(x).all(axis=1))[0])
         raise InvalidInputError(
-            f"representation {bad} has a value that is no finite number; nothing can be measured"
+            f"representations are empty: got shape {x.shape}; there is nothing to analyze"
+        )
+    if not np.isfinite(x).all():
+        index = int(np.flatnonzero(~np.isfinite(x).all(axis=1))[0])
+        raise InvalidInputError(
+            f"representation {index} has a value that is not finite; it cannot be analyzed"
         )
     return Points(x, y, client)
 
 
-Readings = dict[str, float | None]
-"""By the reading's name; the number of the analysis itself has an empty one."""
+AnalysisValues = dict[str, float | None]
+"""Values by name; the main value of an analysis has an empty name."""
 
 
 class AnalysisResult(NamedTuple):
-    """The result of an analysis: of all clients together, of each client, and what is not a number."""
+    """Result of an analysis: values over all clients, values of each client, and tensors."""
 
-    overall: Readings
-    clients: Mapping[int, Readings] = {}
+    overall: AnalysisValues
+    clients: Mapping[int, AnalysisValues] = {}
     state: State = {}  # noqa: RUF012  (never written to)
 
 
 class FigureKind(Enum):
-    """The figure that shows an analysis."""
+    """Figure that shows an analysis."""
 
     BARS = "bars"
     """Groups of bars, one for each layer."""
     DOTS = "dots"
-    """A panel for each column and a dot for each client."""
+    """A panel for each column, with a dot for each client."""
     SCATTER = "scatter"
-    """Points in the plane: the analysis stores `Points` with two dimensions as its state."""
+    """Points in the plane; the analysis stores `Points` with two dimensions as its state."""
 
 
 @dataclass(frozen=True)
 class AnalysisColumn:
-    """A number of an analysis, in tables and as the axis of its figure."""
+    """A value of an analysis, in tables and as the axis of its figure."""
 
     key: str
-    """The reading; `value` for the one with an empty name."""
+    """Name of the value; `value` for the main value."""
     label: str
     unit: str = ""
-    """Numbers in `%` are fractions of one."""
+    """Values in `%` are fractions."""
     digits: int | None = None
-    """Digits after the point; None: three significant ones."""
+    """Digits after the decimal point; None: three significant digits."""
     spread: str = ""
-    """The reading that is its standard deviation."""
+    """Name of the value that is its standard deviation."""
     expected: str = ""
-    """The reading that chance alone would give."""
+    """Name of the value that is expected by chance."""
 
 
 @dataclass(frozen=True)
@@ -95,19 +107,19 @@ class Analysis:
     """An analysis of the representations of a finished run."""
 
     name: str
-    """As in `feddbe measure --analyses`."""
+    """Name for `feddbe analyze --analyses`."""
     title: str
     description: str
-    """What the numbers mean, in a sentence or two for captions."""
+    """Meaning of the values, in one or two sentences for captions."""
     compute: Callable[[Points, int, Mapping[str, Any]], AnalysisResult]
-    """A function of the points, the number of classes and the settings."""
+    """Function of the points, the number of classes and the settings."""
     settings: Mapping[str, Any]
     columns: tuple[AnalysisColumn, ...]
-    """Empty: there is no table."""
+    """Columns of its table; empty for an analysis without one."""
     figure: FigureKind
-    quick: Mapping[str, Any] | None = None
+    quick_settings: Mapping[str, Any] | None = None
     """Settings with less work, if the analysis supports that."""
-    per_client: bool = False
-    """Whether it can be computed from the samples of one client alone."""
-    shared: bool = False
-    """Whether each client's model sees the samples of all clients, not its own alone."""
+    supports_per_client: bool = False
+    """True if it can be computed from the samples of a single client."""
+    compares_under_each_model: bool = False
+    """True if each client's model represents the samples of all clients, not only its own."""

@@ -1,4 +1,4 @@
-"""The analyses of representations by name. A new one is a module with an `Analysis`, and a line here."""
+"""Analyses of representations by name. A new one is a module with an `Analysis`, and a line here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from feddbe.errors import InvalidInputError, unknown_name
 from feddbe.metrics.representations.discrepancy import DISCREPANCY, SHARED_DISCREPANCY
 from feddbe.metrics.representations.linear_probe import LINEAR_PROBE
 from feddbe.metrics.representations.mdl import DESCRIPTION_LENGTH, split_progress
-from feddbe.metrics.representations.points import AnalysisResult, Points, Readings
+from feddbe.metrics.representations.points import AnalysisResult, AnalysisValues, Points
 from feddbe.metrics.representations.tsne import TSNE
 from feddbe.state import State
 
@@ -27,53 +27,75 @@ ANALYSES = {
 }
 
 
-def parse_analyses(what: str) -> list[str]:
-    """The names in `mdl,tsne`."""
-    names = [name.strip() for name in what.split(",") if name.strip()]
+def parse_analyses(spec: str) -> list[str]:
+    """Return the names in a list such as `mdl,tsne`."""
+    names = [name.strip() for name in spec.split(",") if name.strip()]
     for name in names:
         if name not in ANALYSES:
-            raise unknown_name("measure of representations", name, ANALYSES)
+            raise unknown_name("analysis", name, ANALYSES)
     if not names:
-        raise InvalidInputError(f"nothing to measure; choose of {', '.join(sorted(ANALYSES))}")
+        raise InvalidInputError(f"no analysis is selected; allowed: {', '.join(sorted(ANALYSES))}")
     return list(dict.fromkeys(names))
 
 
 def analysis_settings(name: str, *, quick: bool) -> tuple[dict[str, Any], bool]:
-    """With what a measure is taken, and whether that is its quick way."""
-    measure = ANALYSES[name]
-    quickly = quick and measure.quick is not None
-    return dict((measure.quick if quickly else None) or measure.settings), quickly
+    """Return the settings of an analysis, and True if they are its quick settings.
+
+    Args:
+        name: Name of the analysis.
+        quick: Use the quick settings, if the analysis has some.
+    """
+    analysis = ANALYSES[name]
+    if quick and analysis.quick_settings is not None:
+        return dict(analysis.quick_settings), True
+    return dict(analysis.settings), False
 
 
 def compute_analysis(
-    name: str, points: Points, classes: int, settings: Mapping[str, Any], *, each: bool = False
+    name: str, points: Points, classes: int, settings: Mapping[str, Any], *, per_client: bool = False
 ) -> AnalysisResult:
-    """The measure of these points, of `classes` possible labels; `each`: of every client's alone. A client
-    that has too few is left out."""
+    """Return the result of an analysis.
+
+    Args:
+        name: Name of the analysis.
+        points: Representations of samples.
+        classes: Number of possible labels.
+        settings: Settings of the analysis.
+        per_client: Analyze the samples of each client alone, and average. Clients with too few are skipped.
+
+    Raises:
+        InvalidInputError: There are too few samples, with `per_client` for every client.
+    """
     function = ANALYSES[name].compute
-    if not each:
+    if not per_client:
         return function(points, classes, settings)
-    found: dict[int, Readings] = {}
-    why: InvalidInputError | None = None
+    clients: dict[int, AnalysisValues] = {}
+    last_error: InvalidInputError | None = None
     for client in split_progress(np.unique(points.client).tolist()):
         try:
-            found[client] = function(points.select(points.client == client), classes, settings).overall
+            clients[client] = function(points.select(points.client == client), classes, settings).overall
         except InvalidInputError as error:
-            why = error
-    if not found:
-        raise InvalidInputError(f"{name} of single clients: {why}")
-    shared = set.intersection(*(set(read) for read in found.values()))
-    means = {key: [v for read in found.values() if (v := read[key]) is not None] for key in sorted(shared)}
-    return AnalysisResult({key: float(np.mean(values)) for key, values in means.items() if values}, found)
+            last_error = error
+    if not clients:
+        raise InvalidInputError(f"{name} of single clients: {last_error}")
+    common = set.intersection(*(set(values) for values in clients.values()))
+    overall: AnalysisValues = {}
+    for key in sorted(common):
+        defined = [value for values in clients.values() if (value := values[key]) is not None]
+        if defined:
+            overall[key] = float(np.mean(defined))
+    return AnalysisResult(overall, clients)
 
 
-def combine_models(taken: Sequence[AnalysisResult]) -> AnalysisResult:
+def combine_client_results(results: Sequence[AnalysisResult]) -> AnalysisResult:
     """Return the results under each client's own model as one result, with the means over clients."""
-    clients = {client: readings for one in taken for client, readings in one.clients.items()}
-    columns: dict[str, Any] = {name: [read[name] for read in clients.values()] for name in taken[0].overall}
-    return AnalysisResult({name: float(np.mean(values)) for name, values in columns.items()}, clients)
+    clients = {client: values for result in results for client, values in result.clients.items()}
+    columns: dict[str, Any] = {
+        name: [values[name] for values in clients.values()] for name in results[0].overall
+    }
+    return AnalysisResult({name: float(np.mean(column)) for name, column in columns.items()}, clients)
 
 
-def as_points(state: State) -> Points:
-    """Back from the state that an analysis with a scatter plot leaves."""
+def points_from_state(state: State) -> Points:
+    """Return the points that an analysis with a scatter plot stored as its state."""
     return Points(*(state[key].numpy() for key in Points._fields))

@@ -1,4 +1,4 @@
-"""Representations in the plane by t-SNE (van der Maaten and Hinton 2008), scikit-learn's."""
+"""Representations in the plane by scikit-learn's t-SNE (van der Maaten and Hinton 2008)."""
 
 from __future__ import annotations
 
@@ -11,37 +11,39 @@ from feddbe.errors import InvalidInputError
 from feddbe.metrics.representations.points import Analysis, AnalysisResult, FigureKind, Points
 from feddbe.seeds import make_rng
 
-LEAST, DIMENSIONS, PERPLEXITY = 5, 50, 30
+MIN_SAMPLES, PCA_DIMENSIONS, PERPLEXITY = 5, 50, 30
 
 
 def tsne(points: Points, *, seed: int = 0, n: int = 2000) -> Points:
-    """At most `n` of the samples, with their places in the plane for `x`.
+    """Return at most `n` of the samples, with their coordinates in the plane as `x`.
 
-    Which samples depends on the seed and on how many there are, so panels of one set of samples at several
-    places of a model show the same ones. More than 50 dimensions are first reduced to 50 by PCA. The
-    perplexity is 30, or a third of what few samples have for neighbours. The layout starts from the first two
-    principal components and is computed on one thread, because sums over threads change from run to run.
+    The selected samples depend only on the seed and their number, so panels of several layers show the same
+    ones. More than 50 dimensions are first reduced to 50 by PCA. The perplexity is 30, or a third of the
+    number of neighbors if samples are few. The layout starts from the first two principal components. It is
+    computed on one thread, because sums over threads change from run to run.
+
+    Raises:
+        InvalidInputError: There are fewer than five samples, or all representations are equal.
     """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
-    if min(n, len(points.x)) < LEAST:
-        raise InvalidInputError(f"t-SNE of {min(n, len(points.x))} samples: it takes {LEAST} or more")
-    chosen = points.select(np.sort(make_rng(seed, "tsne").permutation(len(points.x))[:n]))
-    x, size = chosen.x - chosen.x.mean(axis=0), len(chosen.x)
+    size = min(n, len(points.x))
+    if size < MIN_SAMPLES:
+        raise InvalidInputError(f"t-SNE has too few samples: got {size}; expected {MIN_SAMPLES} or more")
+    selected = points.select(np.sort(make_rng(seed, "tsne").permutation(len(points.x))[:n]))
+    x = selected.x - selected.x.mean(axis=0)
     if not x.any():
-        raise InvalidInputError(
-            f"t-SNE of {size} representations that are all the same: there is nothing to lay out"
-        )
-    random = make_rng(seed, "tsne layout")
+        raise InvalidInputError(f"t-SNE cannot lay out {size} representations that are all equal")
+    rng = make_rng(seed, "tsne layout")
     with threadpool_limits(1):
-        if x.shape[1] > DIMENSIONS:
-            x = PCA(min(DIMENSIONS, size), random_state=random).fit_transform(x)
+        if x.shape[1] > PCA_DIMENSIONS:
+            x = PCA(min(PCA_DIMENSIONS, size), random_state=rng).fit_transform(x)
         perplexity = min(PERPLEXITY, (size - 1) / 3)
-        start = "pca" if x.shape[1] > 1 else "random"
-        places = TSNE(perplexity=perplexity, init=start, random_state=random).fit_transform(x)
-    return chosen._replace(x=places.astype(np.float32))
+        init = "pca" if x.shape[1] > 1 else "random"
+        coordinates = TSNE(perplexity=perplexity, init=init, random_state=rng).fit_transform(x)
+    return selected._replace(x=coordinates.astype(np.float32))
 
 
 def _compute(points: Points, classes: int, settings: Mapping[str, Any]) -> AnalysisResult:

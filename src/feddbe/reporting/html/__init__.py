@@ -1,5 +1,1 @@
-"""Runs as a page."""
-
-from feddbe.reporting.html.page import as_json, page_content, render, report, studied_folders, write_report
-
-__all__ = ["as_json", "page_content", "render", "report", "studied_folders", "write_report"]
+"""The report: runs as an HTML page, in a file or served while they are running."""

@@ -1,4 +1,4 @@
-"""What a page is made from: runs, read from their files, with the names and colours that they have on it."""
+"""Input and building blocks of the report: runs with their names and colors, sections, figures as JSON."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from feddbe.results.document import RunDocument, run_labels
 from feddbe.results.seeds import group_runs
 from feddbe.runs import summary
 from feddbe.runs.store import RunStore
-from feddbe.runs.summary import client_accuracies as summary_accuracies
 
-_ABOUT = ("begun", "versions", "machine", "git_commit")
+_ENVIRONMENT_KEYS = ("begun", "versions", "machine", "git_commit")
+
+Block = dict[str, Any]
+"""A part of the page as JSON values: a section, or a table, figure or command in it."""
 
 
 @dataclass(frozen=True)
 class ReportRun:
-    """One run."""
+    """A run on the page."""
 
     document: RunDocument
     labels: list[list[int]] | None
-    """Samples of each label, by client; None: of too many clients to look at."""
-    about: dict[str, Any]
-    """When, where and with what it was begun."""
+    """Samples of each label, by client; None with too many clients."""
+    environment: dict[str, Any]
+    """Start time, machine, Git commit and versions of packages."""
 
     @property
     def folder(self) -> Path:
@@ -38,8 +40,8 @@ class ReportRun:
 
     @cached_property
     def accuracies(self) -> dict[int, float]:
-        """Each client's in the best round."""
-        return summary_accuracies(self.folder, self.document["best"])
+        """Accuracy of each client in the best round."""
+        return summary.client_accuracies(self.folder, self.document["best"])
 
 
 @dataclass(frozen=True)
@@ -48,76 +50,87 @@ class ReportRuns:
 
     runs: tuple[ReportRun, ...]
     names: tuple[str, ...]
-    """Of each, told apart by its folder where the settings are the same."""
+    """A unique name for each run: its label, with the folder if labels are equal."""
     colors: dict[str, int]
-    """By a run's folder: runs of one experiment that are drawn as one line have the same."""
+    """Palette index by folder; runs of one experiment that are drawn as one curve share it."""
 
     @classmethod
     def from_runs(cls, runs: Sequence[ReportRun]) -> ReportRuns:
+        """Return the runs with names and colors."""
         documents = [run.document for run in runs]
-        drawn = group_runs(documents) + [
-            [d] for d in documents if not any(e["accuracy"] for e in d["rounds"])
+        unevaluated = [
+            [document]
+            for document in documents
+            if not any(round_result["accuracy"] for round_result in document["rounds"])
         ]
-        colours = {d["folder"]: index for index, group in enumerate(drawn) for d in group}
-        return cls(tuple(runs), tuple(_unique(run_labels(documents), documents)), colours)
+        groups = group_runs(documents) + unevaluated
+        colors = {document["folder"]: index for index, group in enumerate(groups) for document in group}
+        return cls(tuple(runs), tuple(_unique_names(documents)), colors)
 
     @property
     def documents(self) -> list[RunDocument]:
         return [run.document for run in self.runs]
 
-    def name(self, document: RunDocument) -> str:
-        return self.names[[d["folder"] for d in self.documents].index(document["folder"])]
+    def get_name(self, document: RunDocument) -> str:
+        """Return the name of the run with this document."""
+        folders = [run.document["folder"] for run in self.runs]
+        return self.names[folders.index(document["folder"])]
 
 
-def _unique(plain: Sequence[str], documents: Sequence[RunDocument]) -> list[str]:
+def _unique_names(documents: Sequence[RunDocument]) -> list[str]:
+    labels = run_labels(documents)
     return [
-        f"{name} [{document['folder']}]" if plain.count(name) > 1 else name
-        for name, document in zip(plain, documents, strict=True)
+        f"{label} [{document['folder']}]" if labels.count(label) > 1 else label
+        for label, document in zip(labels, documents, strict=True)
     ]
 
 
 def read_runs(folders: Iterable[Path]) -> ReportRuns:
-    """All of these runs, each as it is at one moment, which may be while it goes on."""
-    return ReportRuns.from_runs([_read(folder) for folder in dict.fromkeys(folders)])
+    """Read the runs in these folders, each from a consistent snapshot, also while it is running."""
+    return ReportRuns.from_runs([_read_run(folder) for folder in dict.fromkeys(folders)])
 
 
-def _read(folder: Path) -> ReportRun:
+def _read_run(folder: Path) -> ReportRun:
     store = RunStore.open(folder)
     try:
         store.snapshot()
-        about = {key: store.meta(key) for key in _ABOUT}
-        return ReportRun(summary.build_document(store, hashes=False), store.meta("labels"), about)
+        environment = {key: store.meta(key) for key in _ENVIRONMENT_KEYS}
+        return ReportRun(summary.build_document(store, hashes=False), store.meta("labels"), environment)
     finally:
         store.close()
 
 
-Block = dict[str, Any]
+def section(id_: str, title: str, blocks: Sequence[Block], commands: Sequence[Block] = ()) -> list[Block]:
+    """Return a section of the page as a list, which is empty if the section has no blocks.
 
-
-def section(id: str, title: str, blocks: Sequence[Block], commands: Sequence[Block] = ()) -> list[Block]:
-    """A part of the page, or nothing where there is nothing to show; `commands` print the same numbers."""
+    Args:
+        id_: Its name in addresses.
+        title: Its heading.
+        blocks: Tables and figures.
+        commands: Commands that print the same numbers.
+    """
     if not blocks:
         return []
-    return [{"id": id, "title": title, "blocks": list(blocks), "commands": list(commands)}]
+    return [{"id": id_, "title": title, "blocks": list(blocks), "commands": list(commands)}]
 
 
-def command_block(what: str, line: str) -> Block:
-    """A line for the shell, and what it gives."""
-    return {"what": what, "line": line}
+def command_block(title: str, command: str) -> Block:
+    """Return a shell command with a title."""
+    return {"title": title, "command": command}
 
 
-def fact_list(id: str, caption: str, rows: Sequence[Sequence[str]]) -> Block:
-    """Names and values that nobody sorts."""
-    return {"kind": "facts", "id": id, "caption": caption, "rows": [list(row) for row in rows]}
+def fact_list(id_: str, caption: str, rows: Sequence[Sequence[str]]) -> Block:
+    """Return a list of names and values that cannot be sorted."""
+    return {"kind": "facts", "id": id_, "caption": caption, "rows": [list(row) for row in rows]}
 
 
-def number(value: float | None, digits: int = 4) -> float | None:
-    """As it is written on the page; JSON has nothing for what is not finite."""
+def to_json_number(value: float | None, digits: int = 4) -> float | None:
+    """Return the rounded number; None if it is not finite, which JSON cannot represent."""
     return None if value is None or not math.isfinite(value) else round(float(value), digits)
 
 
 def figure_block(figure: Figure) -> Block:
-    """Return a figure as the page's script reads it; the script has a function for each kind of panel."""
+    """Return a figure as the page's script expects it; the script has a function for each kind of panel."""
     kind = type(figure.panels[0]).__name__.lower()
     return {
         "kind": kind,
@@ -147,29 +160,29 @@ def _as_json_values(value: Any) -> Any:
         }
     if isinstance(value, tuple):
         return [_as_json_values(item) for item in value]
-    return number(value) if isinstance(value, float) else value
+    return to_json_number(value) if isinstance(value, float) else value
 
 
 def _curves_content(panel: Curves) -> Block:
-    """Return curves with values at common points of x, None where a curve has none."""
+    """Return curves with values at common points of x; None if a curve has no value there."""
     common = sorted({x for series in panel.series for x in series.x})
 
     def align(x: Sequence[float], values: Sequence[float]) -> list[float | None]:
         known = dict(zip(x, values, strict=True))
-        return [number(known.get(position)) for position in common]
+        return [to_json_number(known.get(position)) for position in common]
 
     content: Block = _as_json_values(panel)
     content["x"] = [_as_json_values(x) for x in common]
-    for entry, series in zip(content["series"], panel.series, strict=True):
-        del entry["x"], entry["mean"]
-        entry["y"] = align(series.x, series.mean)
+    for aligned, series in zip(content["series"], panel.series, strict=True):
+        del aligned["x"], aligned["mean"]
+        aligned["y"] = align(series.x, series.mean)
         for edge, values in (("low", series.low), ("high", series.high)):
-            entry[edge] = align(series.x, values) if values else None
+            aligned[edge] = align(series.x, values) if values else None
     return content
 
 
 def _scatter_content(panel: Scatter) -> Block:
-    """Return points in a square of 1000 steps, both axes on one scale."""
+    """Return points in a square of 1000 units, with both axes on one scale."""
     plane = np.array([panel.x, panel.y])
     center = (plane.max(axis=1) + plane.min(axis=1)) / 2
     side = max(float(np.ptp(plane, axis=1).max()), 1e-12)
@@ -178,7 +191,7 @@ def _scatter_content(panel: Scatter) -> Block:
 
 
 def describe_panel(panel: Panel) -> str:
-    """Return a panel in words, for readers who do not see it."""
+    """Return a description of the panel for screen readers."""
 
     def text(value: float | None) -> str:
         return "none" if value is None else f"{value:.4g}"
@@ -186,14 +199,16 @@ def describe_panel(panel: Panel) -> str:
     match panel:
         case Curves():
             drawn = [series for series in panel.series if series.x]
-            parts = [f"{one.name} goes from {text(one.mean[0])} to {text(one.mean[-1])}" for one in drawn]
+            parts = [
+                f"{series.name} from {text(series.mean[0])} to {text(series.mean[-1])}" for series in drawn
+            ]
         case Bars():
             parts = [
                 ", ".join(
-                    f"{one.name} {group} {text(value)}"
-                    for group, value in zip(panel.groups, one.values, strict=True)
+                    f"{series.name} {group} {text(value)}"
+                    for group, value in zip(panel.groups, series.values, strict=True)
                 )
-                for one in panel.series
+                for series in panel.series
             ]
         case Dots():
             parts = [f"{row.name}: mean {text(row.mean)}" for row in panel.rows]
@@ -204,7 +219,7 @@ def describe_panel(panel: Panel) -> str:
             span = f"{text(min(last))} to {text(max(last))}" if last else "no value"
             parts = [f"{span} in {panel.x_axis.label} {panel.columns[-1]}"]
         case Bubbles():
-            held = [sum(count > 0 for count in column) for column in panel.counts]
+            label_counts = [sum(count > 0 for count in column) for column in panel.counts]
             total = sum(map(sum, panel.counts))
-            parts = [f"{total} samples; a client has {min(held)} to {max(held)} labels"]
+            parts = [f"{total} samples; a client has {min(label_counts)} to {max(label_counts)} labels"]
     return f"{panel.name}: {'; '.join(parts)}"

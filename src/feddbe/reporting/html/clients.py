@@ -1,4 +1,4 @@
-"""The part of a page about clients: their accuracy in each round, fairness, newcomers, and their data."""
+"""The report's sections about clients: accuracy in each round, fairness, new clients, and their data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feddbe.reporting.build_figures import (
     client_heat_map,
     client_ranks,
     spread_evenly,
-    thin,
+    thin_rounds,
 )
 from feddbe.reporting.figure import Figure, HeatMap, Panel
 from feddbe.reporting.html.blocks import (
@@ -26,114 +26,123 @@ from feddbe.reporting.html.blocks import (
     figure_block,
     section,
 )
-from feddbe.reporting.html.overview import holding, of_all, of_each
+from feddbe.reporting.html.overview import commands_per_run, data_command, joint_command
 from feddbe.reporting.table import to_page_block
 from feddbe.reporting.tables import fairness_table, new_clients_table
-from feddbe.results.document import is_fine_tuned
+from feddbe.results.document import new_clients_curve
 from feddbe.results.fairness import compute_fairness
 from feddbe.runs import summary
 
-_CLIENTS, _ROUNDS, _CELLS = 100, 120, 300_000
-"""How many a heat map shows, and the cells of all of a page's."""
+_MAX_CLIENTS = 100
+"""Clients of a heat map or a figure of data."""
+_MAX_ROUNDS = 120
+"""Rounds of a heat map."""
+_MAX_CELLS = 300_000
+"""Cells of all heat maps of a page."""
 
 
 def clients_section(runs: ReportRuns) -> list[Block]:
-    """A heat map for each run."""
-    rounds = max(12, min(_ROUNDS, _CELLS // _CLIENTS // max(1, len(runs.runs))))
-    pairs = zip(runs.runs, runs.names, strict=True)
-    panels = tuple(panel for run, name in pairs if (panel := _heat_map(run, name, rounds)))
+    """Return a heat map for each run."""
+    max_rounds = max(12, min(_MAX_ROUNDS, _MAX_CELLS // _MAX_CLIENTS // max(1, len(runs.runs))))
+    heat_maps = [_heat_map(run, name, max_rounds) for run, name in zip(runs.runs, runs.names, strict=True)]
+    panels = tuple(panel for panel in heat_maps if panel is not None)
     if not panels:
         return []
-    caption = "Test accuracy of each client at the moment that counts; blank: not evaluated."
+    caption = "Test accuracy of each client, of the model that it deploys; blank: not evaluated."
     block = figure_block(Figure("heat", "", panels, caption))
-    return section(
-        "clients", "Clients over rounds", [block], of_all(runs, "fairness", "by client, best round")
-    )
+    commands = joint_command(runs, "fairness", "by client, best round")
+    return section("clients", "Clients over rounds", [block], commands)
 
 
 def _heat_map(run: ReportRun, name: str, max_rounds: int) -> HeatMap | None:
     best = run.document["best"]
-    entries = {entry["round"]: entry for entry in run.document["rounds"] if entry["accuracy"]}
-    everyone = sorted(run.accuracies)
-    if best is None or not everyone:
+    results = {result["round"]: result for result in run.document["rounds"] if result["accuracy"]}
+    evaluated = sorted(run.accuracies)
+    if best is None or not evaluated:
         return None
-    clients = spread_evenly(everyone, _CLIENTS)
-    rounds, step = thin(entries, max_rounds, [best["round"]])
-    history = summary.accuracy_history(run.folder, [entries[round_] for round_ in rounds], clients)
+    clients = spread_evenly(evaluated, _MAX_CLIENTS)
+    rounds, step = thin_rounds(results, max_rounds, [best["round"]])
+    history = summary.accuracy_history(run.folder, [results[round_] for round_ in rounds], clients)
     config = run.document["config"]
-    members = (config.get("clients") or 0) - (config.get("new_clients") or 0)
+    client_count = (config.get("clients") or 0) - (config.get("new_clients") or 0)
     notes = []
-    if len(everyone) < members:
-        notes.append(f"the {len(everyone):,} clients that were evaluated in the best round")
-    if len(clients) < len(everyone):
-        notes.append(f"{len(clients)} of {len(everyone):,} clients, evenly by number")
+    if len(evaluated) < client_count:
+        notes.append(f"the {len(evaluated):,} clients that were evaluated in the best round")
+    if len(clients) < len(evaluated):
+        notes.append(f"{len(clients)} of {len(evaluated):,} clients, evenly by number")
     if step > 1:
         notes.append(f"one in {step} rounds, with the best and the last")
     return client_heat_map(name, clients, rounds, history, "; ".join(notes))
 
 
-# Fairness
-
-
-def fairness_section(sources: ReportRuns) -> list[Block]:
-    """How accuracies are spread in the best round, and who is helped and hurt."""
-    runs = [run for run in sources.runs if run.accuracies]
-    if not runs:
+def fairness_section(runs: ReportRuns) -> list[Block]:
+    """Return the spread of accuracies in the best round, and the comparison with baselines by client."""
+    evaluated = [run for run in runs.runs if run.accuracies]
+    if not evaluated:
         return []
-    documents = [run.document for run in runs]
-    found = compute_fairness(documents, [run.accuracies for run in runs])
-    called = [sources.name(document) for document in documents]
-    differences = client_differences(documents, found, called, sources.colors)
-    figures = [client_ranks(documents, found, sources.colors), *filter(None, [differences])]
-    blocks = [to_page_block(fairness_table(found, called), "spread"), *map(figure_block, figures)]
-    return section("fairness", "Fairness", blocks, of_all(sources, "fairness", "all of this section"))
-
-
-# Newcomers
+    documents = [run.document for run in evaluated]
+    fairness = compute_fairness(documents, [run.accuracies for run in evaluated])
+    names = [runs.get_name(document) for document in documents]
+    figures = [client_ranks(documents, fairness, runs.colors)]
+    differences = client_differences(documents, fairness, names, runs.colors)
+    if differences is not None:
+        figures.append(differences)
+    blocks = [to_page_block(fairness_table(fairness, names), "spread"), *map(figure_block, figures)]
+    return section("fairness", "Fairness", blocks, joint_command(runs, "fairness", "all of this section"))
 
 
 def new_clients_section(runs: ReportRuns) -> list[Block]:
-    """What clients come to that join when training is over."""
+    """Return the accuracy of clients that joined after training."""
     table = new_clients_table(runs.documents, runs.names)
     if table is None:
         return []
-    figure = adaptation_curves(runs.documents, runs.colors)
-    drawn = [figure_block(figure)] if any(map(is_fine_tuned, runs.documents)) else []
-    blocks = [*drawn, to_page_block(table, "joined")]
-    return section("new_clients", "Newcomers", blocks, of_each(runs, "show"))
+    blocks = [to_page_block(table, "joined")]
+    if any(map(new_clients_curve, runs.documents)):
+        blocks.insert(0, figure_block(adaptation_curves(runs.documents, runs.colors)))
+    return section("new_clients", "New clients", blocks, commands_per_run(runs, "show"))
 
 
-# Data
-
-
-def data_section(sources: ReportRuns) -> list[Block]:
-    """Who holds how many samples of which label, once for all runs with the same."""
-    same: dict[str, list[ReportRun]] = {}
-    for run in sources.runs:
+def data_section(runs: ReportRuns) -> list[Block]:
+    """Return the samples of each label by client, once for all runs with the same data."""
+    groups: dict[str, list[ReportRun]] = {}
+    for run in runs.runs:
         if run.labels:
-            same.setdefault(json.dumps(run.labels), []).append(run)
-    if not same:
+            groups.setdefault(json.dumps(run.labels), []).append(run)
+    if not groups:
         return []
-    lines, panels = list[Block](), list[Panel]()
-    for runs in same.values():
-        figure = _distribution(runs[0], [sources.name(run.document) for run in runs], len(same))
+    commands: list[Block] = []
+    panels: list[Panel] = []
+    for group in groups.values():
+        names = [runs.get_name(run.document) for run in group] if len(groups) > 1 else []
+        figure = _distribution_figure(group[0], names)
         panels += figure.panels
-        if line := holding(runs[0]):
-            lines.append(command_block(figure.title, line))
+        command = data_command(group[0])
+        if command:
+            commands.append(command_block(figure.title, command))
     block = figure_block(Figure("labels", "", tuple(panels), figure.caption))
-    return section("data", "Data", [block], lines)
+    return section("data", "Data", [block], commands)
 
 
-def _distribution(run: ReportRun, run_names: Sequence[str], distinct: int) -> Figure:
-    document, counts = run.document, np.array(run.labels)
+def _distribution_figure(run: ReportRun, run_names: Sequence[str]) -> Figure:
+    """Return the figure of a run's data; `run_names`: runs to name in its note."""
+    counts = np.array(run.labels)
+    document = run.document
     config = document["config"]
     partition = config.get("partition") or "split from a file"
-    name = f"{Path(str(config['data'])).name}, {partition}, {len(counts)} clients"
+    title = f"{Path(str(config['data'])).name}, {partition}, {len(counts)} clients"
     notes = [f"the largest bubble is {counts.max()} samples"]
-    if config.get("new_clients"):
-        notes.append(f"the last {config['newcomers']} are newcomers")
-    if distinct > 1:
-        notes.append(f"of {', '.join(run_names)}")
+    new_clients = config.get("new_clients") or 0
+    if new_clients:
+        notes.append(
+            "the last client is new" if new_clients == 1 else f"the last {new_clients} clients are new"
+        )
+    if run_names:
+        notes.append(f"data of {', '.join(run_names)}")
     return client_distribution(
-        counts, name, document["label_names"], document["client_names"], max_clients=_CLIENTS, notes=notes
+        counts,
+        title,
+        document["label_names"],
+        document["client_names"],
+        max_clients=_MAX_CLIENTS,
+        notes=notes,
     )

@@ -1,7 +1,7 @@
-"""The page, served while runs go on: to this machine only, and nothing can be changed by it.
+"""A local, read-only web server for the report, which follows runs in progress.
 
-A run's file may be read while another process writes it. The page asks for news every second; it is made anew
-only when a file has changed.
+A run's file can be read while another process writes it. The page asks for changes every second; its content
+is built again only if a file has changed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from feddbe.errors import InvalidInputError, StoreError
 from feddbe.reporting.html.blocks import ReportRun, ReportRuns, read_runs
-from feddbe.reporting.html.page import as_json, page_content, render
-from feddbe.runs.store import FILE
+from feddbe.reporting.html.page import encode_json, page_content, render
+from feddbe.runs.store import RUN_FILE
 
 HOST = "127.0.0.1"
 _HEADERS = {
@@ -24,120 +24,136 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Content-Security-Policy": "frame-ancestors 'none'",  # a page's own policy cannot say that
+    "Content-Security-Policy": "frame-ancestors 'none'",  # not allowed in the policy of a meta element
 }
 
-Folders = Callable[[], Sequence[Path]]
-"""Where the runs are by now: there may be more later."""
+ListFolders = Callable[[], Sequence[Path]]
+"""Returns the folders of the runs that exist at the time of the call."""
 
 
-def serve(folders: Folders, port: int = 0, told: Callable[[str], None] = print) -> None:
-    """Until it is interrupted; `told` is told the address. Port 0: one that is free."""
+def serve(list_folders: ListFolders, port: int = 0, on_start: Callable[[str], None] = print) -> None:
+    """Serve the page until the process is interrupted.
+
+    Args:
+        list_folders: Returns the folders of runs; called for every request.
+        port: Port to listen on; 0: a free one.
+        on_start: Called with the address.
+
+    Raises:
+        InvalidInputError: The port cannot be used.
+    """
     try:
-        server = _server(folders, port)
+        server = _create_server(list_folders, port)
     except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         raise InvalidInputError(
-            f"port = {port}; cannot listen on it: {why}; choose another, or 0 for a free one"
+            f"port = {port}; cannot listen on it: {reason}; choose another, or 0 for a free one"
         ) from error
     with server:
-        told(f"http://{HOST}:{server.server_port}/")
+        on_start(f"http://{HOST}:{server.server_port}/")
         server.serve_forever(poll_interval=0.1)
 
 
-def _server(folders: Folders, port: int) -> ThreadingHTTPServer:
-    news = _News(folders)
+def _create_server(list_folders: ListFolders, port: int) -> ThreadingHTTPServer:
+    live_content = _LiveContent(list_folders)
 
     class Handler(_Handler):
-        pages = news
+        content = live_content
 
-    return _Quiet((HOST, port), Handler)
+    return _QuietServer((HOST, port), Handler)
 
 
-class _Quiet(ThreadingHTTPServer):
+class _QuietServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A reader that went away in the middle is no news."""
+        """Ignore browsers that close a connection early."""
 
 
-class _News:
-    """The content, made anew when a run's file has changed; one thread makes it, the others wait."""
+class _LiveContent:
+    """The page's content, rebuilt if a run's file has changed; one thread builds it, the others wait."""
 
-    def __init__(self, folders: Folders) -> None:
-        self._folders = folders
+    def __init__(self, list_folders: ListFolders) -> None:
+        self._list_folders = list_folders
         self._lock = threading.Lock()
-        self._seen: list[object] | None = None
+        self._versions: list[object] | None = None
+        """Versions of the files that the content was built from; None: build it at the next request."""
         self._content: dict[str, Any] = {}
 
     def get(self) -> dict[str, Any]:
+        """Return the current content."""
         with self._lock:
-            places = list(self._folders())
-            now: list[object] = [_state(place) for place in places]
-            if now != self._seen:
-                sources, failed = _readable(places)
-                self._content = page_content(sources, failed)
-                self._seen = None if failed else now
+            folders = list(self._list_folders())
+            versions: list[object] = [_file_version(folder) for folder in folders]
+            if versions != self._versions:
+                runs, failed = _read_available(folders)
+                self._content = page_content(runs, failed)
+                self._versions = None if failed else versions
             return self._content
 
 
-def _readable(places: Sequence[Path]) -> tuple[ReportRuns, list[str]]:
-    """The runs that can be read, and what is wrong with the others: one may be just being made."""
-    found, failed = list[ReportRun](), list[str]()
-    for place in places:
+def _read_available(folders: Sequence[Path]) -> tuple[ReportRuns, list[str]]:
+    """Return the runs that can be read, and messages about the others, which may be incomplete yet."""
+    runs: list[ReportRun] = []
+    failed: list[str] = []
+    for folder in folders:
         try:
-            found += read_runs([place]).runs
+            runs += read_runs([folder]).runs
         except StoreError as error:
             failed.append(str(error))
-    return ReportRuns.from_runs(found), failed
+    return ReportRuns.from_runs(runs), failed
 
 
-def _state(folder: Path) -> tuple[object, ...]:
-    """What changes when a run's file does: a round goes to its WAL first."""
-    found: list[object] = [folder]
-    for name in (FILE, f"{FILE}-wal"):
+def _file_version(folder: Path) -> tuple[object, ...]:
+    """Return a value that changes with a run's file or its write-ahead log, which a round changes first."""
+    version: list[object] = [folder]
+    for name in (RUN_FILE, f"{RUN_FILE}-wal"):
         try:
             stat = (folder / name).stat()
-            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+            version.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
         except OSError:
-            found.append(None)
-    return tuple(found)
+            version.append(None)
+    return tuple(version)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Two addresses, to be read only. Other names of this machine are refused: a page elsewhere could use one
-    that its owner points here (DNS rebinding)."""
+    """Handler of GET requests for the page and its content.
 
-    pages: _News
+    Requests for other host names are rejected: a foreign page could use a name that its owner points to this
+    machine (DNS rebinding).
+    """
+
+    content: _LiveContent
     server: ThreadingHTTPServer
     protocol_version = "HTTP/1.1"
     timeout = 30
 
     def do_GET(self) -> None:
-        allowed = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
-        if self.headers.get("Host") not in allowed:
-            self._answer(421, "text/plain", "this address is served by its own name only\n")
+        allowed_hosts = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
+        if self.headers.get("Host") not in allowed_hosts:
+            self._send(421, "text/plain", f"only requests for {HOST} and localhost are answered\n")
         elif self.path == "/":
-            self._answer(200, "text/html", render(self.pages.get(), live=True))
+            self._send(200, "text/html", render(self.content.get(), live=True))
         elif self.path == "/content.json":
-            text = as_json(self.pages.get())
-            known = f'"{sha256(text.encode()).hexdigest()[:32]}"'
-            same = self.headers.get("If-None-Match") == known
-            self._answer(304 if same else 200, "application/json", "" if same else text, known)
+            text = encode_json(self.content.get())
+            etag = f'"{sha256(text.encode()).hexdigest()[:32]}"'
+            is_unchanged = self.headers.get("If-None-Match") == etag
+            code, body = (304, "") if is_unchanged else (200, text)
+            self._send(code, "application/json", body, etag)
         else:
-            self._answer(404, "text/plain", "there are / and /content.json only\n")
+            self._send(404, "text/plain", "not found; available: / and /content.json\n")
 
-    def _answer(self, code: int, kind: str, text: str, known: str = "") -> None:
+    def _send(self, code: int, content_type: str, text: str, etag: str = "") -> None:
         body = text.encode()
         self.send_response(code)
         for name, value in _HEADERS.items():
             self.send_header(name, value)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Type", f"{content_type}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
-        if known:
-            self.send_header("ETag", known)
+        if etag:
+            self.send_header("ETag", etag)
         self.end_headers()
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nobody wants to read a line per second."""
+        """Write no log: the page sends a request every second."""

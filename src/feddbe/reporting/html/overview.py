@@ -1,4 +1,4 @@
-"""The first part of a page: what the runs come to, over seeds, and how they got there."""
+"""The report's sections about whole runs (results, curves, costs, settings), and the commands it prints."""
 
 from __future__ import annotations
 
@@ -25,21 +25,32 @@ from feddbe.reporting.table import TEXT, Column, Table, to_page_block
 from feddbe.reporting.tables import has_repetitions, moments_note, overhead_table, results_table, seeds_table
 from feddbe.results.document import AnalysisDocument, RunDocument
 from feddbe.results.fairness import compute_overhead
-from feddbe.runs.summary import retained_rounds
+from feddbe.runs.summary import count_private_values
+
+_MAX_ROUNDS = 400
+"""Rounds of a curve: a screen does not have many more pixels."""
+_MAX_RUN_COLUMNS = 6
+"""Runs that fit next to each other as columns of a table."""
+_NOT_SETTINGS = ("method", "method_options", "out", "resume", "json", "quiet")
+_EXECUTION_OPTIONS = ("method", "engine", "worker_timeout", "out", "resume", "json", "quiet")
+"""Options that do not change the result of a run, and the method, which is an argument."""
 
 
 def summary_section(runs: ReportRuns) -> list[Block]:
-    """All runs in a table, and experiments over seeds in another."""
+    """Return a table of all runs, and another over seeds if an experiment has several."""
     blocks = [to_page_block(results_table(runs.documents, runs.names), "runs", has_filter=True)]
     if has_repetitions(runs.documents):
         blocks.append(to_page_block(seeds_table(runs.documents), "seeds"))
-    lines = [(name, running(run)) for run, name in zip(runs.runs, runs.names, strict=True)]
-    again = [command_block(f"run {name}", line) for name, line in lines if line]
-    return section("summary", "Summary", blocks, [*again, *of_each(runs, "show")])
+    commands = []
+    for run, name in zip(runs.runs, runs.names, strict=True):
+        command = rerun_command(run)
+        if command:
+            commands.append(command_block(f"run {name}", command))
+    return section("summary", "Summary", blocks, [*commands, *commands_per_run(runs, "show")])
 
 
 def learning_section(runs: ReportRuns) -> list[Block]:
-    """Return every metric of each round, of which the reader selects one."""
+    """Return the curves of all metrics, of which the reader selects one."""
     figure = metric_curves(runs.documents, colors=runs.colors, max_rounds=_MAX_ROUNDS)
     if not figure.panels:
         return []
@@ -48,115 +59,126 @@ def learning_section(runs: ReportRuns) -> list[Block]:
         "round; the dashed line is the accuracy of each client's majority class."
     )
     block = figure_block(dataclasses.replace(figure, id="learning", caption=caption))
-    return section("curves", "Learning curves", [block], of_each(runs, "show"))
-
-
-_MAX_ROUNDS = 400
-"""Rounds of a curve: a screen has not many more pixels."""
-_ACROSS = 6
-"""Runs that fit beside each other."""
-_NOT_SETTINGS = ("method", "method_options", "out", "resume", "json", "quiet")
+    return section("curves", "Learning curves", [block], commands_per_run(runs, "show"))
 
 
 def costs_section(runs: ReportRuns) -> list[Block]:
-    """Time, traffic, what clients keep, memory."""
-    costs = [compute_overhead(run.document, retained_rounds(run.folder)) for run in runs.runs]
+    """Return the table of time, traffic, client state and memory."""
+    costs = [compute_overhead(run.document, count_private_values(run.folder)) for run in runs.runs]
     block = to_page_block(overhead_table(costs, runs.names), "overhead")
-    return section("overhead", "Overhead", [block], of_all(runs, "overhead", "all"))
+    return section("overhead", "Overhead", [block], joint_command(runs, "overhead", "all runs"))
 
 
 def configuration_section(runs: ReportRuns) -> list[Block]:
-    """Settings in which the runs differ first, then those that all have."""
-    every = [_settings(run) for run in runs.runs]
-    blocks = _compared("settings", runs.names, every, "setting")
-    return section("configuration", "Configuration", blocks, of_each(runs, "show"))
+    """Return the settings: first those that differ between runs, then the common ones."""
+    settings = [_read_settings(run) for run in runs.runs]
+    blocks = _comparison_blocks("settings", runs.names, settings, "setting")
+    return section("configuration", "Configuration", blocks, commands_per_run(runs, "show"))
 
 
-def _settings(run: ReportRun) -> dict[str, Any]:
-    """Options and hyper-parameters, these as in `mr kappa`; and where the run is."""
+def _read_settings(run: ReportRun) -> dict[str, Any]:
+    """Return options, hyperparameters (as in `mr kappa`) and the folder."""
     config = run.document["config"]
-    found = {key: value for key, value in config.items() if key not in _NOT_SETTINGS}
+    settings = {key: value for key, value in config.items() if key not in _NOT_SETTINGS}
     for part, options in config.get("method_options", {}).items():
-        found |= {f"{part} {key}": value for key, value in options.items()}
-    return found | {"folder": run.document["folder"]}
+        settings |= {f"{part} {key}": value for key, value in options.items()}
+    return settings | {"folder": run.document["folder"]}
 
 
 def versions_section(runs: ReportRuns) -> list[Block]:
-    """With what, where and when runs were begun, and who trained."""
-    every = [
+    """Return versions of packages, machine, commit, start time and training backend."""
+    settings = [
         {
-            **(run.about["versions"] or {}),
-            "machine": run.about["machine"],
-            "git commit": run.about["git_commit"],
-            "begun": run.about["begun"],
-            "trained by": ", ".join(run.document["trainers"]) or None,
+            **(run.environment["versions"] or {}),
+            "machine": run.environment["machine"],
+            "git commit": run.environment["git_commit"],
+            "started": run.environment["begun"],
+            "training backend": ", ".join(run.document["trainers"]) or None,
             "configuration hash": run.document["config_hash"][:12],
         }
         for run in runs.runs
     ]
-    return section("versions", "Versions", _compared("versions", runs.names, every, "what"))
+    return section("versions", "Versions", _comparison_blocks("versions", runs.names, settings, "item"))
 
 
-def _compared(id: str, names: Sequence[str], every: Sequence[Mapping[str, Any]], what: str) -> list[Block]:
-    """A table of what differs, with the runs across where there is room, and what is the same."""
-    keys = list(dict.fromkeys(key for one in every for key in one))
-    shown = [{key: _shown(one.get(key)) for key in keys} for one in every]
-    differ = [key for key in keys if any(one[key] != shown[0][key] for one in shown)]
-    same = [[key, shown[0][key]] for key in keys if key not in differ and shown[0][key] != "-"]
-    if len(names) <= _ACROSS:
-        titles, rows = [what, *names], [[key, *(one[key] for one in shown)] for key in differ]
-    else:
-        titles = ["run", *differ]
-        rows = [[name, *(one[key] for key in differ)] for name, one in zip(names, shown, strict=True)]
-    columns = [Column(str(index), title, TEXT) for index, title in enumerate(titles)]
-    records = [{str(index): text for index, text in enumerate(row)} for row in rows]
-    table = Table(columns, records, note="In what the runs differ.")
-    blocks = [to_page_block(table, f"{id}-differ")] if differ else []
-    words = "The same in all runs" if len(names) > 1 else ""
-    return [*blocks, *([fact_list(id, words, same)] if same else [])]
+def _comparison_blocks(
+    id_: str, run_names: Sequence[str], settings: Sequence[Mapping[str, Any]], key_title: str
+) -> list[Block]:
+    """Return a table of the settings that differ, and a list of those that are equal.
+
+    Args:
+        id_: The id of the list.
+        run_names: The name of each run.
+        settings: The settings of each run.
+        key_title: Title of the column of names.
+    """
+    keys = list(dict.fromkeys(key for values in settings for key in values))
+    texts = [{key: _format_setting(values.get(key)) for key in keys} for values in settings]
+    differing = [key for key in keys if any(values[key] != texts[0][key] for values in texts)]
+    common = [[key, texts[0][key]] for key in keys if key not in differing and texts[0][key] != "-"]
+    blocks = []
+    if differing:
+        if len(run_names) <= _MAX_RUN_COLUMNS:
+            titles = [key_title, *run_names]
+            rows = [[key, *(values[key] for values in texts)] for key in differing]
+        else:
+            titles = ["run", *differing]
+            rows = [
+                [name, *(values[key] for key in differing)]
+                for name, values in zip(run_names, texts, strict=True)
+            ]
+        columns = [Column(str(index), title, TEXT) for index, title in enumerate(titles)]
+        records = [{str(index): text for index, text in enumerate(row)} for row in rows]
+        table = Table(columns, records, note="Differences between the runs.")
+        blocks.append(to_page_block(table, f"{id_}-differ"))
+    if common:
+        caption = "Equal in all runs" if len(run_names) > 1 else ""
+        blocks.append(fact_list(id_, caption, common))
+    return blocks
 
 
-def _shown(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     return "-" if value is None else format_value(value)
 
 
-_ELSEWHERE = ("method", "engine", "worker_timeout", "out", "resume", "json", "quiet")
-"""Options that say where and how something is done, not what."""
+# Commands
 
 
-def running(source: ReportRun) -> str | None:
-    """The line that runs the same again, with every option that is not the general default; None: its data or
-    model was a Python object, which has no name there."""
-    config = source.document["config"]
+def rerun_command(run: ReportRun) -> str | None:
+    """Return the command that repeats a run, or None if its data or model was a Python object."""
+    config = run.document["config"]
     if config.get("model") == "own" or not _has_name(str(config["data"])):
         return None
-    return line(source.document["method"], config)
+    return format_run_command(run.document["method"], config)
 
 
-def line(method: str, config: Mapping[str, Any]) -> str:
-    """The line that runs this method with these options."""
-    told = [field.name for field in dataclasses.fields(Config) if field.name not in _ELSEWHERE]
-    return shlex.join(["feddbe", "run", method, *_options(config, told)])
+def format_run_command(method: str, config: Mapping[str, Any]) -> str:
+    """Return the command that runs a method with these options; general defaults are left out."""
+    names = [field.name for field in dataclasses.fields(Config) if field.name not in _EXECUTION_OPTIONS]
+    return shlex.join(["feddbe", "run", method, *_format_options(config, names)])
 
 
-def holding(source: ReportRun) -> str | None:
-    """The line that shows who holds what; None as above."""
-    config = source.document["config"]
+def data_command(run: ReportRun) -> str | None:
+    """Return the command that shows the clients' data, or None if the data was a Python object."""
+    config = run.document["config"]
     if not _has_name(str(config["data"])):
         return None
-    told = ["data_dir", "partition", "partition_seed", "split", "clients", "shift"]
-    return shlex.join(["feddbe", "data", "show", str(config["data"]), *_options(config, told)])
+    names = ["data_dir", "partition", "partition_seed", "split", "clients", "shift"]
+    return shlex.join(["feddbe", "data", "show", str(config["data"]), *_format_options(config, names)])
 
 
-def _options(config: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """Those that are not the general default; data and seed in any case, for who reads them."""
+def _format_options(config: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Return the options that differ from the general defaults; data and seed in any case."""
     defaults = {field.name: field.default for field in dataclasses.fields(Config)}
-    values = {name: config.get(name, defaults[name]) for name in names}
-    told = {name: v for name, v in values.items() if v != defaults[name] or name in ("data", "seed")}
-    return [word for name, value in told.items() for word in _option(name, value)]
+    words = []
+    for name in names:
+        value = config.get(name, defaults[name])
+        if value != defaults[name] or name in ("data", "seed"):
+            words += _format_option(name, value)
+    return words
 
 
-def _option(name: str, value: Any) -> list[str]:
+def _format_option(name: str, value: Any) -> list[str]:
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
@@ -166,7 +188,7 @@ def _option(name: str, value: Any) -> list[str]:
 
 
 def _has_name(name: str) -> bool:
-    """Whether the command line finds data by this name; a file may be on another machine, or gone."""
+    """Return True if the command line accepts data of this name; a file may be missing on this machine."""
     return (
         name.split("(")[0] in data.BUILTIN_DATASETS
         or any(sign in name for sign in "/.:")
@@ -174,34 +196,37 @@ def _has_name(name: str) -> bool:
     )
 
 
-def of_all(runs: ReportRuns, verb: str, what: str) -> list[Block]:
-    """One line for all runs: `feddbe fairness RUN...`."""
-    return [command_block(what, shlex.join(["feddbe", verb, *(str(run.folder) for run in runs.runs)]))]
+def joint_command(runs: ReportRuns, command: str, title: str) -> list[Block]:
+    """Return one command for all runs, as in `feddbe fairness RUN...`."""
+    folders = [str(run.folder) for run in runs.runs]
+    return [command_block(title, shlex.join(["feddbe", command, *folders]))]
 
 
-def of_each(runs: ReportRuns, verb: str) -> list[Block]:
-    """A line for each run: `feddbe show RUN`."""
+def commands_per_run(runs: ReportRuns, command: str) -> list[Block]:
+    """Return a command for each run, as in `feddbe show RUN`."""
     return [
-        command_block(f"{verb} {run.folder}", shlex.join(["feddbe", verb, str(run.folder)]))
+        command_block(f"{command} {run.folder}", shlex.join(["feddbe", command, str(run.folder)]))
         for run in runs.runs
     ]
 
 
-def measuring(found: Iterable[tuple[RunDocument, AnalysisDocument]]) -> list[Block]:
-    """What takes these measurements, a line for each run; those of the same settings in one."""
-    asked: dict[tuple[str, ...], dict[str, dict[str, None]]] = {}
-    for document, one in found:
+def analysis_commands(analyses: Iterable[tuple[RunDocument, AnalysisDocument]]) -> list[Block]:
+    """Return the commands that compute these analyses: one for each run and choice of settings."""
+    # Analyses, moments and layers by the other settings; dictionaries are ordered sets.
+    lists_by_settings: dict[tuple[str, ...], dict[str, dict[str, None]]] = {}
+    for document, analysis in analyses:
         best = document["best"]
-        which = "best" if best and best["round"] == one["round"] else "last"
-        n = one["settings"].get("samples")
-        flags = ["--quick"] * one["quick"] + ["--per-client"] * one["per_client"]
-        key = (document["folder"], which, "all" if n is None else str(n), *flags)
-        lists = asked.setdefault(key, {"analyses": {}, "moment": {}, "layers": {}})
-        for name, value in (("analysis", one["analysis"]), ("moment", one["moment"]), ("at", one["layer"])):
-            lists[name][value] = None
-    lines = []
-    for (folder, which, n, *flags), lists in asked.items():
-        chosen = [word for option, names in lists.items() for word in (f"--{option}", ",".join(names))]
-        words = ["feddbe", "measure", folder, *chosen, "--round", which, "--samples", n, *flags]
-        lines.append(command_block(f"measure {folder}", shlex.join(words)))
-    return lines
+        round_name = "best" if best and best["round"] == analysis["round"] else "last"
+        samples = analysis["settings"].get("samples")
+        flags = ["--quick"] * analysis["quick"] + ["--per-client"] * analysis["per_client"]
+        settings = (document["folder"], round_name, "all" if samples is None else str(samples), *flags)
+        lists = lists_by_settings.setdefault(settings, {"analyses": {}, "moment": {}, "layers": {}})
+        lists["analyses"][analysis["analysis"]] = None
+        lists["moment"][analysis["moment"]] = None
+        lists["layers"][analysis["layer"]] = None
+    commands = []
+    for (folder, round_name, sample_count, *flags), lists in lists_by_settings.items():
+        options = [word for option, names in lists.items() for word in (f"--{option}", ",".join(names))]
+        words = ["feddbe", "analyze", folder, *options, "--round", round_name, "--samples", sample_count]
+        commands.append(command_block(f"analyze {folder}", shlex.join([*words, *flags])))
+    return commands

@@ -1,4 +1,4 @@
-"""Tables of the paper beside ours, where runs were made for them."""
+"""The report: one HTML page about runs, with its content, style and script in a single file."""
 
 from __future__ import annotations
 
@@ -23,78 +23,115 @@ from feddbe.reporting.html.overview import (
     versions_section,
 )
 from feddbe.reporting.html.representations import representations_section
-from feddbe.reporting.matplotlib_backend import COLORS, LABELS, STYLES, replace_file
+from feddbe.reporting.matplotlib_backend import COLORS, LABEL_COLORS, STYLES, replace_file
 from feddbe.reporting.paper_table import PaperTable, paper_table
 from feddbe.reporting.table import to_page_block
 from feddbe.results.document import is_finished
 
-
-def studied_folders(found: Mapping[str, PaperTable]) -> list[Block]:
-    """One section of them all; the keys are the commands that print them."""
-    blocks = [to_page_block(paper_table(compared), f"study-{compared.name}") for compared in found.values()]
-    commands = [command_block(compared.name, line) for line, compared in found.items()]
-    return section("studies", "The paper's tables", blocks, commands)
-
-
-NAMED = 6
-"""Methods that the title has the names of."""
+_MAX_TITLE_METHODS = 6
+"""Methods that the title names; more are counted."""
 _SECTIONS = (
-    summary_section, learning_section, clients_section, fairness_section, new_clients_section, data_section, representations_section, costs_section, configuration_section, versions_section,
+    summary_section, learning_section, clients_section, fairness_section, new_clients_section, data_section,
+    representations_section, costs_section, configuration_section, versions_section,
+)  # fmt: skip
+_STYLE_FILES = ("uplot/uPlot.min.css", "page.css")
+_SCRIPT_FILES = (
+    "uplot/uPlot.iife.min.js", "elements.js", "tables.js", "canvas.js", "curves.js", "figures.js", "page.js",
 )  # fmt: skip
 
 
 def page_content(
     runs: ReportRuns, failed: Sequence[str] = (), *, first: Sequence[Block] = ()
 ) -> dict[str, Any]:
-    """The title, the sections that have something to show, `first` these, and the colours that pictures have,
-    too; `failed`: what is to be said of runs that could not be read."""
+    """Return the content of the page as JSON values.
+
+    Args:
+        runs: The runs that could be read.
+        failed: Messages about the others.
+        first: Sections before those of the runs.
+
+    Returns:
+        Title, sections that have something to show, and the colors, which are those of the pictures.
+    """
     documents = runs.documents
-    names = list(dict.fromkeys(document["method"] for document in documents))
-    methods = ", ".join(names) if len(names) <= NAMED else f"{len(names)} methods"
-    places = ", ".join(dict.fromkeys(Path(str(document["config"]["data"])).name for document in documents))
-    going = sum(not is_finished(document) for document in documents)
-    about = [f"{len(documents)} run{'s' * (len(documents) != 1)}", f"{going} not finished" * bool(going)]
+    method_names = list(dict.fromkeys(document["method"] for document in documents))
+    has_few_methods = len(method_names) <= _MAX_TITLE_METHODS
+    methods = ", ".join(method_names) if has_few_methods else f"{len(method_names)} methods"
+    data = ", ".join(dict.fromkeys(Path(str(document["config"]["data"])).name for document in documents))
+    sections = []
+    if documents:
+        sections = [*first, *(block for build in _SECTIONS for block in build(runs))]
     return {
-        "title": f"{methods} on {places}" if documents else "No run yet",
-        "about": ", ".join(filter(None, about)),
+        "title": f"{methods} on {data}" if documents else "No run yet",
+        "about": _count_runs(runs),
         "failed": list(failed),
-        "sections": [*first, *(part for make in _SECTIONS for part in make(runs))] if documents else [],
+        "sections": sections,
         "palette": {
             "lines": list(COLORS),
             "dashes": [[] if style == "-" else list(style[1]) for style in STYLES],
-            "labels": list(LABELS),
+            "labels": list(LABEL_COLORS),
         },
     }
 
 
-_STYLES = ("uplot/uPlot.min.css", "page.css")
-_SCRIPTS = (
-    "uplot/uPlot.iife.min.js", "elements.js", "tables.js", "canvas.js", "curves.js", "figures.js", "page.js",
-)  # fmt: skip
+def _count_runs(runs: ReportRuns) -> str:
+    total = len(runs.documents)
+    unfinished = sum(not is_finished(document) for document in runs.documents)
+    text = "1 run" if total == 1 else f"{total} runs"
+    return f"{text}, {unfinished} not finished" if unfinished else text
+
+
+def paper_tables_section(tables: Mapping[str, PaperTable]) -> list[Block]:
+    """Return the section with tables of the paper next to ours; keys are the commands that print them."""
+    blocks = [to_page_block(paper_table(table), f"study-{table.name}") for table in tables.values()]
+    commands = [command_block(table.name, command) for command, table in tables.items()]
+    return section("studies", "The paper's tables", blocks, commands)
 
 
 def write_report(
     folders: Sequence[Path], out: Path, *, studies: Mapping[str, PaperTable] | None = None
 ) -> Path:
-    """Write one page about these runs to `out`, and return that. It opens without a network and in any
-    place; the same runs give the same bytes. `studies`: tables that the runs were made for, by the commands
-    that print them."""
+    """Write one page about runs.
+
+    The page is a single file that opens without a network. The same runs give the same bytes.
+
+    Args:
+        folders: Folders of the runs.
+        out: Path of the page, with the suffix `.html`.
+        studies: Tables of the paper that the runs belong to, by the commands that print them.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        InvalidInputError: The list of folders is empty, the suffix is unknown, or the file cannot be written.
+        StoreError: A run cannot be read.
+    """
     if not folders:
-        raise InvalidInputError("a report of no run; name the folders of some")
+        raise InvalidInputError("a report needs at least one run: got none. Name the folders of runs.")
     path = Path(out)
     if path.suffix.lower() not in (".html", ".htm"):
         raise unknown_name("kind of report", path.suffix, (".html", ".htm"))
-    text = render(
-        page_content(read_runs(Path(folder) for folder in folders), first=studied_folders(studies or {}))
-    )
+    runs = read_runs(Path(folder) for folder in folders)
+    text = render(page_content(runs, first=paper_tables_section(studies or {})))
     with replace_file(path, "report") as scratch:
         scratch.write_text(text, encoding="utf-8")
     return path
 
 
-def render(found: Mapping[str, Any], *, live: bool = False) -> str:
-    """The whole page; `live`: one that asks where it came from for news."""
-    style, script = "\n".join(map(_asset, _STYLES)), "\n".join(map(_asset, _SCRIPTS))
+report = write_report
+"""The public name, `feddbe.report`."""
+
+
+def render(content: Mapping[str, Any], *, live: bool = False) -> str:
+    """Return the page as HTML.
+
+    Args:
+        content: The content, from `page_content`.
+        live: If True, the page asks its server for changes.
+    """
+    style = "\n".join(map(_read_asset, _STYLE_FILES))
+    script = "\n".join(map(_read_asset, _SCRIPT_FILES))
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
         f"connect-src '{'self' if live else 'none'}'; base-uri 'none'; form-action 'none'"
@@ -106,33 +143,29 @@ def render(found: Mapping[str, Any], *, live: bool = False) -> str:
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{html.escape(found["title"])}</title>
+<title>{html.escape(content["title"])}</title>
 <link rel="icon" href="data:,">
 <style>{style}</style>
 </head>
 <body>
-<noscript>This page draws its tables and figures by script, which is switched off here.</noscript>
-<script type="application/json" id="content">{as_json(found)}</script>
+<noscript>This page needs JavaScript for its tables and figures, and JavaScript is disabled.</noscript>
+<script type="application/json" id="content">{encode_json(content)}</script>
 <script>{script}</script>
 </body>
 </html>
 """
 
 
-def as_json(found: Any) -> str:
-    """In a form in which no text of it can end the element that it stands in."""
-    text = json.dumps(found, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+def encode_json(content: Any) -> str:
+    """Return the content as JSON in which no text can end the HTML element that contains it."""
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 @cache
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return files("feddbe.reporting.html").joinpath("assets", name).read_text(encoding="utf-8").strip()
 
 
 def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}"
-
-
-report = write_report
-"""Its name in `feddbe`."""

@@ -1,6 +1,4 @@
-"""Interface of an engine, which decides where the clients' part of a method runs and where their states are
-kept; memory of this process and its workers.
-"""
+"""Interface of an engine, which decides where clients run and where their states are kept; use of memory."""
 
 from __future__ import annotations
 
@@ -17,28 +15,32 @@ from pathlib import Path
 from typing import Protocol
 
 from feddbe.config.parameters import Parameters
+from feddbe.errors import FeddbeError
 from feddbe.methods.base import Method
 from feddbe.simulation.client import ClientResult, ClientTask, MissingClient
 from feddbe.state import State, decode, encode
 from feddbe.training.task import Task
 
+MAX_ATTEMPTS = 3
+"""Number of times that a client's task is started if its worker dies."""
+
 
 class ClientStates(ABC):
-    """The clients' states in the run's file: read as the last accepted round left them, staged for the next.
+    """The clients' states in the run's file: those of the last committed round, and pending new ones.
 
-    An engine that works in this process passes tensors (`load`, `save`); one that sends states elsewhere
-    passes bytes (`read`, `stage`). Loaded tensors are copies, and saved ones are copied at once: nothing that
-    a method does to them later reaches the run's file.
+    An engine in this process passes tensors (`load`, `save`); one that sends states elsewhere passes bytes
+    (`read`, `write_pending`). Loaded tensors are copies, and saved ones are copied immediately: later changes
+    by a method do not reach the run's file.
 
-    What is staged becomes a client's state with the round's transaction, and not before: a round that fails
-    after clients have staged leaves every state as it was, and is done again from there. An engine whose
-    clients keep their states elsewhere stages a `Receipt` instead; what it then reads is the last one that
-    was accepted, and exactly that state is the one to go on from, even if the client has made a newer one.
+    A pending state becomes the client's state with the round's transaction. A round that fails leaves every
+    state unchanged and is repeated from there. An engine whose clients keep their states elsewhere writes a
+    `Receipt` instead. It then reads the last committed receipt, and the client must continue from exactly
+    that state, even if it has a newer one.
     """
 
     @abstractmethod
     def read(self, client: int) -> bytes | None:
-        """Return the bytes of a client's state, or of its receipt; None before the first."""
+        """Return the bytes of a client's state or receipt; None if it has neither."""
 
     @abstractmethod
     def write_pending(self, client: int, state: bytes) -> None:
@@ -46,10 +48,10 @@ class ClientStates(ABC):
 
     @abstractmethod
     def version(self, client: int) -> Hashable:
-        """Return a value that identifies what `read` would return now; None: nothing does."""
+        """Return a value that identifies the result of `read`; None if it has no version."""
 
     def load(self, client: int) -> State | None:
-        """Return a client's state; None before the first."""
+        """Return a client's state; None if it has none."""
         data = self.read(client)
         return None if data is None else decode(data)
 
@@ -59,22 +61,23 @@ class ClientStates(ABC):
 
 
 class Broadcasts:
-    """What the clients are sent: one state for all, or one for each made when it is needed."""
+    """Messages to the clients: a part for all, and a part per client that is built when it is needed."""
 
-    def __init__(self, shared: State, each: Callable[[int], State] | None = None) -> None:
-        self.shared, self.each = shared, each
+    def __init__(self, shared: State, per_client: Callable[[int], State] | None = None) -> None:
+        self.shared = shared
+        self.per_client = per_client
 
     def message_for(self, client: int) -> State:
-        """The whole message to one client."""
-        return self.shared if self.each is None else self.shared | self.each(client)
+        """Return the whole message to one client."""
+        return self.shared if self.per_client is None else self.shared | self.per_client(client)
 
 
 class Engine(Protocol):
-    """Runs jobs in any order and place, and gives one answer to each.
+    """Executor of client tasks, which yields one result for each, in any order.
 
-    Each is `client.perform` of the job, its message and the client's state, with the same bits as `Serial`; a
-    job may be done twice, but only once staged and answered. The replies carry no kept state any more. A
-    client that does not answer is `Missing`: then nothing is staged for it, whatever it may have done.
+    A result has the bits of `run_client` in the serial engine. A task may be executed twice, but its state is
+    written and its result yielded once. Results have no private state: the engine has written it as pending.
+    For a client that does not reply the engine yields `MissingClient` and writes nothing.
     """
 
     def run(
@@ -84,20 +87,19 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def _nothing(text: str) -> None:
+def _ignore_warning(message: str) -> None:
     pass
 
 
 @dataclass(frozen=True)
 class TimeoutPolicy:
-    """How long a worker is waited for, and who is told that one is."""
+    """Limits on the time of a worker's tasks, and the function that receives warnings."""
 
     timeout: float | None = None
-    """Seconds after which it counts as dead; None: never."""
+    """Seconds after which a worker counts as dead; None: no limit."""
     warn_after: float = 60.0
-    """Seconds, or ten times what a job takes at the median, after which somebody is told; in any case at half
-    the timeout."""
-    warn: Callable[[str], None] = _nothing
+    """Seconds before a warning: at least ten times a task's median duration, at most half the timeout."""
+    warn: Callable[[str], None] = _ignore_warning
 
 
 DEFAULT_TIMEOUT_POLICY = TimeoutPolicy()
@@ -105,46 +107,58 @@ DEFAULT_TIMEOUT_POLICY = TimeoutPolicy()
 
 @dataclass(frozen=True)
 class EngineConfig(Parameters):
-    """What a user can say of an engine: its name, and its options as fields."""
+    """An engine's name, and its options as fields."""
 
     def processes(self) -> int:
-        """Worker processes on this machine; 0: clients work in this one."""
+        """Return the number of worker processes on this machine; 0: clients run in this process."""
         return 0
 
     def is_local(self) -> bool:
-        """Whether it works on this machine only."""
+        """Return True if the engine uses this machine only."""
         return True
 
     def create(self, task: Task, method: Method, timeouts: TimeoutPolicy = DEFAULT_TIMEOUT_POLICY) -> Engine:
-        """The engine, ready to work."""
+        """Return the engine, ready for `run`."""
         raise NotImplementedError
 
 
+def worker_died_error(client_task: ClientTask, timeouts: TimeoutPolicy) -> FeddbeError:
+    """Return the error for a task that was started `MAX_ATTEMPTS` times."""
+    or_timeout = " or time" if timeouts.timeout else ""
+    return FeddbeError(
+        f"client {client_task.client} in round {client_task.round}: its worker died {MAX_ATTEMPTS} times "
+        f"(out of memory{or_timeout}? try --engine serial)"
+    )
+
+
 def as_portable(error: Exception) -> Exception:
-    """The error, or one that says the same if it cannot be pickled."""
+    """Return the error, or one with the same text if it cannot be pickled."""
     try:
         if type(pickle.loads(pickle.dumps(error))) is type(error):
             return error
     except Exception:
         pass
-    told = RuntimeError(f"{type(error).__name__}: {error}")
+    portable = RuntimeError(f"{type(error).__name__}: {error}")
     for note in error.__notes__:
-        told.add_note(note)
-    return told
+        portable.add_note(note)
+    return portable
 
 
-_TRIM, _MMAP = -1, -3
-"""Names of two limits of glibc's `mallopt`."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's `mallopt`."""
 
 
 def peak_memory_mb() -> float:
-    """Megabytes in use now (Linux: shared pages counted once, summed); elsewhere this process's peak."""
-    pids = [os.getpid(), *(p.pid for p in multiprocessing.active_children() if p.pid)]
+    """Return the megabytes in use by this process and its workers; except on Linux, this process's peak.
+
+    Shared pages are counted once.
+    """
+    pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children() if child.pid)]
     total = 0
     for pid in pids:
         try:
-            rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            total += next(int(row.split()[1]) for row in rows if row.startswith("Pss:"))
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
         except (OSError, StopIteration):  # no such file system, or the worker has just ended
             continue
     if total:
@@ -154,10 +168,12 @@ def peak_memory_mb() -> float:
 
 
 def keep_freed_memory() -> None:
-    """From now on this process, and what is forked from it, keeps up to a gigabyte of what it freed, in
-    pieces of up to 32 MB. A round takes and gives back the same states over and over, and to get a new page
-    from the system takes longer than to fill it. Where the C library is another one, nothing changes."""
+    """Let this process and its forks keep up to 1 GB of freed memory, in pieces of up to 32 MB.
+
+    A round allocates and frees the same states repeatedly, and getting a new page from the system takes
+    longer than filling it. With another C library than glibc nothing changes.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        mallopt(_MMAP, 2**25)
-        mallopt(_TRIM, 2**30)
+        mallopt(_M_MMAP_THRESHOLD, 2**25)
+        mallopt(_M_TRIM_THRESHOLD, 2**30)

@@ -1,7 +1,7 @@
-"""Clients in parallel: worker processes with one torch thread each, which hold the data from the start.
+"""Engine with worker processes of one torch thread each, which share the data with this process.
 
-Bit-identical to serial: a client's work is a pure function of its job, and each runs on one thread. A worker
-that dies, or does not answer in time, is replaced and its client done again.
+It is bit-identical to serial: a client's result is a pure function of its task, computed on one thread. A
+worker that dies or exceeds the timeout is replaced, and its clients are run again.
 """
 
 from __future__ import annotations
@@ -34,127 +34,133 @@ from feddbe.methods.base import Method
 from feddbe.simulation.client import ClientResult, ClientTask, run_client
 from feddbe.simulation.engines.base import (
     DEFAULT_TIMEOUT_POLICY,
+    MAX_ATTEMPTS,
     Broadcasts,
     ClientStates,
     EngineConfig,
     TimeoutPolicy,
     as_portable,
+    worker_died_error,
 )
 from feddbe.state import State, as_bytes, decode, encode
 from feddbe.training.task import Task
 
-MAX_TRIES = 3
-"""How often a client's work is started when its worker dies."""
-TOGETHER = 0.02
-"""Seconds of work that go to a worker at once: clients that take less go together."""
-# A forked worker shares the data and the model without a copy; elsewhere than on Linux forking is not safe.
-_START: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+GROUP_SECONDS = 0.02
+"""Seconds of work that a worker receives at once: short tasks are sent in groups."""
+# A forked worker shares the data and the model without a copy; forking is safe on Linux only.
+_PROCESSES: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 
 
 @dataclass
 class _Worker:
+    """A worker process, as the parent sees it."""
+
     process: BaseProcess
     pipe: Connection
     buffer: int
-    """Where large states lie on their way to it and back."""
+    """Shared memory for large states in both directions."""
     cached_states: dict[int, Hashable] = field(default_factory=dict)
-    """The stamps of the states that it holds, by client."""
-    knows: Broadcasts | None = None
-    """The messages whose shared part it has."""
-    since: float = 0.0
-    """When it got its job."""
-    told: bool = False
-    """Whether somebody was told that it takes long."""
+    """Versions of the states that the worker caches, by client."""
+    broadcasts: Broadcasts | None = None
+    """The messages whose shared part the worker has."""
+    started: float = 0.0
+    """Time at which its current tasks were sent."""
+    is_reported: bool = False
+    """True if the user was warned that its current tasks take long."""
 
     def close(self) -> None:
         self.pipe.close()
-        self.process.kill()  # not SIGTERM, which one that is stopped does not see
+        self.process.kill()  # a stopped process ignores SIGTERM
         self.process.join()
         self.process.close()
-        _close(self.buffer)
+        _close_buffer(self.buffer)
+
+
+class _BusyWorker(NamedTuple):
+    worker: _Worker
+    tasks: list[ClientTask]
 
 
 class Pool:
-    """`workers` processes; jobs are given out longest first, so that none is left over at the end."""
+    """Engine with `workers` processes; the longest tasks are sent first, so that all workers end together."""
 
     def __init__(
         self, task: Task, method: Method, workers: int, timeouts: TimeoutPolicy = DEFAULT_TIMEOUT_POLICY
     ) -> None:
-        self.task, self.method, self.waiting = task, method, timeouts
-        self._took: deque[float] = deque(maxlen=1000)
-        """Seconds of the last jobs."""
-        self._usual = 0.0
-        """The median of them; 0: there are none yet."""
-        self._worked: deque[float] = deque(maxlen=1000)
-        """Their processor time, which neighbours on the machine do not change."""
-        self._desk = _desk()
-        """For what all of them get."""
+        self.task = task
+        self.method = method
+        self.timeouts = timeouts
+        self._seconds: deque[float] = deque(maxlen=1000)
+        """Duration of the last tasks."""
+        self._median_seconds = 0.0
+        """Median of the durations; 0 before the first task."""
+        self._cpu_seconds: deque[float] = deque(maxlen=1000)
+        """Processor time of the last tasks, which other processes on the machine do not change."""
+        self._common_buffer = _make_inherited_buffer()
+        """Shared memory for the message to all workers."""
         self._workers: list[_Worker] = []
         for _ in range(workers):
-            self._workers.append(self._start())
+            self._workers.append(self._start_worker())
 
     @property
     def pids(self) -> list[int]:
         """The workers' process ids."""
-        return [w.process.pid for w in self._workers if w.process.pid is not None]
+        return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
 
     def run(
         self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
     ) -> Iterator[ClientResult]:
-        self._usual = median(self._took) if self._took else 0.0
-        together = max(1, int(TOGETHER / median(self._worked))) if self._worked else 1
-        queue = TaskQueue(self.task, tasks, len(self._workers), together)
-        idle, busy = list(self._workers), dict[Any, tuple[_Worker, list[ClientTask]]]()
-        shared = pack(messages.shared, self._desk)
+        self._median_seconds = median(self._seconds) if self._seconds else 0.0
+        group_size = max(1, int(GROUP_SECONDS / median(self._cpu_seconds))) if self._cpu_seconds else 1
+        queue = TaskQueue(self.task, tasks, len(self._workers), group_size)
+        shared = pack(messages.shared, self._common_buffer)
+        idle = list(self._workers)
+        busy = dict[Any, _BusyWorker]()
         while queue or busy:
+            # 1. Send tasks to idle workers.
             while queue and idle:
                 worker = idle.pop()
-                some = self._next(queue, worker)
-                worker.since = time.monotonic()
+                group = self._pop_tasks(queue, worker)
+                worker.started = time.monotonic()
                 try:
-                    self._give(worker, some, messages, shared, states)
-                except OSError as error:  # it died while idle
-                    self._tell_if_late(worker, some, error)
-                    queue.give_back(some)
-                    idle.append(self._replace(worker))
+                    self._send_tasks(worker, group, messages, shared, states)
+                except OSError as error:  # the worker died while idle
+                    self._warn_if_timed_out(worker, group, error)
+                    queue.put_back(group)
+                    idle.append(self._replace_worker(worker))
                     continue
-                worker.told = False
-                busy[worker.pipe] = worker, some
-            for worker, some in self._overdue(busy.values()):
-                del busy[worker.pipe]
-                queue.give_back(some)
-                idle.append(self._replace(worker))
-            for pipe in wait(list(busy), self._patience(busy.values())) if busy else ():
-                worker, some = busy.pop(pipe)
-                try:
-                    answer, tensors = receive(worker.pipe, worker.buffer)
-                except (EOFError, OSError) as error:  # it died at work
-                    self._tell_if_late(worker, some, error)
-                    queue.give_back(some)
-                    idle.append(self._replace(worker))
-                    continue
-                answers, worked = answer
-                if isinstance(answers, Exception):
-                    raise answers
-                self._took.append((time.monotonic() - worker.since) / len(some))
-                self._worked.append(worked / len(some))
-                idle.append(worker)
-                for reply, its in zip(answers, tensors, strict=True):
-                    if (private := its.pop(KEPT, None)) is not None:
-                        states.write_pending(reply.client, private)
-                    if its.pop(HELD, None) is not None:
-                        worker.cached_states[reply.client] = states.version(reply.client)
-                    yield reply.with_tensors(its)
+                worker.is_reported = False
+                busy[worker.pipe] = _BusyWorker(worker, group)
 
-    def _next(self, queue: TaskQueue, worker: _Worker) -> list[ClientTask]:
-        """What this worker does next."""
-        for job in (some := queue.pop(worker.cached_states)):
-            if queue.tries[job.client] > MAX_TRIES:
-                raise FeddbeError(
-                    f"client {job.client} in round {job.round}: its worker died {MAX_TRIES} times "
-                    f"(out of memory{', or of time' * bool(self.waiting.timeout)}? try --engine serial)"
-                )
-        return some
+            # 2. Replace workers that exceed the timeout.
+            for worker, group in self._find_overdue(busy.values()):
+                del busy[worker.pipe]
+                queue.put_back(group)
+                idle.append(self._replace_worker(worker))
+
+            # 3. Receive results.
+            ready = wait(list(busy), self._seconds_to_wait(busy.values())) if busy else []
+            for pipe in ready:
+                worker, group = busy.pop(pipe)
+                try:
+                    (results, cpu_seconds), payloads = receive_message(worker.pipe, worker.buffer)
+                except (EOFError, OSError) as error:  # the worker died at work
+                    self._warn_if_timed_out(worker, group, error)
+                    queue.put_back(group)
+                    idle.append(self._replace_worker(worker))
+                    continue
+                if isinstance(results, Exception):
+                    raise results
+                self._seconds.append((time.monotonic() - worker.started) / len(group))
+                self._cpu_seconds.append(cpu_seconds / len(group))
+                idle.append(worker)
+                for result, payload in zip(results, payloads, strict=True):
+                    private = payload.pop(STATE_KEY, None)
+                    if private is not None:
+                        states.write_pending(result.client, private)
+                    if payload.pop(CACHED_KEY, None) is not None:
+                        worker.cached_states[result.client] = states.version(result.client)
+                    yield result.with_tensors(payload)
 
     def close(self) -> None:
         for worker in self._workers:
@@ -162,86 +168,114 @@ class Pool:
         for worker in self._workers:
             worker.close()
         self._workers = []
-        _close(self._desk)
-        self._desk = NONE
+        _close_buffer(self._common_buffer)
+        self._common_buffer = NO_BUFFER
 
-    def _word_after(self) -> float:
-        return min(max(self.waiting.warn_after, 10 * self._usual), (self.waiting.timeout or math.inf) / 2)
+    def _pop_tasks(self, queue: TaskQueue, worker: _Worker) -> list[ClientTask]:
+        """Return the next tasks for this worker."""
+        group = queue.pop(worker.cached_states)
+        for client_task in group:
+            if queue.attempts[client_task.client] > MAX_ATTEMPTS:
+                raise worker_died_error(client_task, self.timeouts)
+        return group
 
-    def _overdue(
-        self, busy: Iterable[tuple[_Worker, list[ClientTask]]]
-    ) -> list[tuple[_Worker, list[ClientTask]]]:
-        """Those whose time is up; of those that take long, somebody is told."""
-        late, now, timeout = [], time.monotonic(), self.waiting.timeout
-        for worker, jobs in busy:
-            waited = now - worker.since
-            if timeout is not None and waited >= timeout:
-                late.append((worker, jobs))
-                self._tell_if_late(worker, jobs, BlockingIOError())
-            elif not worker.told and waited >= self._word_after():
-                worker.told = True
+    def _warning_delay(self) -> float:
+        """Return the seconds after which the user is warned that a worker takes long."""
+        delay = max(self.timeouts.warn_after, 10 * self._median_seconds)
+        return min(delay, (self.timeouts.timeout or math.inf) / 2)
+
+    def _find_overdue(self, busy: Iterable[_BusyWorker]) -> list[_BusyWorker]:
+        """Return the workers that exceed the timeout; warn the user of those that take long."""
+        overdue = []
+        current_time = time.monotonic()
+        timeout = self.timeouts.timeout
+        for entry in busy:
+            worker, tasks = entry
+            seconds = current_time - worker.started
+            if timeout is not None and seconds >= timeout:
+                overdue.append(entry)
+                self._warn_if_timed_out(worker, tasks, BlockingIOError())
+            elif not worker.is_reported and seconds >= self._warning_delay():
+                worker.is_reported = True
                 limit = "--worker-timeout sets a limit" if timeout is None else f"at most {timeout:g} s"
-                self.waiting.warn(f"waiting for {_who(worker, jobs)} for {waited:.0f} s; {limit}")
-        return late
+                self.timeouts.warn(f"waiting for {_describe(worker, tasks)} for {seconds:.0f} s; {limit}")
+        return overdue
 
-    def _tell_if_late(self, worker: _Worker, jobs: list[ClientTask], error: Exception) -> None:
-        """`BlockingIOError`: the time was up in the middle of a message."""
+    def _warn_if_timed_out(self, worker: _Worker, tasks: list[ClientTask], error: Exception) -> None:
+        """Warn the user if the error is a `BlockingIOError`, the timeout in the middle of a message."""
         if isinstance(error, BlockingIOError):
-            waited = time.monotonic() - worker.since
-            self.waiting.warn(f"{_who(worker, jobs)} did not answer for {waited:.0f} s and is done again")
+            seconds = time.monotonic() - worker.started
+            client = _describe(worker, tasks)
+            self.timeouts.warn(f"{client} did not reply for {seconds:.0f} s and is run again")
 
-    def _patience(self, busy: Iterable[tuple[_Worker, list[ClientTask]]]) -> float | None:
-        """Seconds until there is something to do though nobody answers."""
-        ends = [w.since + self._word_after() for w, _ in busy if not w.told]
-        if self.waiting.timeout is not None:
-            ends += [w.since + self.waiting.timeout for w, _ in busy]
-        return max(0.0, min(ends) - time.monotonic()) if ends else None
+    def _seconds_to_wait(self, busy: Iterable[_BusyWorker]) -> float | None:
+        """Return the seconds until the next warning or timeout; None if there is none."""
+        delay, timeout = self._warning_delay(), self.timeouts.timeout
+        deadlines = [worker.started + delay for worker, _ in busy if not worker.is_reported]
+        if timeout is not None:
+            deadlines += [worker.started + timeout for worker, _ in busy]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     @staticmethod
-    def _give(
+    def _send_tasks(
         worker: _Worker,
-        jobs: list[ClientTask],
+        tasks: list[ClientTask],
         messages: Broadcasts,
         shared: PackedState,
         states: ClientStates,
     ) -> None:
-        """Jobs, with the messages and states that the worker does not have yet."""
-        if worker.knows is not messages:
+        """Send tasks with the messages and states that the worker does not have yet."""
+        if worker.broadcasts is not messages:
             worker.pipe.send((None, [shared]))
-            worker.knows = messages
-        each = [{} if messages.each is None else messages.each(job.client) for job in jobs]
-        kept = [_kept(worker, job.client, states) for job in jobs]
-        send(worker.pipe, worker.buffer, jobs, [a | b for a, b in zip(each, kept, strict=True)])
+            worker.broadcasts = messages
+        payloads = list[Payload]()
+        for client_task in tasks:
+            payload: Payload = {}
+            if messages.per_client is not None:
+                payload |= messages.per_client(client_task.client)
+            payload |= _state_payload(worker, client_task.client, states)
+            payloads.append(payload)
+        send_message(worker.pipe, worker.buffer, tasks, payloads)
 
-    def _start(self) -> _Worker:
-        ours, theirs = _START.Pipe()
-        # A forked child also inherits our ends of the pipes. It must close them: a worker notices that we are
-        # gone by its pipe closing, and it does not close while anyone else holds our end.
-        inherited = [ours, *(w.pipe for w in self._workers)] if _START.get_start_method() == "fork" else []
-        own, others = _desk(), [w.buffer for w in self._workers if w.buffer != NONE]
-        process = _START.Process(
-            target=work,
-            args=(theirs, inherited, others, (self._desk, own), self.task, self.method),
+    def _start_worker(self) -> _Worker:
+        parent_pipe, worker_pipe = _PROCESSES.Pipe()
+        # A forked child also inherits the parent's ends of all pipes. It must close them: a worker notices
+        # the parent's end by its pipe closing, which requires that no other process has that end open.
+        inherited_pipes = []
+        if _PROCESSES.get_start_method() == "fork":
+            inherited_pipes = [parent_pipe, *(worker.pipe for worker in self._workers)]
+        inherited_buffers = [worker.buffer for worker in self._workers if worker.buffer != NO_BUFFER]
+        buffer = _make_inherited_buffer()
+        process = _PROCESSES.Process(
+            target=run_worker,
+            args=(
+                worker_pipe,
+                inherited_pipes,
+                inherited_buffers,
+                (self._common_buffer, buffer),
+                self.task,
+                self.method,
+            ),
             name="feddbe-worker",
             daemon=True,
         )
         process.start()
-        theirs.close()
-        if self.waiting.timeout is not None:
-            _limit(ours, self.waiting.timeout)
-        return _Worker(process, ours, own)
+        worker_pipe.close()
+        if self.timeouts.timeout is not None:
+            _set_pipe_timeout(parent_pipe, self.timeouts.timeout)
+        return _Worker(process, parent_pipe, buffer)
 
-    def _replace(self, dead: _Worker) -> _Worker:
+    def _replace_worker(self, dead: _Worker) -> _Worker:
         self._workers.remove(dead)
         dead.close()
-        worker = self._start()
+        worker = self._start_worker()
         self._workers.append(worker)
         return worker
 
 
 @dataclass(frozen=True)
 class PoolConfig(EngineConfig):
-    """What can be chosen of the pool."""
+    """Options of the pool."""
 
     name: ClassVar[str] = "pool"
 
@@ -255,253 +289,294 @@ class PoolConfig(EngineConfig):
 
 
 def available_cores() -> int:
-    """Those that this process may use."""
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _kept(worker: _Worker, client: int, states: ClientStates) -> dict[str, bytes]:
-    """What the worker needs to have the client's state."""
-    stamp = worker.cached_states.pop(client, None)  # until it answers nobody knows
-    if stamp is not None and stamp == states.version(client):
-        return {HELD: b""}
+def _state_payload(worker: _Worker, client: int, states: ClientStates) -> dict[str, bytes]:
+    """Return the client's state, or a reference to the copy that the worker caches."""
+    version = worker.cached_states.pop(client, None)  # unknown until the worker replies
+    if version is not None and version == states.version(client):
+        return {CACHED_KEY: b""}
     state = states.read(client)
-    return {} if state is None else {KEPT: state}
+    return {} if state is None else {STATE_KEY: state}
 
 
-def _who(worker: _Worker, jobs: list[ClientTask]) -> str:
-    first, *others = jobs
-    more = f" and {len(others)} more" * bool(others)
+def _describe(worker: _Worker, tasks: list[ClientTask]) -> str:
+    first, *others = tasks
+    more = f" and {len(others)} more" if others else ""
     return f"client {first.client}{more} in round {first.round} (worker {worker.process.pid})"
 
 
-def _desk() -> int:
-    """One that a worker has too, because it is forked."""
-    return make_buffer() if _START.get_start_method() == "fork" else NONE
+def _make_inherited_buffer() -> int:
+    """Return shared memory that a forked worker inherits; NO_BUFFER if workers are not forked."""
+    return make_buffer() if _PROCESSES.get_start_method() == "fork" else NO_BUFFER
 
 
-def _close(desk: int) -> None:
-    if desk != NONE:
-        os.close(desk)
+def _close_buffer(buffer: int) -> None:
+    if buffer != NO_BUFFER:
+        os.close(buffer)
 
 
-def _limit(pipe: Connection, seconds: float) -> None:
-    """A worker that stops in the middle of a message is an OSError after this time, not a wait for ever."""
+def _set_pipe_timeout(pipe: Connection, seconds: float) -> None:
+    """Make a worker that stops in the middle of a message an OSError after this time."""
     with socket.socket(fileno=os.dup(pipe.fileno())) as end:
-        for which in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-            end.setsockopt(socket.SOL_SOCKET, which, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            end.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
 
 
-KEPT, HELD = "<kept>", "<held>"
-"""Among the tensors that travel with a client: the bytes of its state; that the worker holds them, too."""
-ROOM = 2**28
-"""Bytes of states that a worker holds at most: large ones that it made, so that they need not come back."""
+STATE_KEY, CACHED_KEY = "<kept>", "<held>"
+"""Keys of a payload: the bytes of the client's state, and a flag that the worker caches them."""
+CACHE_BYTES = 2**28
+"""Maximum bytes of states that a worker caches: large ones that it produced."""
 
 
 def end_with_parent() -> None:
-    """One that is stopped does not notice that its pipe closes; Linux can end it all the same."""
+    """Let Linux kill this process with its parent: a stopped process does not notice that its pipe closes."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def work(
+def run_worker(
     pipe: Connection,
-    inherited: list[Connection],
-    others: list[int],
-    desks: tuple[int, int],
+    inherited_pipes: list[Connection],
+    inherited_buffers: list[int],
+    buffers: tuple[int, int],
     task: Task,
     method: Method,
 ) -> None:
-    """`others`: descriptors of other workers' desks; `desks`: the one for all workers, and its own."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent may have its own way
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us in good order
+    """Execute tasks from the pipe until it closes: the main function of a worker process.
+
+    Args:
+        pipe: Connection to the parent.
+        inherited_pipes: Connections of other workers, to be closed.
+        inherited_buffers: Shared memory of other workers, to be closed.
+        buffers: Shared memory for all workers, and for this one.
+        task: Model, data and training settings.
+        method: The federated method.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent may have its own handler
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
     end_with_parent()
-    for other in inherited:
-        other.close()
-    for one in others:
-        os.close(one)
+    for inherited_pipe in inherited_pipes:
+        inherited_pipe.close()
+    for inherited_buffer in inherited_buffers:
+        os.close(inherited_buffer)
     torch.set_num_threads(1)
-    gc.freeze()  # a search for garbage would write to every object's page, which is ours and the parent's now
-    shared, held, (common, own) = State(), dict[int, bytes](), desks
+    gc.freeze()  # garbage collection would write to every object's page, and so copy what the parent shares
+    common_buffer, own_buffer = buffers
+    shared = State()
+    cache = dict[int, bytes]()
     while True:
         try:
-            jobs, parcels = pipe.recv()
-            if jobs is None:
-                shared = parcels[0].unpack(common)
+            tasks, packed_states = pipe.recv()
+            if tasks is None:
+                shared = packed_states[0].unpack(common_buffer)
                 continue
-            began = time.process_time()
-            states = [one.unpack(own) for one in parcels]
-            answers, tensors = _answers(task, method, jobs, shared, states, held)
-            send(pipe, own, (answers, time.process_time() - began), tensors)
+            started = time.process_time()
+            received = [packed.unpack(own_buffer) for packed in packed_states]
+            results, payloads = _run_tasks(task, method, tasks, shared, received, cache)
+            cpu_seconds = time.process_time() - started
+            send_message(pipe, own_buffer, (results, cpu_seconds), payloads)
         except (EOFError, OSError):
             return
 
 
-def _answers(
+def _run_tasks(
     task: Task,
     method: Method,
-    jobs: list[ClientTask],
+    tasks: list[ClientTask],
     shared: State,
-    states: list[Items],
-    held: dict[int, bytes],
-) -> tuple[list[ClientResult] | Exception, list[Items]]:
-    """To all jobs, and what goes beside them; or what went wrong."""
-    answers, tensors = list[ClientResult](), list[Items]()
-    for job, each in zip(jobs, states, strict=True):
+    received: list[Payload],
+    cache: dict[int, bytes],
+) -> tuple[list[ClientResult] | Exception, list[Payload]]:
+    """Return the results without tensors, and their payloads; or the error of the first task that fails."""
+    results, payloads = list[ClientResult](), list[Payload]()
+    for client_task, message in zip(tasks, received, strict=True):
         try:
-            mine = held.pop(job.client, None)
-            kept: bytes | None = mine if each.pop(HELD, None) is not None else each.pop(KEPT, None)
-            private = None if kept is None else decode(kept)
-            reply = run_client(task, method, job, shared | each if each else shared, private)
-            tensors.append(reply.tensors())
-            if reply.private:
-                kept = tensors[-1][KEPT] = encode(reply.private)
-            if kept and len(kept) >= LARGE and sum(map(len, held.values())) + len(kept) <= ROOM:
-                held[job.client] = kept
-                tensors[-1][HELD] = b""
-            answers.append(reply.with_tensors({})._replace(private=None))
+            cached = cache.pop(client_task.client, None)
+            is_cached = message.pop(CACHED_KEY, None) is not None
+            state: bytes | None = cached if is_cached else message.pop(STATE_KEY, None)
+            private = None if state is None else decode(state)
+            broadcast = shared | message if message else shared
+            result = run_client(task, method, client_task, broadcast, private)
+            payload: Payload = result.tensors()
+            if result.private:
+                state = payload[STATE_KEY] = encode(result.private)
+            cached_bytes = sum(map(len, cache.values()))
+            if state and len(state) >= LARGE_BYTES and cached_bytes + len(state) <= CACHE_BYTES:
+                cache[client_task.client] = state
+                payload[CACHED_KEY] = b""
+            payloads.append(payload)
+            results.append(result.without_tensors())
         except FeddbeError as error:
             return error, []
         except Exception as error:
-            error.add_note(f"in client {job.client}, round {job.round}:\n{traceback.format_exc()}")
+            where = f"in client {client_task.client}, round {client_task.round}"
+            error.add_note(f"{where}:\n{traceback.format_exc()}")
             return as_portable(error), []
-    return answers, tensors
+    return results, payloads
 
 
 def task_cost(task: Task, client_task: ClientTask) -> float:
-    """Samples passed through the model; training one costs about three times a prediction."""
+    """Return the samples passed through the model; training on one counts as three predictions."""
     client = client_task.client
-    tested, samples, adapt = len(task.split.test[client]), task.samples[client], client_task.adapt_epochs or 0
-    epochs = (client_task.work != "none") * task.training.local_epochs
-    epochs += (
-        adapt * (adapt + 1) // 2 if client_task.is_new_client else adapt
-    )  # a newcomer is looked at after each
-    return (client_task.evaluate + client_task.evaluate_after) * tested + 3 * epochs * samples
+    epochs = 0 if client_task.work == "none" else task.training.local_epochs
+    adapt_epochs = client_task.adapt_epochs or 0
+    if client_task.is_new_client:
+        epochs += adapt_epochs * (adapt_epochs + 1) // 2  # one adaptation for each number of epochs
+    else:
+        epochs += adapt_epochs
+    evaluations = client_task.evaluate + client_task.evaluate_after
+    return evaluations * len(task.split.test[client]) + 3 * epochs * task.samples[client]
 
 
 class TaskQueue:
-    """Jobs for some workers, the longest first. At most `together` are given out at a time, and of all that
-    is left no more than a worker's half share: the last ones should end at one time."""
+    """Tasks for `workers` workers, the longest first.
 
-    def __init__(self, task: Task, tasks: Sequence[ClientTask], workers: int, together: int) -> None:
-        costs = [(task_cost(task, job), job) for job in tasks]
-        self._jobs = deque(sorted(costs, key=lambda one: one[0], reverse=True))
-        self._left, self._workers, self._together = sum(c for c, _ in costs), workers, together
-        self.tries = Counter[int]()
-        """How often a client's job was given out."""
+    At most `group_size` tasks leave at a time, and at most half of a worker's share of the remaining cost, so
+    that all workers end at about the same time.
+    """
+
+    def __init__(self, task: Task, tasks: Sequence[ClientTask], workers: int, group_size: int) -> None:
+        with_costs = [(task_cost(task, client_task), client_task) for client_task in tasks]
+        self._tasks = deque(sorted(with_costs, key=lambda pair: pair[0], reverse=True))
+        self._remaining_cost = sum(cost for cost, _ in with_costs)
+        self._workers = workers
+        self._group_size = group_size
+        self.attempts = Counter[int]()
+        """Number of times that each client's task left the queue."""
 
     def __bool__(self) -> bool:
-        return bool(self._jobs)
+        return bool(self._tasks)
 
-    def pop(self, holds: Container[int] = ()) -> list[ClientTask]:
-        """At least one; one that was given out before goes alone, it may be what its worker died of. `holds`:
-        clients whose states the worker has; of the next ones such a one is first."""
-        soon = islice(self._jobs, 4 * self._workers)
-        if mine := next((one for one in soon if one[1].client in holds), None):
-            self._jobs.remove(mine)
-            self._jobs.appendleft(mine)
-        share, taken = self._left / (2 * self._workers), list[ClientTask]()
-        while self._jobs and len(taken) < self._together:
-            its, job = self._jobs[0]
-            again = job.client in self.tries
-            if taken and (its > share or again):
+    def pop(self, cached_clients: Container[int] = ()) -> list[ClientTask]:
+        """Return the next tasks, at least one.
+
+        A task that left before is returned alone, because it may be what its worker died of.
+
+        Args:
+            cached_clients: Clients whose states the worker caches; one of them is preferred if it is near.
+        """
+        for pair in islice(self._tasks, 4 * self._workers):
+            if pair[1].client in cached_clients:
+                self._tasks.remove(pair)
+                self._tasks.appendleft(pair)
                 break
-            share -= its
-            self._left -= its
-            taken.append(self._jobs.popleft()[1])
-            if again:
+        budget = self._remaining_cost / (2 * self._workers)
+        group = list[ClientTask]()
+        while self._tasks and len(group) < self._group_size:
+            cost, client_task = self._tasks[0]
+            is_repeated = client_task.client in self.attempts
+            if group and (cost > budget or is_repeated):
                 break
-        self.tries.update(job.client for job in taken)
-        return taken
+            budget -= cost
+            self._remaining_cost -= cost
+            group.append(client_task)
+            self._tasks.popleft()
+            if is_repeated:
+                break
+        self.attempts.update(client_task.client for client_task in group)
+        return group
 
-    def give_back(self, tasks: Sequence[ClientTask]) -> None:
-        """They were not done, and come next."""
-        self._jobs.extendleft((0.0, job) for job in reversed(tasks))
+    def put_back(self, tasks: Sequence[ClientTask]) -> None:
+        """Return unfinished tasks to the front of the queue."""
+        self._tasks.extendleft((0.0, client_task) for client_task in reversed(tasks))
 
 
-Items = dict[str, Any]
-"""A state, with bytes among its tensors if need be."""
-LARGE = 2**18
-"""Bytes from which a parcel lies on a desk. Below, the pipe is as fast."""
-NONE = -1
-"""No desk: all goes through the pipe."""
-_ALIGNED = 64
-"""Where tensors begin, as torch has it: the last bits of a product depend on it."""
-_TYPES = {dtype: name for name in dir(torch) if isinstance(dtype := getattr(torch, name), torch.dtype)}
-"""By their names types are pickled ten times as fast."""
+Payload = dict[str, Any]
+"""A state that may also contain bytes."""
+LARGE_BYTES = 2**18
+"""Size from which a state is sent through shared memory. Below it the pipe is as fast."""
+NO_BUFFER = -1
+"""Placeholder for shared memory: everything is sent through the pipe."""
+_ALIGNMENT = 64
+"""Alignment of tensors, as in torch: the last bits of a product depend on it."""
+_DTYPE_NAMES = {dtype: name for name in dir(torch) if isinstance(dtype := getattr(torch, name), torch.dtype)}
+"""Names of torch's types: they are pickled ten times as fast as the types."""
 
 
 class PackedState(NamedTuple):
     """A state ready to be sent."""
 
-    offsets: Sequence[tuple[str, str, tuple[int, ...], int]] = ()
-    """Names, types, shapes and places among the bytes."""
+    layout: Sequence[tuple[str, str, tuple[int, ...], int]] = ()
+    """Name, type, shape and offset of each value."""
     data: bytearray | None = bytearray()
-    """The bytes, if they are few; None: they are on the desk."""
+    """The bytes, if they are few; None: they are in the buffer."""
     size: int = 0
     offset: int = 0
-    """Where on the desk."""
+    """Start in the buffer."""
 
-    def unpack(self, desk: int) -> Items:
-        """The state, which is the receiver's own."""
-        held: Any = self.data
-        if held is None:
-            held = torch.empty(self.size, dtype=torch.uint8).numpy()
-            _move(lambda rest, at: os.preadv(desk, [rest], at), memoryview(held), self.offset)
-        found: Items = {}
-        for name, kind, shape, place in self.offsets:
-            n = math.prod(shape)
+    def unpack(self, buffer: int) -> Payload:
+        """Return the state as a copy that belongs to the receiver."""
+        data: Any = self.data
+        if data is None:
+            data = torch.empty(self.size, dtype=torch.uint8).numpy()
+            _transfer(lambda part, start: os.preadv(buffer, [part], start), memoryview(data), self.offset)
+        state: Payload = {}
+        for name, kind, shape, offset in self.layout:
+            count = math.prod(shape)
             if kind == "bytes":
-                found[name] = bytes(memoryview(held)[place : place + n])
+                state[name] = bytes(memoryview(data)[offset : offset + count])
                 continue
             dtype = getattr(torch, kind)
-            some = torch.frombuffer(held, dtype=dtype, count=n, offset=place) if n else torch.empty(0)
-            found[name] = some.to(dtype).view(shape)
-        return found
+            if count:
+                flat = torch.frombuffer(data, dtype=dtype, count=count, offset=offset)
+            else:
+                flat = torch.empty(0, dtype=dtype)
+            state[name] = flat.view(shape)
+        return state
 
 
 def make_buffer() -> int:
-    """A new one, to be closed by `os.close`; NONE, if this system has no such memory."""
-    return os.memfd_create("feddbe") if hasattr(os, "memfd_create") else NONE
+    """Return the descriptor of new shared memory, closed by `os.close`; NO_BUFFER if the system has none."""
+    return os.memfd_create("feddbe") if hasattr(os, "memfd_create") else NO_BUFFER
 
 
-def pack(state: Mapping[str, Any], desk: int = NONE, at: int = 0) -> PackedState:
-    """A copy of the state, if it is large on the desk from `at` on."""
-    places, pieces, size = [], list[memoryview](), 0
+def pack(state: Mapping[str, Any], buffer: int = NO_BUFFER, offset: int = 0) -> PackedState:
+    """Return a copy of the state; if it is large, its bytes are written to the buffer from `offset` on."""
+    layout, pieces, size = [], list[memoryview](), 0
     for name, value in state.items():
         if isinstance(value, bytes):
             kind, shape, piece = "bytes", (len(value),), memoryview(value)
         else:
-            kind, shape, piece = _TYPES[value.dtype], tuple(value.shape), as_bytes(value)
-        places.append((name, kind, shape, size))
-        pieces += [piece, memoryview(bytes(-len(piece) % _ALIGNED))]
-        size += len(piece) + len(pieces[-1])
-    if size < LARGE or desk == NONE:
-        return PackedState(places, bytearray().join(pieces), size)
-    end = at
+            kind, shape, piece = _DTYPE_NAMES[value.dtype], tuple(value.shape), as_bytes(value)
+        padding = memoryview(bytes(-len(piece) % _ALIGNMENT))
+        layout.append((name, kind, shape, size))
+        pieces += [piece, padding]
+        size += len(piece) + len(padding)
+    if size < LARGE_BYTES or buffer == NO_BUFFER:
+        return PackedState(layout, bytearray().join(pieces), size)
+    end = offset
     for piece in pieces:
-        _move(lambda rest, to: os.pwrite(desk, rest, to), piece, end)
+        _transfer(lambda part, start: os.pwrite(buffer, part, start), piece, end)
         end += len(piece)
-    return PackedState(places, None, size, at)
+    return PackedState(layout, None, size, offset)
 
 
-def _move(some: Callable[[memoryview, int], int], piece: memoryview, at: int) -> None:
-    """All of it: one call of the system moves no more than two gigabytes."""
+def _transfer(system_call: Callable[[memoryview, int], int], piece: memoryview, offset: int) -> None:
+    """Read or write the whole piece: one system call transfers at most two gigabytes."""
     while piece:
-        if not (moved := some(piece, at)):
-            raise EOFError("a desk holds less than was said")
-        piece, at = piece[moved:], at + moved
+        count = system_call(piece, offset)
+        if not count:
+            raise EOFError("shared memory has fewer bytes than announced")
+        piece = piece[count:]
+        offset += count
 
 
-def send(pipe: Connection, desk: int, message: object, states: Sequence[Mapping[str, Any]] = ()) -> None:
-    """To the `receive` at the other end."""
-    parcels, at = list[PackedState](), 0
+def send_message(
+    pipe: Connection, buffer: int, message: object, states: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Send a message and states to `receive_message` at the other end."""
+    packed_states, offset = list[PackedState](), 0
     for state in states:
-        parcels.append(pack(state, desk, at))
-        at += parcels[-1].size
-    pipe.send((message, parcels))
+        packed = pack(state, buffer, offset)
+        packed_states.append(packed)
+        offset += packed.size
+    pipe.send((message, packed_states))
 
 
-def receive(pipe: Connection, desk: int) -> tuple[Any, list[Items]]:
-    """The message, and the states that came with it."""
-    message, parcels = pipe.recv()
-    return message, [parcel.unpack(desk) for parcel in parcels]
+def receive_message(pipe: Connection, buffer: int) -> tuple[Any, list[Payload]]:
+    """Return the next message and its states."""
+    message, packed_states = pipe.recv()
+    return message, [packed.unpack(buffer) for packed in packed_states]

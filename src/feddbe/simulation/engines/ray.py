@@ -1,12 +1,12 @@
-"""Clients on a Ray cluster, as tasks: nodes may come and go, and no process has to be looked after.
+"""Engine on a Ray cluster: clients are Ray tasks, and nodes may join and leave during a run.
 
-Bit-identical to serial: a client's work is a pure function of its job, on one thread, of its own copies of
-all that it is given. The task lies in Ray's object store, once per node that asks for it, and so does the
-message that all clients get in a round; a state is read when its client's turn comes, and no more jobs are in
-flight than keep the cluster busy. Ray pickles what it carries. That is states as safetensors bytes, and
-Python objects as bytes that are looked into only where `versions` are the same.
+It is bit-identical to serial: a client's result is a pure function of its task, computed on one thread from
+its own copies. The learning task and the message to all clients are in Ray's object store, at most once per
+node. A client's state is read when its task is submitted, and only as many tasks are submitted as keep the
+cluster busy. Ray pickles its arguments: states are safetensors bytes, and Python objects are bytes that a
+worker unpickles only if its `versions` are equal.
 
-The cluster is Ray's business: `ray.init` joins the one at the user's address, or starts one of this machine.
+Ray manages the cluster: `ray.init` joins the one at the user's address, or starts one on this machine.
 """
 
 from __future__ import annotations
@@ -41,56 +41,57 @@ from feddbe.methods.base import Method
 from feddbe.simulation.client import ClientResult, ClientTask, run_client
 from feddbe.simulation.engines.base import (
     DEFAULT_TIMEOUT_POLICY,
+    MAX_ATTEMPTS,
     Broadcasts,
     ClientStates,
     EngineConfig,
     TimeoutPolicy,
     as_portable,
+    worker_died_error,
 )
-from feddbe.simulation.engines.pool import MAX_TRIES, available_cores, task_cost
+from feddbe.simulation.engines.pool import available_cores, task_cost
 from feddbe.state import decode, encode
 from feddbe.training.task import Task
 
-_LOOK = 1.0
-"""Seconds after which it is looked again who is there, and who is late."""
+_POLL_SECONDS = 1.0
+"""Seconds between checks of the cluster's size and of late tasks."""
 
 _QUIET: dict[str, Any] = {
     "log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR,
 }  # fmt: skip
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # its default is about to change, and Ray warns of that
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray warns that this default will change
 }
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""With 0, a Ray that is started at 127.0.0.1 listens there only, on any system; undocumented, and tested."""
-START = 60.0
-"""Seconds that a worker may need to begin, which Ray does not tell apart from its work: they are added to a
-limit of its time."""
+"""Makes Ray on 127.0.0.1 listen only there, on any system. It is undocumented, and tested."""
+STARTUP_SECONDS = 60.0
+"""Seconds for the start of a worker, added to the timeout: Ray does not distinguish it from the work."""
 
 
 class _Run(NamedTuple):
-    """What is the same for all jobs of a run; built-in types only, for workers of other versions."""
+    """Values that all tasks of a run share; built-in types only, for workers with other versions."""
 
     key: str
     versions: dict[str, str]
     task: list[Any]
-    """Where (task, method) lies in the object store, pickled; a list, so that Ray does not send it along."""
+    """Reference to the pickled (task, method) in the object store; in a list, which Ray does not resolve."""
 
 
 @dataclass
 class _SubmittedTask:
-    """A job in flight."""
+    """A task that was submitted to Ray."""
 
     client_task: ClientTask
-    since: float | None = None
-    """When it was its turn to be worked at."""
-    told: bool = False
-    """Whether somebody was told that it takes long."""
+    started: float | None = None
+    """Time at which its execution could begin."""
+    is_reported: bool = False
+    """True if the user was warned that it takes long."""
 
 
 @dataclass
-class _Worker:
-    """What a worker process keeps: the run's task, and the message to all of the last call."""
+class _WorkerCache:
+    """Values cached in a worker process: the run's task and method, and the last message to all clients."""
 
     key: str = ""
     call: int = 0
@@ -99,20 +100,23 @@ class _Worker:
     shared: bytes = b""
 
 
-_worker = _Worker()
+_cache = _WorkerCache()
 
 
 class RayTasks:
-    """The cluster that this process is connected to; jobs are given out longest first."""
+    """Engine on the connected Ray cluster; the longest tasks are submitted first."""
 
     def __init__(self, task: Task, method: Method, timeouts: TimeoutPolicy = DEFAULT_TIMEOUT_POLICY) -> None:
-        self.task, self.waiting = task, timeouts
+        self.task = task
+        self.timeouts = timeouts
         self._ray = ray = _import_ray()
         reference = ray.put(ray.cloudpickle.dumps((task, method)))
         self._run: tuple[Any, ...] = tuple(_Run(secrets.token_hex(8), versions(), [reference]))
-        self._calls, self._known_slots, self._look_again = 0, 0, 0.0
-        # Not retried by Ray: we count tries, and a lost client's state is read again.
-        self._work = ray.remote(num_cpus=1, max_retries=0)(_work)
+        self._calls = 0
+        self._slots = 0
+        self._next_slots_check = 0.0
+        # Ray does not retry: this class counts attempts, and reads the state of a lost client again.
+        self._remote_task = ray.remote(num_cpus=1, max_retries=0)(_run_task)
 
     def run(
         self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
@@ -120,119 +124,131 @@ class RayTasks:
         self._calls += 1
         shared = [self._ray.put(encode(messages.shared))]
         queue = deque(sorted(tasks, key=partial(task_cost, self.task), reverse=True))
-        busy, tries = dict[Any, _SubmittedTask](), Counter[int]()
+        busy = dict[Any, _SubmittedTask]()
+        attempts = Counter[int]()
         try:
             while queue or busy:
-                slots = self._slots()
-                while queue and len(busy) < 2 * slots:  # one at work, one that is there when it is done
-                    job = queue.popleft()
-                    tries[job.client] += 1
-                    self._check_tries(job, tries[job.client])
-                    each = None if messages.each is None else encode(messages.each(job.client))
-                    given = pickle.dumps(job), each, states.read(job.client)
-                    busy[self._work.remote(self._run, self._calls, shared, *given)] = _SubmittedTask(job)
-                for reference in self._overdue(busy, slots):
+                # 1. Submit two tasks per slot: one is executed while the other waits on the node.
+                slots = self._count_slots()
+                while queue and len(busy) < 2 * slots:
+                    client_task = queue.popleft()
+                    attempts[client_task.client] += 1
+                    if attempts[client_task.client] > MAX_ATTEMPTS:
+                        raise worker_died_error(client_task, self.timeouts)
+                    reference = self._submit(client_task, shared, messages, states)
+                    busy[reference] = _SubmittedTask(client_task)
+
+                # 2. Give up tasks that exceed the timeout.
+                for reference in self._cancel_overdue(busy, slots):
                     queue.appendleft(busy.pop(reference).client_task)
-                done, _ = self._ray.wait(list(busy), num_returns=1, timeout=_LOOK) if busy else ((), ())
+
+                # 3. Receive results.
+                done = []
+                if busy:
+                    done, _ = self._ray.wait(list(busy), num_returns=1, timeout=_POLL_SECONDS)
                 for reference in done:
-                    job = busy.pop(reference).client_task
-                    answer = self._get(reference)
-                    if answer is None:
-                        queue.appendleft(job)
+                    client_task = busy.pop(reference).client_task
+                    reply = self._get(reference)
+                    if reply is None:
+                        queue.appendleft(client_task)
                         continue
-                    reply, private = _opened(answer)
+                    result, private = _decode_reply(reply)
                     if private is not None:
-                        states.write_pending(job.client, private)
-                    yield reply
+                        states.write_pending(client_task.client, private)
+                    yield result
         finally:
-            for reference in busy:  # something went wrong: nobody waits for these
+            for reference in busy:  # after an error these results are not used
                 self._ray.cancel(reference)
 
+    def _submit(
+        self, client_task: ClientTask, shared: list[Any], messages: Broadcasts, states: ClientStates
+    ) -> Any:
+        """Submit a task to Ray and return the reference to its reply."""
+        message = None if messages.per_client is None else encode(messages.per_client(client_task.client))
+        private = states.read(client_task.client)
+        return self._remote_task.remote(
+            self._run, self._calls, shared, pickle.dumps(client_task), message, private
+        )
+
     def _get(self, reference: Any) -> tuple[Any, ...] | None:
-        """What a worker answered; None if it died."""
+        """Return a worker's reply; None if the worker died."""
         errors = self._ray.exceptions
         try:
-            answer: tuple[Any, ...] = self._ray.get(reference)
-            return answer
+            reply: tuple[Any, ...] = self._ray.get(reference)
+            return reply
         except (
             errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError, errors.OutOfMemoryError,
         ):  # fmt: skip
             return None
         except errors.RayError as error:
-            last = str(error).strip().splitlines() or [type(error).__name__]
+            lines = str(error).strip().splitlines() or [type(error).__name__]
             raise FeddbeError(
-                f"a node of the Ray cluster cannot do a client's work: {one_line(RuntimeError(last[-1]))}; "
+                f"a node of the Ray cluster cannot run a client: {one_line(RuntimeError(lines[-1]))}; "
                 "is the same feddbe[ray] installed on every node (docs/cluster.md)?"
             ) from None
 
-    def _check_tries(self, client_task: ClientTask, number: int) -> None:
-        if number > MAX_TRIES:
-            raise FeddbeError(
-                f"client {client_task.client} in round {client_task.round}: its worker died {MAX_TRIES} times "
-                f"(out of memory{', or of time' * bool(self.waiting.timeout)}? try --engine serial)"
-            )
-
     def close(self) -> None:
-        """Release the task. The cluster stays for the next run: starting it takes as long as a small one."""
-        self._run = ()  # nobody needs it in the object store any more
+        """Release the task. The cluster stays for the next run, because starting one takes long."""
+        self._run = ()  # frees the task in the object store
 
-    def _slots(self) -> int:
-        """How many clients the cluster, as it is now, can work at."""
-        if time.monotonic() < self._look_again:
-            return self._known_slots
+    def _count_slots(self) -> int:
+        """Return the number of clients that the cluster can currently run in parallel."""
+        if time.monotonic() < self._next_slots_check:
+            return self._slots
         slots = int(self._ray.cluster_resources().get("CPU", 0))
         if not slots:
-            raise FeddbeError("the Ray cluster has no CPU; start a node that has, --resume continues")
-        self._known_slots, self._look_again = slots, time.monotonic() + _LOOK
+            raise FeddbeError("the Ray cluster has no CPU; start a node with CPUs, --resume continues")
+        self._slots = slots
+        self._next_slots_check = time.monotonic() + _POLL_SECONDS
         return slots
 
-    def _overdue(self, busy: dict[Any, _SubmittedTask], slots: int) -> list[Any]:
-        """Those whose time is up, which are given up; of those that take long, somebody is told.
+    def _cancel_overdue(self, busy: dict[Any, _SubmittedTask], slots: int) -> list[Any]:
+        """Cancel tasks that exceed the timeout and return them; warn the user of those that take long.
 
-        Ray does not say which jobs are at work and which wait: it is the first ones.
+        Ray does not report which tasks are running; it is assumed to be the first ones.
         """
-        late, now, timeout = [], time.monotonic(), self.waiting.timeout
-        limit = float("inf") if timeout is None else timeout + START
-        for reference, given in islice(busy.items(), slots):
-            if given.since is None:
-                given.since = now
-            waited, who = (
-                now - given.since,
-                f"client {given.client_task.client} in round {given.client_task.round}",
-            )
-            if waited >= limit:
-                self.waiting.warn(f"{who} did not answer for {waited:.0f} s and is done again")
+        overdue = []
+        current_time = time.monotonic()
+        timeout = self.timeouts.timeout
+        limit = float("inf") if timeout is None else timeout + STARTUP_SECONDS
+        for reference, submitted in islice(busy.items(), slots):
+            if submitted.started is None:
+                submitted.started = current_time
+            seconds = current_time - submitted.started
+            client = f"client {submitted.client_task.client} in round {submitted.client_task.round}"
+            if seconds >= limit:
+                self.timeouts.warn(f"{client} did not reply for {seconds:.0f} s and is run again")
                 self._ray.cancel(reference, force=True)
-                late.append(reference)
-            elif not given.told and waited >= min(self.waiting.warn_after, limit / 2):
-                given.told = True
-                most = "--worker-timeout sets a limit" if timeout is None else f"at most {limit:g} s"
-                self.waiting.warn(f"waiting for {who} for {waited:.0f} s; {most}")
-        return late
+                overdue.append(reference)
+            elif not submitted.is_reported and seconds >= min(self.timeouts.warn_after, limit / 2):
+                submitted.is_reported = True
+                note = "--worker-timeout sets a limit" if timeout is None else f"at most {limit:g} s"
+                self.timeouts.warn(f"waiting for {client} for {seconds:.0f} s; {note}")
+        return overdue
 
 
 @dataclass(frozen=True)
 class RayConfig(EngineConfig):
-    """What can be chosen of Ray."""
+    """Options of the Ray engine."""
 
     name: ClassVar[str] = "ray"
 
     address: str | None = parameter(None, "HOST:PORT of a cluster; none: Ray starts on this machine")
     cpus: int | None = parameter(
-        None, "clients at once on this machine, if it is alone; by default one per core", low=1, high=9999
+        None, "clients in parallel without a cluster; by default one per core", low=1, high=9999
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.address is not None and self.cpus is not None:
             raise InvalidInputError(
-                f"ray cpus = {self.cpus} with an address; the nodes of a cluster say what they have"
+                f"ray cpus = {self.cpus} with an address; the nodes of a cluster set their own CPUs"
             )
 
     def processes(self) -> int:
-        return (
-            0 if self.address else self.cpus or available_cores()
-        )  # of a cluster nobody knows before it is joined
+        if self.address:
+            return 0  # unknown before the cluster is joined
+        return self.cpus or available_cores()
 
     def is_local(self) -> bool:
         return self.address is None
@@ -260,7 +276,7 @@ def connect(address: str | None, cpus: int) -> None:
     """Join the cluster at HOST:PORT, or start Ray on this machine, unless this process uses Ray already.
 
     Raises:
-        BadInput: The address is malformed, nothing answers there, or Ray does not start.
+        InvalidInputError: The address is malformed, nothing listens there, or Ray does not start.
     """
     if address is not None:
         _check_reachable(address)
@@ -269,9 +285,8 @@ def connect(address: str | None, cpus: int) -> None:
     ray = _import_ray()
     if ray.is_initialized():
         return
-    ray._private.worker._worker_logs_enabled = (
-        False  # "a worker died", on standard output, which --json needs
-    )
+    # Ray would print "a worker died" to standard output, which --json uses.
+    ray._private.worker._worker_logs_enabled = False
     try:
         with _sigterm_restored():
             if address is None:
@@ -286,7 +301,7 @@ def connect(address: str | None, cpus: int) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Fail at once where nothing listens: Ray itself would try for a quarter of an hour."""
+    """Fail immediately if nothing listens: Ray itself would try for a quarter of an hour."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise InvalidInputError(f"ray address = '{address}'; allowed: HOST:PORT, as in 10.0.0.1:6379")
@@ -299,7 +314,7 @@ def _check_reachable(address: str) -> None:
 def _connection_error(address: str | None, error: Exception) -> InvalidInputError:
     reason = one_line(RuntimeError(" ".join(str(error).split()))).rstrip(".")
     if address is None:
-        return InvalidInputError(f"--engine ray: cannot start Ray here: {reason}")
+        return InvalidInputError(f"--engine ray: cannot start Ray on this machine: {reason}")
     return InvalidInputError(
         f"--engine ray: cannot join the cluster at '{address}': {reason} (docs/cluster.md)"
     )
@@ -320,7 +335,7 @@ def _sigterm_restored() -> Iterator[None]:
 
 @cache
 def versions() -> dict[str, str]:
-    """Return the versions on this machine of everything that the bits of a client's work depend on."""
+    """Return the versions on this machine of everything that the bits of a result depend on."""
     package, digest = Path(__file__).parents[2], hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
@@ -337,58 +352,71 @@ def versions() -> dict[str, str]:
 
 
 def differences(expected: Mapping[str, str]) -> str:
-    """Return in which versions this machine differs from those of the machine that gives out the work."""
-    here = versions()
+    """Return the differences between this machine's versions and those of the driver, as text."""
+    actual = versions()
     return ", ".join(
-        f"{name} {here.get(name, 'none')} there, {value} here"
+        f"{name} {actual.get(name, 'none')} there, {value} here"
         for name, value in expected.items()
-        if here.get(name) != value
+        if actual.get(name) != value
     )
 
 
-def _work(
-    run: tuple[Any, ...], call: int, shared: list[Any], job: bytes, each: bytes | None, private: bytes | None
+def _run_task(
+    run: tuple[Any, ...],
+    call: int,
+    shared: list[Any],
+    pickled_task: bytes,
+    message: bytes | None,
+    private: bytes | None,
 ) -> tuple[Any, ...]:
-    """In a worker of the cluster: the job's answer. It is pure, so that it can be done again anywhere, and it
-    works on copies: what lies in the object store belongs to all processes of the node."""
-    about = _Run(*run)
-    if others := differences(about.versions):
-        return f"node {socket.gethostname()} differs: {others}", None, None
-    asked: ClientTask = pickle.loads(job)
+    """Run a client in a worker of the cluster and return (result, tensors, private state), encoded.
+
+    The function is pure, so that any worker can repeat it. It works on copies, because all processes of the
+    node share the object store.
+    """
+    run_values = _Run(*run)
+    version_differences = differences(run_values.versions)
+    if version_differences:
+        return f"node {socket.gethostname()} differs: {version_differences}", None, None
+    client_task: ClientTask = pickle.loads(pickled_task)
     try:
-        task, method = _hold(about, call, shared)
-        received = decode(_worker.shared) | ({} if each is None else decode(each))
-        reply = run_client(task, method, asked, received, None if private is None else decode(private))
-        kept = encode(reply.private) if reply.private else None
-        return pickle.dumps(reply.with_tensors({})._replace(private=None)), encode(reply.tensors()), kept
+        task, method = _update_cache(run_values, call, shared)
+        received = decode(_cache.shared)
+        if message is not None:
+            received |= decode(message)
+        kept = None if private is None else decode(private)
+        result = run_client(task, method, client_task, received, kept)
+        new_private = encode(result.private) if result.private else None
+        return pickle.dumps(result.without_tensors()), encode(result.tensors()), new_private
     except FeddbeError as error:
         return pickle.dumps(error), None, None
     except Exception as error:
-        error.add_note(f"in client {asked.client}, round {asked.round}:\n{traceback.format_exc()}")
+        where = f"in client {client_task.client}, round {client_task.round}"
+        error.add_note(f"{where}:\n{traceback.format_exc()}")
         return pickle.dumps(as_portable(error)), None, None
 
 
-def _hold(run: _Run, call: int, shared: list[Any]) -> tuple[Task, Method]:
-    """The run's task and method, and in `_worker` this call's message to all: fetched if they are new."""
+def _update_cache(run: _Run, call: int, shared: list[Any]) -> tuple[Task, Method]:
+    """Fetch what is not cached in this worker; return the run's task and method."""
     import ray
 
-    if _worker.key != run.key:
+    if _cache.key != run.key:
         torch.set_num_threads(1)
-        _worker.task, _worker.method = pickle.loads(ray.get(run.task[0]))
-        _worker.key, _worker.call = run.key, 0
-    if _worker.call != call:
-        _worker.shared, _worker.call = ray.get(shared[0]), call
-    assert _worker.task
-    assert _worker.method
-    return _worker.task, _worker.method
+        _cache.task, _cache.method = pickle.loads(ray.get(run.task[0]))
+        _cache.key, _cache.call = run.key, 0
+    if _cache.call != call:
+        _cache.shared, _cache.call = ray.get(shared[0]), call
+    assert _cache.task
+    assert _cache.method
+    return _cache.task, _cache.method
 
 
-def _opened(answer: tuple[Any, ...]) -> tuple[ClientResult, bytes | None]:
-    """A worker's answer, or the error that it is."""
-    said, tensors, private = answer
-    if isinstance(said, str):
-        raise InvalidInputError(f"{said}; install the same on every node (docs/cluster.md)")
-    reply = pickle.loads(said)
-    if isinstance(reply, Exception):
-        raise reply
-    return reply.with_tensors(decode(tensors)), private
+def _decode_reply(reply: tuple[Any, ...]) -> tuple[ClientResult, bytes | None]:
+    """Return the result and private state in a worker's reply, or raise the worker's error."""
+    result_or_reason, tensors, private = reply
+    if isinstance(result_or_reason, str):
+        raise InvalidInputError(f"{result_or_reason}; install the same on every node (docs/cluster.md)")
+    result = pickle.loads(result_or_reason)
+    if isinstance(result, Exception):
+        raise result
+    return result.with_tensors(decode(tensors)), private

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from feddbe.config import parameters as grammar
+from feddbe.config import parameters
 from feddbe.errors import InvalidInputError
 from feddbe.methods.base import Method
 from feddbe.simulation.client import ClientResult, ClientTask, run_client
@@ -22,25 +22,26 @@ from feddbe.simulation.engines.base import (
 from feddbe.simulation.engines.pool import PoolConfig, available_cores
 from feddbe.simulation.engines.ray import RayConfig
 from feddbe.training import backends
-from feddbe.training.task import Task
-from feddbe.training.task import find_device as find_device
+from feddbe.training.task import Task, find_device
 
 
 class Serial:
-    """The engine that needs nothing, and that the others are compared with."""
+    """Engine in this process; the others must produce the same bits."""
 
     def __init__(self, task: Task, method: Method) -> None:
-        self.task, self.method = task, method
+        self.task = task
+        self.method = method
 
     def run(
         self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
     ) -> Iterator[ClientResult]:
-        for job in tasks:
-            received, kept = messages.message_for(job.client), states.load(job.client)
-            reply = run_client(self.task, self.method, job, received, kept)
-            if reply.private:
-                states.save(job.client, reply.private)
-            yield reply._replace(private=None)
+        for client_task in tasks:
+            received = messages.message_for(client_task.client)
+            private = states.load(client_task.client)
+            result = run_client(self.task, self.method, client_task, received, private)
+            if result.private:
+                states.save(client_task.client, result.private)
+            yield replace(result, private=None)
 
     def close(self) -> None:
         pass
@@ -48,7 +49,7 @@ class Serial:
 
 @dataclass(frozen=True)
 class SerialConfig(EngineConfig):
-    """There is nothing to choose."""
+    """The serial engine, which has no options."""
 
     name: ClassVar[str] = "serial"
 
@@ -58,7 +59,7 @@ class SerialConfig(EngineConfig):
 
 @dataclass(frozen=True)
 class AutoConfig(EngineConfig):
-    """The pool where it can help."""
+    """The pool if there are several cores and clients, otherwise the serial engine."""
 
     name: ClassVar[str] = "auto"
 
@@ -66,18 +67,19 @@ class AutoConfig(EngineConfig):
         return available_cores() if available_cores() > 1 else 0
 
     def create(self, task: Task, method: Method, timeouts: TimeoutPolicy = DEFAULT_TIMEOUT_POLICY) -> Engine:
-        several = min(self.processes(), task.split.clients) > 1
-        return (PoolConfig() if several else SerialConfig()).create(task, method, timeouts)
+        is_parallel = min(self.processes(), task.split.clients) > 1
+        config = PoolConfig() if is_parallel else SerialConfig()
+        return config.create(task, method, timeouts)
 
 
 ENGINES: dict[str, type[EngineConfig]] = {
-    choice.name: choice for choice in (AutoConfig, SerialConfig, PoolConfig, RayConfig)
+    config.name: config for config in (AutoConfig, SerialConfig, PoolConfig, RayConfig)
 }
 
 
 def find_engine(spec: str) -> EngineConfig:
-    """The engine of this name, as in `pool(workers=4)`, with its options."""
-    return grammar.find_class(
+    """Return the configuration of an engine, as in `pool(workers=4)`."""
+    return parameters.find_class(
         "engine", spec, ENGINES, other_names=["pool(workers=N)", "ray(address=HOST:PORT)"]
     ).options
 
@@ -85,12 +87,25 @@ def find_engine(spec: str) -> EngineConfig:
 def create_engine(
     spec: str, task: Task, method: Method, timeouts: TimeoutPolicy = DEFAULT_TIMEOUT_POLICY
 ) -> Engine:
-    """The same, ready to work."""
-    choice, where = find_engine(spec), find_device(task.training.device)
-    if where.type != "cpu":
-        if choice.name not in ("auto", "serial"):
-            raise InvalidInputError(f"engine = {spec}; on device {where} one process works: serial or auto")
-        return Serial(task.to(where), method)
-    backends.warm_up_kernels(task, timeouts.warn)  # both before there are processes
+    """Return the engine, ready for `run`; kernels are compiled before it starts processes.
+
+    Args:
+        spec: Name and options, as in `pool(workers=4)`.
+        task: Model, data and training settings.
+        method: The federated method.
+        timeouts: Limits on the time of workers.
+
+    Raises:
+        InvalidInputError: The name or an option is unknown, or the device allows only one process.
+    """
+    config = find_engine(spec)
+    device = find_device(task.training.device)
+    if device.type != "cpu":
+        if config.name not in ("auto", "serial"):
+            raise InvalidInputError(
+                f"engine = {spec}; device {device} allows one process: expected serial or auto"
+            )
+        return Serial(task.to(device), method)
+    backends.warm_up_kernels(task, timeouts.warn)
     keep_freed_memory()
-    return choice.create(task, method, timeouts)
+    return config.create(task, method, timeouts)

@@ -1,4 +1,4 @@
-"""Where everything of a network lies in the one array, for batches of one size."""
+"""Memory layout of a network in one array, for batches of one size, and the network with its passes."""
 
 from __future__ import annotations
 
@@ -30,42 +30,41 @@ from feddbe.training.compiled.tiles import (
     WIDTH,
     WORDS,
     Array,
+    Arrays,
     Record,
-    Room,
 )
 
 KINDS = {"words": WORDS, "conv": CONV, "pool": POOL, "linear": LINEAR}
-GAP = 64
-"""Numbers after each piece: what is read in whole vectors may end behind it."""
-LINE = 64
-"""Bytes."""
+PADDING = 64
+"""Numbers after each piece, because whole vectors are read."""
+CACHE_LINE_BYTES = 64
 
 
-def _up(n: int, to: int = WIDTH) -> int:
-    return -(-n // to) * to
+def round_up(n: int, multiple: int = WIDTH) -> int:
+    return -(-n // multiple) * multiple
 
 
 @dataclass(frozen=True)
-class Part:
-    """A parameter: where it lies, and its shape and strides there."""
+class ArrayView:
+    """Offset, shape and strides of a parameter or activation in the array."""
 
-    at: int
+    offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
-    def view(self, numbers: Tensor, aside: int = 0) -> Tensor:
-        return numbers.as_strided(self.shape, self.strides, self.at + aside)
+    def view(self, numbers: Tensor, shift: int = 0) -> Tensor:
+        return numbers.as_strided(self.shape, self.strides, self.offset + shift)
 
 
 @dataclass(frozen=True)
-class Frame:
-    """How an image lies that a layer takes, with its zeros around it."""
+class ImageLayout:
+    """Memory layout of a layer's input image with its zero padding."""
 
     channels: int
     height: int
     width: int
-    stored: int
-    """Numbers of a pixel."""
+    pixel_size: int
+    """Numbers per pixel."""
     left: int = 0
     right: int = 0
     above: int = 0
@@ -73,7 +72,7 @@ class Frame:
 
     @property
     def row(self) -> int:
-        return (self.width + self.left + self.right) * self.stored
+        return (self.width + self.left + self.right) * self.pixel_size
 
     @property
     def size(self) -> int:
@@ -81,46 +80,48 @@ class Frame:
 
     @property
     def corner(self) -> int:
-        return self.above * self.row + self.left * self.stored
+        return self.above * self.row + self.left * self.pixel_size
 
-    def part(self, at: int) -> Part:
-        """One image at `at`, as (channels, height, width)."""
+    def image_view(self, offset: int) -> ArrayView:
+        """Return the view (channels, height, width) of one image."""
         shape = (self.channels, self.height, self.width)
-        return Part(at + self.corner, shape, (1, self.row, self.stored))
+        return ArrayView(offset + self.corner, shape, (1, self.row, self.pixel_size))
 
-    def batch(self, at: int, size: int) -> Part:
-        one = self.part(at)
-        return Part(one.at, (size, *one.shape), (self.size, *one.strides))
+    def batch_view(self, offset: int, size: int) -> ArrayView:
+        image = self.image_view(offset)
+        return ArrayView(image.offset, (size, *image.shape), (self.size, *image.strides))
 
 
 def allocate(n: int, number: np.dtype[Any]) -> Array:
-    """Return n zeros that begin at a cache line: a quarter faster than at any other address."""
-    raw = np.zeros(n * number.itemsize + LINE, np.uint8)
-    start = -raw.ctypes.data % LINE
+    """Return n zeros aligned to a cache line, which is a quarter faster than any other address."""
+    raw = np.zeros(n * number.itemsize + CACHE_LINE_BYTES, np.uint8)
+    start = -raw.ctypes.data % CACHE_LINE_BYTES
     return raw[start : start + n * number.itemsize].view(number)
 
 
-def _image(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """(channels, height, width); features are channels of one pixel."""
+def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return (channels, height, width); features are channels of one pixel."""
     channels, height, width = (*shape, 1, 1)[:3]
     return channels, height, width
 
 
-def _frames(stack: LayerStack) -> list[Frame]:
-    """Of what each step takes, and of the logits."""
-    image = _image(stack.shape)
-    frames = list[Frame]()
+def boundary_layouts(stack: LayerStack) -> list[ImageLayout]:
+    """Return the layouts of each step's input, and of the logits."""
+    image = image_shape(stack.shape)
+    frames = list[ImageLayout]()
     for step in stack.steps:
         narrow = step.kind == "conv" and not frames  # an image has few channels
-        frames.append(Frame(*image, image[0] if narrow else _up(image[0]), *step.padding))
-        if len(step.given) == 3 or step.kind != "pool":  # ReLU leaves an image as it lies, flat or not
-            image = _image(step.given)
-    return [*frames, Frame(*image, _up(image[0]))]
+        frames.append(ImageLayout(*image, image[0] if narrow else round_up(image[0]), *step.padding))
+        if len(step.output_shape) == 3 or step.kind != "pool":  # ReLU keeps the layout
+            image = image_shape(step.output_shape)
+    return [*frames, ImageLayout(*image, round_up(image[0]))]
 
 
 class Layout:
-    """A stack of layers laid out for batches of `size`; `translated`: with room for PRBM and MR, `momentum`:
-    for the last step."""
+    """Memory layout of a stack of layers for batches of `size`.
+
+    `with_cut` reserves the vectors of PRBM and MR, `momentum` the last step of every parameter.
+    """
 
     def __init__(
         self,
@@ -129,185 +130,196 @@ class Layout:
         dtype: torch.dtype,
         words: int,
         *,
-        translated: bool,
+        with_cut: bool,
         momentum: bool,
     ) -> None:
-        self.stack, self.size, self.rows = stack, size, _up(size, ROWS)
-        self.frames = _frames(stack)
-        self.parts: dict[str, Part] = {}
+        self.stack, self.size, self.rows = stack, size, round_up(size, ROWS)
+        self.layouts = boundary_layouts(stack)
+        self.parts: dict[str, ArrayView] = {}
         self.steps, self.nets = np.zeros(len(stack.steps), STEP), np.zeros(1, NET)
         self.net: Record = self.nets[0]
-        self._top, self._table, self._length = GAP, list[Array](), 0
-        self._most = {"chosen": 0, "block": 0, "list": 0, "counts": 0}
-        for step, record, frame in zip(stack.steps, self.steps, self.frames, strict=False):
-            self._parameters(step, record, frame, words)
-        self.aside = self._top
-        self.net["aside"] = self.aside
-        self._top += self.aside * (1 + momentum)  # as much again, for drifts or gradients
-        self._activations(translated=translated)
-        number, most = torch.empty((), dtype=dtype).numpy().dtype, self._most
-        self.room = Room(
-            allocate(self._top, number),
-            allocate(self._length, np.dtype(np.int64)),
-            allocate(most["chosen"] + GAP, np.dtype(np.uint8)),
-            allocate(most["block"] + GAP, number),
-            allocate(most["list"] + GAP, number),
-            allocate(most["list"] + GAP, np.dtype(np.int32)),
-            allocate(most["counts"] + GAP, np.dtype(np.int64)),
+        self._end, self._table, self._table_length = PADDING, list[Array](), 0
+        self._max_sizes = {"argmax": 0, "block": 0, "list": 0, "counts": 0}
+        for step, record, frame in zip(stack.steps, self.steps, self.layouts, strict=False):
+            self._lay_out_parameters(step, record, frame, words)
+        self.drift_offset = self._end
+        self.net["drift_offset"] = self.drift_offset
+        self._end += self.drift_offset * (1 + momentum)  # drifts or gradients, then last steps
+        self._lay_out_activations(with_cut=with_cut)
+        number, most = torch.empty((), dtype=dtype).numpy().dtype, self._max_sizes
+        self.arrays = Arrays(
+            allocate(self._end, number),
+            allocate(self._table_length, np.dtype(np.int64)),
+            allocate(most["argmax"] + PADDING, np.dtype(np.uint8)),
+            allocate(most["block"] + PADDING, number),
+            allocate(most["list"] + PADDING, number),
+            allocate(most["list"] + PADDING, np.dtype(np.int32)),
+            allocate(most["counts"] + PADDING, np.dtype(np.int64)),
         )
-        np.concatenate(self._table, out=self.room.table)
-        self.numbers = torch.from_numpy(self.room.numbers)
-        if translated:
-            self.at_cut("live").fill_(1)
+        np.concatenate(self._table, out=self.arrays.table)
+        self.numbers = torch.from_numpy(self.arrays.numbers)
+        if with_cut:
+            self.cut_vector("feature_mask").fill_(1)
 
-    def at_cut(self, name: str) -> Tensor:
-        """A vector at the cut, such as PRBM's, in the shape that the model has there."""
-        part = self.frames[self.stack.cut].part(int(self.net[name]))
-        return part.view(self.numbers)
+    def cut_vector(self, name: str) -> Tensor:
+        """Return a vector at the cut, such as PRBM's, in the model's shape."""
+        return self.layouts[self.stack.cut].image_view(int(self.net[name])).view(self.numbers)
 
-    def between(self, boundary: int, at: int) -> Tensor:
-        """What lies at `at` as a batch, between two steps."""
-        return self.frames[boundary].batch(at, self.size).view(self.numbers)
+    def batch_at(self, boundary: int, offset: int) -> Tensor:
+        """Return the numbers at `offset` as a batch between two steps."""
+        return self.layouts[boundary].batch_view(offset, self.size).view(self.numbers)
 
-    def set_moves(self, rates: Mapping[str, float], pulls: Mapping[str, float]) -> None:
-        """A rate for each parameter, 0 if it stays, and its pull; and so which gradients are wanted."""
-        wanted = [len(self.steps), *([int(self.net["cut"])] if self.net["cut"] >= 0 else [])]
+    def set_updates(self, rates: Mapping[str, float], decays: Mapping[str, float]) -> None:
+        """Set each parameter's rate (0: frozen) and decay, and from these the gradients that are needed."""
+        needed = [len(self.steps)]  # boundaries whose gradient is needed
+        if self.net["cut"] >= 0:
+            needed.append(int(self.net["cut"]))
         for i, (step, record) in enumerate(zip(self.stack.steps, self.steps, strict=True)):
-            for own in ("weight", "bias"):
-                name = step.names.get(own, "")
-                record[f"{own}_rate"], record[f"{own}_pull"] = rates.get(name, 0.0), pulls.get(name, 0.0)
+            for kind in ("weight", "bias"):
+                name = step.names.get(kind, "")
+                record[f"{kind}_rate"] = rates.get(name, 0.0)
+                record[f"{kind}_decay"] = decays.get(name, 0.0)
                 if rates.get(name):
-                    wanted.append(i + 1)  # of what it gives
-        self.net["first"] = max(0, min(wanted) - 1)
-        self.steps["back"] = np.arange(len(self.steps)) >= min(wanted)
+                    needed.append(i + 1)
+        self.net["first_layer"] = max(0, min(needed) - 1)
+        self.steps["needs_input_grad"] = np.arange(len(self.steps)) >= min(needed)
 
-    def _room(self, n: int) -> int:
-        start = self._top
-        self._top += _up(n, 16) + GAP
+    def _reserve(self, n: int) -> int:
+        start = self._end
+        self._end += round_up(n, 16) + PADDING
         return start
 
-    def _put(self, offsets: Array) -> int:
-        """Into the table."""
-        start = self._length
+    def _add_to_table(self, offsets: Array) -> int:
+        """Append offsets to the table and return their start."""
+        start = self._table_length
         self._table.append(np.asarray(offsets, np.int64).ravel())
-        self._length += self._table[-1].size
+        self._table_length += self._table[-1].size
         return start
 
-    def _need(self, **sizes: int) -> None:
+    def _require(self, **sizes: int) -> None:
         for name, size in sizes.items():
-            self._most[name] = max(self._most[name], size)
+            self._max_sizes[name] = max(self._max_sizes[name], size)
 
-    def _parameters(self, step: LayerStep, record: Record, frame: Frame, words: int) -> None:
-        outputs, stored = _up(step.given[0]), frame.stored
-        weight: Part | None = None
+    def _lay_out_parameters(self, step: LayerStep, record: Record, frame: ImageLayout, words: int) -> None:
+        outputs, stored = round_up(step.output_shape[0]), frame.pixel_size
+        weight: ArrayView | None = None
         if step.kind == "conv":
             (kh, kw), run = step.kernel, step.kernel[1] * stored
-            padded = _up(run, LANES)
+            padded = round_up(run, LANES)
             record["rows"], record["run"], record["padded_run"] = kh, run, padded
-            shape = (step.given[0], frame.channels, kh, kw)
-            weight = Part(self._room(outputs * kh * padded), shape, (kh * padded, 1, padded, stored))
+            shape = (step.output_shape[0], frame.channels, kh, kw)
+            weight = ArrayView(self._reserve(outputs * kh * padded), shape, (kh * padded, 1, padded, stored))
         elif step.kind == "linear":
             record["inputs"] = frame.size
-            shape = (step.given[0], frame.channels, frame.height, frame.width)
-            weight = Part(self._room(outputs * frame.size), shape, (frame.size, 1, frame.row, stored))
+            shape = (step.output_shape[0], frame.channels, frame.height, frame.width)
+            weight = ArrayView(self._reserve(outputs * frame.size), shape, (frame.size, 1, frame.row, stored))
         elif step.kind == "words":
             record["inputs"] = words
-            weight = Part(self._room(words * outputs), (words, step.given[0]), (outputs, 1))
+            weight = ArrayView(self._reserve(words * outputs), (words, step.output_shape[0]), (outputs, 1))
         else:
-            outputs = stored if len(step.given) == 3 else frame.size
+            outputs = stored if len(step.output_shape) == 3 else frame.size
         record["kind"], record["relu"], record["outputs"] = KINDS[step.kind], step.relu, outputs
-        record["bias"] = self._room(outputs)
+        record["bias"] = self._reserve(outputs)
         if weight:
-            record["weight"] = weight.at
+            record["weight"] = weight.offset
             self.parts[step.names["weight"]] = weight
         if "bias" in step.names:
-            self.parts[step.names["bias"]] = Part(int(record["bias"]), step.given[:1], (1,))
+            self.parts[step.names["bias"]] = ArrayView(int(record["bias"]), step.output_shape[:1], (1,))
 
-    def _activations(self, *, translated: bool) -> None:
+    def _lay_out_activations(self, *, with_cut: bool) -> None:
         sources, inputs, grads = [], [], []
-        for boundary, frame in enumerate(self.frames):
-            inputs.append(self._room(self.rows * frame.size))
-            grads.append(self._room(self.rows * frame.size))
-            apart = translated and boundary == self.stack.cut
-            sources.append(self._room(self.rows * frame.size) if apart else inputs[-1])
+        for boundary, frame in enumerate(self.layouts):
+            inputs.append(self._reserve(self.rows * frame.size))
+            grads.append(self._reserve(self.rows * frame.size))
+            is_cut = with_cut and boundary == self.stack.cut
+            sources.append(self._reserve(self.rows * frame.size) if is_cut else inputs[-1])
         for i, (step, record) in enumerate(zip(self.stack.steps, self.steps, strict=True)):
             record["input"], record["input_grad"] = inputs[i], grads[i]
             record["output"], record["output_grad"] = sources[i + 1], grads[i + 1]
             if step.kind in ("conv", "pool"):
-                self._windows(step, record, self.frames[i], self.frames[i + 1])
+                self._lay_out_windows(step, record, self.layouts[i], self.layouts[i + 1])
             else:
-                self._vectors(step, record)
-        self._ends(sources[0], inputs[-1], grads[-1])
+                self._lay_out_vectors(step, record)
+        self._lay_out_ends(sources[0], inputs[-1], grads[-1])
         self.net["cut"] = -1
-        if translated:
+        if with_cut:
             cut = self.stack.cut
-            self.net["cut"], self.net["z_size"] = cut, self.frames[cut].size
+            self.net["cut"], self.net["z_size"] = cut, self.layouts[cut].size
             self.net["z_g"], self.net["z"], self.net["z_grad"] = sources[cut], inputs[cut], grads[cut]
-            for name in ("prbm", "prbm_step", "mean", "goal", "live", "sums"):
-                self.net[name] = self._room(self.frames[cut].size)
-            self.more = self._room(self.rows * self.frames[cut].size)
+            for name in ("prbm", "prbm_step", "running_mean", "global_mean", "feature_mask", "sums"):
+                self.net[name] = self._reserve(self.layouts[cut].size)
+            self.extra_z_grad = self._reserve(self.rows * self.layouts[cut].size)
 
-    def _windows(self, step: LayerStep, record: Record, taken: Frame, given: Frame) -> None:
-        """Of a convolution or pooling: where its positions lie, and where the results."""
+    def _lay_out_windows(
+        self, step: LayerStep, record: Record, input_layout: ImageLayout, output_layout: ImageLayout
+    ) -> None:
+        """Write the offsets of a convolution's or pooling's positions and results to the table."""
         outputs, window, images = int(record["outputs"]), math.prod(step.window), np.arange(self.rows)
-        if len(step.given) == 3:
-            _, height, width = step.given
+        if len(step.output_shape) == 3:
+            _, height, width = step.output_shape
             i, j, a, b = np.ix_(*map(np.arange, (height, width, *step.window)))
-            positions = (i * step.window[0] + a) * taken.row + (j * step.window[1] + b) * taken.stored
-            places = i * given.row + j * given.stored + given.corner
+            y, x = i * step.window[0] + a, j * step.window[1] + b
+            inputs_in_image = y * input_layout.row + x * input_layout.pixel_size
+            outputs_in_image = i * output_layout.row + j * output_layout.pixel_size + output_layout.corner
         else:
-            positions = places = np.zeros(1, np.int64)
+            inputs_in_image = outputs_in_image = np.zeros(1, np.int64)
         group = math.lcm(TILE_ROWS, window) if step.kind == "conv" else window
-        every = images[:, None] * taken.size + positions.ravel()
-        to = int(record["output"]) + images[:, None] * given.size + places.ravel()
-        windows = places.size
-        record["row"], record["size"], record["group"] = taken.row, taken.size, group
+        input_offsets = images[:, None] * input_layout.size + inputs_in_image.ravel()
+        output_offsets = (
+            int(record["output"]) + images[:, None] * output_layout.size + outputs_in_image.ravel()
+        )
+        windows = outputs_in_image.size
+        record["row"], record["size"], record["group_size"] = input_layout.row, input_layout.size, group
         record["windows"], record["window"] = windows, window
-        record["positions"] = self._put(np.concatenate([every.ravel(), np.zeros(group, np.int64)]))
-        record["places"] = self._put(to)
-        record["chosen"] = self._most["chosen"]
-        self._most["chosen"] += self.rows * windows * outputs
-        self._need(block=group * outputs)
+        padded_offsets = np.concatenate([input_offsets.ravel(), np.zeros(group, np.int64)])
+        record["input_offsets"] = self._add_to_table(padded_offsets)
+        record["output_offsets"] = self._add_to_table(output_offsets)
+        record["argmax"] = self._max_sizes["argmax"]
+        self._max_sizes["argmax"] += self.rows * windows * outputs
+        self._require(block=group * outputs)
         if step.kind == "conv":
             rows, run, padded = (int(record[name]) for name in ("rows", "run", "padded_run"))
-            record["turned"] = self._room(rows * run * outputs)
-            record["weight_grad"] = self._room(outputs * rows * padded)
-            record["bias_grad"] = self._room(outputs)
+            record["transposed"] = self._reserve(rows * run * outputs)
+            record["weight_grad"] = self._reserve(outputs * rows * padded)
+            record["bias_grad"] = self._reserve(outputs)
             lists = self.rows * windows * (window + 1)
-            self._need(list=lists * outputs, counts=lists)
+            self._require(list=lists * outputs, counts=lists)
 
-    def _vectors(self, step: LayerStep, record: Record) -> None:
-        """Of a linear layer or word vectors."""
+    def _lay_out_vectors(self, step: LayerStep, record: Record) -> None:
+        """Reserve memory of a linear layer or word vectors."""
         outputs = int(record["outputs"])
-        record["bias_grad"] = self._room(outputs)
-        record["spread"] = self._put(np.concatenate([np.arange(ROWS) * outputs, np.arange(8)]))
-        length = math.prod(step.taken) if step.kind == "words" else 1
-        self._need(list=self.rows * length * outputs, counts=int(record["inputs"]))
+        record["bias_grad"] = self._reserve(outputs)
+        record["row_offsets"] = self._add_to_table(np.concatenate([np.arange(ROWS) * outputs, np.arange(8)]))
+        length = math.prod(step.input_shape) if step.kind == "words" else 1
+        self._require(list=self.rows * length * outputs, counts=int(record["inputs"]))
 
-    def _ends(self, source: int, logits: int, grad: int) -> None:
-        first, last, net = self.frames[0], self.frames[-1], self.net
-        net["entry"], net["entry_size"] = source + first.corner, first.size
-        net["entry_row"], net["entry_pixel"] = first.row, first.stored
+    def _lay_out_ends(self, source: int, logits: int, grad: int) -> None:
+        first, last, net = self.layouts[0], self.layouts[-1], self.net
+        net["input"], net["input_size"] = source + first.corner, first.size
+        net["input_row"], net["input_pixel"] = first.row, first.pixel_size
         net["logits"], net["logits_grad"], net["logits_size"] = logits, grad, last.size
         c, h, w = np.ix_(*map(np.arange, (last.channels, last.height, last.width)))
-        places = c + h * last.row + w * last.stored
-        net["classes"], net["classes_at"] = places.size, self._put(places)
+        class_offsets = c + h * last.row + w * last.pixel_size
+        net["classes"], net["class_offsets"] = class_offsets.size, self._add_to_table(class_offsets)
 
 
-KEPT = 6
-"""Of a model, for so many sizes of a batch."""
+MAX_NETWORKS = 6
+"""Maximum number of networks of a model, each for one batch size."""
 
 
 class Inputs(NamedTuple):
-    """A batch as it is compiled for: images, or texts."""
+    """Inputs of a compiled pass: images, or texts."""
 
     x: Array
     texts: Array
 
 
 class Network(Layout):
-    """A stack of layers in memory of its own. What does not change from fit to fit is looked up once: a small
-    client is through with its step before Python has made a dozen views."""
+    """A stack of layers with its own memory.
+
+    Views that do not change between fits are created once: a small client's step takes less time than
+    creating a dozen views.
+    """
 
     def __init__(
         self,
@@ -316,106 +328,115 @@ class Network(Layout):
         dtype: torch.dtype,
         words: int,
         *,
-        translated: bool,
+        with_cut: bool,
         momentum: bool,
     ) -> None:
-        super().__init__(stack, size, dtype, words, translated=translated, momentum=momentum)
+        super().__init__(stack, size, dtype, words, with_cut=with_cut, momentum=momentum)
         self.views = {name: part.view(self.numbers) for name, part in self.parts.items()}
-        """The parameters."""
-        self.beside = {name: part.view(self.numbers, self.aside) for name, part in self.parts.items()}
-        """Their drifts or gradients."""
-        names = ("prbm", "prbm_step", "mean", "goal") if translated else ()
-        self.vectors = {name: self.at_cut(name) for name in names}
-        ends = {"logits": len(self.steps)} | ({"z_g": stack.cut, "z": stack.cut} if translated else {})
-        self.passing = {name: self.between(end, int(self.net[name])) for name, end in ends.items()}
-        """Of a whole batch, after a pass."""
-        after = {"logits": int(self.net["logits_grad"])} | ({"z_g": self.more} if translated else {})
-        self.slopes = {name: self.between(ends[name], at) for name, at in after.items()}
-        """What a pass backwards begins with: the gradient of the logits, and what z_g's has more."""
+        """Parameters."""
+        self.drifts = {name: part.view(self.numbers, self.drift_offset) for name, part in self.parts.items()}
+        """Drifts or gradients of the parameters."""
+        names = ("prbm", "prbm_step", "running_mean", "global_mean") if with_cut else ()
+        self.vectors = {name: self.cut_vector(name) for name in names}
+        boundaries = {"logits": len(self.steps)} | ({"z_g": stack.cut, "z": stack.cut} if with_cut else {})
+        self.activations = {name: self.batch_at(end, int(self.net[name])) for name, end in boundaries.items()}
+        """Activations of a batch after a forward pass."""
+        grad_offsets = {"logits": int(self.net["logits_grad"])}
+        if with_cut:
+            grad_offsets["z_g"] = self.extra_z_grad
+        self.output_grads = {
+            name: self.batch_at(boundaries[name], offset) for name, offset in grad_offsets.items()
+        }
+        """Gradients from which a backward pass starts: of the logits, and an additional one of z_g."""
         self._targets, self._shapes = [*self.views.values()], [view.shape for view in self.views.values()]
         self._written, self._versions = list[Tensor](), list[tuple[int, int]]()
-        """What was written last, if it is still there: the tensors, each with the number of its changes."""
-        self._moves: object = None
-        self._images = np.zeros((0, 1, 1, 1), self.room.numbers.dtype)
+        """Tensors that were written last, with their ids and versions; empty if the network changed since."""
+        self._updates: object = None
+        self._images = np.zeros((0, 1, 1, 1), self.arrays.numbers.dtype)
         self._texts = np.zeros((0, 1), np.int32)
-        self._last = Inputs(self._images, self._texts)
-        """What went forward."""
+        self._last_inputs = Inputs(self._images, self._texts)
+        """Inputs of the last forward pass."""
 
     def write(self, params: Mapping[str, Tensor]) -> None:
-        """Unless they are there already: clients evaluate one shared model, one after the other."""
-        given = [params[name] for name in self.views]
-        known = not any(p.is_inference() for p in given)  # of those nobody counts what is written into them
-        versions = [(id(p), p._version) for p in given] if known else []
+        """Copy parameters into the network, unless it has them already, as when clients share a model."""
+        values = [params[name] for name in self.views]
+        is_versioned = not any(p.is_inference() for p in values)  # inference tensors have none
+        versions = [(id(p), p._version) for p in values] if is_versioned else []
         if versions and versions == self._versions:
             return
-        shaped = [p if p.dim() == len(s) else p.reshape(s) for p, s in zip(given, self._shapes, strict=True)]
+        shaped = [p if p.dim() == len(s) else p.reshape(s) for p, s in zip(values, self._shapes, strict=True)]
         with torch.no_grad():
             torch._foreach_copy_(self._targets, shaped)
-        kernels.turn(self.room, self.steps)
-        self._written, self._versions = given, versions
+        kernels.transpose_weights(self.arrays, self.steps)
+        self._written, self._versions = values, versions
 
     def set_vectors(self, values: Mapping[str, Tensor | None]) -> None:
-        """At the cut; None: zeros."""
+        """Set vectors at the cut; None: zeros."""
         for name, value in values.items():
             view = self.vectors[name]
             view.zero_() if value is None else view.copy_(value.reshape(view.shape))
 
-    def read(self, params: Mapping[str, Tensor], *, aside: bool = False) -> State:
-        """New tensors like `params`; `aside`: of what lies beside them."""
-        views = self.beside if aside else self.views
+    def read(self, params: Mapping[str, Tensor], *, drifts: bool = False) -> State:
+        """Return new tensors like `params` with the parameters or, if `drifts`, drifts or gradients."""
+        views = self.drifts if drifts else self.views
         return {
             name: views[name].clone(memory_format=torch.contiguous_format).view(p.shape)
             for name, p in params.items()
             if name in views
         }
 
-    def finite(self) -> bool:
-        """Whether all parameters are numbers, PRBM's vector too: between them are zeros."""
-        every = [self.numbers[: self.aside], *(v for name, v in self.vectors.items() if name == "prbm")]
-        return all(math.isfinite(end) for some in every for end in torch.aminmax(some))
+    def is_finite(self) -> bool:
+        """Return True if all parameters and PRBM's vector are finite; the padding between them is 0."""
+        tensors = [self.numbers[: self.drift_offset]]
+        if "prbm" in self.vectors:
+            tensors.append(self.vectors["prbm"])
+        return all(math.isfinite(extreme) for tensor in tensors for extreme in torch.aminmax(tensor))
 
-    def set_moves(self, rates: Mapping[str, float], pulls: Mapping[str, float]) -> None:
-        if (moves := (dict(rates), dict(pulls))) != self._moves:
-            super().set_moves(rates, pulls)
-            self._moves = moves
+    def set_updates(self, rates: Mapping[str, float], decays: Mapping[str, float]) -> None:
+        if (moves := (dict(rates), dict(decays))) != self._updates:
+            super().set_updates(rates, decays)
+            self._updates = moves
 
     def train(self, x: Tensor, y: Tensor, size: int, divisors: Array) -> float:
-        """`kernels.train` on these samples; what moves is no longer what was written."""
-        return self._train(self._inputs(x), y, size, divisors, begun=False)
+        """Train on these samples and return the sum of the batches' cross-entropies."""
+        return self._train(self._inputs(x), y, size, divisors, is_forward_done=False)
 
-    def back(self, y: Tensor, slopes: Mapping[str, Tensor | None], divisors: Array) -> None:
-        """The rest of a step on the batch that went `forward` last, with these gradients at its end; None:
-        zeros."""
-        for name, slope in slopes.items():
-            view = self.slopes[name][: len(y)]
-            view.zero_() if slope is None else view.copy_(slope.reshape(view.shape))
-        self._train(self._last, y, len(y), divisors, begun=True)
+    def backward(self, y: Tensor, grads: Mapping[str, Tensor | None], divisors: Array) -> None:
+        """Complete a step on the batch of the last `forward`, from these gradients; None: zeros."""
+        for name, grad in grads.items():
+            view = self.output_grads[name][: len(y)]
+            view.zero_() if grad is None else view.copy_(grad.reshape(view.shape))
+        self._train(self._last_inputs, y, len(y), divisors, is_forward_done=True)
 
-    def _train(self, inputs: Inputs, y: Tensor, size: int, divisors: Array, *, begun: bool) -> float:
+    def _train(
+        self, inputs: Inputs, y: Tensor, size: int, divisors: Array, *, is_forward_done: bool
+    ) -> float:
         self._written, self._versions = [], []
         return float(
-            kernels.train(self.room, self.steps, self.nets, *inputs, y.numpy(), size, divisors, begun)
+            kernels.train(
+                self.arrays, self.steps, self.nets, *inputs, y.numpy(), size, divisors, is_forward_done
+            )
         )
 
     def add(self, changes: Mapping[str, Tensor]) -> None:
-        """To parameters, and to PRBM's vector."""
+        """Add changes to parameters and to PRBM's vector."""
         for name, change in changes.items():
             view = self.views[name] if name in self.views else self.vectors[name]
             view.add_(change.reshape(view.shape))
         if changes:
-            kernels.turn(self.room, self.steps)
+            kernels.transpose_weights(self.arrays, self.steps)
 
     def forward(self, x: Tensor, names: Sequence[str]) -> list[Tensor]:
-        """Copies of what these are of one batch, which is no larger than the network's."""
-        size, self._last = x.shape[0], self._inputs(x)
-        kernels.forward(self.room, self.steps, self.nets, *self._last, size)
-        return [self.passing[name][:size].clone(memory_format=torch.contiguous_format) for name in names]
+        """Return copies of these activations of one batch, at most as large as the network's."""
+        size, self._last_inputs = x.shape[0], self._inputs(x)
+        kernels.forward(self.arrays, self.steps, self.nets, *self._last_inputs, size)
+        return [self.activations[name][:size].clone(memory_format=torch.contiguous_format) for name in names]
 
     def _inputs(self, x: Tensor) -> Inputs:
         if self.stack.steps[0].kind == "words":
             low, high = (int(word) for word in torch.aminmax(x)) if x.shape[0] else (0, 0)
             words = int(self.steps[0]["inputs"])
-            if low < 0 or high >= words:  # machine code would look no further
+            if low < 0 or high >= words:  # compiled code does not check bounds
                 raise InvalidInputError(
                     f"a text has word {low if low < 0 else high}, the model has {words} words"
                 )
@@ -424,24 +445,24 @@ class Network(Layout):
         return Inputs(image.contiguous().numpy(), self._texts)
 
 
-class _Kept(threading.local):
-    """Those of this thread: a network is room to work in."""
+class _NetworkCache(threading.local):
+    """Networks of one thread by model; threads cannot share them, because passes write to them."""
 
     def __init__(self) -> None:
-        self.of: WeakKeyDictionary[SplitModel, dict[object, Network]] = WeakKeyDictionary()
+        self.by_model: WeakKeyDictionary[SplitModel, dict[object, Network]] = WeakKeyDictionary()
 
 
-_kept = _Kept()
+_cache = _NetworkCache()
 
 
 def find_network(
-    model: SplitModel, stack: LayerStack, size: int, dtype: torch.dtype, *, translated: bool, momentum: bool
+    model: SplitModel, stack: LayerStack, size: int, dtype: torch.dtype, *, with_cut: bool, momentum: bool
 ) -> Network:
-    """The network of the model, or of its last layers, for batches of this size."""
-    known, key = _kept.of.setdefault(model, {}), (len(stack.steps), size, dtype, translated, momentum)
-    if key not in known:
-        if len(known) >= KEPT:
-            del known[next(iter(known))]
+    """Return the cached or new network of the model, or of its last layers, for batches of this size."""
+    networks, key = _cache.by_model.setdefault(model, {}), (len(stack.steps), size, dtype, with_cut, momentum)
+    if key not in networks:
+        if len(networks) >= MAX_NETWORKS:
+            del networks[next(iter(networks))]
         words = [len(model.parameters[step.names["weight"]]) for step in stack.steps if step.kind == "words"]
-        known[key] = Network(stack, size, dtype, *words or [0], translated=translated, momentum=momentum)
-    return known[key]
+        networks[key] = Network(stack, size, dtype, *words or [0], with_cut=with_cut, momentum=momentum)
+    return networks[key]

@@ -1,10 +1,10 @@
-// Making elements, and what all parts of the page share. Text goes in as text, never as markup.
+// Creation of elements, and functions shared by all parts of the page. Text is inserted as text, never as markup.
 "use strict";
 
 let palette = { lines: [], dashes: [], labels: [] };
 
-/** An element with attributes (`onclick` and the like are listeners) and children; a string becomes text. */
-function make(tag, attributes = {}, ...children) {
+/** Create an element with attributes (functions such as `onclick` are listeners) and children; a string becomes text. */
+function createNode(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") element.addEventListener(name.slice(2), value);
@@ -14,39 +14,39 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** A name that may break before + and ( and after a comma rather than anywhere. */
+/** Return a name with line breaks allowed before + and ( and after punctuation. */
 function breakable(name) {
-  return name.split(/(?=[+(])|(?<=[,_/])/).flatMap((piece, i) => (i ? [make("wbr"), piece] : [piece]));
+  return name.split(/(?=[+(])|(?<=[,_/])/).flatMap((piece, i) => (i ? [createNode("wbr"), piece] : [piece]));
 }
 
-const memory = new Map();
+const states = new Map();
 
-/** What a reader has chosen in a block; it outlives news. */
-function remembered(id) {
-  if (!memory.has(id)) memory.set(id, {});
-  return memory.get(id);
+/** Return the reader's choices in a block, which are kept when the page is updated. */
+function getState(id) {
+  if (!states.has(id)) states.set(id, {});
+  return states.get(id);
 }
 
-/** A choice among names; nothing where there is only one. */
-function chooser(id, label, names, chosen, onchange) {
+/** Create a selection among names, or null if there is only one. */
+function selectBox(id, label, names, selected, onchange) {
   if (names.length < 2) return null;
-  const select = make("select", { id: `${id}-choice`, onchange: () => onchange(select.selectedIndex) });
-  for (const name of names) select.append(make("option", {}, name));
-  select.selectedIndex = chosen;
-  return make("label", { class: "control" }, make("span", {}, label), select);
+  const select = createNode("select", { id: `${id}-choice`, onchange: () => onchange(select.selectedIndex) });
+  for (const name of names) select.append(createNode("option", {}, name));
+  select.selectedIndex = selected;
+  return createNode("label", { class: "control" }, createNode("span", {}, label), select);
 }
 
 function checkbox(id, label, checked, onchange) {
-  const box = make("input", { type: "checkbox", id, onchange: () => onchange(box.checked) });
+  const box = createNode("input", { type: "checkbox", id, onchange: () => onchange(box.checked) });
   box.checked = checked;
-  return make("label", { class: "control" }, box, ` ${label}`);
+  return createNode("label", { class: "control" }, box, ` ${label}`);
 }
 
-/** A part that opens; it is filled when it is first opened. */
-function opening(id, words, fill) {
-  const state = remembered(id);
-  const body = make("div", { class: "opened" });
-  const details = make("details", { id }, make("summary", {}, words), body);
+/** Create a collapsible part, filled when it is first opened. */
+function collapsible(id, title, fill) {
+  const state = getState(id);
+  const body = createNode("div", { class: "opened" });
+  const details = createNode("details", { id }, createNode("summary", {}, title), body);
   const show = () => {
     state.open = details.open;
     if (details.open && !body.hasChildNodes()) body.append(...fill());
@@ -59,8 +59,8 @@ function opening(id, words, fill) {
   return details;
 }
 
-/** A number with as many digits as it deserves; of percent (by its unit) always two. */
-function shown(value, unit = "") {
+/** Return a number with about four significant digits; percentages (by unit) with two decimals. */
+function formatNumber(value, unit = "") {
   if (value === null || value === undefined) return "–";
   if (unit === "%") return value.toFixed(2);
   if (Number.isInteger(value)) return String(value);
@@ -68,15 +68,15 @@ function shown(value, unit = "") {
   return value.toFixed(size >= 1000 ? 0 : size >= 10 ? 2 : size >= 1 ? 3 : 4);
 }
 
-/** A figure: its drawing, the caption, and its numbers as a table. */
+/** Create a figure: its drawing, the caption, and its numbers as a table. */
 function figure(block, parts, numbers) {
   const table = () => {
     const { columns, rows } = numbers();
     return [tables.table({ id: `${block.id}-numbers-table`, caption: "", columns, rows, filter: false })];
   };
-  return make(
+  return createNode(
     "figure", { id: `figure-${block.id}` }, ...parts,
-    make("figcaption", {}, block.caption),
-    opening(`${block.id}-numbers`, "Numbers as a table", table),
+    createNode("figcaption", {}, block.caption),
+    collapsible(`${block.id}-numbers`, "Numbers as a table", table),
   );
 }

@@ -1,22 +1,22 @@
-// Tables that a reader can sort and filter.
+// Tables that can be sorted and filtered.
 "use strict";
 
 const tables = {
   table(block) {
-    const state = remembered(block.id);
+    const state = getState(block.id);
     const numeric = block.columns.map((_, i) => block.rows.some((row) => typeof row[i] === "object"));
     const lines = block.rows.map((row) => ({ row, element: tables.line(row, numeric) }));
-    const body = make("tbody");
-    const count = make("span", { class: "count", "aria-live": "polite" });
+    const body = createNode("tbody");
+    const count = createNode("span", { class: "count", "aria-live": "polite" });
 
     const headings = block.columns.map((name, index) => {
-      const button = make("button", { type: "button", id: `${block.id}-sort-${index}`, onclick: () => sort(index) }, name);
-      return make("th", { scope: "col", class: numeric[index] ? "number" : null }, button);
+      const button = createNode("button", { type: "button", id: `${block.id}-sort-${index}`, onclick: () => sort(index) }, name);
+      return createNode("th", { scope: "col", class: numeric[index] ? "number" : null }, button);
     });
 
     function sort(index) {
-      const first = numeric[index] ? -1 : 1;
-      state.way = state.sort === index ? -state.way : first;
+      const initial = numeric[index] ? -1 : 1;
+      state.direction = state.sort === index ? -state.direction : initial;
       state.sort = index;
       show();
     }
@@ -27,51 +27,51 @@ const tables = {
         const text = row.filter((_, i) => !numeric[i]).join(" ").toLowerCase();
         return words.every((word) => text.includes(word));
       });
-      if (state.sort !== undefined) kept.sort((a, b) => tables.compare(a.row[state.sort], b.row[state.sort], state.way));
+      if (state.sort !== undefined) kept.sort((a, b) => tables.compare(a.row[state.sort], b.row[state.sort], state.direction));
       body.replaceChildren(...kept.map(({ element }) => element));
       headings.forEach((heading, index) => {
-        const sorted = state.sort === index ? (state.way > 0 ? "ascending" : "descending") : "none";
+        const sorted = state.sort === index ? (state.direction > 0 ? "ascending" : "descending") : "none";
         heading.setAttribute("aria-sort", sorted);
       });
       count.textContent = words.length ? `${kept.length} of ${lines.length}` : "";
     }
 
     show();
-    const table = make("table", { id: `table-${block.id}` }, make("thead", {}, make("tr", {}, ...headings)), body);
-    const scroll = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": block.heading || block.caption.split(".")[0] || block.columns[0] }, table);
-    return make("div", { class: "table" }, block.heading ? make("h3", {}, block.heading) : null, block.filter ? tables.filter(block, state, show, count) : null, scroll,
-      block.caption ? make("p", { class: "caption" }, block.caption) : null);
+    const table = createNode("table", { id: `table-${block.id}` }, createNode("thead", {}, createNode("tr", {}, ...headings)), body);
+    const scroll = createNode("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": block.heading || block.caption.split(".")[0] || block.columns[0] }, table);
+    return createNode("div", { class: "table" }, block.heading ? createNode("h3", {}, block.heading) : null, block.filter ? tables.filter(block, state, show, count) : null, scroll,
+      block.caption ? createNode("p", { class: "caption" }, block.caption) : null);
   },
 
   filter(block, state, show, count) {
-    const input = make("input", { type: "search", id: `${block.id}-filter`, autocomplete: "off", oninput: () => {
+    const input = createNode("input", { type: "search", id: `${block.id}-filter`, autocomplete: "off", oninput: () => {
       state.words = input.value;
       show();
     } });
     input.value = state.words || "";
-    return make("div", { class: "controls" }, make("label", { class: "control" }, make("span", {}, "Filter"), input), count);
+    return createNode("div", { class: "controls" }, createNode("label", { class: "control" }, createNode("span", {}, "Filter"), input), count);
   },
 
-  /** Names and values, where sorting would help nobody. */
+  /** Create a list of names and values that cannot be sorted. */
   facts(block) {
-    const pairs = block.rows.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)));
-    return make("div", { class: "table" }, block.caption ? make("h3", {}, block.caption) : null, make("dl", {}, ...pairs));
+    const pairs = block.rows.map(([name, value]) => createNode("div", {}, createNode("dt", {}, name), createNode("dd", {}, value)));
+    return createNode("div", { class: "table" }, block.caption ? createNode("h3", {}, block.caption) : null, createNode("dl", {}, ...pairs));
   },
 
   line(row, numeric) {
     const cells = row.map((cell, index) => {
       const kind = numeric[index] ? "number" : null;
-      return index ? make("td", { class: kind }, tables.text(cell)) : make("th", { scope: "row", class: kind }, ...breakable(tables.text(cell)));
+      return index ? createNode("td", { class: kind }, tables.text(cell)) : createNode("th", { scope: "row", class: kind }, ...breakable(tables.text(cell)));
     });
-    return make("tr", {}, ...cells);
+    return createNode("tr", {}, ...cells);
   },
 
   text: (cell) => (typeof cell === "object" ? cell.text : String(cell)),
 
-  /** Numbers by value, text as people order it; what has no value comes last, either way. */
-  compare(a, b, way) {
-    if (typeof a !== "object") return way * String(a).localeCompare(String(b), "en", { numeric: true });
+  /** Compare numbers by value and text alphabetically; cells without a value come last in both directions. */
+  compare(a, b, direction) {
+    if (typeof a !== "object") return direction * String(a).localeCompare(String(b), "en", { numeric: true });
     if (a.value === null || b.value === null) return (a.value === null) - (b.value === null);
-    return way * (a.value - b.value);
+    return direction * (a.value - b.value);
   },
 };
