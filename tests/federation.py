@@ -29,51 +29,51 @@ from feddbe.testing.contract import (
 __all__ = [
     "COMBINATIONS",
     "ENGINES",
-    "Elsewhere",
-    "Forgetful",
+    "EngineWithMissingClients",
     "MessageRecorder",
     "Outcome",
+    "RemoteStateEngine",
     "are_identical",
     "client_values",
     "experiment",
     "make_dataset",
-    "quick",
     "read_states",
     "run_outcome",
     "run_recorded",
+    "shorten_fedgen",
 ]
 
 COMBINATIONS = [
     *METHODS,
     *(f"{name}+{a}" for name, method in METHODS.items() for a in supported_addons(method)),
 ]
-"""Every method, alone and with each add-on that it takes."""
+"""Every method, without and with each supported add-on."""
 ENGINES = ["pool(workers=2)"]
-"""Each must give the bits of `serial`."""
+"""Engines that must be bit-identical to `serial`."""
 
 
-def quick(name: str) -> str:
-    """FedGen's generator with two steps unless said."""
+def shorten_fedgen(name: str) -> str:
+    """Return the method with two steps of FedGen's generator, unless it sets `steps`."""
 
-    def shorter(fedgen: re.Match[str]) -> str:
+    def shorten(fedgen: re.Match[str]) -> str:
         return f"fedgen({fedgen[1]},steps=2)" if fedgen[1] else "fedgen(steps=2)"
 
-    return re.sub(r"^fedgen(?:\(((?!.*steps=)[^)]*)\))?(?=\+|$)", shorter, name)
+    return re.sub(r"^fedgen(?:\(((?!.*steps=)[^)]*)\))?(?=\+|$)", shorten, name)
 
 
 def experiment(name: str, dataset: Dataset | None = None, **options: Any) -> Experiment:
-    """Two rounds of this method among the three clients."""
-    return contract.make_experiment(quick(name), dataset, **options)
+    """Return two rounds of this method with three clients."""
+    return contract.make_experiment(shorten_fedgen(name), dataset, **options)
 
 
-class Forgetful:
-    """The serial engine, from which one client gets no job in each call: in round t, `forgotten(t)`."""
+class EngineWithMissingClients:
+    """A serial engine that skips client `missing_client(t)` in round t."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.serial = Serial(experiment.task, experiment.method)
 
-    def forgotten(self, round: int) -> int:
-        return int(seeds.make_rng(5, "forget", round).randint(self.serial.task.split.clients))
+    def missing_client(self, round_: int) -> int:
+        return int(seeds.make_rng(5, "forget", round_).randint(self.serial.task.split.clients))
 
     def close(self) -> None:
         pass
@@ -81,16 +81,18 @@ class Forgetful:
     def run(
         self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
     ) -> Iterator[ClientResult | MissingClient]:
-        for job in tasks:
-            if job.client == self.forgotten(job.round):
-                yield MissingClient(job.client, "forgotten")
+        for client_task in tasks:
+            if client_task.client == self.missing_client(client_task.round):
+                yield MissingClient(client_task.client, "skipped")
             else:
-                yield from self.serial.run([job], messages, states)
+                yield from self.serial.run([client_task], messages, states)
 
 
-class Elsewhere(Forgetful):
-    """Clients keep their states themselves, one for each round, and the run's file gets receipts. Of
-    `forgotten` ones the answer is lost on its way: they have trained, and have a new state."""
+class RemoteStateEngine(EngineWithMissingClients):
+    """An engine whose clients keep their states, one for each round; the run's file has receipts.
+
+    The result of a missing client is lost: it has trained, and has a new state.
+    """
 
     def __init__(self, experiment: Experiment) -> None:
         super().__init__(experiment)
@@ -99,39 +101,40 @@ class Elsewhere(Forgetful):
     def run(
         self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
     ) -> Iterator[ClientResult | MissingClient]:
-        for job in tasks:
-            node = _Node(job, states, self.kept)
-            answers = list(self.serial.run([job], messages, node))
-            if job.client == self.forgotten(job.round):
-                yield MissingClient(job.client, "its answer was lost")
+        for client_task in tasks:
+            client, round_ = client_task.client, client_task.round
+            node = _Node(round_, states, self.kept)
+            results = list(self.serial.run([client_task], messages, node))
+            if client == self.missing_client(round_):
+                yield MissingClient(client, "its result was lost")
                 continue
             if node.receipt:
-                states.write_pending(job.client, node.receipt.encode())
-            yield from answers
+                states.write_pending(client, node.receipt.encode())
+            yield from results
 
 
 class _Node(ClientStates):
-    """Where one client keeps its states."""
+    """A client's states by client and round; `accepted` has their receipts."""
 
-    def __init__(
-        self, client_task: ClientTask, accepted: ClientStates, kept: dict[tuple[int, int], bytes]
-    ) -> None:
-        self.job, self.accepted, self.kept = client_task, accepted, kept
+    def __init__(self, round_: int, accepted: ClientStates, kept: dict[tuple[int, int], bytes]) -> None:
+        self.round = round_
+        self.accepted = accepted
+        self.kept = kept
         self.receipt: Receipt | None = None
 
     def read(self, client: int) -> bytes | None:
-        found = self.accepted.read(client)
-        if found is None:
+        encoded = self.accepted.read(client)
+        if encoded is None:
             return None
-        receipt = Receipt.decode(found)
+        receipt = Receipt.decode(encoded)
         assert receipt is not None
         state = self.kept[client, receipt.round]
         assert sha256(decode(state)) == receipt.sha256
         return state
 
     def write_pending(self, client: int, state: bytes) -> None:
-        self.kept[client, self.job.round] = state
-        self.receipt = Receipt(self.job.round, sha256(decode(state)))
+        self.kept[client, self.round] = state
+        self.receipt = Receipt(self.round, sha256(decode(state)))
 
     def version(self, client: int) -> None:
         pass

@@ -1,4 +1,4 @@
-"""States: bytes and back, fingerprints, means."""
+"""States: encoding, hashes, means."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DTYPES = ["<f4", "<f8", "<f2", "<i8", "<i4", "u1"]
 
 @st.composite
 def tensors(draw: st.DrawFn) -> Tensor:
-    """Any bits in any shape, NaN, infinity and -0 among them."""
+    """Draw any bits in any shape, including NaN, infinity and -0."""
     shape = draw(st.lists(st.integers(0, 3), max_size=4))
     dtype = np.dtype(draw(st.sampled_from(DTYPES)))
     size = math.prod(shape) * dtype.itemsize
@@ -46,19 +46,19 @@ def bits(tensor: Tensor) -> tuple[str, tuple[int, ...], bytes]:
 
 
 @given(states)
-def test_bytes_and_back(state: State) -> None:
-    state.pop("__metadata__", None)  # the one name that safetensors keeps for itself
-    back = decode(encode(state))
-    assert {name: bits(t) for name, t in back.items()} == {name: bits(t) for name, t in state.items()}
-    assert sha256(back) == sha256(state)
+def test_encode_and_decode(state: State) -> None:
+    state.pop("__metadata__", None)  # reserved by safetensors
+    decoded = decode(encode(state))
+    assert {name: bits(t) for name, t in decoded.items()} == {name: bits(t) for name, t in state.items()}
+    assert sha256(decoded) == sha256(state)
 
 
-def test_scalars_counters_and_nothing() -> None:
+def test_encode_scalars_counters_and_empty_tensors() -> None:
     state = {"loss": torch.tensor(0.5), "buffer/count": torch.tensor(2**53 + 1), "none": torch.zeros(0, 3)}
-    back = decode(encode(state))
-    assert (back["loss"].shape, back["loss"].item()) == ((), 0.5)
-    assert (back["buffer/count"].dtype, back["buffer/count"].item()) == (torch.int64, 2**53 + 1)
-    assert back["none"].shape == (0, 3)
+    decoded = decode(encode(state))
+    assert (decoded["loss"].shape, decoded["loss"].item()) == ((), 0.5)
+    assert (decoded["buffer/count"].dtype, decoded["buffer/count"].item()) == (torch.int64, 2**53 + 1)
+    assert decoded["none"].shape == (0, 3)
     assert decode(encode({})) == {}
 
 
@@ -73,18 +73,18 @@ def test_memory_layout_and_gradients_do_not_matter() -> None:
         assert sha256({"w": w}) == sha256(plain)
 
 
-def test_what_is_decoded_can_be_written_to() -> None:
+def test_decoded_tensors_are_writable() -> None:
     data = encode({"w": torch.ones(3)})
     decode(data)["w"].add_(1)
     assert decode(data)["w"].tolist() == [1, 1, 1]
 
 
-# --- fingerprints
+# --- hashes
 
 START: State = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3, 4]])}
 
 
-def test_the_order_of_the_entries_does_not_matter() -> None:
+def test_sha256_ignores_the_order_of_entries() -> None:
     assert sha256(dict(reversed(START.items()))) == sha256(START)
     assert sha256({name: t.clone() for name, t in START.items()}) == sha256(START)
 
@@ -103,22 +103,22 @@ def test_the_order_of_the_entries_does_not_matter() -> None:
     ],
     ids=["name", "one-less", "one-more", "dtype", "flat", "shape", "order", "swapped"],
 )
-def test_any_change_changes_the_fingerprint(change: Callable[[State], State]) -> None:
+def test_any_change_changes_sha256(change: Callable[[State], State]) -> None:
     assert sha256(change(START)) != sha256(START)
 
 
 @given(st.integers(0, 63), st.sampled_from(["a", "b"]))
-def test_one_bit_changes_the_fingerprint(bit: int, name: str) -> None:
+def test_one_bit_changes_sha256(bit: int, name: str) -> None:
     state = {key: t.clone() for key, t in START.items()}
     state[name].view(torch.uint8).flatten()[bit // 8] ^= 1 << bit % 8
     assert sha256(state) != sha256(START)
 
 
-def test_zero_and_minus_zero_are_other_bits() -> None:
+def test_sha256_of_zero_and_minus_zero_differ() -> None:
     assert sha256({"a": torch.tensor(0.0)}) != sha256({"a": torch.tensor(-0.0)})
 
 
-def test_the_fingerprint_has_not_changed() -> None:
+def test_sha256_has_not_changed() -> None:
     """SHA-256 of 'a torch.float32 (2,)', a line feed, and the little-endian bytes of 1 and 2; then b."""
     text = b"a torch.float32 (2,)\n" + np.array([1, 2], "<f4").tobytes()
     text += b"b torch.int64 (1, 2)\n" + np.array([3, 4], "<i8").tobytes()
@@ -128,7 +128,7 @@ def test_the_fingerprint_has_not_changed() -> None:
 # --- sizes and parts
 
 
-def test_bytes_of_a_message() -> None:
+def test_nbytes() -> None:
     """2 x 3 float32 = 24, one int64 = 8, three uint8 = 3, nothing = 0."""
     state = {"w": torch.zeros(2, 3), "n": torch.tensor(5), "e": torch.zeros(0)}
     state["x"] = torch.zeros(3, dtype=torch.uint8)
@@ -136,7 +136,7 @@ def test_bytes_of_a_message() -> None:
     assert nbytes({}) == 0
 
 
-def test_without() -> None:
+def test_drop_keys() -> None:
     """A pattern is a name, or a prefix if it ends with a slash: a layer called prbm_net is not PRBM's."""
     state = {name: torch.zeros(1) for name in ("prbm", "prbm_net.weight", "fc.prbm", "mean", "buffer/a", "w")}
     assert list(drop_keys(state, ["prbm"])) == ["prbm_net.weight", "fc.prbm", "mean", "buffer/a", "w"]
@@ -144,7 +144,7 @@ def test_without() -> None:
     assert drop_keys(state, []) == state
 
 
-def test_prefixes_come_and_go() -> None:
+def test_add_and_strip_prefix() -> None:
     state = {"buffer/a": torch.zeros(1), "buffer/buffer/b": torch.ones(1), "c": torch.ones(2)}
     assert list(strip_prefix(state, "buffer/")) == ["a", "buffer/b"]
     assert strip_prefix(state, "buffer/")["a"] is state["buffer/a"]
@@ -156,7 +156,7 @@ def test_prefixes_come_and_go() -> None:
 # --- means
 
 
-def test_the_mean_by_hand() -> None:
+def test_weighted_mean_matches_values_by_hand() -> None:
     """Weights 1, 3: (1 2 + 3 6) / 4 = 5 and (1 8 + 3 0) / 4 = 2; counters (1 4 + 3 11) / 4 = 9.25."""
     first = {"w": torch.tensor([2.0, 8.0]), "s": torch.tensor(1.0), "n": torch.tensor(4)}
     second = {"w": torch.tensor([6.0, 0.0]), "s": torch.tensor(1.0), "n": torch.tensor(11)}
@@ -169,18 +169,18 @@ def test_the_mean_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("counts", "mean"), [((3, 4), 4), ((3, 3), 3), ((0, 1), 0), ((-3, -4), -4)])
-def test_counters_are_rounded_to_the_nearest(counts: tuple[int, int], mean: int) -> None:
+def test_weighted_mean_rounds_counters(counts: tuple[int, int], mean: int) -> None:
     """Halves to the even neighbour: 3.5 -> 4, 0.5 -> 0."""
-    found = weighted_mean([{"n": torch.tensor(n)} for n in counts], [2, 2])["n"]
-    assert found.item() == mean
+    averaged = weighted_mean([{"n": torch.tensor(n)} for n in counts], [2, 2])["n"]
+    assert averaged.item() == mean
 
 
-def test_large_counters_are_not_rounded_through_float32() -> None:
-    """2^24 + 1 is no float32."""
+def test_weighted_mean_of_large_counters_is_exact() -> None:
+    """2^24 + 1 cannot be represented in float32."""
     assert weighted_mean([{"n": torch.tensor(2**24 + 1)}], [7])["n"].item() == 2**24 + 1
 
 
-def test_the_mean_of_minus_zero_is_minus_zero() -> None:
+def test_weighted_mean_of_minus_zero() -> None:
     state = {"w": torch.tensor([-0.0])}
     assert sha256(weighted_mean([state], [3])) == sha256(state)
 
@@ -189,7 +189,7 @@ finite = st.floats(-1e6, 1e6, width=32).filter(bool)
 
 
 @given(st.lists(finite, min_size=1, max_size=5), st.integers(1, 10**6))
-def test_the_mean_of_one_is_itself_to_the_bit(values: list[float], weight: int) -> None:
+def test_weighted_mean_of_one_state_is_bit_exact(values: list[float], weight: int) -> None:
     state = {"w": torch.tensor(values), "n": torch.tensor([3, 5])}
     mean = weighted_mean([state], [weight])
     assert sha256(mean) == sha256(state)
@@ -201,7 +201,7 @@ def test_the_mean_of_one_is_itself_to_the_bit(values: list[float], weight: int) 
         st.tuples(st.integers(1, 1000), st.lists(finite, min_size=3, max_size=3)), min_size=1, max_size=6
     )
 )
-def test_the_mean_is_the_sum_of_shares_and_in_the_order_given(
+def test_weighted_mean_sums_in_order(
     parts: list[tuple[int, list[float]]],
 ) -> None:
     weights = [weight for weight, _ in parts]
@@ -216,18 +216,18 @@ def test_the_mean_is_the_sum_of_shares_and_in_the_order_given(
     assert torch.equal(mean, by_hand)
 
 
-def test_only_the_names_of_the_first_and_as_many_weights_as_states() -> None:
-    one, two = {"a": torch.ones(1)}, {"a": torch.ones(1), "b": torch.ones(1)}
-    assert list(weighted_mean([one, two], [1, 1])) == ["a"]
+def test_weighted_mean_uses_names_of_the_first_state() -> None:
+    first, second = {"a": torch.ones(1)}, {"a": torch.ones(1), "b": torch.ones(1)}
+    assert list(weighted_mean([first, second], [1, 1])) == ["a"]
     with pytest.raises(KeyError):
-        weighted_mean([two, one], [1, 1])
+        weighted_mean([second, first], [1, 1])
     with pytest.raises(ValueError, match="shorter"):
-        weighted_mean([one, one], [1])
+        weighted_mean([first, first], [1])
 
 
-def test_two_names_of_one_tensor_are_two_tensors_afterwards() -> None:
-    one = torch.arange(6.0)
-    back = decode(encode({"a": one, "b": one, "c": one[:3]}))
-    assert torch.equal(back["a"], one)
-    assert torch.equal(back["b"], one)
-    assert torch.equal(back["c"], one[:3])
+def test_shared_tensors_are_encoded_separately() -> None:
+    tensor = torch.arange(6.0)
+    decoded = decode(encode({"a": tensor, "b": tensor, "c": tensor[:3]}))
+    assert torch.equal(decoded["a"], tensor)
+    assert torch.equal(decoded["b"], tensor)
+    assert torch.equal(decoded["c"], tensor[:3])

@@ -26,7 +26,7 @@ from feddbe.training import backends
 from tests.documents import document
 from tests.federation import experiment, run_outcome
 from tests.reporting.test_new_clients import new_clients_run
-from tests.training.trainers.test_compiled import plan_of
+from tests.training.compiled.test_backend import make_plan
 
 SOURCES = Path(feddbe.__file__).parent
 TEXT = "text"
@@ -90,7 +90,7 @@ def test_verification_is_judged_by_statuses(tmp_path: Path, monkeypatch: pytest.
 
 def test_backend_may_reject_a_plan_with_any_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends.all_backends()["compiled"], "unsupported_reason", lambda plan: TEXT)
-    plan = plan_of("perceptron")
+    plan = make_plan("perceptron")
     assert backends.select_trainer(plan).name == "autograd"
     with pytest.raises(InvalidInputError, match=f"does not support this: {TEXT}; use auto"):
         backends.select_trainer(plan, "compiled")

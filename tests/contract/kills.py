@@ -1,7 +1,7 @@
 """kill -9 of runs and of their workers at random moments: python -m tests.contract.kills --kills 1000
 
-Every run is killed again and again and continued until it ends, and is then compared with one that was left
-alone: states, measured numbers, leftovers. The runs are forked from this process, which imports once.
+Every run is killed and resumed until it is complete, and is then compared with an uninterrupted run: states,
+metrics, remaining processes. The runs are forked from this process, which imports once.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ ENGINES = ("serial", "pool(workers=2)")
 
 
 @cache
-def data() -> Dataset:
+def load_data() -> Dataset:
     return make_dataset()
 
 
-def begin(methods: Sequence[str], engine: str, folder: Path, resume: bool = False) -> int:
-    """These runs in a process of its own group; its id."""
+def start_runs(methods: Sequence[str], engine: str, folder: Path, resume: bool = False) -> int:
+    """Start the runs in a process with a new group, and return its id."""
     pid = os.fork()
     if pid == 0:
         os.setsid()
         code = 0
         try:
-            where: dict[str, Any] = {"engine": engine, "out": str(folder), "resume": resume}
-            feddbe.compare(methods, data=data(), **OPTIONS, **where)
+            options = OPTIONS | {"engine": engine, "out": str(folder), "resume": resume}
+            feddbe.compare(methods, data=load_data(), **options)
         except BaseException as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             code = 1
@@ -58,22 +58,35 @@ def begin(methods: Sequence[str], engine: str, folder: Path, resume: bool = Fals
     return pid
 
 
-def children(pid: int) -> list[int]:
+def list_children(pid: int) -> list[int]:
     with contextlib.suppress(OSError):
-        return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
 
 
-def result(folder: Path) -> list[Any]:
-    """All that the runs in a folder leave, without the times."""
-    found = []
+def read_results(folder: Path) -> list[Any]:
+    """Return round results and states of all runs in a folder, without times."""
+    results = []
     for path in sorted(folder.rglob("run.sqlite")):
         rounds = feddbe.load(path.parent)["rounds"]
-        found.append(([{**entry, "seconds": 0.0} for entry in rounds], read_states(path.parent)))
-    return found
+        without_times = [{**round_result, "seconds": 0.0} for round_result in rounds]
+        results.append((without_times, read_states(path.parent)))
+    return results
 
 
-def strike(
+def has_started(folder: Path) -> bool:
+    """Return True if the folder has a run, complete or damaged."""
+    try:
+        return any(feddbe.load(path.parent, hashes=False) for path in folder.rglob("run.sqlite"))
+    except StoreError:
+        return True
+
+
+def exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").exists()
+
+
+def attempt_runs(
     methods: Sequence[str],
     engine: str,
     folder: Path,
@@ -81,21 +94,21 @@ def strike(
     rng: random.Random,
     counts: Counter[str],
 ) -> bool:
-    """One attempt, killed in most cases; whether it came to its end."""
-    pid = begin(methods, engine, folder, resume=begun(folder))
+    """Start or resume the runs, kill them in most cases, and return True if they are complete."""
+    pid = start_runs(methods, engine, folder, resume=has_started(folder))
     workers = list[int]()
     if rng.random() < 0.9:
         time.sleep(rng.uniform(0.02, 1.0) * seconds)
-        workers = children(pid)
+        workers = list_children(pid)
         victim = rng.choice([pid, *workers])
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
             counts["workers" if victim != pid else "runs"] += 1
     _, status = os.waitpid(pid, 0)
-    end = time.monotonic() + 10
-    while any(Path(f"/proc/{w}/stat").exists() for w in workers) and time.monotonic() < end:
+    deadline = time.monotonic() + 10
+    while any(exists(worker) for worker in workers) and time.monotonic() < deadline:
         time.sleep(0.005)
-    counts["orphans"] += sum(Path(f"/proc/{w}/stat").exists() for w in workers)
+    counts["orphans"] += sum(exists(worker) for worker in workers)
     if os.WIFSIGNALED(status):
         return False
     if os.waitstatus_to_exitcode(status):
@@ -104,42 +117,44 @@ def strike(
     return True
 
 
-def begun(folder: Path) -> bool:
-    try:
-        return any(feddbe.load(path.parent, hashes=False) for path in folder.rglob("run.sqlite"))
-    except StoreError:
-        return True
+def run_uninterrupted(methods: Sequence[str], engine: str, folder: Path) -> tuple[list[Any], float]:
+    """Return the results of runs that are not killed, and their duration in seconds."""
+    started = time.perf_counter()
+    _, status = os.waitpid(start_runs(methods, engine, folder), 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    results, seconds = read_results(folder), time.perf_counter() - started
+    shutil.rmtree(folder)
+    return results, seconds
 
 
-def kill(kills: int, seed: int, place: Path, methods: Sequence[str] = METHODS) -> Counter[str]:
-    """So many kills over all methods and engines; what was counted."""
+def kill_runs(kills: int, seed: int, output_dir: Path, methods: Sequence[str] = METHODS) -> Counter[str]:
+    """Kill runs of all methods and engines until there were `kills` kills, and return all counts."""
     torch.set_num_threads(1)
-    data()  # before it is forked
+    load_data()  # before the first fork
     rng, counts = random.Random(seed), Counter[str]()
-    cases: list[tuple[tuple[str, ...], str]] = [((m,), e) for e in ENGINES for m in methods] + [
-        (tuple(methods[:3]), e) for e in ENGINES
+    cases: list[tuple[tuple[str, ...], str]] = [
+        ((method,), engine) for engine in ENGINES for method in methods
     ]
-    wanted: dict[int, tuple[list[Any], float]] = {}
+    cases += [(tuple(methods[:3]), engine) for engine in ENGINES]
+    expected: dict[int, tuple[list[Any], float]] = {}
     while counts["runs"] + counts["workers"] < kills:
-        number, folder = counts["cases"] % len(cases), place / "killed"
+        number, folder = counts["cases"] % len(cases), output_dir / "killed"
         names, engine = cases[number]
-        if number not in wanted:
-            start = time.perf_counter()
-            assert os.waitstatus_to_exitcode(os.waitpid(begin(names, engine, place / "whole"), 0)[1]) == 0
-            wanted[number] = result(place / "whole"), time.perf_counter() - start
-            shutil.rmtree(place / "whole")
-        while not strike(names, engine, folder, wanted[number][1], rng, counts):
+        if number not in expected:
+            expected[number] = run_uninterrupted(names, engine, output_dir / "uninterrupted")
+        results, seconds = expected[number]
+        while not attempt_runs(names, engine, folder, seconds, rng, counts):
             pass
         counts["cases"] += 1
-        counts["differing"] += result(folder) != wanted[number][0]
+        counts["differing"] += read_results(folder) != results
         shutil.rmtree(folder)
     return counts
 
 
 if __name__ == "__main__":
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--kills", type=int, default=1000)
-    arguments.add_argument("--seed", type=int, default=0)
-    given = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(kill(given.kills, given.seed, Path(folder))))
+        print(json.dumps(kill_runs(arguments.kills, arguments.seed, Path(folder))))

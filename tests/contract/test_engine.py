@@ -1,4 +1,4 @@
-"""An engine's promise: what is staged counts with the round's transaction, and an answer may be missing."""
+"""Contract of engines: pending states become valid with the round, and results may be missing."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from feddbe.state import Receipt, decode, sha256
 from feddbe.training.task import Context
 from tests.federation import (
     COMBINATIONS,
-    Elsewhere,
-    Forgetful,
+    EngineWithMissingClients,
+    RemoteStateEngine,
     client_values,
     experiment,
     make_dataset,
@@ -29,28 +29,27 @@ from tests.federation import (
     run_recorded,
 )
 
-every = pytest.mark.parametrize("name", COMBINATIONS)
+all_combinations = pytest.mark.parametrize("name", COMBINATIONS)
 
 
-def left(folder: Path) -> dict[str, Any]:
-    """All that a run leaves, times apart."""
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return all contents of a run except times and counts of missing clients."""
     store = RunStore.open(folder)
-    entries = [{**entry, "seconds": 0} for entry in store.round_results()]
-    timeless = [row for t in range(len(entries)) for row in store.records(t) if "seconds" not in row.name]
-    rows = [row for row in timeless if row.name != "missing"]
-    found = {
+    round_results = [{**result, "seconds": 0} for result in store.round_results()]
+    records = [record for round_ in range(len(round_results)) for record in store.records(round_)]
+    contents = {
         "hashes": store.hashes(),
-        "entries": entries,
-        "rows": rows,
+        "round_results": round_results,
+        "records": [r for r in records if "seconds" not in r.name and r.name != "missing"],
         "new_clients": store.meta("new_clients"),
+        "best": {client: retained_sha256(store, client) for client in range(10)},
     }
-    found["best"] = {c: digest(store, c) for c in range(10)}
     store.close()
-    return found
+    return contents
 
 
-def digest(store: RunStore, client: int) -> str | None:
-    """Of the state of a client that is kept for the best entry, wherever it is."""
+def retained_sha256(store: RunStore, client: int) -> str | None:
+    """Return the hash of a client's state that is retained for the best round, or None."""
     kept = store.state(RETAINED["private"], client)
     if kept is None:
         return None
@@ -58,49 +57,52 @@ def digest(store: RunStore, client: int) -> str | None:
     return receipt.sha256 if receipt else sha256(decode(kept))
 
 
-def missing(store: RunStore) -> dict[int, float | None]:
-    """How many did not answer, by round."""
-    return {row.round: row.value for row in store.aggregate_records() if row.name == "missing" and row.value}
+def missing_by_round(store: RunStore) -> dict[int, float | None]:
+    """Return the number of missing clients of each round that has any."""
+    records = [record for record in store.aggregate_records() if record.name == "missing"]
+    return {record.round: record.value for record in records if record.value}
 
 
-class Breaking(Elsewhere):
-    """Nobody is forgotten; it fails once in each round, when all clients have staged."""
+class FailingEngine(RemoteStateEngine):
+    """Engine without missing clients that fails once in each round, after all states are pending."""
 
     def __init__(self, experiment: Experiment) -> None:
         super().__init__(experiment)
         self.failed: set[int] = set()
 
-    def forgotten(self, round: int) -> int:
+    def missing_client(self, round_: int) -> int:
         return -1
 
     def run(
         self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
     ) -> Iterator[ClientResult | MissingClient]:
         yield from super().run(tasks, messages, states)
-        if any(job.work != "none" for job in tasks) and tasks[0].round not in self.failed:
+        if any(client_task.work != "none" for client_task in tasks) and tasks[0].round not in self.failed:
             self.failed.add(tasks[0].round)
-            raise ConnectionError("the server went away")
+            raise ConnectionError("the connection was closed")
 
 
-@every
-def test_states_kept_elsewhere_count_when_the_round_is_accepted(name: str, tmp_path: Path) -> None:
-    """Each round is broken off after its clients staged, and done again: from the states before it."""
+@all_combinations
+def test_states_of_a_failed_round_are_not_used(name: str, tmp_path: Path) -> None:
+    """Each round fails after its clients wrote pending states, and is repeated from the states before it."""
     e = experiment(name)
     run_outcome(e, tmp_path / "serial")
-    wanted, engine, broken = left(tmp_path / "serial"), Breaking(e), 0
+    expected = read_run(tmp_path / "serial")
+    engine = FailingEngine(e)
+    failures = 0
     while True:
         try:
-            run_recorded(e, tmp_path / "elsewhere", engine)
+            run_recorded(e, tmp_path / "remote", engine)
             break
         except ConnectionError:
-            broken += 1
-    assert broken == 2 + e.method.has_setup
-    assert left(tmp_path / "elsewhere") == wanted
-    assert bool(engine.kept) == bool(wanted["hashes"][1])
+            failures += 1
+    assert failures == 2 + e.method.has_setup
+    assert read_run(tmp_path / "remote") == expected
+    assert bool(engine.kept) == bool(expected["hashes"][1])
 
 
-def test_another_engine_cannot_read_a_receipt(tmp_path: Path) -> None:
-    engine = Breaking(experiment("ditto", rounds=1))
+def test_receipt_is_an_error_for_another_engine(tmp_path: Path) -> None:
+    engine = FailingEngine(experiment("ditto", rounds=1))
     engine.failed = {1}
     run_recorded(experiment("ditto", rounds=1), tmp_path, engine)
     with pytest.raises(
@@ -109,122 +111,124 @@ def test_another_engine_cannot_read_a_receipt(tmp_path: Path) -> None:
         run_outcome(experiment("ditto", rounds=2), tmp_path)
 
 
-@every
-@pytest.mark.parametrize("kind", [Forgetful, Elsewhere])
-def test_a_round_without_some_is_one_in_which_they_were_not_asked(
-    name: str, kind: type[Forgetful], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@all_combinations
+@pytest.mark.parametrize("kind", [EngineWithMissingClients, RemoteStateEngine])
+def test_round_with_missing_clients_equals_a_round_with_a_smaller_cohort(
+    name: str, kind: type[EngineWithMissingClients], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the preparation, in rounds and in the last evaluation: the same bits, bytes and accuracies."""
+    """States, bytes and accuracies are equal in the setup, in rounds and in the final evaluation."""
     e = experiment(name, rounds=3, eval="cohort", min_replies=2)
     engine = kind(e)
-    assert len({engine.forgotten(round) for round in range(5)}) > 1
+    assert len({engine.missing_client(round_) for round_ in range(5)}) > 1
     if parse_method(name).needs_all_clients:
         with pytest.raises(FeddbeError, match=r"client \d did not reply .*; apple needs all clients: "):
             run_recorded(e, tmp_path, engine)
         return
     run_recorded(e, tmp_path / "missing", engine)
     store = RunStore.open(tmp_path / "missing")
-    counted = [t for t in range(4) if t or e.method.has_setup]
-    assert missing(store) == dict.fromkeys(counted, 1)
+    rounds = range(0 if e.method.has_setup else 1, 4)
+    assert missing_by_round(store) == dict.fromkeys(rounds, 1)
     store.close()
 
-    cohort = RoundLoop._sample_cohort
+    sample_cohort = RoundLoop._sample_cohort
 
-    def smaller(loop: RoundLoop, round: int) -> list[int]:
-        return [client for client in cohort(loop, round) if client != engine.forgotten(round)]
+    def sample_smaller_cohort(loop: RoundLoop, round_: int) -> list[int]:
+        return [client for client in sample_cohort(loop, round_) if client != engine.missing_client(round_)]
 
-    monkeypatch.setattr(RoundLoop, "_sample_cohort", smaller)
+    monkeypatch.setattr(RoundLoop, "_sample_cohort", sample_smaller_cohort)
     run_outcome(e, tmp_path / "smaller")
-    assert left(tmp_path / "missing") == left(tmp_path / "smaller")
+    assert read_run(tmp_path / "missing") == read_run(tmp_path / "smaller")
 
 
-class Without(Forgetful):
-    """Client 1 never answers, nor does client 3."""
+class DisconnectedClients(EngineWithMissingClients):
+    """Engine whose clients 1 and 3 never reply."""
 
     def __init__(self, experiment: Experiment) -> None:
         super().__init__(experiment)
-        self.gone = {1, 3}
+        self.disconnected = {1, 3}
 
     def run(
         self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
     ) -> Iterator[ClientResult | MissingClient]:
-        for job in tasks:
-            if job.client in self.gone:
-                yield MissingClient(job.client, "no connection")
+        for client_task in tasks:
+            if client_task.client in self.disconnected:
+                yield MissingClient(client_task.client, "no connection")
             else:
-                yield from self.serial.run([job], messages, states)
+                yield from self.serial.run([client_task], messages, states)
 
 
-def test_who_never_answers_leaves_nothing_and_is_sent_the_constants_when_it_does(tmp_path: Path) -> None:
-    """Two of four answer in two rounds; then all do, and MR's mean is in the bytes of the other two."""
+def test_missing_clients_have_no_records_and_receive_constants_with_their_first_reply(tmp_path: Path) -> None:
+    """Two of four clients reply in rounds 0 to 2; in round 3 all do, and the others receive MR's mean."""
     data = make_dataset([40, 40, 30, 24])
-    first = experiment("scaffold+dbe", data, rounds=2, min_replies=2)
-    engine = Without(first)
-    ran = run_recorded(first, tmp_path, engine)
+    partial = experiment("scaffold+dbe", data, rounds=2, min_replies=2)
+    engine = DisconnectedClients(partial)
+    ran = run_recorded(partial, tmp_path, engine)
     assert ran.clients.keys() == {0, 2}
     store = RunStore.open(tmp_path)
-    for entry in range(3):
-        assert {row.client for row in store.records(entry)} == {0, 2, ALL}
-    assert missing(store) == {0: 2, 1: 2, 2: 2}
+    for round_ in range(3):
+        assert {record.client for record in store.records(round_)} == {0, 2, ALL}
+    assert missing_by_round(store) == {0: 2, 1: 2, 2: 2}
     store.close()
-    engine.gone = set()
+    engine.disconnected = set()
     whole = run_recorded(experiment("scaffold+dbe", data, rounds=3), tmp_path, engine)
     assert whole.clients.keys() == {0, 1, 2, 3}
     store = RunStore.open(tmp_path)
-    down = [value or 0 for value in client_values(store, 3, "bytes_down", "training").values()]
+    bytes_down = [value or 0 for value in client_values(store, 3, "bytes_down", "training").values()]
     store.close()
     mean = 64 * 4
-    assert [bytes - down[0] for bytes in down] == [0, mean, 0, mean]
+    assert [size - bytes_down[0] for size in bytes_down] == [0, mean, 0, mean]
 
 
-@pytest.mark.parametrize("least", [None, 3])
-def test_too_few_is_one_line_and_the_round_is_not_written(least: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("min_replies", [None, 3])
+def test_too_few_replies_is_an_error_and_the_round_is_not_written(
+    min_replies: int | None, tmp_path: Path
+) -> None:
     data = make_dataset([40, 40, 30, 24])
     good = run_outcome(experiment("fedavg+dbe", data, rounds=1), tmp_path)
-    e = experiment("fedavg+dbe", data, rounds=2, min_replies=least)
-    needed = "3" if least else "all"
-    words = rf"client 1 did not reply in round 2 \(no connection\): 2 of 4 replied, required: {needed} "
-    with pytest.raises(FeddbeError, match=words) as error:
-        run_recorded(e, tmp_path, Without(e))
+    e = experiment("fedavg+dbe", data, rounds=2, min_replies=min_replies)
+    required = "3" if min_replies else "all"
+    message = rf"client 1 did not reply in round 2 \(no connection\): 2 of 4 replied, required: {required} "
+    with pytest.raises(FeddbeError, match=message) as error:
+        run_recorded(e, tmp_path, DisconnectedClients(e))
     assert "\n" not in str(error.value)
     store = RunStore.open(tmp_path)
-    assert (store.last_round(), missing(store)) == (1, {})
+    assert (store.last_round(), missing_by_round(store)) == (1, {})
     assert dict(store.private_states()).keys() == good.clients.keys()
     store.close()
     whole = run_outcome(e, tmp_path / "whole")
     resumed = run_outcome(e, tmp_path)
-    assert left(tmp_path)["hashes"] == left(tmp_path / "whole")["hashes"]
+    assert read_run(tmp_path)["hashes"] == read_run(tmp_path / "whole")["hashes"]
     assert len(resumed.rounds) == len(whole.rounds) == 3
 
 
-def test_the_preparation_can_be_too_small(tmp_path: Path) -> None:
+def test_too_few_replies_in_the_setup_is_an_error(tmp_path: Path) -> None:
     e = experiment("fedgen", make_dataset([40, 40, 30, 24]), min_replies=3)
     with pytest.raises(FeddbeError, match=r"in round 0 .*: 2 of 4 replied, required: 3"):
-        run_recorded(e, tmp_path, Without(e))
+        run_recorded(e, tmp_path, DisconnectedClients(e))
     store = RunStore.open(tmp_path)
     assert store.last_round() == -1
     store.close()
 
 
-def test_fedgens_generator_waits_for_someone_whose_labels_are_known(tmp_path: Path) -> None:
-    """Clients 0 and 2 answer in the preparation, in round 1 the two others: they cannot teach it."""
+def test_fedgen_does_not_train_its_generator_with_unknown_label_counts(tmp_path: Path) -> None:
+    """Clients 0 and 2 reply in the setup, the two others in round 1: their label counts are unknown."""
     e = experiment("fedgen(steps=2)", make_dataset([40, 40, 30, 24]), rounds=1, min_replies=1)
 
-    class Turns(Without):
+    class AlternatingClients(DisconnectedClients):
         def run(
             self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
         ) -> Iterator[Any]:
-            self.gone = {0, 2} if tasks[0].round else {1, 3}
+            self.disconnected = {0, 2} if tasks[0].round else {1, 3}
             return super().run(tasks, messages, states)
 
-    ran = run_recorded(e, tmp_path, Turns(e))
+    ran = run_recorded(e, tmp_path, AlternatingClients(e))
     start = e.method.server_init(Context(e.task, 0))
     assert all(bool((ran.server[n] == t).all()) for n, t in start.items() if n.startswith("generator/"))
     assert not bool((ran.server["fc.bias"] == start["fc.bias"]).all())
 
 
-def test_those_who_only_evaluate_are_not_needed(tmp_path: Path) -> None:
-    """Half of the clients take part; all but two evaluate. Newcomers, too, are measured without those."""
+def test_min_replies_counts_only_clients_that_train(tmp_path: Path) -> None:
+    """Half of the clients train and one evaluator is missing; the adaptation lacks one of two new clients."""
     options: dict[str, Any] = {
         "dataset": make_dataset([24] * 6),
         "rounds": 1,
@@ -233,19 +237,20 @@ def test_those_who_only_evaluate_are_not_needed(tmp_path: Path) -> None:
     }
     e = experiment("fedavg", **options, min_replies=2)
 
-    class Idle(Without):
+    class DisconnectedEvaluators(DisconnectedClients):
         def run(
             self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
         ) -> Iterator[Any]:
-            idle = [job.client for job in tasks if job.work == "none" and not job.is_new_client]
-            self.gone = {5, *idle[:1]}
+            evaluators = [t.client for t in tasks if t.work == "none" and not t.is_new_client]
+            self.disconnected = {5, *evaluators[:1]}
             return super().run(tasks, messages, states)
 
-    engine: Engine = Idle(e)
+    engine: Engine = DisconnectedEvaluators(e)
     with pytest.raises(FeddbeError, match=r"client 5 did not reply in round 2 .*: 1 of 2 replied"):
         run_recorded(e, tmp_path, engine)
     run_recorded(experiment("fedavg", **options, min_replies=1), tmp_path, engine)
-    found = left(tmp_path)
-    assert found["new_clients"]["clients"] == 1
-    tested = [row.round for row in found["rows"] if row[2:4] == ("before", "accuracy") and row.client != ALL]
-    assert (tested.count(0), tested.count(1)) == (3, 3)
+    contents = read_run(tmp_path)
+    assert contents["new_clients"]["clients"] == 1
+    accuracies = [record for record in contents["records"] if record[2:4] == ("before", "accuracy")]
+    rounds = [record.round for record in accuracies if record.client != ALL]
+    assert (rounds.count(0), rounds.count(1)) == (3, 3)

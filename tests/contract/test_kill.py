@@ -1,4 +1,4 @@
-"""kill -9 at any moment: the run continues, and ends with the same bits as one that was left alone."""
+"""kill -9 at any moment: the run can be resumed, and its bits equal those of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 KILLS = int(os.environ.get("FEDDBE_CASES", "4"))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
-def test_kills() -> None:
-    """In a process of its own, which forks; `make test-all` kills a thousand times."""
-    child = [sys.executable, "-m", "tests.contract.kills", "--kills", str(KILLS), "--seed", "3"]
-    ended = subprocess.run(child, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    counts = json.loads(ended.stdout)
+@pytest.mark.skipif(sys.platform != "linux", reason="reads processes from /proc")
+def test_resume_after_kill_is_bit_exact() -> None:
+    """A separate process forks the runs; `make test-all` kills a thousand times."""
+    command = [sys.executable, "-m", "tests.contract.kills", "--kills", str(KILLS), "--seed", "3"]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    counts = json.loads(process.stdout)
     assert counts["runs"] + counts.get("workers", 0) >= KILLS
-    assert {what: counts.get(what, 0) for what in ("differing", "orphans", "failed")} == {
+    assert {name: counts.get(name, 0) for name in ("differing", "orphans", "failed")} == {
         "differing": 0, "orphans": 0, "failed": 0,
-    }, ended.stderr  # fmt: skip
+    }, process.stderr  # fmt: skip

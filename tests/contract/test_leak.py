@@ -1,4 +1,4 @@
-"""The privacy test must be able to fail: methods that leak on purpose."""
+"""Methods that leak on purpose: the checks of private data must detect them."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ HIDDEN = "mean"
 
 
 @dataclasses.dataclass(frozen=True)
-class Renames(Composed):
-    """Sends PRBM's vector inside an entry with a name that it may send."""
+class SendsRenamedVector(Composed):
+    """Add-on that sends PRBM's vector under a name that it may send."""
 
     def train(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> tuple[State, State]:
-        up, new = super().train(ctx, trainer, received, private)
-        return {**up, HIDDEN: new["prbm"].repeat(2)}, new
+        upload, new_private = super().train(ctx, trainer, received, private)
+        return {**upload, HIDDEN: new_private["prbm"].repeat(2)}, new_private
 
 
 @dataclasses.dataclass(frozen=True)
-class Named(Composed):
-    """Sends it under its own name."""
+class SendsVector(Composed):
+    """Add-on that sends PRBM's vector under its name."""
 
     def train(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> tuple[State, State]:
-        up, new = super().train(ctx, trainer, received, private)
-        return {**up, "prbm": new["prbm"]}, new
+        upload, new_private = super().train(ctx, trainer, received, private)
+        return {**upload, "prbm": new_private["prbm"]}, new_private
 
 
 @dataclasses.dataclass(frozen=True)
-class Head(FedPer):
-    """Sends its head with the body."""
+class SendsHead(FedPer):
+    """FedPer that sends the personal head with the body."""
 
     def train(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> tuple[State, State]:
-        up, new = super().train(ctx, trainer, received, private)
-        return up | strip_prefix(new, PERSONAL), new
+        upload, new_private = super().train(ctx, trainer, received, private)
+        return upload | strip_prefix(new_private, PERSONAL), new_private
 
 
 @dataclasses.dataclass(frozen=True)
-class Early(FedAvg):
-    """Sends something in the preparation."""
+class SendsInSetup(FedAvg):
+    """FedAvg that sends label counts in the setup."""
 
     has_setup = True
 
@@ -67,8 +67,8 @@ class Early(FedAvg):
 
 
 @dataclasses.dataclass(frozen=True)
-class Hoards(FedAvg):
-    """Keeps what it received."""
+class KeepsReceived(FedAvg):
+    """FedAvg whose clients keep the received model."""
 
     def train(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
@@ -77,15 +77,15 @@ class Hoards(FedAvg):
 
 
 @dataclasses.dataclass(frozen=True)
-class Tells(FedPer):
-    """Its server sends a head to all."""
+class BroadcastsHead(FedPer):
+    """FedPer whose server sends a head."""
 
     def broadcast(self, ctx: Context, server: State, client: int) -> State:
         return ctx.task.model.parameters
 
 
-def test_a_secret_value_under_another_name_is_found(tmp_path: Path) -> None:
-    e = dataclasses.replace(experiment("fedavg+dbe"), method=Renames(FedAvg(), (PRBM(), MR())))
+def test_secret_value_under_another_name_is_detected(tmp_path: Path) -> None:
+    e = dataclasses.replace(experiment("fedavg+dbe"), method=SendsRenamedVector(FedAvg(), (PRBM(), MR())))
     recorder = MessageRecorder(e)
     run_recorded(e, tmp_path, recorder)
     assert any(
@@ -94,40 +94,38 @@ def test_a_secret_value_under_another_name_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "words"),
+    ("method", "message"),
     [
-        (Named(FedAvg(), (PRBM(), MR())), "fedavg would send 'prbm'"),
-        (Head(), "fedper would send 'fc.weight'"),
-        (Early(), "fedavg would send 'labels'"),
-        (Hoards(), "fedavg would keep 'seen/"),
-        (Tells(), "fedper would receive 'fc.weight'"),
+        (SendsVector(FedAvg(), (PRBM(), MR())), "fedavg would send 'prbm'"),
+        (SendsHead(), "fedper would send 'fc.weight'"),
+        (SendsInSetup(), "fedavg would send 'labels'"),
+        (KeepsReceived(), "fedavg would keep 'seen/"),
+        (BroadcastsHead(), "fedper would receive 'fc.weight'"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Method) else "",
 )
-def test_what_is_not_declared_stops_the_client(method: Method, words: str, tmp_path: Path) -> None:
+def test_undeclared_name_is_an_error(method: Method, message: str, tmp_path: Path) -> None:
     e = dataclasses.replace(
         experiment(f"{method.base_name}{'+dbe' * (method.name == 'composed')}"), method=method
     )
     recorder = MessageRecorder(e)
-    with pytest.raises(AssertionError, match=words):
+    with pytest.raises(AssertionError, match=message):
         run_recorded(e, tmp_path, recorder)
     assert not any(word in name for word in ("prbm", "labels") for m in recorder.messages for name in m)
 
 
-def test_a_secret_cannot_be_declared_as_sent(tmp_path: Path) -> None:
-    """Of two declarations that disagree the stricter one holds."""
-
-    class Lax(Head):
+def test_secret_takes_precedence_over_sends(tmp_path: Path) -> None:
+    class ContradictoryMethod(SendsHead):
         secret = ("fc.weight",)
         sends = (MODEL,)
 
-    e = dataclasses.replace(experiment("fedper"), method=Lax())
+    e = dataclasses.replace(experiment("fedper"), method=ContradictoryMethod())
     with pytest.raises(AssertionError, match=r"would send 'fc.weight'"):
         run_recorded(e, tmp_path, MessageRecorder(e))
 
 
 @pytest.mark.parametrize(
-    ("allowed", "wanted"),
+    ("allowed", "expected"),
     [
         ((), ["fc1.1.weight", "fc.weight", "mean", "mr/size"]),
         ((MODEL,), ["mean", "mr/size"]),
@@ -136,7 +134,7 @@ def test_a_secret_cannot_be_declared_as_sent(tmp_path: Path) -> None:
         (("mr", "mean/", "fc"), ["fc1.1.weight", "fc.weight", "mean", "mr/size"]),
     ],
 )
-def test_the_grammar(allowed: tuple[str, ...], wanted: list[str]) -> None:
-    """Itself, what begins with it if it ends with a slash, or a part of the model."""
+def test_undeclared_names(allowed: tuple[str, ...], expected: list[str]) -> None:
+    """An entry is a name, a prefix with a final slash, or a part of the model."""
     names = ["fc1.1.weight", "fc.weight", "mean", "mr/size"]
-    assert undeclared_names(names, allowed, experiment("fedavg").task.model) == wanted
+    assert undeclared_names(names, allowed, experiment("fedavg").task.model) == expected

@@ -1,4 +1,4 @@
-"""FedAvg and its add-ons against an independent plain loop, on real digits with the published split."""
+"""FedAvg and its add-ons compared with an independent PyTorch loop, on digits with the published split."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ DIGITS: dict[str, Any] = {
 }
 
 
-def expected(e: Experiment, **options: Any) -> dict[str, Any]:
-    """What the oracle makes of the same task, from weights that it draws itself."""
+def run_oracle(e: Experiment, **options: Any) -> dict[str, Any]:
+    """Return the oracle's result for the same task, from weights that it draws itself."""
     dataset, split, training = e.task.dataset, e.task.split, e.task.training
     with seeds.torch_seeded(seeds.torch_seed(e.task.seed, "model")):
         net = oracle.digits_cnn()
@@ -45,7 +45,7 @@ def expected(e: Experiment, **options: Any) -> dict[str, Any]:
         batch=training.batch_size,
         epochs=training.local_epochs,
         seed=e.task.seed,
-        join=e.options.participation,
+        participation=e.options.participation,
         **options,
     )
 
@@ -73,39 +73,41 @@ def expected(e: Experiment, **options: Any) -> dict[str, Any]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_against_the_plain_loop(
-    name: str, settings: dict[str, Any], options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_matches_oracle(name: str, settings: dict[str, Any], options: dict[str, Any], tmp_path: Path) -> None:
     """After three rounds: parameters, PRBM vectors and global mean to 1e-5, accuracies to a few samples."""
     e = resolve(name, Config(**{**DIGITS, **settings}))
-    ran, wanted = run_outcome(e, tmp_path), expected(e, **options)
-    for parameter, other in zip(e.task.model.parameters, wanted["server"], strict=True):
-        torch.testing.assert_close(ran.server[parameter], other, rtol=0, atol=1e-5)
-    joined = {c for t in (1, 2, 3) for c in seeds.sample_cohort(e.task.seed, t, 20, e.options.participation)}
+    outcome, expected = run_outcome(e, tmp_path), run_oracle(e, **options)
+    for parameter, other in zip(e.task.model.parameters, expected["server"], strict=True):
+        torch.testing.assert_close(outcome.server[parameter], other, rtol=0, atol=1e-5)
+    participants = {
+        c for t in (1, 2, 3) for c in seeds.sample_cohort(e.task.seed, t, 20, e.options.participation)
+    }
     if options.get("prbm"):
-        assert ran.clients.keys() == joined
-        for client, state in ran.clients.items():
-            torch.testing.assert_close(state["prbm"], wanted["prbm"][client], rtol=0, atol=1e-5)
+        assert outcome.clients.keys() == participants
+        for client, state in outcome.clients.items():
+            torch.testing.assert_close(state["prbm"], expected["prbm"][client], rtol=0, atol=1e-5)
             assert state["prbm"].abs().max() > 0
     if "kappa" in options:
-        torch.testing.assert_close(ran.server["mean"], wanted["z_bar"], rtol=0, atol=1e-5)
-    measured = [entry["accuracy"]["weighted"] for entry in ran.rounds if entry["accuracy"]]
-    assert measured == pytest.approx(wanted["accuracy"], abs=3 / sum(len(rows) for rows in e.task.split.test))
+        torch.testing.assert_close(outcome.server["mean"], expected["z_bar"], rtol=0, atol=1e-5)
+    accuracies = [entry["accuracy"]["weighted"] for entry in outcome.rounds if entry["accuracy"]]
+    assert accuracies == pytest.approx(
+        expected["accuracy"], abs=3 / sum(len(rows) for rows in e.task.split.test)
+    )
 
 
-def test_one_client_is_centralised_sgd(tmp_path: Path) -> None:
-    """The average of one is that one: the bits of torch.optim.SGD over its data."""
+def test_one_client_equals_centralized_sgd(tmp_path: Path) -> None:
+    """The average of one model is that model: the bits of torch.optim.SGD over its data."""
     e = experiment("fedavg", make_dataset([60]), local_epochs=2, trainer="autograd")
-    ran = run_outcome(e, tmp_path)
-    task, rows = e.task, e.task.split.train[0]
+    outcome = run_outcome(e, tmp_path)
+    task, indices = e.task, e.task.split.train[0]
     with seeds.torch_seeded(seeds.torch_seed(0, "model")):
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
     for t in (1, 2):
         rng = seeds.make_rng(0, "batches", t, 0)
         for _ in range(2):
-            order = torch.from_numpy(rows[rng.permutation(len(rows))])
-            for batch in torch.split(order, 10)[: len(rows) // 10]:
+            order = torch.from_numpy(indices[rng.permutation(len(indices))])
+            for batch in torch.split(order, 10)[: len(indices) // 10]:
                 sgd.zero_grad()
                 loss = nn.functional.cross_entropy(
                     net(task.dataset.x[batch] * (2 / 16) - 1), task.dataset.y[batch]
@@ -113,22 +115,22 @@ def test_one_client_is_centralised_sgd(tmp_path: Path) -> None:
                 loss.backward()  # type: ignore[no-untyped-call]
                 sgd.step()
     for name, parameter in zip(task.model.parameters, net.parameters(), strict=True):
-        assert torch.equal(ran.server[name], parameter.data)
+        assert torch.equal(outcome.server[name], parameter.data)
 
 
-def test_weights_are_sample_counts(tmp_path: Path) -> None:
+def test_average_is_weighted_by_samples(tmp_path: Path) -> None:
     """One round is the average of the clients' own results, with weights 45/99, 33/99 and 21/99."""
     e = experiment("fedavg", rounds=1)
-    alone = [ClientTrainer(e.task, 1, client).fit(e.task.model.parameters).params for client in range(3)]
-    ran = run_outcome(e, tmp_path)
-    for name, value in ran.server.items():
-        mean = sum(w * state[name].double() for w, state in zip((45, 33, 21), alone, strict=True)) / 99
+    trained = [ClientTrainer(e.task, 1, client).fit(e.task.model.parameters).params for client in range(3)]
+    outcome = run_outcome(e, tmp_path)
+    for name, value in outcome.server.items():
+        mean = sum(w * state[name].double() for w, state in zip((45, 33, 21), trained, strict=True)) / 99
         torch.testing.assert_close(value.double(), mean, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "ditto", "scaffold", "pfedme"])
-def test_weights_of_the_average(name: str) -> None:
-    """Models of 0 and 1 from 30 and 10 samples: 1/4 by samples, 1/2 plainly."""
+def test_weights_option(name: str) -> None:
+    """Models of 0 and 1 from 30 and 10 samples: 1/4 by samples, 1/2 uniformly."""
     for weights, mean in (("samples", 0.25), ("uniform", 0.5)):
         e = experiment(f"{name}(weights={weights})")
         server = e.method.server_init(Context(e.task, 1))

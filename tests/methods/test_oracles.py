@@ -1,8 +1,8 @@
-"""Every method and combination against an independent plain loop: states, statistics, and what is predicted.
+"""Every method and combination compared with an independent PyTorch loop: states, statistics, predictions.
 
-Three settings. `plain`: the methods' defaults, a perceptron, 3 clients, two of them at a time. `local` and
-`average`: two epochs, half of 4 clients, other options, float64, and a network with BatchNorm, whose
-statistics are private or averaged.
+There are three variants. `plain`: the methods' defaults, a perceptron, 3 clients, two of them per round.
+`local` and `average`: two epochs, half of 4 clients, other options, float64, and a network with BatchNorm
+with private or averaged statistics.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from feddbe.simulation.engines.registry import Serial
 from feddbe.state import State, drop_keys
 from tests.federation import COMBINATIONS, Outcome, experiment, make_dataset, run_recorded
 from tests.oracles import methods as oracle
-from tests.oracles.methods import Result, Seen, Setting
+from tests.oracles.methods import Predictions, Result, Setting
 
 Oracle = Callable[..., Result]
-PLAIN: dict[str, Oracle] = {
+ORACLES: dict[str, Oracle] = {
     "fedavg": oracle.fedavg,
     "scaffold": oracle.scaffold,
     "fedprox": oracle.fedprox,
@@ -47,10 +47,10 @@ PLAIN: dict[str, Oracle] = {
     "apfl": oracle.apfl,
     "local": oracle.local,
 }
-EXCHANGING = ("fedgen", "fedfomo", "apple")
-"""Their server has more than a model: compared in test_fedgen_fedfomo_apple.py."""
+WITH_LARGER_MESSAGES = ("fedgen", "fedfomo", "apple")
+"""Methods whose server has more than a model: compared in test_fedgen_fedfomo_apple.py."""
 SETTINGS = ("plain", "local", "average")
-OTHER: dict[str, dict[str, Any]] = {
+OTHER_OPTIONS: dict[str, dict[str, Any]] = {
     "scaffold": {"eta_g": 0.5, "weights": "samples"},
     "fedprox": {"mu": 0.5, "weights": "uniform"},
     "moon": {"mu": 2, "tau": 0.8},
@@ -70,8 +70,8 @@ OTHER: dict[str, dict[str, Any]] = {
     "prbm": {"prbm_lr": 0.05},
     "dbe": {"kappa": 2, "mu": 0.1, "prbm_lr": 0.05},
 }  # fmt: skip
-"""The options of the second and third setting."""
-ALONE = [
+"""Options of the second and third variant."""
+EXCLUSIVE_OPTIONS = [
     "fedavg(weights=uniform)",
     "moon(contrast=z)+prbm",
     "perfedavg(hessian=free,delta=0.01)",
@@ -79,22 +79,22 @@ ALONE = [
     "ditto(mr_target=both)+mr",
     "apfl(adaptive=false)",
 ]
-"""Choices that exclude others'."""
+"""Methods with options that exclude others."""
 
 
 def combinations(methods: Sequence[str]) -> list[str]:
-    """Each with every add-on that it takes; and, where it is fine-tuned, with DBE as well."""
+    """Return each method alone and with every supported add-on; with `+ft` also with DBE."""
     names = [name for name in COMBINATIONS if name.partition("+")[0] in methods]
     return names + [name.replace("+ft", "+dbe+ft") for name in names if name.endswith("+ft")]
 
 
 def test_every_method_has_an_oracle() -> None:
-    """majority has nothing to train."""
-    assert {*PLAIN, *EXCHANGING, "majority"} == METHODS.keys()
+    """`majority` does not train."""
+    assert {*ORACLES, *WITH_LARGER_MESSAGES, "majority"} == METHODS.keys()
 
 
-def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Two kinds of BatchNorm."""
+def build_batch_norm_model(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return a network with two kinds of BatchNorm."""
     return nn.Sequential(
         nn.Conv2d(shape[0], 3, 3, stride=2, padding=1),
         nn.BatchNorm2d(3),
@@ -107,14 +107,13 @@ def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
-def perceptron() -> nn.Sequential:
+def build_perceptron() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
 @contextmanager
-def precision(dtype: torch.dtype) -> Iterator[None]:
-    """In float64 a kink of ReLU or of a distance is not met from both sides by rounding alone, and a draw
-    between two labels does not happen."""
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Set torch's default dtype; float64 avoids rounding at kinks and ties between labels."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -123,27 +122,29 @@ def precision(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-class Watched(Serial):
-    """The serial engine, which remembers what clients predicted."""
+class RecordingEngine(Serial):
+    """Serial engine that records the clients' predictions."""
 
     def __init__(self, experiment: Experiment) -> None:
         super().__init__(experiment.task, experiment.method)
-        self.seen: dict[tuple[str, int, int], Seen] = {}
+        self.predictions: dict[tuple[str, int, int], Predictions] = {}
 
     def run(
         self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
     ) -> Iterator[ClientResult]:
-        rounds = {job.client: job.round for job in tasks}
-        for reply in super().run(tasks, messages, states):
-            for moment, found in reply.metrics.items():
-                key = moment, rounds[reply.client] - 1, reply.client
-                share, samples = found["accuracy"]
-                self.seen[key] = Seen(int(samples), round(share * samples), float(found["loss"][0]))
-            yield reply
+        rounds = {task.client: task.round for task in tasks}
+        for result in super().run(tasks, messages, states):
+            for moment, metrics in result.metrics.items():
+                key = moment, rounds[result.client] - 1, result.client
+                share, samples = metrics["accuracy"]
+                self.predictions[key] = Predictions(
+                    int(samples), round(share * samples), float(metrics["loss"][0])
+                )
+            yield result
 
 
-def read(name: str) -> dict[str, dict[str, Any]]:
-    """`a(x=1)+b` -> {a: {x: 1}, b: {}}."""
+def parse_name(name: str) -> dict[str, dict[str, Any]]:
+    """Parse `a(x=1)+b` into {a: {x: 1}, b: {}}."""
 
     def value(text: str) -> Any:
         try:
@@ -155,8 +156,8 @@ def read(name: str) -> dict[str, dict[str, Any]]:
     return {part: {k: value(v) for k, v in re.findall("([^,=]+)=([^,]+)", inside)} for part, inside in parts}
 
 
-def written(parts: dict[str, dict[str, Any]]) -> str:
-    """The same the other way round."""
+def format_name(parts: dict[str, dict[str, Any]]) -> str:
+    """Return the name for parsed parts."""
 
     def inside(options: dict[str, Any]) -> str:
         return ",".join(f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in options.items())
@@ -164,15 +165,17 @@ def written(parts: dict[str, dict[str, Any]]) -> str:
     return "+".join(f"{part}({inside(options)})" for part, options in parts.items())
 
 
-def setting(e: Experiment, parts: dict[str, dict[str, Any]]) -> Setting:
-    """The same task for an oracle; the options of the method itself are not in it."""
+def oracle_setting(e: Experiment, parts: dict[str, dict[str, Any]]) -> Setting:
+    """Return the task for an oracle, without the options of the method itself."""
     method, *addons = parts
-    means, vectors, tunes = ({*some} & {*addons} for some in (("mr", "dbe"), ("prbm", "dbe"), ["ft"]))
+    has_mr, has_prbm, has_ft = ({*names} & {*addons} for names in (("mr", "dbe"), ("prbm", "dbe"), ["ft"]))
     options = {k: v for addon in addons for k, v in parts[addon].items()}
     kappa = options.pop("kappa", None)
-    dataset, chosen = e.task.dataset, e.options
+    dataset, options_of_run = e.task.dataset, e.options
     with seeds.torch_seeded(seeds.torch_seed(e.task.seed, "model")):
-        module = perceptron() if chosen.model == "mlp" else normed((1, 8, 8), 10)
+        module = (
+            build_perceptron() if options_of_run.model == "mlp" else build_batch_norm_model((1, 8, 8), 10)
+        )
     assert isinstance(module, nn.Sequential)
     return Setting(
         (module[:-1], module[-1]),
@@ -182,109 +185,115 @@ def setting(e: Experiment, parts: dict[str, dict[str, Any]]) -> Setting:
         e.task.split.test,
         rounds=e.task.rounds,
         lr=0.1,
-        join=chosen.participation,
-        seed=chosen.seed,
-        epochs=chosen.local_epochs,
-        bn=chosen.bn_buffers,
+        participation=options_of_run.participation,
+        seed=options_of_run.seed,
+        epochs=options_of_run.local_epochs,
+        bn=options_of_run.bn_buffers,
         weights=parts[method].get("weights"),
-        kappa=kappa if means else None,
-        prbm=bool(vectors),
-        ft=chosen.adapt_epochs if tunes or method == "fedbabu" else 0,
+        kappa=kappa if has_mr else None,
+        prbm=bool(has_prbm),
+        ft=options_of_run.adapt_epochs if has_ft or method == "fedbabu" else 0,
         **options,
     )
 
 
-class Compared(NamedTuple):
-    """A run and the plain loop, found alike in what they predict and in all statistics."""
+class Comparison(NamedTuple):
+    """A run and its oracle, with equal predictions and statistics."""
 
     e: Experiment
-    plain: Setting
-    wanted: Result
-    ran: Outcome
+    setting: Setting
+    expected: Result
+    outcome: Outcome
     clients: dict[int, State]
-    """Their private states without the statistics."""
+    """Private states without statistics."""
     atol: float
 
 
-def compared(
+def run_and_compare(
     name: str,
-    how: str,
-    plain_loop: Oracle,
+    variant: str,
+    oracle: Oracle,
     folder: Path,
     sizes: Sequence[int] = (60, 44, 28),
     rounds: int = 3,
-) -> Compared:
-    """Run both and compare: every prediction of every client, the means, and the statistics wherever kept."""
-    given = read(name)
-    method = next(iter(given))
-    run: dict[str, Any] = {"rounds": rounds, "participation": 0.67, "seed": 1, "adapt_epochs": 3}
-    usual: dict[str, dict[str, Any]] = {"mr": {"kappa": 1}, "dbe": {"kappa": 1}}
-    if how != "plain":
-        sizes, usual = (60, 44, 28, 24), OTHER
-        run |= {"participation": 0.5, "seed": 0, "local_epochs": 2, "bn_buffers": how}
+) -> Comparison:
+    """Run both and compare the predictions of all clients, the means, and all statistics."""
+    parsed = parse_name(name)
+    method = next(iter(parsed))
+    run_options: dict[str, Any] = {"rounds": rounds, "participation": 0.67, "seed": 1, "adapt_epochs": 3}
+    default_options: dict[str, dict[str, Any]] = {"mr": {"kappa": 1}, "dbe": {"kappa": 1}}
+    if variant != "plain":
+        sizes, default_options = (60, 44, 28, 24), OTHER_OPTIONS
+        run_options |= {"participation": 0.5, "seed": 0, "local_epochs": 2, "bn_buffers": variant}
     if method == "apple":
-        run["participation"] = 1.0
-    parts = {part: usual.get(part, {}) | options for part, options in given.items()}
-    exact = how != "plain" or method == "fedgen"
-    with precision(torch.float64 if exact else torch.float32):
+        run_options["participation"] = 1.0
+    parts = {part: default_options.get(part, {}) | options for part, options in parsed.items()}
+    is_float64 = variant != "plain" or method == "fedgen"
+    with default_dtype(torch.float64 if is_float64 else torch.float32):
         data = make_dataset(sizes)
-        if exact:
+        if is_float64:
             data = dataclasses.replace(data, x=data.inputs(data.x).double())
-        if how == "plain":
-            e = experiment(written(parts), data, **run)
+        if variant == "plain":
+            e = experiment(format_name(parts), data, **run_options)
         else:
-            chosen = Config(partition="natural", lr=0.1, **run)
-            e = resolve(written(parts), chosen, dataset=data, model=normed)
-        plain = setting(e, parts)
-        wanted = plain_loop(plain, **{k: v for k, v in parts[method].items() if k != "weights"})
-        engine = Watched(e)
-        ran = run_recorded(e, folder, engine)
+            config = Config(partition="natural", lr=0.1, **run_options)
+            e = resolve(format_name(parts), config, dataset=data, model=build_batch_norm_model)
+        setting = oracle_setting(e, parts)
+        expected = oracle(setting, **{k: v for k, v in parts[method].items() if k != "weights"})
+        engine = RecordingEngine(e)
+        outcome = run_recorded(e, folder, engine)
 
-    atol = 1e-9 if exact else 1e-5
-    assert engine.seen.keys() == plain.seen.keys()
-    for key, found in engine.seen.items():
-        assert found[:2] == plain.seen[key][:2], key
-        assert found.loss == pytest.approx(plain.seen[key].loss, rel=10 * atol, abs=atol), key
-    if plain.z_bar is not None:
-        torch.testing.assert_close(ran.server["mean"], plain.z_bar, rtol=atol, atol=atol)
+    atol = 1e-9 if is_float64 else 1e-5
+    assert engine.predictions.keys() == setting.predictions.keys()
+    for key, predictions in engine.predictions.items():
+        assert predictions[:2] == setting.predictions[key][:2], key
+        assert predictions.loss == pytest.approx(setting.predictions[key].loss, rel=10 * atol, abs=atol), key
+    if setting.z_bar is not None:
+        torch.testing.assert_close(outcome.server["mean"], setting.z_bar, rtol=atol, atol=atol)
 
     def statistics(values: Sequence[Tensor], prefix: str) -> State:
         return {prefix + n: b for n, b in zip(e.task.model.buffers, values, strict=True)}
 
-    there, averaged = joined(e), how == "average"
-    server = statistics(plain.tracks["shared"][0], BUFFER) if averaged else {}
-    close({n: b for n, b in ran.server.items() if n.startswith(BUFFER)}, server, atol)
-    kept: dict[int, State] = {i: {} for i in there if wanted.private}
-    for track, of in plain.tracks.items():
-        prepared = track == "shared" and plain.z_bar is not None
-        if how == "plain" or (averaged and track == "shared"):
+    clients_in_rounds, averaged = participants(e), variant == "average"
+    server = statistics(setting.tracks["shared"][0], BUFFER) if averaged else {}
+    assert_close({n: b for n, b in outcome.server.items() if n.startswith(BUFFER)}, server, atol)
+    expected_statistics: dict[int, State] = {i: {} for i in clients_in_rounds if expected.private}
+    for track, statistics_by_client in setting.tracks.items():
+        has_setup = track == "shared" and setting.z_bar is not None
+        if variant == "plain" or (averaged and track == "shared"):
             continue
-        for i in of if prepared else there:
-            kept.setdefault(i, {}).update(statistics(of[i], f"{BUFFER}{track}/"))
-    assert ran.clients.keys() == kept.keys()
+        for i in statistics_by_client if has_setup else clients_in_rounds:
+            expected_statistics.setdefault(i, {}).update(
+                statistics(statistics_by_client[i], f"{BUFFER}{track}/")
+            )
+    assert outcome.clients.keys() == expected_statistics.keys()
     clients = {}
-    for i, state in ran.clients.items():
+    for i, state in outcome.clients.items():
         clients[i] = drop_keys(state, [BUFFER])
-        close({n: b for n, b in state.items() if n.startswith(BUFFER)}, kept[i], atol)
-    return Compared(e, plain, wanted, ran, clients, atol)
+        assert_close({n: b for n, b in state.items() if n.startswith(BUFFER)}, expected_statistics[i], atol)
+    return Comparison(e, setting, expected, outcome, clients, atol)
 
 
-def joined(e: Experiment) -> list[int]:
-    """Who took part in a round."""
-    n, join = e.task.split.clients, e.options.participation
+def participants(e: Experiment) -> list[int]:
+    """Return the clients that took part in any round."""
+    n, participation = e.task.split.clients, e.options.participation
     return sorted(
-        {c for t in range(1, e.task.rounds + 1) for c in seeds.sample_cohort(e.task.seed, t, n, join)}
+        {
+            c
+            for t in range(1, e.task.rounds + 1)
+            for c in seeds.sample_cohort(e.task.seed, t, n, participation)
+        }
     )
 
 
-def close(mine: State, other: State, atol: float) -> None:
-    """The same names, and the same values to `atol`."""
-    assert mine.keys() == other.keys()
-    torch.testing.assert_close(mine, other, rtol=atol, atol=atol)
+def assert_close(actual: State, expected: State, atol: float) -> None:
+    """Assert equal names, and equal values up to `atol`."""
+    assert actual.keys() == expected.keys()
+    torch.testing.assert_close(actual, expected, rtol=atol, atol=atol)
 
 
-def in_order(state: State, parameters: list[str]) -> list[Tensor]:
-    """The model's order; prefixed names after plain ones, PRBM's vector last (a file sorts by itself)."""
+def sort_tensors(state: State, parameters: list[str]) -> list[Tensor]:
+    """Return the tensors in the model's order, prefixed names after plain ones, PRBM's vector last."""
 
     def rank(name: str) -> tuple[int, bool, int]:
         last = name.split("/")[-1]
@@ -294,32 +303,33 @@ def in_order(state: State, parameters: list[str]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("name", "how"),
+    ("name", "variant"),
     [
-        *((name, how) for name in combinations([*PLAIN]) for how in SETTINGS),
-        *((name, "local") for name in ALONE),
+        *((name, variant) for name in combinations([*ORACLES]) for variant in SETTINGS),
+        *((name, "local") for name in EXCLUSIVE_OPTIONS),
     ],
 )
-def test_against_the_plain_loop(name: str, how: str, tmp_path: Path) -> None:
-    """Server and private state, too, after three rounds, or more than kappa takes to settle."""
-    rounds = 3
-    found = compared(name, how, PLAIN[next(iter(read(name)))], tmp_path, rounds=rounds)
-    order = list(found.e.task.model.parameters)
-    server = in_order(drop_keys(found.ran.server, ["mean", "mr/", BUFFER]), order)
-    torch.testing.assert_close(server, found.wanted.server, rtol=found.atol, atol=found.atol)
-    for client, state in found.clients.items():
-        private = found.wanted.private.get(client, [])
-        torch.testing.assert_close(in_order(state, order), private, rtol=found.atol, atol=found.atol)
+def test_matches_oracle(name: str, variant: str, tmp_path: Path) -> None:
+    """Server and private states are equal after three rounds."""
+    comparison = run_and_compare(name, variant, ORACLES[next(iter(parse_name(name)))], tmp_path)
+    order = list(comparison.e.task.model.parameters)
+    server = sort_tensors(drop_keys(comparison.outcome.server, ["mean", "mr/", BUFFER]), order)
+    torch.testing.assert_close(server, comparison.expected.server, rtol=comparison.atol, atol=comparison.atol)
+    for client, state in comparison.clients.items():
+        private = comparison.expected.private.get(client, [])
+        torch.testing.assert_close(
+            sort_tensors(state, order), private, rtol=comparison.atol, atol=comparison.atol
+        )
 
 
-def test_majority_answers_with_the_most_frequent_label(tmp_path: Path) -> None:
+def test_majority_predicts_the_most_frequent_label(tmp_path: Path) -> None:
     e = experiment("majority", participation=0.67)
-    engine = Watched(e)
+    engine = RecordingEngine(e)
     run_recorded(e, tmp_path, engine)
-    assert {key[:2] for key in engine.seen} == {(m, t) for m in ("before", "after") for t in range(3)} - {
-        ("after", 2)
-    }
+    assert {key[:2] for key in engine.predictions} == {
+        (m, t) for m in ("before", "after") for t in range(3)
+    } - {("after", 2)}
     y = e.task.dataset.y
-    for (_, _, i), found in engine.seen.items():
+    for (_, _, i), predictions in engine.predictions.items():
         train, test = (y[torch.from_numpy(part[i])] for part in (e.task.split.train, e.task.split.test))
-        assert found[:2] == (len(test), int((test == train.bincount().argmax()).sum()))
+        assert predictions[:2] == (len(test), int((test == train.bincount().argmax()).sum()))

@@ -17,7 +17,7 @@ from feddbe.methods.registry import (
 )
 
 
-def test_names_and_options() -> None:
+def test_parse_names_and_options() -> None:
     assert parse_method("fedavg") == FedAvg()
     assert parse_method("fedavg+prbm") == Composed(FedAvg(), (PRBM(),))
     assert parse_method("FedAvg + DBE(kappa=5, mu=0.1)") == Composed(
@@ -30,7 +30,7 @@ def test_names_and_options() -> None:
     assert parse_method("fedavg+mr(kappa=1e+1)") == parse_method("fedavg+mr(kappa=10)")
 
 
-def test_what_is_in_brackets_wins_over_defaults() -> None:
+def test_options_in_brackets_override_defaults() -> None:
     method = parse_name("fedavg+dbe(mu=0.5)").build({"mr": {"kappa": 7.0, "mu": 0.2}})
     assert hyperparameters(method)["mr"]["kappa"] == 7.0
     assert hyperparameters(method)["mr"]["mu"] == 0.5
@@ -57,32 +57,32 @@ def test_what_is_in_brackets_wins_over_defaults() -> None:
         ("fedavg+dbe(kappa=5", "cannot read method"),
     ],
 )
-def test_one_line_says_what_is_wrong(text: str, words: str) -> None:
+def test_invalid_name_raises_one_line_error(text: str, words: str) -> None:
     with pytest.raises(InvalidInputError) as error:
         parse_method(text)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
 
-class Refusing(FedAvg):
-    name = "refusing"
-    discouraged_addons = {"prbm": "it personalises in its own way"}  # noqa: RUF012
+class Discouraging(FedAvg):
+    name = "discouraging"
+    discouraged_addons = {"prbm": "it has its own personalization"}  # noqa: RUF012
 
 
-def test_an_add_on_that_a_method_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "refusing", Refusing)
-    assert isinstance(parse_method("refusing+mr"), Composed)
-    for name in ("refusing+prbm", "refusing+dbe"):
+def test_discouraged_addon_needs_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "discouraging", Discouraging)
+    assert isinstance(parse_method("discouraging+mr"), Composed)
+    for name in ("discouraging+prbm", "discouraging+dbe"):
         with pytest.raises(
-            InvalidInputError, match=r"refusing does not support \+prbm: it personalises in its own way"
+            InvalidInputError, match=r"discouraging does not support \+prbm: it has its own personalization"
         ):
             parse_method(name)
         assert isinstance(parse_name(name).build(force=True), Composed)
 
 
 def test_descriptions_are_complete() -> None:
-    found = {d["name"]: d for d in describe_methods()}
-    assert set(found) == {*METHODS, *ADDONS}
-    assert found["fedavg"]["addons"] == ["prbm", "mr", "dbe", "ft"]
-    assert [p["name"] for p in found["dbe"]["parameters"]][:3] == ["prbm_lr", "kappa", "mu"]
+    infos = {d["name"]: d for d in describe_methods()}
+    assert set(infos) == {*METHODS, *ADDONS}
+    assert infos["fedavg"]["addons"] == ["prbm", "mr", "dbe", "ft"]
+    assert [p["name"] for p in infos["dbe"]["parameters"]][:3] == ["prbm_lr", "kappa", "mu"]
     assert all(p["meaning"] and p["allowed"] for d in describe_methods() for p in d["parameters"])

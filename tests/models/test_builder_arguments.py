@@ -1,4 +1,4 @@
-"""A function that makes a model is called with what it asks for."""
+"""Arguments of model builders."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Net:
         (partial(lambda depth, shape, classes: (depth, shape, classes), 7), (7, SHAPE, 5)),
     ],
 )
-def test_called_with_what_it_asks_for(function: Callable[..., Any], expected: Any) -> None:
+def test_builder_receives_the_parameters_it_names(function: Callable[..., Any], expected: Any) -> None:
     assert call_builder(function, SHAPE, 5, 99) == expected
 
 
-def test_a_class_is_a_function_too() -> None:
+def test_class_as_builder() -> None:
     assert call_builder(Net, SHAPE, 5, 99).given == (SHAPE, 5)
 
 

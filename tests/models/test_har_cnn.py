@@ -1,4 +1,4 @@
-"""HAR-CNN: its published sizes, and the arithmetic in the published order of layers."""
+"""HAR-CNN: published sizes, and results of the published order of layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from feddbe.seeds import torch_seeded
 SAMPLE = torch.zeros(1, 9, 1, 128)
 
 
-def test_sizes_are_the_published_ones() -> None:
+def test_published_sizes() -> None:
     """conv 9*9*32+32, 32*9*64+64; head of the published code: 1664-1024-512-6."""
     model = build_model("har_cnn", SAMPLE, 6, None, 0)
     assert sum(p.numel() for p in model.parameters.values()) == 2_253_958
@@ -28,7 +28,7 @@ def test_sizes_are_the_published_ones() -> None:
     assert layers - {"fc"} <= set(model.cuts), "every layer is a cut"
 
 
-def test_the_layers_do_what_they_do_in_the_published_order() -> None:
+def test_layers_equal_the_published_order_of_layers() -> None:
     with torch_seeded(0):
         ours = har_cnn((9, 1, 128), 6)
         x = torch.randn(4, 9, 1, 128)
@@ -43,15 +43,15 @@ def test_the_layers_do_what_they_do_in_the_published_order() -> None:
 
 
 @pytest.mark.parametrize("steps", range(28, 36))
-def test_any_length_from_28_on(steps: int) -> None:
+def test_signals_from_28_steps(steps: int) -> None:
     x = torch.zeros(2, 3, 1, steps)
     assert build_model("har_cnn", x, 4, None, 0).forward({}, x).logits.shape == (2, 4)
 
 
 @pytest.mark.parametrize("shape", [(9, 1, 27), (9, 2, 128), (9, 128), (1152,)])
-def test_what_does_not_fit(shape: tuple[int, ...]) -> None:
-    said = (
+def test_unsupported_shape_raises_error(shape: tuple[int, ...]) -> None:
+    message = (
         r"^model 'har_cnn' takes signals \(signals, 1, steps\) of at least 28 steps, the data has inputs of "
     )
-    with pytest.raises(InvalidInputError, match=said):
+    with pytest.raises(InvalidInputError, match=message):
         build_model("har_cnn", torch.zeros(1, *shape), 6, None, 0)

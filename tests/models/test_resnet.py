@@ -1,6 +1,6 @@
 """ResNet-18: names, shapes and arithmetic of the well-known implementation, and its cuts.
 
-torchvision is not needed: what its state has is written down here from the architecture.
+torchvision is not needed: the entries of its state are listed here from the architecture.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from feddbe.state import State
 from tests.federation import run_outcome
 
 
-def well_known(classes: int) -> dict[str, tuple[int, ...]]:
-    """The 122 entries of the state, in order: a stem, 4 layers x 2 blocks, a classifier."""
-    found: dict[str, tuple[int, ...]] = {}
+def torchvision_shapes(classes: int) -> dict[str, tuple[int, ...]]:
+    """Return the 122 entries of the state, in order: a stem, 4 layers x 2 blocks, a classifier."""
+    shapes: dict[str, tuple[int, ...]] = {}
 
     def convolution(name: str, out: int, into: int, side: int) -> None:
-        found[f"{name}.weight"] = (out, into, side, side)
+        shapes[f"{name}.weight"] = (out, into, side, side)
 
     def norm(name: str, width: int) -> None:
         for part in ("weight", "bias", "running_mean", "running_var"):
-            found[f"{name}.{part}"] = (width,)
-        found[f"{name}.num_batches_tracked"] = ()
+            shapes[f"{name}.{part}"] = (width,)
+        shapes[f"{name}.num_batches_tracked"] = ()
 
     convolution("conv1", 64, 3, 7)
     norm("bn1", 64)
@@ -51,16 +51,16 @@ def well_known(classes: int) -> dict[str, tuple[int, ...]]:
                 convolution(f"{name}.downsample.0", width, before, 1)
                 norm(f"{name}.downsample.1", width)
             before = width
-    return found | {"fc.weight": (classes, 512), "fc.bias": (classes,)}
+    return shapes | {"fc.weight": (classes, 512), "fc.bias": (classes,)}
 
 
-def start(classes: int, side: int = 64) -> ResNet18:
+def build_resnet18(classes: int, side: int = 64) -> ResNet18:
     with torch_seeded(0):
         return resnet18((3, side, side), classes)
 
 
-def moved(module: nn.Module) -> State:
-    """The module's state with statistics and scales that are not those of the start."""
+def changed_state(module: nn.Module) -> State:
+    """Return the module's state with other statistics and scales than the initial ones."""
     with torch_seeded(1):
         return {
             name: t.clone() if t.dim() != 1 else torch.rand_like(t) + 0.5
@@ -70,22 +70,22 @@ def moved(module: nn.Module) -> State:
 
 @pytest.mark.parametrize(("classes", "count"), [(1000, 11_689_512), (200, 11_279_112)])
 def test_names_shapes_and_counts(classes: int, count: int) -> None:
-    module = start(classes)
+    module = build_resnet18(classes)
     state = {name: tuple(t.shape) for name, t in module.state_dict().items()}
     assert len(state) == 122
-    assert list(state.items()) == list(well_known(classes).items())
+    assert list(state.items()) == list(torchvision_shapes(classes).items())
     assert sum(p.numel() for p in module.parameters()) == count
 
 
-def test_a_state_with_the_well_known_names_loads() -> None:
-    given = {name: torch.full(shape, 0.5) for name, shape in well_known(1000).items()}
-    module = start(1000)
-    module.load_state_dict(given, strict=True)
+def test_state_with_torchvision_names_loads() -> None:
+    state = {name: torch.full(shape, 0.5) for name, shape in torchvision_shapes(1000).items()}
+    module = build_resnet18(1000)
+    module.load_state_dict(state, strict=True)
     assert torch.equal(module.state_dict()["layer3.0.downsample.1.running_var"], torch.full((256,), 0.5))
 
 
-def by_hand(w: State, x: Tensor) -> Tensor:
-    """The network in evaluation mode, from named tensors."""
+def forward_by_hand(w: State, x: Tensor) -> Tensor:
+    """Return the logits in evaluation mode from named tensors."""
 
     def norm(name: str, z: Tensor) -> Tensor:
         shape = (1, -1, 1, 1)
@@ -109,31 +109,31 @@ def by_hand(w: State, x: Tensor) -> Tensor:
     return F.linear(z.mean((2, 3)), w["fc.weight"], w["fc.bias"])
 
 
-def test_the_arithmetic() -> None:
-    module = start(7).eval()
-    state = moved(module)
+def test_forward_matches_functions() -> None:
+    module = build_resnet18(7).eval()
+    state = changed_state(module)
     module.load_state_dict(state)
     with torch_seeded(2):
         x = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(module(x), by_hand(state, x), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(module(x), forward_by_hand(state, x), rtol=1e-4, atol=1e-4)
 
 
-def test_every_parameter_gets_a_gradient() -> None:
-    module = start(7, 32)
+def test_every_parameter_has_a_gradient() -> None:
+    module = build_resnet18(7, 32)
     F.cross_entropy(module(torch.rand(4, 3, 32, 32)), torch.arange(4)).backward()  # type: ignore[no-untyped-call]
     assert [name for name, p in module.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
-def test_the_start_and_that_it_can_be_made_again() -> None:
-    """Normal with variance 2/fan-out, BatchNorm 1 and 0; also when all layers begin anew, children first."""
-    module = start(7)
+def test_initialization_and_reset_parameters() -> None:
+    """Normal with variance 2/fan-out, BatchNorm 1 and 0; also after a reset of all layers, children first."""
+    module = build_resnet18(7)
 
     def check() -> None:
         for name, layer in module.named_modules():
             if isinstance(layer, nn.Conv2d):
-                wanted = sqrt(2 / (layer.out_channels * layer.kernel_size[0] ** 2))
-                assert layer.weight.std().item() == pytest.approx(wanted, rel=0.05), name
+                std = sqrt(2 / (layer.out_channels * layer.kernel_size[0] ** 2))
+                assert layer.weight.std().item() == pytest.approx(std, rel=0.05), name
             elif isinstance(layer, nn.BatchNorm2d):
                 assert (layer.weight == 1).all()
                 assert not layer.bias.any()
@@ -145,30 +145,30 @@ def test_the_start_and_that_it_can_be_made_again() -> None:
 
     check()
     first = module.conv1.weight.detach().clone()
-    module.load_state_dict(moved(module))
+    module.load_state_dict(changed_state(module))
     with torch_seeded(5):
         for layer in reversed([*module.modules()]):  # children come after their parents
             getattr(layer, "reset_parameters", lambda: None)()
     check()
     assert not torch.equal(module.conv1.weight, first)
-    module.load_state_dict(moved(module))
+    module.load_state_dict(changed_state(module))
     module.reset_parameters()
     check()
 
 
-def test_the_six_cuts() -> None:
+def test_six_cuts_of_the_paper() -> None:
     sample = torch.zeros(1, 3, 64, 64)
     sizes = {}
     for alias in RESNET18_CUTS:
         model = build_model("resnet18", sample, 200, alias, 0)
         sizes[alias] = torch.Size(model.feature_shape).numel()
-        assert model.cut == RESNET18_CUTS[alias], "one place has one name in a run"
+        assert model.cut == RESNET18_CUTS[alias], "a cut has one name in a run"
     assert sizes == {"conv": 16384, "b1": 16384, "b2": 8192, "b3": 4096, "b4": 2048, "pool": 512}
     assert build_model("resnet18", sample, 200, None, 0).cut == RESNET18_CUTS["pool"]
 
 
-def test_every_place_that_one_tensor_crosses_is_a_cut() -> None:
-    """Not inside a block, where the way around crosses too; cuts give the same logits."""
+def test_cuts_are_outside_of_blocks() -> None:
+    """Inside a block, the shortcut crosses too; all cuts give equal logits."""
     sample = torch.rand(2, 3, 32, 32)
     model = build_model("resnet18", sample, 5, None, 0)
     blocks = {f"layer{layer}.{block}" for layer in (1, 2, 3, 4) for block in (0, 1)}
@@ -176,31 +176,34 @@ def test_every_place_that_one_tensor_crosses_is_a_cut() -> None:
         model.cuts
     )
     assert not any(".conv" in cut or ".bn" in cut or "downsample" in cut for cut in model.cuts)
-    whole = model.forward(model.parameters, sample).logits
+    logits = model.forward(model.parameters, sample).logits
     for cut in model.cuts[::4]:
-        again = SplitModel(model.module, sample, cut)
-        assert set(again.body) | set(again.head) == set(model.parameters)
-        torch.testing.assert_close(again.forward(model.parameters, sample).logits, whole)
+        split = SplitModel(model.module, sample, cut)
+        assert set(split.body) | set(split.head) == set(model.parameters)
+        torch.testing.assert_close(split.forward(model.parameters, sample).logits, logits)
 
 
-def test_an_unknown_cut_is_told_with_both_kinds_of_names() -> None:
+def test_unknown_cut_error_lists_names_and_aliases() -> None:
     with pytest.raises(InvalidInputError, match=r"^unknown cut 'b5'; allowed: .* b1, .* layer1, .* pool, "):
         build_model("resnet18", torch.zeros(1, 3, 32, 32), 5, "b5", 0)
 
 
-def test_a_round_with_the_published_defaults(tmp_path: Path) -> None:
+def test_round_with_published_defaults(tmp_path: Path) -> None:
     """kappa 1 and mu 0.1 are published, the learning rate is not."""
     rng = np.random.RandomState(0)
     x = torch.from_numpy(rng.randint(256, size=(24, 3, 16, 16)).astype(np.uint8))
     data = Dataset("images", x, torch.arange(24) % 2, 2, 2 / 255, -1.0, np.arange(24) // 12)
-    chosen = Config(partition="natural", model="resnet18", rounds=1, batch_size=4)
-    experiment = resolve("fedavg+dbe", chosen, dataset=data)
-    found = experiment.config["method_options"]["mr"]
-    assert (found["kappa"], found["mu"], experiment.config["lr"]) == (1, 0.1, 0.1)
-    ran = run_outcome(experiment, tmp_path)
-    assert ran.server["mean"].shape == (512,)
-    assert all(state["prbm"].any() for state in ran.clients.values())
+    config = Config(partition="natural", model="resnet18", rounds=1, batch_size=4)
+    experiment = resolve("fedavg+dbe", config, dataset=data)
+    mr_options = experiment.config["method_options"]["mr"]
+    assert (mr_options["kappa"], mr_options["mu"], experiment.config["lr"]) == (1, 0.1, 0.1)
+    outcome = run_outcome(experiment, tmp_path)
+    assert outcome.server["mean"].shape == (512,)
+    assert all(state["prbm"].any() for state in outcome.clients.values())
     counters = {
-        int(t) for c in ran.clients.values() for name, t in c.items() if name.endswith("num_batches_tracked")
+        int(t)
+        for c in outcome.clients.values()
+        for name, t in c.items()
+        if name.endswith("num_batches_tracked")
     }
     assert counters == {2 * 2}, "two batches before round 1 and two in it"

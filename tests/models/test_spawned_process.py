@@ -1,4 +1,4 @@
-"""Every model in another process that was spawned, as macOS and Windows do, with the same bits."""
+"""Every model in a spawned process, as on macOS and Windows, with equal bits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def build(shape, classes):
 
 
 def experiment(model: str, folder: Path) -> Experiment:
-    """Two clients with a dozen random samples each."""
+    """Return an experiment of two clients with twelve random samples each."""
     rng, shape = np.random.default_rng(1), SHAPES[model]
     words = 30 if model == "fasttext" else 0
     x = rng.integers(1, 30, (24, *shape)) if words else rng.normal(size=(24, *shape))
@@ -61,44 +61,44 @@ def experiment(model: str, folder: Path) -> Experiment:
     return resolve("fedavg+dbe", Config(model=named, batch_size=4, lr=0.1), dataset=dataset)
 
 
-def work(task: Any, method: Any) -> tuple[Any, ...]:
-    """One client's round from the start, and another initialisation."""
+def run_one_round(task: Any, method: Any) -> tuple[Any, ...]:
+    """Return the results of one client's round, and a hash of another initialization."""
     server = method.server_init(Context(task, 0)) | {"mean": torch.zeros(task.model.feature_shape)}
-    reply = run_client(
+    result = run_client(
         task, method, ClientTask(1, 1, "train", evaluate=True, evaluate_after=True), server, None
     )
-    assert reply.private is not None
-    fresh = sha256(task.model.reinitialized(3))
+    assert result.private is not None
+    reinitialized = sha256(task.model.reinitialized(3))
     return (
-        sha256(reply.upload),
-        sha256(reply.private),
-        fresh,
-        reply.training_metrics.get("loss"),
-        reply.metrics,
+        sha256(result.upload),
+        sha256(result.private),
+        reinitialized,
+        result.training_metrics.get("loss"),
+        result.metrics,
     )
 
 
 def child(pipe: Connection) -> None:
     torch.set_num_threads(1)
     for pickled in iter(pipe.recv, None):
-        pipe.send(work(*pickle.loads(pickled)))
+        pipe.send(run_one_round(*pickle.loads(pickled)))
 
 
-def test_every_model_works_in_a_spawned_process(tmp_path: Path) -> None:
+def test_every_model_gives_equal_bits_in_a_spawned_process(tmp_path: Path) -> None:
     assert SHAPES.keys() == {*MODELS, "file"}
-    made = {model: experiment(model, tmp_path) for model in SHAPES}
-    pickled = {model: pickle.dumps((e.task, e.method)) for model, e in made.items()}
+    experiments = {model: experiment(model, tmp_path) for model in SHAPES}
+    pickled = {model: pickle.dumps((e.task, e.method)) for model, e in experiments.items()}
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=child, args=(theirs,), daemon=True)
+    parent, child_end = context.Pipe()
+    process = context.Process(target=child, args=(child_end,), daemon=True)
     process.start()
-    theirs.close()
+    child_end.close()
     try:
-        for model, e in made.items():
-            ours.send(pickled[model])
-            assert ours.recv() == work(e.task, e.method), model
+        for model, e in experiments.items():
+            parent.send(pickled[model])
+            assert parent.recv() == run_one_round(e.task, e.method), model
     finally:
-        ours.send(None)
+        parent.send(None)
         process.join(10)
     twice = pickle.loads(pickle.dumps(pickle.loads(pickled["file"])))  # Ray passes things on
-    assert work(*twice) == work(made["file"].task, made["file"].method)
+    assert run_one_round(*twice) == run_one_round(experiments["file"].task, experiments["file"].method)

@@ -1,4 +1,4 @@
-"""SplitModel: where a module can be cut, and how it computes with tensors that are not its own."""
+"""SplitModel: cuts of modules, and computation with bound tensors."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ IMAGES = torch.linspace(-1, 1, 3 * 64).reshape(3, 1, 8, 8)
 
 @pytest.fixture(autouse=True)
 def seeded() -> Iterator[None]:
-    """The same weights in every run."""
+    """Seed torch, so that weights are equal in every run."""
     with torch_seeded(0):
         yield
 
 
-def nested() -> nn.Sequential:
+def build_nested() -> nn.Sequential:
     return nn.Sequential(
         OrderedDict(
             enter=nn.Linear(4, 6),
@@ -56,8 +56,8 @@ class Residual(nn.Module):
         return out
 
 
-class Rooted(nn.Module):
-    """A parameter of the module itself, used on both sides of the cut: s last(relu(s first(x)))."""
+class WithRootParameter(nn.Module):
+    """Module with a root parameter, used on both sides of the cut: s last(relu(s first(x)))."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Rooted(nn.Module):
 
 
 class Tied(nn.Module):
-    """One weight in two layers."""
+    """Module with one weight in two layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,8 +85,8 @@ class Tied(nn.Module):
         return out
 
 
-class Reused(nn.Module):
-    """One ReLU in two places."""
+class ReusedLayer(nn.Module):
+    """Module that uses one ReLU twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,8 +98,8 @@ class Reused(nn.Module):
         return out
 
 
-class Doubling(nn.Sequential):
-    """A Sequential with a forward of its own."""
+class CustomSequential(nn.Sequential):
+    """Sequential with a custom forward."""
 
     def forward(self, input: Tensor) -> Tensor:
         for layer in self:
@@ -107,7 +107,7 @@ class Doubling(nn.Sequential):
         return 2 * input
 
 
-class Dropping(nn.Module):
+class FunctionalDropout(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.last = nn.Linear(100, 3)
@@ -117,8 +117,8 @@ class Dropping(nn.Module):
         return out
 
 
-class Branching(nn.Module):
-    """What torch.fx cannot follow."""
+class Untraceable(nn.Module):
+    """Module that torch.fx cannot trace."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,47 +129,56 @@ class Branching(nn.Module):
         return out
 
 
-class Silent(nn.Module):
+class FailingSilently(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         raise AssertionError
 
 
-def pair() -> tuple[nn.Module, nn.Module]:
+def build_pair() -> tuple[nn.Module, nn.Module]:
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh()), nn.Linear(5, 3)
 
 
-def normed() -> nn.Sequential:
+def build_batch_norm() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
 
 
-def other(model: SplitModel) -> State:
-    """Parameters that are not the module's own."""
+def change_parameters(model: SplitModel) -> State:
+    """Return parameters that differ from the module's."""
     return {name: p * 0.5 + 0.25 for name, p in model.parameters.items()}
 
 
-MODULES: list[Callable[[], nn.Module]] = [nested, Residual, Rooted, Tied, Reused, normed]
+MODULES: list[Callable[[], nn.Module]] = [
+    build_nested,
+    Residual,
+    WithRootParameter,
+    Tied,
+    ReusedLayer,
+    build_batch_norm,
+]
 
 
 # --- cuts
 
 
-def test_every_place_of_nested_sequentials_is_a_cut_and_a_block_is_its_end() -> None:
+def test_every_layer_and_block_of_nested_sequentials_is_a_cut() -> None:
     """Leaves in order: enter, block.0, block.1.0, block.1.1, leave; nothing comes after leave."""
-    model = SplitModel(nested(), X)
+    model = SplitModel(build_nested(), X)
     assert set(model.cuts) == {"enter", "block", "block.0", "block.1", "block.1.0", "block.1.1"}
-    shapes = {cut: SplitModel(nested(), X, cut).feature_shape for cut in model.cuts}
+    shapes = {cut: SplitModel(build_nested(), X, cut).feature_shape for cut in model.cuts}
     assert shapes == {
         "enter": (6,), "block.0": (6,), "block.1.0": (5,), "block.1.1": (5,), "block.1": (5,), "block": (5,)
     }  # fmt: skip
-    module = nested()
-    at = {cut: SplitModel(module, X, cut).forward(dict(module.named_parameters()), X).z_g for cut in shapes}
-    assert torch.equal(at["block.1.1"], at["block"])
-    assert torch.equal(at["block.1.1"], at["block.1.0"].relu())
-    assert torch.equal(at["block.0"], at["enter"].tanh())
+    module = build_nested()
+    features = {
+        cut: SplitModel(module, X, cut).forward(dict(module.named_parameters()), X).z_g for cut in shapes
+    }
+    assert torch.equal(features["block.1.1"], features["block"])
+    assert torch.equal(features["block.1.1"], features["block.1.0"].relu())
+    assert torch.equal(features["block.0"], features["enter"].tanh())
 
 
-def test_inside_of_a_residual_connection_is_no_cut() -> None:
-    """Inside `inner`, two tensors cross: what it computes and what goes around it."""
+def test_layers_inside_a_residual_connection_are_not_cuts() -> None:
+    """Inside `inner`, two tensors cross: its output and the shortcut."""
     model = SplitModel(Residual(), X)
     assert model.cuts == ("enter", "add", "after")
     assert model.cut == "after"
@@ -179,8 +188,8 @@ def test_inside_of_a_residual_connection_is_no_cut() -> None:
         SplitModel(Residual(), X, "inner.0")
 
 
-def test_a_pair_is_cut_between_its_two_halves() -> None:
-    features, classifier = pair()
+def test_pair_is_cut_between_its_halves() -> None:
+    features, classifier = build_pair()
     model = SplitModel((features, classifier), X)
     assert model.cut == "features"
     assert model.body == ("features.0.weight", "features.0.bias")
@@ -188,30 +197,30 @@ def test_a_pair_is_cut_between_its_two_halves() -> None:
     out = model.forward(model.parameters, X)
     assert torch.equal(out.z_g, features(X))
     assert torch.equal(out.logits, classifier(features(X)))
-    assert SplitModel(pair(), X, "features.0").feature_shape == (5,)
-    assert SplitModel((nn.Sequential(*pair()), nn.Linear(3, 2)), X).feature_shape == (3,)
+    assert SplitModel(build_pair(), X, "features.0").feature_shape == (5,)
+    assert SplitModel((nn.Sequential(*build_pair()), nn.Linear(3, 2)), X).feature_shape == (3,)
 
 
-def test_a_pair_helps_where_tracing_does_not() -> None:
+def test_pair_replaces_tracing() -> None:
     with pytest.raises(InvalidInputError) as caught:
-        SplitModel(Branching(), X)
-    assert str(caught.value).startswith("torch.fx cannot trace Branching (")
+        SplitModel(Untraceable(), X)
+    assert str(caught.value).startswith("torch.fx cannot trace Untraceable (")
     assert str(caught.value).endswith("); pass a pair (features, classifier) instead")
     assert "\n" not in str(caught.value)
-    model = SplitModel((Branching(), nn.Linear(3, 2)), X)
+    model = SplitModel((Untraceable(), nn.Linear(3, 2)), X)
     assert (model.cut, model.feature_shape, model.classes) == ("features", (3,), 2)
 
 
-def test_an_error_without_a_word_still_makes_one_line() -> None:
+def test_tracing_error_without_message_is_one_line() -> None:
     with pytest.raises(
-        InvalidInputError, match=r"^torch\.fx cannot trace Silent \(AssertionError\); pass a pair"
+        InvalidInputError, match=r"^torch\.fx cannot trace FailingSilently \(AssertionError\); pass a pair"
     ):
-        SplitModel(Silent(), X)
+        SplitModel(FailingSilently(), X)
 
 
-def test_an_unknown_cut_is_answered_with_the_nearest_and_all() -> None:
+def test_unknown_cut_error_lists_nearest_and_allowed_names() -> None:
     with pytest.raises(InvalidInputError) as caught:
-        SplitModel(nested(), X, "blok")
+        SplitModel(build_nested(), X, "blok")
     names = "block, block.0, block.1, block.1.0, block.1.1, enter"
     assert str(caught.value) == f"unknown cut 'blok'; did you mean 'block'? allowed: {names}"
 
@@ -219,29 +228,29 @@ def test_an_unknown_cut_is_answered_with_the_nearest_and_all() -> None:
 @pytest.mark.parametrize(
     ("module", "cut"),
     [
-        (nested(), "block"),
-        (nested().append(nn.Softmax(1)), "block"),
+        (build_nested(), "block"),
+        (build_nested().append(nn.Softmax(1)), "block"),
         (nn.Sequential(OrderedDict(a=nn.Linear(4, 4), b=nn.Sequential(nn.Linear(4, 3)), c=nn.Tanh())), "a"),
         (nn.Sequential(nn.Unflatten(1, (4, 1)), nn.Conv1d(4, 3, 1), nn.ReLU(), nn.Flatten()), "2"),
-        (Rooted(), "relu"),
+        (WithRootParameter(), "relu"),
         (Tied(), "encode"),
     ],
     ids=["block", "layer-after", "block-of-one", "no-linear", "function", "tied"],
 )
-def test_the_default_is_before_the_last_linear_layer(module: nn.Module, cut: str) -> None:
-    """Of several names of that place the shortest; without a linear layer, the last place."""
+def test_default_cut_is_before_the_last_linear_layer(module: nn.Module, cut: str) -> None:
+    """The shortest name of the cut is used; without a linear layer, it is the last cut."""
     assert SplitModel(module, X).cut == cut
 
 
-def test_the_default_with_a_layer_used_twice() -> None:
-    """The place of a layer is after its last use: here just before `last`, not before `second`."""
-    module = Reused()
+def test_default_cut_with_reused_layer() -> None:
+    """A layer's cut is after its last use: here just before `last`, not before `second`."""
+    module = ReusedLayer()
     model = SplitModel(module, X)
     assert (model.cut, model.feature_shape) == ("relu", (6,))
     assert model.head == ("last.weight", "last.bias")
 
 
-def test_models_without_a_useful_cut() -> None:
+def test_models_without_cut_raise_error() -> None:
     with pytest.raises(InvalidInputError, match=r"^the model has no cut: "):
         SplitModel(nn.Sequential(nn.Linear(4, 3)), X)
     with pytest.raises(
@@ -261,7 +270,7 @@ def test_models_without_a_useful_cut() -> None:
         ("fc1", (64,)),
     ],
 )
-def test_the_translation_has_the_shape_of_the_cut(cut: str, shape: tuple[int, ...]) -> None:
+def test_prbm_has_the_shape_of_the_cut(cut: str, shape: tuple[int, ...]) -> None:
     model = SplitModel(cnn_small((1, 8, 8), 10), IMAGES, cut)
     assert model.feature_shape == shape
     prbm = torch.linspace(-1, 1, torch.Size(shape).numel()).reshape(shape)
@@ -275,53 +284,53 @@ def test_the_translation_has_the_shape_of_the_cut(cut: str, shape: tuple[int, ..
 # --- values
 
 
-@pytest.mark.parametrize("make", MODULES)
-def test_f_then_h_is_the_module_at_every_cut(make: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize("build", MODULES)
+def test_f_then_h_equals_the_module_at_every_cut(build: Callable[[], nn.Module]) -> None:
     """At its own parameters and at others, which torch.func puts into the module for comparison."""
-    module = make().eval()
+    module = build().eval()
     for cut in SplitModel(module, X).cuts:
         model = SplitModel(module, X, cut)
         out = model.forward(model.parameters, X)
         assert torch.equal(out.logits, module(X)), cut
         assert out.z is out.z_g
         assert torch.equal(model.classify(model.parameters, out.z_g), out.logits)
-        elsewhere = other(model)
-        assert torch.equal(model.forward(elsewhere, X).logits, functional_call(module, elsewhere, (X,))), cut
+        changed = change_parameters(model)
+        assert torch.equal(model.forward(changed, X).logits, functional_call(module, changed, (X,))), cut
         assert model.classes == out.logits.shape[1]
 
 
-@pytest.mark.parametrize("make", [Residual, Rooted, Reused, normed])
-def test_gradients_are_those_of_the_module(make: Callable[[], nn.Module]) -> None:
-    module = make()
+@pytest.mark.parametrize("build", [Residual, WithRootParameter, ReusedLayer, build_batch_norm])
+def test_gradients_equal_those_of_the_module(build: Callable[[], nn.Module]) -> None:
+    module = build()
     model = SplitModel(module, X)
-    params = {name: p.requires_grad_() for name, p in other(model).items()}
+    params = {name: p.requires_grad_() for name, p in change_parameters(model).items()}
     with model.bind(params, {name: b.clone() for name, b in model.buffers.items()}, training=True):
-        found = torch.autograd.grad(model.forward(params, X).logits.square().sum(), list(params.values()))
+        gradients = torch.autograd.grad(model.forward(params, X).logits.square().sum(), list(params.values()))
     module.train()
     state = params | {name: b.clone() for name, b in model.buffers.items()}
     logits = functional_call(module, state, (X,))
     expected = torch.autograd.grad(logits.square().sum(), list(params.values()))
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    assert sum(g.abs().sum() for g in found) > 1
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
+    assert sum(g.abs().sum() for g in gradients) > 1
 
 
-@pytest.mark.parametrize("make", MODULES)
-def test_names_are_the_modules_own_and_body_and_head_divide_them(make: Callable[[], nn.Module]) -> None:
-    module = make()
+@pytest.mark.parametrize("build", MODULES)
+def test_body_and_head_partition_the_modules_names(build: Callable[[], nn.Module]) -> None:
+    module = build()
     keys = list(module.state_dict())
     assert SplitModel(module, X).parameters.keys() == dict(module.named_parameters()).keys()
     for cut in SplitModel(module, X).cuts:
         model = SplitModel(module, X, cut)
         assert list(module.state_dict()) == keys
-        if make is not Tied:  # whose weight has two names there
+        if build is not Tied:  # its weight has two names in the state
             assert {*model.parameters, *model.buffers} == set(keys)
         assert sorted((*model.body, *model.head)) == sorted(model.parameters)
 
 
-@pytest.mark.parametrize("make", [nested, Residual])
-def test_the_head_is_what_changes_the_classifier(make: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize("build", [build_nested, Residual])
+def test_body_changes_only_f_and_head_only_h(build: Callable[[], nn.Module]) -> None:
     """A name of the body does not change h, a name of the head does not change f."""
-    module = make()
+    module = build()
     for cut in SplitModel(module, X).cuts:
         model = SplitModel(module, X, cut)
         start = model.forward(model.parameters, X)
@@ -333,15 +342,15 @@ def test_the_head_is_what_changes_the_classifier(make: Callable[[], nn.Module]) 
                 assert torch.equal(model.classify(changed, start.z), start.logits)
 
 
-def test_a_parameter_of_the_module_itself_reaches_both_halves() -> None:
-    module = Rooted()
+def test_root_parameter_is_used_by_both_halves() -> None:
+    module = WithRootParameter()
     model = SplitModel(module, X)
     params = {**model.parameters, "scale": torch.tensor(3.0)}
     out = model.forward(params, X)
     assert torch.equal(out.z_g, torch.relu(module.first(X) * 3))
     assert torch.equal(out.logits, module.last(out.z_g) * 3)
     assert torch.equal(model.classify(params, X[:, :1].expand(3, 5)), module.last(X[:, :1].expand(3, 5)) * 3)
-    assert "scale" in model.head  # used by both, so it goes with the classifier
+    assert "scale" in model.head  # used by both halves, so it belongs to the head
     assert model.body == ("first.weight", "first.bias")
 
 
@@ -359,7 +368,7 @@ def test_tied_weights_stay_tied(sequential: bool) -> None:
     assert tied.decode.weight is tied.encode.weight
 
 
-def test_a_layer_that_a_sequential_uses_twice_acts_twice() -> None:
+def test_layer_used_twice_in_a_sequential() -> None:
     relu, same = nn.ReLU(), nn.Linear(4, 4)
     module = nn.Sequential(same, relu, same, relu, nn.Linear(4, 3))
     model = SplitModel(module, X)
@@ -372,21 +381,21 @@ def test_a_layer_that_a_sequential_uses_twice_acts_twice() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        Doubling(nn.Linear(4, 5), nn.Linear(5, 3)),
-        nn.Sequential(Doubling(nn.Linear(4, 5), nn.ReLU()), nn.Linear(5, 3)),
+        CustomSequential(nn.Linear(4, 5), nn.Linear(5, 3)),
+        nn.Sequential(CustomSequential(nn.Linear(4, 5), nn.ReLU()), nn.Linear(5, 3)),
     ],
     ids=["root", "inside"],
 )
-def test_a_sequential_with_its_own_forward_is_not_taken_apart(module: nn.Module) -> None:
+def test_sequential_with_custom_forward_is_traced(module: nn.Module) -> None:
     for cut in SplitModel(module, X).cuts:
         model = SplitModel(module, X, cut)
         assert torch.equal(model.forward(model.parameters, X).logits, module(X)), cut
 
 
-def test_functional_dropout_drops_in_training_only() -> None:
+def test_functional_dropout_acts_in_training_only() -> None:
     """Of 100 ones, kept ones become 2 (p = 1/2); in evaluation all stay."""
     ones = torch.ones(1, 100)
-    model = SplitModel(Dropping(), ones, "dropout")
+    model = SplitModel(FunctionalDropout(), ones, "dropout")
     for training in (True, False, True):
         with model.bind(model.parameters, training=training):
             z = model.forward(model.parameters, ones).z_g
@@ -399,7 +408,7 @@ def test_functional_dropout_drops_in_training_only() -> None:
 
 
 @pytest.mark.parametrize("prbm", [None, torch.zeros(5)])
-def test_a_layer_after_the_cut_that_works_in_place(prbm: Tensor | None) -> None:
+def test_in_place_layer_after_the_cut(prbm: Tensor | None) -> None:
     module = nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3))
     model = SplitModel(module, X, "0")
     out = model.forward(model.parameters, X, prbm)
@@ -410,28 +419,30 @@ def test_a_layer_after_the_cut_that_works_in_place(prbm: Tensor | None) -> None:
 # --- binding
 
 
-@pytest.mark.parametrize("make", [*MODULES, lambda: nn.Sequential(*pair())])
-def test_the_modules_own_weights_are_left_alone(make: Callable[[], nn.Module]) -> None:
-    module = make()
-    own = dict(module.named_parameters())
+@pytest.mark.parametrize("build", [*MODULES, lambda: nn.Sequential(*build_pair())])
+def test_module_parameters_are_unchanged(build: Callable[[], nn.Module]) -> None:
+    module = build()
+    module_params = dict(module.named_parameters())
     values = {name: t.clone() for name, t in module.state_dict().items()}
     model = SplitModel(module, X)
-    params = {name: p.requires_grad_() for name, p in other(model).items()}
+    params = {name: p.requires_grad_() for name, p in change_parameters(model).items()}
     model.forward(params, X)
     with model.bind(params, {n: b.clone() for n, b in model.buffers.items()}, training=True):
         model.forward(params, X).logits.sum().backward()  # type: ignore[no-untyped-call]
-        assert any(p is not own[name] for name, p in module.named_parameters())
-    assert all(p is own[name] and p.grad is None for name, p in module.named_parameters())
+        assert any(p is not module_params[name] for name, p in module.named_parameters())
+    assert all(p is module_params[name] and p.grad is None for name, p in module.named_parameters())
     assert all(torch.equal(t, values[name]) for name, t in module.state_dict().items())
-    model.parameters[next(iter(own))].zero_()
-    assert torch.equal(own[next(iter(own))], values[next(iter(own))]), "parameters are copies"
+    model.parameters[next(iter(module_params))].zero_()
+    assert torch.equal(module_params[next(iter(module_params))], values[next(iter(module_params))]), (
+        "parameters are copies"
+    )
 
 
-@pytest.mark.parametrize("make", [nested, Residual, Rooted])
-def test_a_binding_inside_another_gives_the_outer_one_back(make: Callable[[], nn.Module]) -> None:
-    module = make()
+@pytest.mark.parametrize("build", [build_nested, Residual, WithRootParameter])
+def test_nested_bind_restores_the_outer_binding(build: Callable[[], nn.Module]) -> None:
+    module = build()
     model = SplitModel(module, X)
-    outer, inner = other(model), {name: -p for name, p in model.parameters.items()}
+    outer, inner = change_parameters(model), {name: -p for name, p in model.parameters.items()}
     expected = {id(p): functional_call(module, p, (X,)) for p in (outer, inner)}
     with model.bind(outer, training=True):
         for _ in range(2):
@@ -441,13 +452,13 @@ def test_a_binding_inside_another_gives_the_outer_one_back(make: Callable[[], nn
                 assert not module.training
                 assert torch.equal(model.forward(inner, X).logits, expected[id(inner)])
             assert torch.equal(model.forward(inner, X).logits, expected[id(inner)])  # bound for the call
-        assert all(p is outer[name] for name, p in _held(module).items())
+        assert all(p is outer[name] for name, p in _layer_parameters(module).items())
     assert not module.training
     assert torch.equal(model.forward(model.parameters, X).logits, module(X))
 
 
-def _held(module: nn.Module) -> dict[str, object]:
-    """What the module's layers hold now, parameters or not."""
+def _layer_parameters(module: nn.Module) -> dict[str, object]:
+    """Return the current values of all parameter slots of the layers."""
     return {
         f"{path}.{key}" if path else key: tensor
         for path, layer in module.named_modules()
@@ -455,42 +466,42 @@ def _held(module: nn.Module) -> dict[str, object]:
     }
 
 
-def test_an_error_inside_ends_the_binding() -> None:
-    module = nested()
+def test_bind_is_restored_after_an_error() -> None:
+    module = build_nested()
     model = SplitModel(module, X, onednn=False)
-    own, flag = _held(module), torch.backends.mkldnn.enabled
-    seen: list[bool] = []
+    module_params, flag = _layer_parameters(module), torch.backends.mkldnn.enabled
+    onednn_flags: list[bool] = []
 
-    def fails() -> None:
-        with model.bind(other(model), training=True):
-            seen.append(bool(torch.backends.mkldnn.enabled))
+    def raise_inside() -> None:
+        with model.bind(change_parameters(model), training=True):
+            onednn_flags.append(bool(torch.backends.mkldnn.enabled))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        fails()
-    assert seen == [False]
-    assert all(p is own[name] for name, p in _held(module).items())
+        raise_inside()
+    assert onednn_flags == [False]
+    assert all(p is module_params[name] for name, p in _layer_parameters(module).items())
     assert torch.backends.mkldnn.enabled == flag
     assert not module.training
 
 
-def test_names_that_are_not_the_modules_are_left_to_others() -> None:
-    model = SplitModel(nested(), X)
-    params = other(model)
+def test_unknown_names_are_ignored() -> None:
+    model = SplitModel(build_nested(), X)
+    params = change_parameters(model)
     expected = model.forward(params, X).logits
     assert torch.equal(model.forward({**params, "prbm": torch.ones(5), "mean": X}, X).logits, expected)
 
 
-def test_names_that_are_missing_are_the_modules_own() -> None:
-    model = SplitModel(nested(), X)
+def test_missing_names_use_the_modules_parameters() -> None:
+    model = SplitModel(build_nested(), X)
     part = {"leave.bias": torch.full((3,), 7.0)}
     expected = model.forward({**model.parameters, **part}, X).logits
     assert torch.equal(model.forward(part, X).logits, expected)
 
 
-def test_batchnorm_writes_into_the_given_buffers_in_training_only() -> None:
+def test_batch_norm_updates_buffers_in_training_only() -> None:
     """One batch from (0, 1) with momentum 1/10: mean m/10, variance 9/10 + v/10 (v unbiased), counter 1."""
-    module = normed()
+    module = build_batch_norm()
     model = SplitModel(module, X)
     assert {n: b.shape for n, b in model.buffers.items()} == {
         "1.running_mean": (5,), "1.running_var": (5,), "1.num_batches_tracked": ()
@@ -507,9 +518,9 @@ def test_batchnorm_writes_into_the_given_buffers_in_training_only() -> None:
     assert int(buffers["1.num_batches_tracked"]) == 1
     assert all(torch.equal(b, model.buffers[name]) for name, b in module.named_buffers())
     assert int(model.buffers["1.num_batches_tracked"]) == 0
-    own = module(X)
+    logits = module(X)
     with model.bind(model.parameters, buffers):
-        assert not torch.allclose(model.forward(model.parameters, X).logits, own)
+        assert not torch.allclose(model.forward(model.parameters, X).logits, logits)
 
 
 # --- layout
@@ -517,8 +528,8 @@ def test_batchnorm_writes_into_the_given_buffers_in_training_only() -> None:
 
 @pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1), ()])
 @pytest.mark.parametrize("onednn", [True, False])
-def test_layout_is_a_copy_of_the_same_values(shape: tuple[int, ...], onednn: bool) -> None:
-    model = SplitModel(nested(), X, onednn=onednn)
+def test_to_memory_format_copies_values(shape: tuple[int, ...], onednn: bool) -> None:
+    model = SplitModel(build_nested(), X, onednn=onednn)
     tensor = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
     copy = model.to_memory_format(tensor)
     assert torch.equal(copy, tensor)
@@ -529,38 +540,38 @@ def test_layout_is_a_copy_of_the_same_values(shape: tuple[int, ...], onednn: boo
         assert (copy.stride() == channels_last) == onednn
     back = model.to_memory_format(copy.contiguous())
     assert torch.equal(back, tensor)
-    assert SplitModel(nested(), X, channels_last=False).to_memory_format(copy).is_contiguous()
-    assert SplitModel(nested(), X, onednn=False).to_memory_format(copy).is_contiguous()
+    assert SplitModel(build_nested(), X, channels_last=False).to_memory_format(copy).is_contiguous()
+    assert SplitModel(build_nested(), X, onednn=False).to_memory_format(copy).is_contiguous()
 
 
-# --- misfits
+# --- errors
 
 
-def test_what_a_layer_says_about_a_wrong_input_is_one_line() -> None:
-    """Layers differ in the kind of error they raise: RuntimeError here, ValueError there."""
-    for module in (nn.Sequential(nn.Linear(9, 3), nn.Linear(3, 2)), normed_images()):
+def test_wrong_input_shape_error_is_one_line() -> None:
+    """Layers raise different errors: RuntimeError or ValueError."""
+    for module in (nn.Sequential(nn.Linear(9, 3), nn.Linear(3, 2)), build_wrong_batch_norm()):
         with pytest.raises(
             InvalidInputError, match=r"^the model does not take inputs of shape \(4,\): \w.*$"
         ):
             build_model(module, X, 2, None, 0)
 
 
-def normed_images() -> nn.Module:
+def build_wrong_batch_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm2d(3), nn.Linear(3, 2))
 
 
-def test_a_model_that_changes_itself_in_a_forward_pass_is_refused() -> None:
+def test_model_that_modifies_parameters_in_forward_raises_error() -> None:
     """It would change the server's model while a client evaluates."""
     model = nn.Sequential(nn.EmbeddingBag(5, 4, max_norm=0.1), nn.Linear(4, 3))
     with pytest.raises(InvalidInputError, match=r"modifies its own parameter '0\.weight' .*max_norm"):
         SplitModel(model, torch.zeros(2, 6, dtype=torch.long))
 
 
-# What is at the places
+# --- activations
 
 
 class InPlace(nn.Module):
-    """Each activation is overwritten by the next layer, and by a function."""
+    """Module in which each activation is overwritten by the next layer or function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -572,25 +583,32 @@ class InPlace(nn.Module):
         return out
 
 
-def test_what_is_at_the_places_of_a_row_of_layers() -> None:
-    module = nested()
+def test_activations_of_sequential() -> None:
+    module = build_nested()
     enter, _, linear, _, leave = (layer for layer in module.modules() if not isinstance(layer, nn.Sequential))
     model = SplitModel(module, X, "block.0")
     p = torch.linspace(1, 2, 6)
     a = enter(X)
     z_g = torch.tanh(a)
     inner = linear(z_g + p)
-    found = model.activations(model.parameters, X, [*model.cuts, "z_g", "z", "logits"], p)
-    wanted = {"enter": a, "block.0": z_g, "block.1.0": inner, "block": inner.relu(), "z_g": z_g, "z": z_g + p}
-    wanted |= {"block.1": inner.relu(), "block.1.1": inner.relu(), "logits": leave(inner.relu())}
-    assert found.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        assert torch.equal(found[name], tensor), name
+    activations = model.activations(model.parameters, X, [*model.cuts, "z_g", "z", "logits"], p)
+    expected = {
+        "enter": a,
+        "block.0": z_g,
+        "block.1.0": inner,
+        "block": inner.relu(),
+        "z_g": z_g,
+        "z": z_g + p,
+    }
+    expected |= {"block.1": inner.relu(), "block.1.1": inner.relu(), "logits": leave(inner.relu())}
+    assert activations.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(activations[name], tensor), name
 
 
 @pytest.mark.parametrize("cut", ["act", "tanh_"])
-def test_what_is_at_the_places_of_a_traced_module(cut: str) -> None:
-    """Copies: a layer that writes into its input does not change what was there."""
+def test_activations_of_traced_module(cut: str) -> None:
+    """Activations are copies: a layer that modifies its input does not change them."""
     module = InPlace()
     model = SplitModel(module, X, cut)
     assert model.cuts == ("first", "act", "second", "tanh_")
@@ -600,30 +618,32 @@ def test_what_is_at_the_places_of_a_traced_module(cut: str) -> None:
     second = module.second(act + p if cut == "act" else act)
     tanh = second.tanh()
     logits = module.last(tanh if cut == "act" else tanh + p)
-    wanted = {"first": first, "act": act, "second": second, "tanh_": tanh, "logits": logits}
-    wanted |= {"z_g": act, "z": act + p} if cut == "act" else {"z_g": tanh, "z": tanh + p}
-    found = model.activations(model.parameters, X, wanted, p)
-    for name, tensor in wanted.items():
-        assert torch.equal(found[name], tensor), name
-    assert torch.equal(found["logits"], model.forward(model.parameters, X, p).logits)
+    expected = {"first": first, "act": act, "second": second, "tanh_": tanh, "logits": logits}
+    expected |= {"z_g": act, "z": act + p} if cut == "act" else {"z_g": tanh, "z": tanh + p}
+    activations = model.activations(model.parameters, X, expected, p)
+    for name, tensor in expected.items():
+        assert torch.equal(activations[name], tensor), name
+    assert torch.equal(activations["logits"], model.forward(model.parameters, X, p).logits)
 
 
-def test_places_have_other_names_also_in_another_process() -> None:
+def test_aliases_of_layers_survive_pickling() -> None:
     x = torch.rand(2, 3, 32, 32)
     model = build_model("resnet18", x, 10, None, 0)
     with torch.inference_mode():
-        found = model.activations(model.parameters, x, ["conv", "maxpool", "b2", "layer2", "pool", "z_g"])
-    assert found["conv"].shape == (2, 64, 8, 8)
-    assert torch.equal(found["conv"], found["maxpool"])
-    assert torch.equal(found["b2"], found["layer2"])
-    assert torch.equal(found["pool"], found["z_g"])
-    again = pickle.loads(pickle.dumps(model))
-    again.check_layers(["b4", "z", "logits"])
-    assert again.aliases == model.aliases != {}
+        activations = model.activations(
+            model.parameters, x, ["conv", "maxpool", "b2", "layer2", "pool", "z_g"]
+        )
+    assert activations["conv"].shape == (2, 64, 8, 8)
+    assert torch.equal(activations["conv"], activations["maxpool"])
+    assert torch.equal(activations["b2"], activations["layer2"])
+    assert torch.equal(activations["pool"], activations["z_g"])
+    unpickled = pickle.loads(pickle.dumps(model))
+    unpickled.check_layers(["b4", "z", "logits"])
+    assert unpickled.aliases == model.aliases != {}
 
 
-def test_a_place_that_does_not_exist_is_one_line() -> None:
-    model = SplitModel(nested(), X)
+def test_unknown_layer_error_is_one_line() -> None:
+    model = SplitModel(build_nested(), X)
     with pytest.raises(
         InvalidInputError, match=r"^unknown layer 'blok'; did you mean 'block'\? allowed: .*logits, z, z_g$"
     ):

@@ -1,7 +1,7 @@
-"""FedAvg, +PRBM, +MR and +DBE as one plain PyTorch loop, to compare the library with.
+"""FedAvg, +PRBM, +MR and +DBE as one plain PyTorch loop.
 
-Deliberately naive: whole modules are copied for every client, autograd and torch's own SGD do the rest, and
-only the names of the random streams are shared with feddbe. Models without buffers (no BatchNorm) only.
+The loop is deliberately naive: it copies modules for every client and uses autograd and torch's SGD. Only the
+names of the random streams are shared with feddbe. Models must not have buffers (no BatchNorm).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Indices = Sequence[NDArray[np.int64]]
 
 
 def digits_cnn() -> Net:
-    """The extractor f and the head h for 8x8 images, with torch's default start (the caller seeds)."""
+    """Return body f and head h for 8x8 images, with torch's default initialization (the caller seeds)."""
     conv1, conv2 = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
     body = nn.Sequential(conv1, nn.ReLU(), nn.MaxPool2d(2), conv2, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
     return body.extend([nn.Linear(128, 64), nn.ReLU()]), nn.Linear(64, 10)
@@ -43,32 +43,32 @@ def run(
     batch: int,
     epochs: int,
     seed: int,
-    join: float,
+    participation: float,
     kappa: float | None = None,
     mu: float | None = None,
     prbm: bool = False,
     init_mean: str = "momentum",
     init_epochs: int = 1,
 ) -> dict[str, Any]:
-    """Train `net` = (f, h at θ^0, left as it is) with clients `train[i]`, and test on `test[i]`.
+    """Train a copy of `net` = (f, h) at θ^0 with clients `train[i]`, and test on `test[i]`.
 
-    `kappa=None` means no MR and no initialization period. Gives `server` (parameters of f, then of h),
-    `prbm` (client -> p_i, empty without PRBM), `z_bar` (or None) and `accuracy` (entries 0..rounds).
+    `kappa=None` means no MR and no setup. Returns `server` (parameters of f, then of h), `prbm` (client ->
+    p_i, empty without PRBM), `z_bar` (or None) and `accuracy` (of rounds 0 to `rounds`).
     """
-    net, sizes, everyone = deepcopy(net), [len(own) for own in train], range(len(train))
+    net, sizes, all_clients = deepcopy(net), [len(indices) for indices in train], range(len(train))
     zero = torch.zeros_like(net[0](x[:1])[0])
-    own_p = dict.fromkeys(everyone, zero)
+    p_by_client = dict.fromkeys(all_clients, zero)
     z_bar: Tensor | None = None
 
     def local(i: int, t: int, epochs: int, p: Tensor | None) -> tuple[Net, Tensor, int]:
-        """One client's training in round t; p is trained in place. The model, r, and the number of steps."""
+        """Train one client in round t, p in place; return the model, r and the number of steps."""
         f, h = (module.train() for module in deepcopy(net))
         sgd = torch.optim.SGD([*f.parameters(), *h.parameters(), *([] if p is None else [p])], lr=lr)
         rng, r, steps = seeds.make_rng(seed, "batches", t, i), zero, 0
         for _ in range(epochs):
             order = train[i][rng.permutation(sizes[i])]
-            for at in range(max(1, sizes[i] // batch)):
-                rows = order[at * batch : (at + 1) * batch]
+            for k in range(max(1, sizes[i] // batch)):
+                rows = order[k * batch : (k + 1) * batch]
                 z = f(x[rows])
                 loss = cross_entropy(h(z if p is None else z + p), y[rows])
                 if mu is not None:
@@ -84,14 +84,17 @@ def run(
     @torch.no_grad()
     def accuracy() -> float:
         f, h = (module.eval() for module in net)
-        hits = sum(int((h(f(x[own]) + own_p[i]).argmax(1) == y[own]).sum()) for i, own in enumerate(test))
-        return hits / sum(len(own) for own in test)
+        hits = sum(
+            int((h(f(x[indices]) + p_by_client[i]).argmax(1) == y[indices]).sum())
+            for i, indices in enumerate(test)
+        )
+        return hits / sum(len(indices) for indices in test)
 
     if kappa is not None:
         assert mu is not None, "MR needs mu"
         assert init_mean in ("momentum", "exact", "debiased"), init_mean
         means = []
-        for i in everyone:  # z_bar is still None, so this is plain CE; the models are thrown away
+        for i in all_clients:  # z_bar is still None, so this is plain CE; the models are discarded
             (f, _), mean, steps = local(i, 0, init_epochs, None)
             if init_mean == "exact":
                 mean = f.eval()(x[train[i]]).mean(0).detach()
@@ -102,20 +105,20 @@ def run(
 
     curve = [accuracy()]
     for t in range(1, rounds + 1):
-        cohort = seeds.sample_cohort(seed, t, len(train), join)
+        cohort = seeds.sample_cohort(seed, t, len(train), participation)
         total: list[Tensor] | None = None
         for i in cohort:
-            p = own_p[i].clone().requires_grad_() if prbm else None
+            p = p_by_client[i].clone().requires_grad_() if prbm else None
             trained, _, _ = local(i, t, epochs, p)
-            own_p[i] = zero if p is None else p.detach()
+            p_by_client[i] = zero if p is None else p.detach()
             share = sizes[i] / sum(sizes[j] for j in cohort)
-            mine = [share * w.detach() for m in trained for w in m.parameters()]
-            total = mine if total is None else [a + b for a, b in zip(total, mine, strict=True)]
+            weighted = [share * w.detach() for m in trained for w in m.parameters()]
+            total = weighted if total is None else [a + b for a, b in zip(total, weighted, strict=True)]
         for w, new in zip((w for m in net for w in m.parameters()), total or [], strict=True):
             w.data = new
         curve.append(accuracy())
     server = [w.detach() for m in net for w in m.parameters()]
-    return {"server": server, "prbm": own_p if prbm else {}, "z_bar": z_bar, "accuracy": curve}
+    return {"server": server, "prbm": p_by_client if prbm else {}, "z_bar": z_bar, "accuracy": curve}
 
 
 def local_dbe(
@@ -123,7 +126,7 @@ def local_dbe(
     start: dict[str, Tensor],
     x: Tensor,
     y: Tensor,
-    own: NDArray[np.int64],
+    indices: NDArray[np.int64],
     p: Tensor,
     z_bar: Tensor,
     *,
@@ -135,19 +138,21 @@ def local_dbe(
     batch: int = 10,
     seed: int = 0,
 ) -> nn.Module:
-    """One client's epoch of FedAvg+DBE in this round: `module`, whose last layer is h, from `start`; p is
-    trained in place."""
+    """Train `module`, whose last layer is h, from `start` for one epoch of FedAvg+DBE, and p in place."""
     module.load_state_dict(start)
     layers = [layer for layer in module.modules() if not isinstance(layer, nn.Sequential)]
     f, h = nn.Sequential(*layers[:-1]).train(), layers[-1]
     p.requires_grad_()
     sgd = torch.optim.SGD([*f.parameters(), *h.parameters(), p], lr=lr)
-    order, r = own[seeds.make_rng(seed, "batches", round, client).permutation(len(own))], torch.zeros_like(p)
-    for at in range(len(own) // batch):
-        rows = order[at * batch : (at + 1) * batch]
-        z = f(x[rows])
+    order, r = (
+        indices[seeds.make_rng(seed, "batches", round, client).permutation(len(indices))],
+        torch.zeros_like(p),
+    )
+    for k in range(len(indices) // batch):
+        batch_indices = order[k * batch : (k + 1) * batch]
+        z = f(x[batch_indices])
         r = (1 - mu) * r.detach() + mu * z.mean(0)
-        loss = cross_entropy(h(z + p), y[rows]) + kappa * (0.5 * (r - z_bar) ** 2).mean()
+        loss = cross_entropy(h(z + p), y[batch_indices]) + kappa * (0.5 * (r - z_bar) ** 2).mean()
         sgd.zero_grad()
         loss.backward()
         sgd.step()

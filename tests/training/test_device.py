@@ -1,5 +1,7 @@
-"""Nothing of a client's work is left on the CPU: every method on torch's `meta` device, which has no numbers
-and refuses to mix with others. (That the numbers are right on a GPU was not tried: there was none.)"""
+"""Devices: every method on torch's `meta` device, which has no values and cannot be mixed with the CPU.
+
+No operation of a client may be left on the CPU. Values on a GPU were not tested: none was available.
+"""
 
 from __future__ import annotations
 
@@ -21,93 +23,96 @@ from tests.federation import COMBINATIONS, are_identical, experiment, run_outcom
 META = torch.device("meta")
 
 
-class Numberless(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets a look at a number of a `meta` tensor give 1, and a copy to the CPU zeros; counts the operations
-    of each kind. An operation with tensors from both is an error, but for single numbers, which GPUs take."""
+class MetaDeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Mode in which reading a value of a `meta` tensor returns 1, and a copy to the CPU zeros.
+
+    It counts operations on `meta` and reads of values. An operation on tensors of both devices is an error,
+    except for scalars, which GPUs accept.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.there, self.looks = 0, 0
+        self.meta_operations = 0
+        self.value_reads = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, aten = kwargs or {}, torch.ops.aten
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         meta = [t for t in tensors if t.device == META]
-        moving = func in (aten._to_copy.default, aten.copy_.default) or func.overloadpacket is aten.to
-        if moving and meta and kwargs.get("device") == torch.device("cpu"):
+        is_copy = func in (aten._to_copy.default, aten.copy_.default) or func.overloadpacket is aten.to
+        if is_copy and meta and kwargs.get("device") == torch.device("cpu"):
             return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device="cpu")
         if func is aten._local_scalar_dense.default and meta:
-            self.looks += 1
+            self.value_reads += 1
             return 1.0 if args[0].is_floating_point() else 1
         if func is aten.bincount.default and meta:
             return torch.empty(kwargs.get("minlength", args[-1]), dtype=torch.int64, device=META)
-        left = [t for t in tensors if t.device.type == "cpu" and t.dim()]
-        assert moving or not (meta and left), f"{func} of tensors on meta and on the CPU"
-        self.there += bool(meta)
+        cpu = [t for t in tensors if t.device.type == "cpu" and t.dim()]
+        assert is_copy or not (meta and cpu), f"{func} of tensors on meta and on the CPU"
+        self.meta_operations += bool(meta)
         return func(*args, **kwargs)
 
 
 @pytest.mark.parametrize("name", [*COMBINATIONS, "fedavg+dbe(s=0.1,q=0.1)", "fedgen(lite=true)"])
-def test_every_method_works_there(name: str, tmp_path: Path) -> None:
-    """Preparation, two rounds with evaluation before and after, fine-tuning: what came back is the zeros that
-    the CPU saw."""
+def test_every_method_runs_on_the_meta_device(name: str, tmp_path: Path) -> None:
+    """Setup, two rounds with evaluation, fine-tuning; all states return to the CPU."""
     e = experiment(name, adapt_epochs=1)
-    with Numberless() as seen:
+    with MetaDeviceMode() as mode:
         ran = run_recorded(e, tmp_path, Serial(e.task.to(META), e.method))
-    assert seen.there > 100 or e.method.base_name == "majority"
+    assert mode.meta_operations > 100 or e.method.base_name == "majority"
     assert all(t.device.type == "cpu" for t in ran.server.values())
     assert len(ran.rounds) == 3
 
 
 @pytest.mark.parametrize("adaptation", ["full", "prbm", "newton"])
-def test_newcomers_join_there(adaptation: str, tmp_path: Path) -> None:
+def test_new_clients_adapt_on_the_meta_device(adaptation: str, tmp_path: Path) -> None:
     e = experiment("fedavg+dbe", new_clients=1, adapt_epochs=2, adaptation=adaptation)
-    with Numberless():
+    with MetaDeviceMode():
         run_recorded(e, tmp_path, Serial(e.task.to(META), e.method))
 
 
-def test_a_tensor_that_is_left_behind_is_noticed() -> None:
-    with Numberless(), pytest.raises((AssertionError, RuntimeError)):
+def test_mixing_devices_is_an_error() -> None:
+    with MetaDeviceMode(), pytest.raises((AssertionError, RuntimeError)):
         torch.ones(3, device=META) + torch.ones(3)
 
 
-def test_no_look_at_numbers_in_a_step(tmp_path: Path) -> None:
-    """A look waits for all that the GPU has begun: once per epoch and parameter, not once per batch."""
-    looks = []
+def test_number_of_value_reads_is_independent_of_the_batch_size(tmp_path: Path) -> None:
+    """Reading a value synchronizes with the GPU: once per epoch and parameter, not once per batch."""
+    value_reads = []
     for batch in (10, 2):
         e = experiment("fedavg+dbe", batch_size=batch)
-        with Numberless() as seen:
+        with MetaDeviceMode() as mode:
             run_recorded(e, tmp_path / str(batch), Serial(e.task.to(META), e.method))
-        looks.append(seen.looks)
-    assert looks[0] == looks[1]
+        value_reads.append(mode.value_reads)
+    assert value_reads[0] == value_reads[1]
 
 
-def test_a_task_moved_to_where_it_lies_is_itself() -> None:
+def test_task_to_its_device_returns_the_task() -> None:
     task = experiment("fedavg").task
     assert task.to(torch.device("cpu")) is task
-    there = task.to(META)
-    assert there.device == META
-    assert {p.device for p in there.model.parameters.values()} == {META}
+    moved = task.to(META)
+    assert moved.device == META
+    assert {p.device for p in moved.model.parameters.values()} == {META}
     assert task.device.type == "cpu"
 
 
-def test_other_cores_of_apple_are_the_same_on_every_device(tmp_path: Path) -> None:
+def test_reinitialized_parameters_are_on_the_device_of_the_model() -> None:
     model = experiment("apple").task.model
     assert are_identical(model.reinitialized(3), model.reinitialized(3))
-    with Numberless():
+    with MetaDeviceMode():
         assert {p.device for p in model.to(META).reinitialized(3).values()} == {META}
 
 
-def test_what_there_is_not_is_one_line() -> None:
+def test_unavailable_device_is_an_error() -> None:
     with pytest.raises(InvalidInputError, match=r"device = 'cuda:7'; torch can use here: .*cpu"):
         find_device("cuda:7")
     with pytest.raises(InvalidInputError, match="device = 'gpu'"):
         engines.create_engine("auto", experiment("fedavg", device="gpu").task, experiment("fedavg").method)
 
 
-def test_auto_is_what_there_is(tmp_path: Path) -> None:
+def test_auto_is_the_cpu_without_a_gpu(tmp_path: Path) -> None:
     if torch.cuda.is_available() or torch.backends.mps.is_available():
-        pytest.skip("there is a GPU")
+        pytest.skip("has a GPU")
     assert find_device("auto") == torch.device("cpu")
     plain, auto = experiment("fedavg+dbe"), experiment("fedavg+dbe", device="auto")
     assert plain.config_hash == auto.config_hash

@@ -1,4 +1,4 @@
-"""Optimisers of local training against torch.optim on a plain module; how the learning rate falls."""
+"""Optimizers of local training against torch.optim on a plain module, and the decay of the learning rate."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from feddbe.errors import InvalidInputError
 from feddbe.methods.registry import METHODS
 from feddbe.methods.scaffold import CONTROL
 from feddbe.runs.experiment import Experiment
-from feddbe.state import strip_prefix
+from feddbe.state import State, strip_prefix
 from feddbe.training.task import Context, LearningRateDecay
 from feddbe.training.trainer import ClientTrainer
 from tests.federation import are_identical, experiment, run_outcome
 
-Make = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
-CASES: dict[str, tuple[dict[str, Any], Make]] = {
+MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+CASES: dict[str, tuple[dict[str, Any], MakeOptimizer]] = {
     "momentum": ({"momentum": 0.9}, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
     "weight decay": ({"weight_decay": 0.02}, lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.02)),
     "both": (
@@ -39,12 +39,12 @@ CASES: dict[str, tuple[dict[str, Any], Make]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_fit_equals_torch_optim(name: str) -> None:
-    """Two epochs of FedAvg's local training against a loop over the module itself."""
-    options, make = CASES[name]
+    """Two epochs of FedAvg's local training equal a loop over the module."""
+    options, make_optimizer = CASES[name]
     e = experiment("fedavg", local_epochs=2, **options)
     trained = ClientTrainer(e.task, 1, 0).fit(e.task.model.parameters).params
     module = copy.deepcopy(e.task.model.module)
-    optimizer = make(module.parameters())
+    optimizer = make_optimizer(module.parameters())
     for x, y, size in ClientTrainer(e.task, 1, 0)._batches().iterate():
         for inputs, labels in zip(torch.split(x, size), torch.split(y, size), strict=True):
             optimizer.zero_grad()
@@ -52,60 +52,60 @@ def test_fit_equals_torch_optim(name: str) -> None:
             torch.autograd.backward(loss)
             if "clip_norm" in options:
                 norm = nn.utils.clip_grad_norm_(module.parameters(), options["clip_norm"])
-                assert norm > options["clip_norm"]  # it has something to do
+                assert norm > options["clip_norm"]  # otherwise nothing is clipped
             optimizer.step()
     for parameter, p in module.named_parameters():
         torch.testing.assert_close(trained[parameter], p.detach(), rtol=1e-5, atol=1e-6)
         assert not torch.equal(p, e.task.model.parameters[parameter])
 
 
-def test_what_prbm_adds_moves_along_but_is_not_pulled_to_zero() -> None:
+def test_prbm_vector_is_trained_without_weight_decay() -> None:
     e = experiment("fedavg+prbm", weight_decay=5.0, lr=0.01)
-    local = ClientTrainer(e.task, 1, 0)
+    trainer = ClientTrainer(e.task, 1, 0)
     private = {"prbm": torch.full(e.task.model.feature_shape, 3.0)}
-    _, new = e.method.train(Context(e.task, 1), local, e.task.model.parameters, private)
-    assert float((new["prbm"] - 3).abs().max()) < 0.1  # four steps of 0.05 x 3 would take 0.6
+    _, new = e.method.train(Context(e.task, 1), trainer, e.task.model.parameters, private)
+    assert float((new["prbm"] - 3).abs().max()) < 0.1  # four steps of 0.05 x 3 would be 0.6
     assert not torch.equal(new["prbm"], private["prbm"])
 
 
 @pytest.mark.parametrize("name", ["fedavg+dbe", "scaffold", "fedprox(mu=0.5)"])
-def test_compiled_weight_decay_is_autograd_s(name: str, tmp_path: Path) -> None:
-    ends = []
+def test_compiled_weight_decay_equals_autograd(name: str, tmp_path: Path) -> None:
+    servers = []
     for trainer in ("compiled", "autograd"):
         e = experiment(name, weight_decay=0.1, trainer=trainer)
-        ends.append(run_outcome(e, tmp_path / trainer).server)
-    for key, p in ends[0].items():
-        torch.testing.assert_close(p, ends[1][key], rtol=1e-4, atol=1e-6)
+        servers.append(run_outcome(e, tmp_path / trainer).server)
+    for key, p in servers[0].items():
+        torch.testing.assert_close(p, servers[1][key], rtol=1e-4, atol=1e-6)
     plain = run_outcome(experiment(name), tmp_path / "plain").server
-    name = next(iter(e.task.model.parameters))
-    assert not torch.allclose(plain[name], ends[0][name], atol=1e-4)
+    parameter = next(iter(e.task.model.parameters))
+    assert not torch.allclose(plain[parameter], servers[0][parameter], atol=1e-4)
 
 
-def test_scaffold_takes_weight_decay_as_a_part_of_the_gradient() -> None:
-    """One step from x: c_i+ is the gradient at x plus decay x."""
-    found = []
+def test_scaffold_control_variate_includes_weight_decay() -> None:
+    """After one step from x, c_i+ is the gradient at x plus decay x."""
+    controls = []
     for decay in (0.0, 0.25):
         e = experiment("scaffold", batch_size=45, weight_decay=decay)
         ctx, x = Context(e.task, 1), e.task.model.parameters
         _, private = e.method.train(
             ctx, ClientTrainer(e.task, 1, 0), e.method.server_init(ctx), e.method.client_init(ctx)
         )
-        found.append(strip_prefix(private, CONTROL))
+        controls.append(strip_prefix(private, CONTROL))
     for name, p in x.items():
-        torch.testing.assert_close(found[1][name] - found[0][name], 0.25 * p, rtol=1e-3, atol=2e-6)
+        torch.testing.assert_close(controls[1][name] - controls[0][name], 0.25 * p, rtol=1e-3, atol=2e-6)
 
 
-def test_its_memory_begins_anew_with_every_round(tmp_path: Path) -> None:
-    """So engines and a resumed run agree: nothing of it is kept."""
+def test_optimizer_state_is_reset_every_round(tmp_path: Path) -> None:
+    """Engines agree, because no optimizer state is kept."""
     options: dict[str, Any] = {"momentum": 0.9, "clip_norm": 1.0, "lr_decay": "step:1:0.5", "rounds": 3}
-    whole = run_outcome(experiment("ditto+mr", **options), tmp_path / "whole")
+    serial = run_outcome(experiment("ditto+mr", **options), tmp_path / "serial")
     pool = run_outcome(experiment("ditto+mr", **options), tmp_path / "pool", engine="pool(workers=2)")
-    assert are_identical(whole.server, pool.server)
-    assert all(are_identical(whole.clients[k], pool.clients[k]) for k in whole.clients)
+    assert are_identical(serial.server, pool.server)
+    assert all(are_identical(serial.clients[k], pool.clients[k]) for k in serial.clients)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_what_cannot_be_combined_is_refused_with_its_reason(name: str) -> None:
+def test_unsupported_optimizer_options_are_errors_with_a_reason(name: str) -> None:
     values: dict[str, Any] = {"optimizer": "adam", "momentum": 0.9, "weight_decay": 0.1, "clip_norm": 1.0}
     for key, value in values.items():
         if reason := METHODS[name].fixed_options.get(key):
@@ -117,17 +117,17 @@ def test_what_cannot_be_combined_is_refused_with_its_reason(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["pfedme", "apple(eta1=0.1)", "perfedavg(beta=0.1)"])
-def test_a_rate_that_does_nothing_cannot_fall(name: str) -> None:
+def test_decay_of_an_unused_learning_rate_is_an_error(name: str) -> None:
     with pytest.raises(InvalidInputError, match="lr_decay = cosine:2; not for"):
         experiment(name, lr_decay="cosine")
 
 
-def test_momentum_is_not_adam_s() -> None:
+def test_momentum_with_adam_is_an_error() -> None:
     with pytest.raises(InvalidInputError, match=r"momentum = 0\.9 is an option of SGD"):
         experiment("fedavg", optimizer="adam", momentum=0.9)
 
 
-def test_the_rate_of_a_round() -> None:
+def test_learning_rate_factor_of_a_round() -> None:
     step, cosine = LearningRateDecay.parse("step:3:0.1", 9), LearningRateDecay.parse("cosine", 4)
     assert [step.factor_at(t) for t in (0, 1, 3, 4, 6, 7)] == pytest.approx([1, 1, 1, 0.1, 0.1, 0.01])
     assert [cosine.factor_at(t) for t in (0, 1, 3, 5, 9)] == pytest.approx([1, 1, 0.5, 0, 0])
@@ -137,31 +137,31 @@ def test_the_rate_of_a_round() -> None:
 @pytest.mark.parametrize(
     "text", ["step", "step:0:0.5", "step:2:1.5", "step:2:0", "step:2:e", "cosine:0", "half", "step:2:nan"]
 )
-def test_another_decay_is_one_line(text: str) -> None:
+def test_invalid_decay_is_an_error(text: str) -> None:
     with pytest.raises(InvalidInputError, match=r"lr_decay = .*step:EVERY:FACTOR"):
         LearningRateDecay.parse(text, 10)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "apfl", "perfedavg", "apple", "fedavg+dbe"])
-def test_round_two_has_the_lower_rate(name: str, tmp_path: Path) -> None:
-    """The second round is one of a run at half the rate that begins with what the first left; every method
-    takes its rate from the round."""
-    falling = experiment(name, lr_decay="step:1:0.5")
-    assert ClientTrainer(falling.task, 2, 0).lr == Context(falling.task, 2).lr == 0.05
-    half, ends = experiment(name, lr=0.05), []
-    for e, round in ((falling, 2), (half, 2)):
-        ctx, local = Context(e.task, round), ClientTrainer(e.task, round, 0)
-        ends.append(e.method.train(ctx, local, _received(falling), e.method.client_init(ctx)))
-    assert are_identical(ends[0][0], ends[1][0])
-    assert are_identical(ends[0][1], ends[1][1])
-    ctx = Context(falling.task, 1)
-    first, _ = falling.method.train(
-        ctx, ClientTrainer(falling.task, 1, 0), _received(falling), falling.method.client_init(ctx)
-    )
-    assert not are_identical(first, ends[0][0])
+def test_decayed_round_equals_training_with_a_lower_rate(name: str, tmp_path: Path) -> None:
+    """Round 2 with decay 0.5 equals round 2 at half the rate: every method uses the rate of the round."""
+    decayed = experiment(name, lr_decay="step:1:0.5")
+    half = experiment(name, lr=0.05)
+    assert ClientTrainer(decayed.task, 2, 0).lr == Context(decayed.task, 2).lr == 0.05
+
+    def train_round(e: Experiment, round_: int) -> tuple[State, State]:
+        ctx, trainer = Context(e.task, round_), ClientTrainer(e.task, round_, 0)
+        return e.method.train(ctx, trainer, _received_state(decayed), e.method.client_init(ctx))
+
+    decayed_upload, decayed_private = train_round(decayed, 2)
+    half_upload, half_private = train_round(half, 2)
+    assert are_identical(decayed_upload, half_upload)
+    assert are_identical(decayed_private, half_private)
+    first_upload, _ = train_round(decayed, 1)
+    assert not are_identical(first_upload, decayed_upload)
 
 
-def _received(e: Experiment) -> dict[str, Tensor]:
+def _received_state(e: Experiment) -> dict[str, Tensor]:
     ctx = Context(e.task, 0)
     if e.method.base_name == "apple":
         cores = [e.method.client_setup(ctx, ClientTrainer(e.task, 0, k), {}, {})[0] for k in range(3)]
@@ -170,14 +170,14 @@ def _received(e: Experiment) -> dict[str, Tensor]:
     return e.method.server_init(ctx) | constants
 
 
-def test_adapting_afterwards_is_at_the_full_rate() -> None:
+def test_adaptation_uses_the_full_learning_rate() -> None:
     task = experiment("fedavg+ft", lr_decay="cosine").task
     assert ClientTrainer(task, 3, 0).lr == 0
     assert ClientTrainer(task.for_adaptation(2), 3, 0).lr == 0.1
 
 
-def test_a_run_without_is_what_it_was() -> None:
-    """The hash of old runs; `cosine` has the length that the run was begun with."""
+def test_config_hash_ignores_defaults_and_includes_the_decay() -> None:
+    """`cosine` is stored with the number of rounds of the run."""
     plain = experiment("fedavg")
     assert plain.config_hash == experiment("fedavg", momentum=0.0, optimizer="sgd").config_hash
     short, long = (experiment("fedavg", lr_decay="cosine", rounds=r) for r in (2, 3))

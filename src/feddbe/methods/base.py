@@ -1,7 +1,7 @@
 """The interface of methods and add-ons.
 
-A method is a frozen dataclass. Its fields are its hyperparameters, its class attributes declare what it
-keeps, sends and receives, and its functions are pure functions of named tensors.
+A method is a frozen dataclass. Its fields are its hyperparameters, its class attributes declare the
+state that it keeps, sends and receives, and its functions are pure functions of named tensors.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class PerFedAvg(FedAvg):
 
     Departures: none from the paper. From the published experiments: alpha is not the learning rate (on
     digits, at 0.1, the network stops learning), one pass over the data per epoch (theirs two), and a client
-    with fewer than 2B samples divides what it has (theirs did not train).
+    with fewer than 2B samples divides its samples (theirs did not train).
     """
 
     name: ClassVar[str] = "perfedavg"

@@ -265,9 +265,9 @@ class SplitModel:
             classifier), or another module that torch.fx can trace.
         sample: An input with a batch axis.
         cut: Name of the cut; None: before the last linear layer.
-        onednn: Whether to use oneDNN; without it the channels-last layout is not used either. For tiny
+        onednn: Use oneDNN; without it the channels-last layout is not used either. For tiny
             images both cost more than they save.
-        channels_last: Whether to use the channels-last layout, which is slower for some networks.
+        channels_last: Use the channels-last layout, which is slower for some networks.
         aliases: Other names of cuts.
     """
 

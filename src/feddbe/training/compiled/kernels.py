@@ -380,7 +380,7 @@ def _compile_cached(make: Callable[[str], Function]) -> Function:
     """
     source = Path(str(tiles.__file__)).read_bytes()
     function = make(f"{tiles.LANES} {hashlib.sha256(source).hexdigest()}")
-    options: dict[str, Any] = {"fastmath": {"contract", "nsz"}, "error_model": "numpy", "boundscheck": False}
+    options: dict[str, Any] = {"error_model": "numpy", "boundscheck": False}
     try:
         return cast(Function, njit(cache=True, **options)(function))
     except RuntimeError:  # no folder for the cache
@@ -465,14 +465,14 @@ def _cross_entropy(numbers: Array, table: Array, net: Record, y: Array) -> float
         for j in range(net.classes):
             top = max(top, get(numbers, z + get(table, net.class_offsets + j)))
         for j in range(net.classes):
-            at = get(table, net.class_offsets + j)
-            e = math.exp(get(numbers, z + at) - top)
-            put(numbers, grad + at, e)
-            others += e if at != label else 0.0
+            offset = get(table, net.class_offsets + j)
+            e = math.exp(get(numbers, z + offset) - top)
+            put(numbers, grad + offset, e)
+            others += e if offset != label else 0.0
         total = others + get(numbers, grad + label)
         for j in range(net.classes):
-            at = grad + get(table, net.class_offsets + j)
-            put(numbers, at, numbers.dtype.type(get(numbers, at) / total / size))
+            index = grad + get(table, net.class_offsets + j)
+            put(numbers, index, numbers.dtype.type(get(numbers, index) / total / size))
         put(numbers, grad + label, numbers.dtype.type(-others / total / size))
         loss += math.log(total) - (get(numbers, z + label) - top)
     return loss / size

@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 _FEATURES = llvm.get_host_cpu_features()
 LANES = 16 if _FEATURES.get("avx512f") else 8 if _FEATURES.get("avx") else 4
 _INT64 = ir.IntType(64)
-_FAST = ("contract", "reassoc", "nsz")
 Value = Any
 """An LLVM value."""
 
@@ -79,7 +79,18 @@ class _VectorBuilder:
         return self.fill(self.builder.load(self.address(base, *terms)))
 
     def add_product(self, total: Value, x: Value, y: Value) -> Value:
-        return self.builder.fadd(total, self.builder.fmul(x, y, flags=_FAST), flags=_FAST)
+        """Return total + x y, rounded once.
+
+        An explicit operation: if LLVM may fuse a product with a sum, code that is compiled and code that is
+        loaded from numba's cache can differ in the last bit.
+        """
+        if not _FEATURES.get("fma"):
+            return self.builder.fadd(total, self.builder.fmul(x, y))
+        bits = 32 if isinstance(x.type.element, ir.FloatType) else 64
+        name = f"llvm.fma.v{LANES}f{bits}"
+        signature = ir.FunctionType(x.type, [x.type] * 3)
+        fma = cgutils.get_or_insert_function(self.builder.module, signature, name)  # type: ignore[no-untyped-call]
+        return self.builder.call(fma, [x, y, total])
 
     def loop(
         self, count: Value, start: list[Value], body: Callable[[Value, list[Value]], list[Value]]
@@ -149,23 +160,23 @@ def multiply_tile(  # type: ignore[no-untyped-def]
 
 
 @_literal_intrinsic
-def add_scaled_rows(context, out, o, o_row, o_step, values, places, first, n, m, m0, m_row, m_step, rows, V):  # type: ignore[no-untyped-def]
+def add_scaled_rows(context, out, o, o_row, o_step, values, offsets, first, n, m, m0, m_row, m_step, rows, V):  # type: ignore[no-untyped-def]
     """Add sums of scaled rows to V vectors for each r < rows:
 
     out[o + r o_row + v o_step] += sum over i < n of
-        values[first + i] * m[m0 + r m_row + places[first + i] + v m_step]
+        values[first + i] * m[m0 + r m_row + offsets[first + i] + v m_step]
     """
 
     def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         c = _VectorBuilder(context, builder, signature, arguments)
-        out, o, o_row, o_step, values, places, first, n, m, m0, m_row, m_step, rows, _ = c.arguments
-        places, values, v_ = c.address(places, first), c.address(values, first), range(V.literal_value)
+        out, o, o_row, o_step, values, offsets, first, n, m, m0, m_row, m_step, rows, _ = c.arguments
+        offsets, values, v_ = c.address(offsets, first), c.address(values, first), range(V.literal_value)
 
         def row(r: Value, _: list[Value]) -> list[Value]:
             to, base = c.address(out, o, (r, o_row)), c.address(m, m0, (r, m_row))
 
             def step(i: Value, totals: list[Value]) -> list[Value]:
-                line = c.address(base, builder.sext(builder.load(c.address(places, i)), _INT64))
+                line = c.address(base, builder.sext(builder.load(c.address(offsets, i)), _INT64))
                 scale = c.load_fill(values, i)
                 return [c.add_product(totals[v], scale, c.load(line, (m_step, v))) for v in v_]
 
@@ -176,7 +187,7 @@ def add_scaled_rows(context, out, o, o_row, o_step, values, places, first, n, m,
         c.loop(rows, [], row)
         return context.get_dummy_value()
 
-    return types.void(out, o, o_row, o_step, values, places, first, n, m, m0, m_row, m_step, rows, V), code
+    return types.void(out, o, o_row, o_step, values, offsets, first, n, m, m0, m_row, m_step, rows, V), code
 
 
 @_literal_intrinsic
@@ -202,7 +213,7 @@ def dot_products(context, out, o, o_step, a, a0, a_step, m, m0, m_step, n, P, Q)
             half = LANES // 2
             while half:  # add the upper half of the remaining lanes to the lower
                 order = [min(lane + half, LANES - 1) for lane in range(LANES)]
-                total = builder.fadd(total, c.shuffle(total, order), flags=_FAST)
+                total = builder.fadd(total, c.shuffle(total, order))
                 half //= 2
             to = c.address(out, o, (o_step, i // len(q_)), i % len(q_))
             builder.store(builder.extract_element(total, _int64(0)), to)
@@ -233,16 +244,16 @@ def max_pool(context, out, o, rows, r0, window, r_step, n, bias, b0, relu, chose
                 value = c.load(rows, r0, (i, r_step), f)
                 more = builder.fcmp_ordered(">", value, best[0])
                 more = builder.or_(more, builder.fcmp_unordered("uno", value, value))
-                at = c.fill(builder.trunc(i, small))
-                return [builder.select(more, value, best[0]), builder.select(more, at, best[1])]
+                index = c.fill(builder.trunc(i, small))
+                return [builder.select(more, value, best[0]), builder.select(more, index, best[1])]
 
             first = [c.load(rows, r0, f), ir.Constant(none.type, [0] * LANES)]
-            top, at = c.loop(window, first, larger)
+            top, index = c.loop(window, first, larger)
             top = builder.fadd(top, c.load(bias, b0, f))
             off = builder.and_(rectified, builder.fcmp_ordered("<=", top, c.zero))
             c.store(builder.select(off, c.zero, top), out, o, f)
-            at = builder.trunc(builder.select(off, none, at), bytes_)
-            builder.store(at, builder.bitcast(c.address(chosen, c0, f), bytes_.as_pointer())).align = 1
+            index = builder.trunc(builder.select(off, none, index), bytes_)
+            builder.store(index, builder.bitcast(c.address(chosen, c0, f), bytes_.as_pointer())).align = 1
             return []
 
         c.loop(builder.udiv(n, _int64(LANES)), [], part)
@@ -339,7 +350,7 @@ class Arrays(NamedTuple):
 
 def kernel_helper(function: Function) -> Function:
     """Compile a function that only compiled functions call; it is cached on disk as a part of these."""
-    compiled = njit(fastmath={"contract", "nsz"}, error_model="numpy", boundscheck=False)(function)
+    compiled = njit(error_model="numpy", boundscheck=False)(function)
     return cast(Function, compiled)
 
 

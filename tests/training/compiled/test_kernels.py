@@ -2,11 +2,11 @@
 
 The gradient of a network with ReLU and max pooling jumps where the two largest numbers of a window are equal,
 or the input of a ReLU is 0. Near such a kink rounding decides which side is taken, also in torch. A float32
-gradient is then percents away from float64's, and still exact for inputs that differ by a rounding error.
+gradient then differs by percents from float64's, and is still exact for inputs that differ by rounding.
 
-    python -m tests.training.trainers.test_compiled_gradient 15000
+    python -m tests.training.compiled.test_kernels 15000
 
-prints for which of 15,000 random networks of the kind TIED that is so: 2 compiled ones, 4 of torch's.
+prints these cases among 15,000 random networks of the kind TIED: 2 compiled gradients, 4 of torch's.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from feddbe.models.split_model import SplitModel
 from feddbe.state import State
 from feddbe.training.compiled import backend
 from feddbe.training.terms import gradient_by_autograd
-from tests.training.trainers.test_compiled import NETWORKS
+from tests.training.compiled.test_backend import NETWORKS
 
 SEEDS = int(os.environ.get("FEDDBE_CASES", 8))
-"""Random starts of each network; `make test-all` has a thousand."""
+"""Random initializations of each network; `make test-all` has a thousand."""
 NEAR_A_TIE = 4494
-"""A seed with which the compiled gradient of the network TIED is 4 % away from float64's, torch's is not."""
+"""Seed of TIED for which the compiled gradient differs by 4 % from float64's, and torch's does not."""
 TIED = "3x3 pool, convolution to the output"
 ROUNDING = 3e-6
 """Relative error of a float32 gradient of these networks."""
 
 
 class Kink(NamedTuple):
-    """The place nearest to a jump of the gradient."""
+    """The smallest distance to a jump of the gradient."""
 
     margin: float
     """Difference of the two largest numbers of a window, or distance of a ReLU's input from 0."""
     towards: Tensor
-    """A change of the inputs which moves it to the other side, as far away as it is now."""
+    """A change of the inputs that moves it to the other side by the same distance."""
 
 
 class Case(NamedTuple):
@@ -74,11 +74,11 @@ class Case(NamedTuple):
 
 
 def make_case(name: str, seed: int) -> Case:
-    make, shape = NETWORKS[name]
+    make_module, shape = NETWORKS[name]
     torch.manual_seed(0)
     x, y = torch.randn(26, *shape)[:10], torch.arange(10) % 5
     torch.manual_seed(1000 + seed)
-    return Case(SplitModel(make(), x[:1], onednn=False), x, y)
+    return Case(SplitModel(make_module(), x[:1], onednn=False), x, y)
 
 
 def nearest_kink(case: Case) -> Kink:
@@ -90,7 +90,7 @@ def nearest_kink(case: Case) -> Kink:
         rows, columns = (layer.kernel_size,) * 2 if isinstance(layer.kernel_size, int) else layer.kernel_size
         windows = inputs[0].unfold(2, rows, rows).unfold(3, columns, columns).flatten(4)
         first, second = windows.topk(2).values.unbind(-1) if windows.shape[-1] > 1 else (windows, windows - 1)
-        margins.append((first - second)[first != 0].flatten())  # where ReLU gave zeros, nothing goes back
+        margins.append((first - second)[first != 0].flatten())  # zeros after ReLU have no gradient
 
     def record_relu(layer: nn.ReLU, inputs: tuple[Tensor]) -> None:
         margins.append(inputs[0].flatten())
@@ -103,15 +103,15 @@ def nearest_kink(case: Case) -> Kink:
     module(x)
     if not margins:
         return Kink(1.0, torch.zeros_like(x))
-    every = torch.cat(margins)
-    smallest = every[every.abs().argmin()]
+    all_margins = torch.cat(margins)
+    smallest = all_margins[all_margins.abs().argmin()]
     (slope,) = torch.autograd.grad(smallest, x)
     margin = smallest.detach()
     return Kink(float(margin.abs()), -2 * margin * slope / slope.square().sum())
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_float32_gradient_is_exact_but_for_rounding_and_ties(name: str) -> None:
+def test_float32_gradient_is_exact_except_for_rounding_and_ties(name: str) -> None:
     for seed in range(SEEDS):
         case = make_case(name, seed)
         gradient = case.compiled()
@@ -121,7 +121,7 @@ def test_float32_gradient_is_exact_but_for_rounding_and_ties(name: str) -> None:
             assert case.error(gradient, case.x + kink.towards) < 2 * ROUNDING, (name, seed)
 
 
-def test_a_near_tie_explains_a_gradient_that_is_percents_off() -> None:
+def test_near_tie_explains_a_gradient_error_of_percents() -> None:
     case = make_case(TIED, NEAR_A_TIE)
     kink = nearest_kink(case)
     assert 0 < kink.margin < 1e-7
@@ -136,7 +136,7 @@ def test_a_near_tie_explains_a_gradient_that_is_percents_off() -> None:
         assert max(errors[trainer], across[trainer]) > 0.01, trainer
 
 
-def test_a_certain_prediction_has_the_gradient_of_float64() -> None:
+def test_gradient_of_a_certain_prediction_equals_float64() -> None:
     """If the label's softmax rounds to 1, its gradient is minus the sum of the others."""
     module = nn.Sequential(nn.Flatten(), nn.Linear(3, 5, bias=False))
     with torch.no_grad():
@@ -152,40 +152,44 @@ def test_a_certain_prediction_has_the_gradient_of_float64() -> None:
 
 @pytest.mark.parametrize("lanes", [None, 4, 8, 16] if "FEDDBE_CASES" in os.environ else [None])
 @pytest.mark.parametrize("end", ["first", "last"])
-def test_kernels_stay_in_their_arrays_and_use_nothing_between_them(end: str, lanes: int | None) -> None:
-    """With pages that end the process before and after every array, and NaN in every gap."""
-    words = [
+def test_kernels_access_only_their_arrays(end: str, lanes: int | None) -> None:
+    """Protected pages surround every array, and gaps are NaN."""
+    command = [
         sys.executable,
         "-m",
-        "tests.training.trainers.guarded_memory",
+        "tests.training.compiled.guarded_memory",
         end,
         *([str(lanes)] if lanes else []),
     ]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=600)
-    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["all equal"]), done.stdout + done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert (process.returncode, process.stdout.splitlines()[-1:]) == (0, ["all equal"]), (
+        process.stdout + process.stderr
+    )
 
 
 @pytest.mark.skipif("FEDDBE_CASES" not in os.environ, reason="compiles twice: make test-all")
-def test_two_processes_may_fill_the_cache_of_compiled_functions_at_once(tmp_path: Path) -> None:
-    """Each gets the bits of a process that compiles alone."""
+def test_two_processes_compile_into_one_cache(tmp_path: Path) -> None:
+    """Their gradients equal those of a process that finds the cache filled."""
     code = (
-        "from tests.training.trainers.test_compiled_gradient import make_case, TIED\n"
+        "from tests.training.compiled.test_kernels import make_case, TIED\n"
         "from feddbe.state import sha256\n"
         "print(sha256(make_case(TIED, 0).compiled()))"
     )
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    running = [
+    processes = [
         subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    printed = [process.communicate(timeout=600)[0] for process in running]
-    printed.append(subprocess.run(running[0].args, env=environment, stdout=subprocess.PIPE, text=True).stdout)
+    printed = [process.communicate(timeout=600)[0] for process in processes]
+    printed.append(
+        subprocess.run(processes[0].args, env=environment, stdout=subprocess.PIPE, text=True).stdout
+    )
     assert printed[0]
     assert len(set(printed)) == 1
 
 
 def main(seeds: int) -> None:
-    """Print the networks whose float32 gradient is far from float64's, compiled or by torch."""
+    """Print the networks whose float32 gradient differs from float64's, compiled or by torch."""
     for seed in range(seeds):
         case = make_case(TIED, seed)
         errors = {"compiled": case.error(case.compiled()), "torch": case.error(case.torch())}

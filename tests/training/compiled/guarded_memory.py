@@ -1,7 +1,7 @@
-"""Compiled training in guarded memory: python -m tests.training.trainers.guarded_memory first|last [LANES]
+"""Compiled training in guarded memory: python -m tests.training.compiled.guarded_memory first|last [LANES]
 
-Every array of a network is between two pages that must not be touched: its first number follows the page
-before it, or its last one precedes the page after it. The gaps between its pieces are NaN. Results must have
+Every array of a network is between two protected pages: its first number follows the page before it, or its
+last one precedes the page after it. The gaps between its pieces are NaN. Results must have
 the bits of a network in ordinary memory. LANES is the number of floats in a vector (default: this
 processor's).
 """
@@ -31,20 +31,20 @@ from feddbe.training.compiled import network as layout  # noqa: E402
 from feddbe.training.compiled.network import PADDING, Layout, allocate, round_up  # noqa: E402
 from feddbe.training.compiled.tiles import Array  # noqa: E402
 from feddbe.training.plan import FitPlan  # noqa: E402
-from tests.training.trainers.test_compiled import NETWORKS, mr, plan_of  # noqa: E402
+from tests.training.compiled.test_backend import NETWORKS, make_plan, mr  # noqa: E402
 
 PAGE = mmap.PAGESIZE
-_kept = list[mmap.mmap]()
+_mappings = list[mmap.mmap]()
 _libc = ctypes.CDLL(None, use_errno=True)
-_ordinary, _piece = allocate, Layout._reserve
+_allocate, _reserve = allocate, Layout._reserve
 
 
-def guarded(n: int, number: np.dtype[Any], *, last: bool) -> Array:
+def allocate_guarded(n: int, number: np.dtype[Any], *, last: bool) -> Array:
     """Return n zeros next to a page that ends the process if it is read or written."""
     size = n * number.itemsize
     pages = -(-size // PAGE)
     memory = mmap.mmap(-1, (pages + 2) * PAGE)
-    _kept.append(memory)
+    _mappings.append(memory)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     for page in (0, pages + 1):
         if _libc.mprotect(ctypes.c_void_p(start + page * PAGE), PAGE, 0):
@@ -54,7 +54,7 @@ def guarded(n: int, number: np.dtype[Any], *, last: bool) -> Array:
 
 
 def poison(network: Layout, gaps: list[tuple[int, int]]) -> None:
-    """Write NaN into the gaps of the numbers and behind the end of work arrays."""
+    """Write NaN into the gaps of the numbers and after the end of work arrays."""
     for start, end in gaps:
         network.arrays.numbers[start:end] = np.nan
     network.arrays.block[-PADDING:] = np.nan
@@ -64,37 +64,37 @@ def poison(network: Layout, gaps: list[tuple[int, int]]) -> None:
 
 
 class Guards:
-    """While it is entered, new networks lie in guarded memory with poisoned gaps."""
+    """Context manager in which new networks are in guarded memory with poisoned gaps."""
 
     def __init__(self, *, last: bool) -> None:
         self.last = last
 
     def __enter__(self) -> None:
-        gaps, make = list[tuple[int, int]](), Layout.__init__
+        gaps, original_init = list[tuple[int, int]](), Layout.__init__
 
-        def piece(network: Layout, n: int) -> int:
-            start = _piece(network, n)
+        def reserve(network: Layout, n: int) -> int:
+            start = _reserve(network, n)
             gaps.append((start + round_up(n, 16), network._end))
             return start
 
         def init(network: Layout, *arguments: Any, **options: Any) -> None:
             gaps.clear()
-            make(network, *arguments, **options)
+            original_init(network, *arguments, **options)
             poison(network, gaps)
 
-        self.make = make
-        layout.allocate = lambda n, number: guarded(n, number, last=self.last)
-        Layout._reserve = piece  # type: ignore[method-assign, assignment]
+        self.original_init = original_init
+        layout.allocate = lambda n, number: allocate_guarded(n, number, last=self.last)
+        Layout._reserve = reserve  # type: ignore[method-assign, assignment]
         Layout.__init__ = init  # type: ignore[method-assign, assignment]
 
     def __exit__(self, *_: object) -> None:
-        layout.allocate, Layout._reserve = _ordinary, _piece  # type: ignore[method-assign]
-        Layout.__init__ = self.make  # type: ignore[method-assign]
+        layout.allocate, Layout._reserve = _allocate, _reserve  # type: ignore[method-assign]
+        Layout.__init__ = self.original_init  # type: ignore[method-assign]
 
 
-def results(name: str) -> list[str]:
+def compute_hashes(name: str) -> list[str]:
     """Return hashes of a gradient, of trained parameters and of predictions."""
-    plan: FitPlan = plan_of(name, prbm=True, terms=[mr()])
+    plan: FitPlan = make_plan(name, prbm=True, terms=[mr()])
     x, y = plan.batches.dataset.x, plan.batches.dataset.y
     gradient = backend.gradient(plan.model, plan.params, {}, x[:10], y[:10]).gradients
     fitted = backend.train(plan)
@@ -107,11 +107,11 @@ def main() -> None:
     for dtype in (torch.float32, torch.float64):
         torch.set_default_dtype(dtype)
         for name in NETWORKS:
-            expected = results(name)
+            expected = compute_hashes(name)
             print(name, dtype, flush=True)
             with Guards(last=sys.argv[1] == "last"):
-                if results(name) != expected:
-                    sys.exit(f"{name} in {dtype}: other bits in guarded memory")
+                if compute_hashes(name) != expected:
+                    sys.exit(f"{name} in {dtype}: different bits in guarded memory")
     print("all equal")
 
 
