@@ -22,7 +22,7 @@ wheel: .venv/bin/python  # as a user installs it: built, then into an empty envi
 	$(PYTHON) -m venv build/wheel/venv
 	build/wheel/venv/bin/pip install --quiet -c constraints.txt build/wheel/feddbe-*.whl
 	cd build/wheel && venv/bin/feddbe compare fedavg fedavg+dbe --rounds 5 --out compared
-	cd build/wheel && venv/bin/feddbe show compared && venv/bin/feddbe check compared && venv/bin/feddbe methods > methods.txt
+	cd build/wheel && venv/bin/feddbe show compared && venv/bin/feddbe verify compared && venv/bin/feddbe methods > methods.txt
 
 docs: .venv/installed-dev  # the site, in build/site; open build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

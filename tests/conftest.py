@@ -10,16 +10,16 @@ from hypothesis import settings
 
 from feddbe.methods.registry import METHODS
 
-# No deadline: the first call imports torch. The same examples every time: a red run must be red again.
+# No deadline, since the first call imports torch; the same examples in every run, so that failures repeat.
 settings.register_profile("feddbe", deadline=None, derandomize=True)
 settings.load_profile("feddbe")
-# Two threads of torch wait for each other actively, and two processes of tests share two cores.
+# Test processes share the cores, and threads of torch would wait for each other actively.
 torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def methods_are_feddbe_s() -> Iterator[None]:
-    """What a test adds is gone after it."""
+def _restore_methods() -> Iterator[None]:
+    """Remove the methods that a test registers."""
     yield
     for name in METHODS.keys() - set(METHODS.builtin):
         del METHODS[name]

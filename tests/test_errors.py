@@ -1,4 +1,4 @@
-"""Error messages."""
+"""Messages and exit codes of errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feddbe.errors import (
 )
 
 
-def test_unknown_name_lists_nearest_and_allowed_names() -> None:
+def test_unknown_name_is_answered_with_the_nearest_and_all_names() -> None:
     assert str(unknown_name("method", "fedvag", ["fedprox", "fedavg"])) == (
         "unknown method 'fedvag'; did you mean 'fedavg'? allowed: fedavg, fedprox"
     )
@@ -28,17 +28,13 @@ def test_divergence_error_can_be_pickled() -> None:
     assert "loss = inf at client 3 in round 7" in str(error)
 
 
-def test_exit_codes() -> None:
-    assert [e.exit_code for e in (FeddbeError, InvalidInputError, StoreError, DivergenceError)] == [
-        2,
-        2,
-        2,
-        3,
-    ]
+def test_divergence_has_its_own_exit_code() -> None:
+    assert [error.exit_code for error in (FeddbeError, InvalidInputError, StoreError)] == [2, 2, 2]
+    assert DivergenceError.exit_code == 3
 
 
 def test_quoted_text_is_short_and_printable() -> None:
-    assert truncate("as it is") == "as it is"
+    assert truncate("short text") == "short text"
     assert truncate("a\nb\0\udcff") == "a?b??"
     assert truncate("a" * 150 + "b" * 10**6 + "c" * 50) == "a" * 150 + " ... " + "c" * 50
     assert len(one_line(ValueError("x" * 10**6))) < 600

@@ -1,4 +1,4 @@
-"""The examples run as they are."""
+"""The examples run without changes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-NEEDS = {"hugging_face": "datasets", "table_of_texts": "pyarrow"}
+REQUIRED_LIBRARIES = {"hugging_face": "datasets", "table_of_texts": "pyarrow"}
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning:datasets")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_example(
+def test_script_runs(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if library := NEEDS.get(script.stem):
+    library = REQUIRED_LIBRARIES.get(script.stem)
+    if library:
         pytest.importorskip(library, reason=f"{library} is not installed")
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(script), run_name="__main__")
@@ -27,22 +28,23 @@ def test_example(
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
-def test_notebook(notebook: Path, tmp_path: Path) -> None:
-    """In a kernel of its own, as a reader would; it is kept without outputs."""
+def test_notebook_runs(notebook: Path, tmp_path: Path) -> None:
+    """The notebook is stored without outputs and runs in a new kernel."""
     nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
     import nbformat
 
-    cells = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
-    assert not any(cell.get("outputs") for cell in cells.cells)
-    where = {"metadata": {"path": str(tmp_path)}}
-    done = nbclient.NotebookClient(cells, timeout=300, kernel_name="python3", resources=where).execute()
+    document = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
+    assert not any(cell.get("outputs") for cell in document.cells)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    client = nbclient.NotebookClient(document, timeout=300, kernel_name="python3", resources=resources)
+    done = client.execute()
     outputs = [output for cell in done.cells for output in cell.get("outputs", [])]
     assert any("fedavg+dbe" in output.get("text", "") for output in outputs)
     assert [output["text"] for output in outputs if output.get("name") == "stderr"] == []
 
 
-def test_the_list_is_complete() -> None:
-    listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+def test_readme_lists_every_example() -> None:
+    readme = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     assert SCRIPTS
     assert NOTEBOOKS
-    assert [file.name for file in SCRIPTS + NOTEBOOKS if f"({file.name})" not in listed] == []
+    assert [file.name for file in SCRIPTS + NOTEBOOKS if f"({file.name})" not in readme] == []

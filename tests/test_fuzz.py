@@ -1,4 +1,4 @@
-"""Random damage and random words: what cannot be used is one line, and nothing else happens."""
+"""Random damage of files and random arguments: every error is one line."""
 
 from __future__ import annotations
 
@@ -20,81 +20,84 @@ from feddbe.data import safe_pickle
 from feddbe.data.builtin.images import read_idx
 from feddbe.data.registry import load_dataset
 from feddbe.errors import FeddbeError
-from tests.data.builtin.test_images_idx import encode_idx as as_idx
+from tests.data.builtin.test_images_idx import encode_idx
 from tests.data.user import test_arrays_pfllib, test_tables
 
 CASES = int(os.environ.get("FEDDBE_CASES", "12"))
 PIXELS = np.arange(6 * 8 * 8, dtype=np.uint8).reshape(6, 8, 8)
 
 
-def npz(folder: Path) -> Path:
+def write_npz(folder: Path) -> Path:
     np.savez(folder / "a.npz", x=PIXELS, y=np.arange(6) % 3, client=np.arange(6) % 2)
     return folder / "a.npz"
 
 
-def images(folder: Path) -> Path:
+def write_images(folder: Path) -> Path:
     for k in range(6):
-        place = folder / "pictures" / f"class{k % 2}" / f"{k}.{('png', 'bmp', 'gif')[k % 3]}"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(PIXELS[k]).save(place)
+        path = folder / "pictures" / f"class{k % 2}" / f"{k}.{('png', 'bmp', 'gif')[k % 3]}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(PIXELS[k]).save(path)
     return folder / "pictures"
 
 
-def table(folder: Path) -> Path:
+def write_csv(folder: Path) -> Path:
     return test_tables.write_csv(folder)
 
 
-def parquet(folder: Path) -> Path:
+def write_parquet(folder: Path) -> Path:
     return test_tables.write_parquet(folder, age=[1.0, 2.0, 3.0, 4.0], label=["a", "b", "a", "b"])
 
 
-def pfllib(folder: Path) -> Path:
+def write_pfllib(folder: Path) -> Path:
     return test_arrays_pfllib.write_folder(folder / "pfllib")
 
 
-@pytest.mark.parametrize("make", [npz, images, table, parquet, pfllib])
+@pytest.mark.parametrize("write_data", [write_npz, write_images, write_csv, write_parquet, write_pfllib])
 @pytest.mark.parametrize("seed", range(CASES))
-def test_damaged_files_of_ones_own(make: Callable[[Path], Path], seed: int, tmp_path: Path) -> None:
-    place = make(tmp_path)
-    load_dataset(str(place))  # before the damage
-    dice = random.Random(f"{make.__name__} {seed}")
-    files = sorted(path for path in (place.rglob("*") if place.is_dir() else [place]) if path.is_file())
-    file = dice.choice(files)
-    file.write_bytes(damaged(file.read_bytes(), dice))
-    one_line_or_nothing(lambda: load_dataset(str(place)))
+def test_damaged_user_data(write_data: Callable[[Path], Path], seed: int, tmp_path: Path) -> None:
+    data = write_data(tmp_path)
+    load_dataset(str(data))  # valid before the damage
+    rng = random.Random(f"{write_data.__name__} {seed}")
+    paths = data.rglob("*") if data.is_dir() else [data]
+    file = rng.choice(sorted(path for path in paths if path.is_file()))
+    file.write_bytes(damage(file.read_bytes(), rng))
+    assert_succeeds_or_raises_one_line(lambda: load_dataset(str(data)))
 
 
 @pytest.mark.parametrize("seed", range(CASES))
 def test_damaged_pickles_and_idx_files(seed: int, tmp_path: Path) -> None:
-    dice, file = random.Random(f"formats {seed}"), tmp_path / "a.gz"
+    rng = random.Random(f"formats {seed}")
+    file = tmp_path / "a.gz"
     good = pickle.dumps({b"data": PIXELS, b"labels": [1, 2], "name": ("a", None, 1.5)})
-    one_line_or_nothing(lambda: safe_pickle.load(io.BytesIO(damaged(good, dice))))
-    content = as_idx(PIXELS)
-    packed = gzip.compress(damaged(content, dice)) if seed % 2 else damaged(gzip.compress(content), dice)
+    assert_succeeds_or_raises_one_line(lambda: safe_pickle.load(io.BytesIO(damage(good, rng))))
+    content = encode_idx(PIXELS)
+    packed = gzip.compress(damage(content, rng)) if seed % 2 else damage(gzip.compress(content), rng)
     file.write_bytes(packed)
-    one_line_or_nothing(lambda: read_idx(file, limit=10_000))
+    assert_succeeds_or_raises_one_line(lambda: read_idx(file, limit=10_000))
 
 
-def damaged(content: bytes, dice: random.Random) -> bytes:
-    """Bits flipped, a piece cut out, doubled or replaced."""
-    bad = bytearray(content)
-    for _ in range(dice.choice([1, 1, 4])):
-        at, size = dice.randrange(len(bad)), dice.choice([1, 4, 30])
-        kind = dice.choice(["flip", "flip", "cut", "double", "noise", "end"])
+def damage(content: bytes, rng: random.Random) -> bytes:
+    """Return the content with flipped bits, or pieces that are removed, doubled or replaced."""
+    damaged = bytearray(content)
+    for _ in range(rng.choice([1, 1, 4])):
+        start, size = rng.randrange(len(damaged)), rng.choice([1, 4, 30])
+        kind = rng.choice(["flip", "flip", "cut", "double", "noise", "end"])
         if kind == "flip":
-            bad[at] ^= 1 << dice.randrange(8)
+            damaged[start] ^= 1 << rng.randrange(8)
         elif kind == "end":
-            del bad[max(1, at) :]
+            del damaged[max(1, start) :]
         else:
-            piece = {"cut": b"", "double": bad[at : at + size] * 2, "noise": dice.randbytes(size)}[kind]
-            bad[at : at + size] = piece
-        bad = bad or bytearray(b"x")
-    return bytes(bad)
+            piece = damaged[start : start + size]
+            replacement = {"cut": b"", "double": piece * 2, "noise": rng.randbytes(size)}[kind]
+            damaged[start : start + size] = replacement
+        damaged = damaged or bytearray(b"x")
+    return bytes(damaged)
 
 
-def one_line_or_nothing(act: Callable[[], object]) -> None:
+def assert_succeeds_or_raises_one_line(function: Callable[[], object]) -> None:
+    """Call a function; an error must be a `FeddbeError` with one line."""
     try:
-        act()
+        function()
     except FeddbeError as error:
         text = str(error)
         assert 0 < len(text) < 2000
@@ -114,30 +117,38 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("seed", range(CASES))
-def test_random_words(
+def test_random_arguments(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No exception leaves `main`; what it complains about is one line that a terminal can show."""
+    """`main` raises no exception; an error is one printable line."""
     monkeypatch.chdir(tmp_path)
-    dice = random.Random(f"words {seed}")
+    rng = random.Random(f"words {seed}")
 
-    def word() -> str:
-        return "".join(dice.choice(PIECES) for _ in range(dice.choice([1, 1, 2, 4])))
+    def random_word() -> str:
+        return "".join(rng.choice(PIECES) for _ in range(rng.choice([1, 1, 2, 4])))
 
     words = [
         "run",
-        dice.choice(["fedavg", "fedavg+dbe", word(), f"fedavg({word()})", f"fedprox(mu={word()})"]),
+        rng.choice(
+            [
+                "fedavg",
+                "fedavg+dbe",
+                random_word(),
+                f"fedavg({random_word()})",
+                f"fedprox(mu={random_word()})",
+            ]
+        ),
     ]
-    for option in dice.sample(OPTIONS, dice.choice([0, 1, 3])):
-        words += [option, word()]
+    for option in rng.sample(OPTIONS, rng.choice([0, 1, 3])):
+        words += [option, random_word()]
     code = main([*words, "--dry-run"])
-    found = capsys.readouterr()
+    err = capsys.readouterr().err
     assert code in (0, 2), words
     if code:
-        assert found.err.startswith("feddbe: ")
-        assert len(found.err.splitlines()) == 1, words
-        assert found.err.rstrip("\n").isprintable(), words
-        assert len(found.err) < 3000, words
+        assert err.startswith("feddbe: ")
+        assert len(err.splitlines()) == 1, words
+        assert err.rstrip("\n").isprintable(), words
+        assert len(err) < 3000, words
 
 
 @pytest.mark.parametrize("seed", range(CASES))
@@ -145,10 +156,8 @@ def test_random_toml(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    dice = random.Random(f"toml {seed}")
+    rng = random.Random(f"toml {seed}")
     good = b'method = "fedavg+dbe(kappa=1)"\ndata = "digits"\nrounds = 3\nlr = 0.1\nclients = 4\n'
-    Path("a.toml").write_bytes(
-        damaged(good, dice) + json.dumps(dice.choice(PIECES)).encode() * dice.randrange(2)
-    )
+    Path("a.toml").write_bytes(damage(good, rng) + json.dumps(rng.choice(PIECES)).encode() * rng.randrange(2))
     assert main(["run", "a.toml", "--dry-run"]) in (0, 2)
     assert "Traceback" not in capsys.readouterr().err

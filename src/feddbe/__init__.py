@@ -77,7 +77,7 @@ _MODULES = {
     "report": "reporting.html.page",
     "run": "api",
 }
-"""Where each public name is defined."""
+"""Module of each public name."""
 
 
 def __getattr__(name: str) -> object:

@@ -1,8 +1,6 @@
-"""Golden values: python -m tests.golden.compute writes values.json anew, which only a change of numbers may
-need.
+"""Golden values: `python -m tests.golden.compute` rewrites values.json after an intended change of numbers.
 
-Training is in float64 by autograd, so that its numbers agree to 1e-9 on any processor. Random choices are
-exact.
+Training uses float64 and autograd, so that numbers agree to 1e-9 on any processor. Random choices are exact.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ VARIED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Adam": ("fedavg+dbe", {"optimizer": "adam", "lr": 0.01}),
 }  # fmt: skip
-"""Options and hyperparameters with random streams or arithmetic of their own."""
+"""Options and hyperparameters that have their own random streams or arithmetic."""
 
 
 @contextmanager
@@ -71,26 +69,27 @@ def float64() -> Iterator[None]:
 
 
 def golden_data(sizes: Sequence[int] = SIZES) -> Dataset:
-    """Return digits of clients with so many samples, in float64."""
+    """Return digits in float64, for clients with these numbers of samples."""
     small = make_dataset(sizes)
     return replace(small, x=small.inputs(small.x).double())
 
 
 def norms(state: State) -> dict[str, float]:
+    """Return the norm of each tensor."""
     return {name: float(tensor.double().norm()) for name, tensor in sorted(state.items())}
 
 
 def summarize(result: Outcome) -> dict[str, Any]:
     """Return the metrics of all rounds, each as the mean over samples, and the norms of the states."""
     rounds = []
-    for entry in result.rounds:
+    for round_result in result.rounds:
         metrics = {
             f"{'float32 ' if name in POOLED else ''}{moment} {name}": readings["weighted"]
-            for moment, taken in entry["metrics"].items()
-            for name, readings in taken.items()
+            for moment, values in round_result["metrics"].items()
+            for name, readings in values.items()
             if name in METRICS
         }
-        rounds.append(metrics | {"accuracy": entry["accuracy"]})
+        rounds.append(metrics | {"accuracy": round_result["accuracy"]})
     clients = {str(client): norms(state) for client, state in sorted(result.clients.items())}
     return {"rounds": rounds, "server": norms(result.server), "clients": clients}
 
@@ -98,9 +97,9 @@ def summarize(result: Outcome) -> dict[str, Any]:
 def train(name: str, model: str = "mlp", **options: Any) -> dict[str, Any]:
     """Return the summary of two rounds with three of five clients."""
     participation = 1.0 if name == "apple" else 0.6  # APPLE mixes the models of all clients
-    chosen = {"model": model, "participation": participation, "trainer": "autograd", **options}
+    settings = {"model": model, "participation": participation, "trainer": "autograd", **options}
     with float64(), tempfile.TemporaryDirectory() as folder:
-        return summarize(run_outcome(experiment(name, golden_data(), **chosen), Path(folder)))
+        return summarize(run_outcome(experiment(name, golden_data(), **settings), Path(folder)))
 
 
 def hash_arrays(*arrays: Any) -> str:
@@ -111,20 +110,21 @@ def hash_arrays(*arrays: Any) -> str:
 
 
 def partitions() -> dict[str, str]:
-    """Return hashes of who holds what in digits."""
-    whole, found = digits.load(), {}
+    """Return hashes of the indices of each client in digits."""
+    dataset = digits.load()
+    hashes = {}
     for spec in ("iid", "dirichlet:0.1", "dirichlet:1", "pathological:2"):
         for seed in (1, 2):
-            split = partition(whole.y.numpy(), spec, 20, seed)
-            found[f"{spec} seed {seed}"] = hash_arrays(*split.train, *split.test)
-    natural = partition(make_dataset(SIZES).y.numpy(), "natural", None, 1, client=make_dataset(SIZES).client)
-    return found | {"natural": hash_arrays(*natural.train, *natural.test)}
+            split = partition(dataset.y.numpy(), spec, 20, seed)
+            hashes[f"{spec} seed {seed}"] = hash_arrays(*split.train, *split.test)
+    small = make_dataset(SIZES)
+    natural = partition(small.y.numpy(), "natural", None, 1, client=small.client)
+    return hashes | {"natural": hash_arrays(*natural.train, *natural.test)}
 
 
 def choices() -> dict[str, Any]:
     """Return cohorts, batch orders and the shift of each client."""
-    whole = digits.load()
-    batches = Batches(whole, np.arange(57), 10, 2, 3, 4, 5)
+    batches = Batches(digits.load(), np.arange(57), 10, 2, 3, 4, 5)
     return {
         "cohorts": [seeds.sample_cohort(7, round_, 20, 0.3) for round_ in range(1, 4)],
         "cohort of a million": hash_arrays(seeds.sample_cohort(7, 1, 1_000_000, 0.01)),
@@ -136,38 +136,40 @@ def choices() -> dict[str, Any]:
 
 def shifted_images() -> dict[str, str]:
     """Return hashes of images after each kind of shift."""
-    whole = digits.load()
-    found = {}
+    dataset = digits.load()
+    split = partition(dataset.y.numpy(), "iid", 4, 1)
+    hashes = {}
     for kind in ("rotate:30", "blur", "noise", "contrast", "invert"):
-        split = partition(whole.y.numpy(), "iid", 4, 1)
-        found[kind] = hash_arrays(shift.shift_images(whole, split, kind, 5).x.numpy())
-    return found
+        hashes[kind] = hash_arrays(shift.shift_images(dataset, split, kind, 5).x.numpy())
+    return hashes
 
 
 def representations() -> dict[str, Any]:
-    """Return the measures of representations on fixed points. Of t-SNE, which samples are shown: its
-    layout depends on the processor."""
+    """Return the analyses of fixed points.
+
+    The layout of t-SNE depends on the processor, so that only its samples are hashed.
+    """
     rng = np.random.RandomState(3)
     y, client = np.arange(240) % 4, np.arange(240) // 60
-    some = make_points(rng.normal(size=(240, 6)) + y[:, None] + 0.5 * client[:, None], y, client)
-    probes = mdl(some, settings=Settings(seeds=2, sizes=3, steps=60, hidden=16, lr=0.01))
-    between = discrepancy(some, seed=4, most=20).overall()
-    shown = tsne(some, seed=1, n=60)
+    points = make_points(rng.normal(size=(240, 6)) + y[:, None] + 0.5 * client[:, None], y, client)
+    probes = mdl(points, settings=Settings(seeds=2, sizes=3, steps=60, hidden=16, lr=0.01))
+    between = discrepancy(points, seed=4, most=20).overall()
+    embedding = tsne(points, seed=1, n=60)
     return {
-        "probe": linear_probe(some, 2),
+        "probe": linear_probe(points, 2),
         "mdl sizes": list(probes.sizes),
         "float32 mdl": probes.nats,
         "float32 discrepancy": between,
-        "tsne": hash_arrays(shown.y, shown.client),
+        "tsne": hash_arrays(embedding.y, embedding.client),
     }
 
 
 def proposals() -> list[Any]:
-    """Return what `tune` tries."""
+    """Return the values that `tune` tries."""
     options = {"data": "digits", "partition": "iid", "clients": 3, "rounds": 1, "model": "mlp"}
     with tempfile.TemporaryDirectory() as folder:
-        asked = parse_options(["fedavg+dbe"], {**options, "out": folder})
-        search = tune(asked, trials=5, space=["kappa=0.5,2,8", "lr=0.05,0.1,0.2"])
+        request = parse_options(["fedavg+dbe"], {**options, "out": folder})
+        search = tune(request, trials=5, space=["kappa=0.5,2,8", "lr=0.05,0.1,0.2"])
     return [trial.values for trial in search.trials]
 
 
@@ -195,7 +197,7 @@ def names() -> list[str]:
 
 
 def compute(name: str) -> Any:
-    """Return one golden value, as JSON has it."""
+    """Return one golden value as JSON represents it."""
     if name in COMPUTED:
         value = COMPUTED[name]()
     elif name in VARIED:

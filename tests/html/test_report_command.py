@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from feddbe import cli
-from tests.test_cli_process import finish, start
+from tests.cli.test_process import finish, start
 
 
 @pytest.fixture(autouse=True)

@@ -47,7 +47,7 @@ class Choice(click.Choice[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value not in self.choices:
-            raise unknown_name(str(param.name if param else "value"), str(value), self.choices)
+            raise unknown_name(param.opts[-1].lstrip("-") if param else "value", str(value), self.choices)
         return value
 
 
@@ -139,7 +139,7 @@ def _option(field: dataclasses.Field[Any]) -> Option:
         metavar, value_parser = None, bool
     elif metadata["choices"]:
         metavar, value_parser = None, _ConfigChoice(metadata["choices"])
-    names = f": {_NAMES}" if field.name in _OPTIONS_WITH_NAMES else ""
+    names = f"; names: {_NAMES}" if field.name in _OPTIONS_WITH_NAMES else ""
     return Option(
         [f"--{name}/--no-{name}" if field.default is True else f"--{name}"],
         section=metadata["section"],

@@ -214,8 +214,8 @@ def collect_options(methods: Sequence[str] = (), options: Mapping[str, Any] | No
             layers.append((values, name))
         else:
             names.append(name)
-    given = {key: value for key, value in (options or {}).items() if value is not None}
-    layers.append((_normalize_keys(given), "given"))
+    explicit = {key: value for key, value in (options or {}).items() if value is not None}
+    layers.append((_normalize_keys(explicit), "given"))
     merged = {key: value for values, _ in layers for key, value in values.items()}
     origins = {key: origin for values, origin in layers for key in values}
     if "method" in merged:  # from Python

@@ -1,4 +1,4 @@
-"""What the README shows works: its Python is executed, its commands are read, and the quick ones executed."""
+"""Examples in the README: Python is executed, commands are parsed, and on digits also executed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from feddbe import cli
 from feddbe.config import options
 from feddbe.methods.registry import parse_method
 from feddbe.runs.experiment import resolve
-from tests.progress import without_progress
+from tests.progress import remove_progress
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 SNIPPETS = [text for language, text in BLOCKS if language == "python"]
@@ -31,19 +31,19 @@ COMMANDS = [
 ]
 
 
-def test_there_is_something_to_test() -> None:
+def test_readme_has_snippets_and_commands() -> None:
     assert SNIPPETS
     assert COMMANDS
 
 
-def test_first_command_after_demo_works_in_a_new_shell(tmp_path: Path) -> None:
-    """The lines of the README up to its first feddbe command, where `make demo` left a .venv."""
+def test_first_command_works_in_a_new_shell_after_make_demo(tmp_path: Path) -> None:
+    """Execute the lines up to the first feddbe command, next to a .venv as `make demo` creates it."""
     if not (Path(sys.prefix) / "bin" / "activate").exists():
         pytest.skip("not a virtual environment")
     (tmp_path / ".venv").symlink_to(sys.prefix)
     block = next(text for language, text in BLOCKS if language == "sh" and "\nfeddbe " in f"\n{text}")
     before, _, after = f"\n{block}".partition("\nfeddbe ")
-    first = shlex.join(["feddbe", *small(words_of(f"feddbe {after.splitlines()[0]}"))])
+    first = shlex.join(["feddbe", *shorten(split_words(f"feddbe {after.splitlines()[0]}"))])
     done = subprocess.run(
         ["sh", "-ec", f"{before}\n{first}"],
         cwd=tmp_path,
@@ -56,7 +56,7 @@ def test_first_command_after_demo_works_in_a_new_shell(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
-def test_python(snippet: str, tmp_path: Path) -> None:
+def test_snippet_runs_and_prints(snippet: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", snippet],
         cwd=tmp_path,
@@ -67,15 +67,16 @@ def test_python(snippet: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert done.stdout, "a snippet should show something"
+    assert done.stdout, "a snippet should print something"
 
 
-def words_of(line: str) -> list[str]:
+def split_words(line: str) -> list[str]:
+    """Return the words of a command after feddbe."""
     return shlex.split(line.removeprefix("$ "), comments=True)[1:]
 
 
-def parsed(words: list[str]) -> tuple[str, dict[str, Any]]:
-    """The command's name and its values, as click reads them; what it does not know raises."""
+def parse_command(words: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return the command's name and its values; click raises an error if it does not know them."""
     command: Any = cli.app
     name = ""
     while commands := getattr(command, "commands", None):
@@ -85,44 +86,44 @@ def parsed(words: list[str]) -> tuple[str, dict[str, Any]]:
     return name, dict(command.make_context(name, list(words)).params)
 
 
-def small(words: list[str]) -> list[str]:
-    """The same command in seconds; an option is given once."""
-    fewer = {"--rounds": "1", "--clients": "4", "--partition": "iid", "--engine": "serial"}
+def shorten(words: list[str]) -> list[str]:
+    """Return the command with options that let it end in seconds."""
+    short_options = {"--rounds": "1", "--clients": "4", "--partition": "iid", "--engine": "serial"}
     kept = [
         word
-        for before, word in zip(["", *words], words, strict=False)
-        if word not in fewer and before not in fewer
+        for previous, word in zip(["", *words], words, strict=False)
+        if word not in short_options and previous not in short_options
     ]
-    return [*kept, *(part for option in fewer.items() for part in option)]
+    return [*kept, *(part for option in short_options.items() for part in option)]
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_command(
+def test_command_is_valid_and_runs_on_digits(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Options, methods and values are right; on digits the command is executed, small."""
+    """A command that needs the network, other data or an existing run is only parsed."""
     monkeypatch.chdir(tmp_path)
-    words = words_of(line)
-    name, values = parsed(words)
+    words = split_words(line)
+    name, values = parse_command(words)
     if name in ("run", "compare"):
         methods, _ = values.pop("methods"), values.pop("dry_run")
         assert [values.pop("code"), values.pop("trust")] == [(), False]
         if any(method.endswith(".toml") for method in methods):
-            return  # the file is the reader's own
-        if values.pop("seeds") or "," in str(values["lr"] or ""):  # many runs, and a line for each
-            assert cli.main(small(words)) == 0
+            return  # the user's own file
+        if values.pop("seeds") or "," in str(values["lr"] or ""):  # a sweep prints a line per run
+            assert cli.main(shorten(words)) == 0
             return
-        names, chosen, _ = options.parse_options(methods, values)
+        names, config, _ = options.parse_options(methods, values)
         for method in names:
             parse_method(method)
-        if chosen.data != "digits" or chosen.resume:
+        if config.data != "digits" or config.resume:
             return
         for method in names:
-            resolve(method, chosen)
-        words = small(words)
-    elif name in ("data get", "show", "measure", "fairness", "report", "export") or (
+            resolve(method, config)
+        words = shorten(words)
+    elif name in ("data get", "show", "verify", "analyze", "fairness", "report", "export") or (
         name == "data show" and values["name"] != "digits"
     ):
-        return  # needs what a test does not have: the network, other data, a run
+        return
     code = cli.main(words)
-    assert (code, without_progress(capsys.readouterr().err)) == (0, "")
+    assert (code, remove_progress(capsys.readouterr().err)) == (0, "")

@@ -1,4 +1,4 @@
-"""docs/writing_a_method.md is correct: its files are written, its Python and its commands are executed."""
+"""docs/writing_a_method.md: its files are written, its snippets and commands are executed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from feddbe import cli, testing
 
-PAGE = (Path(__file__).parents[1] / "docs" / "writing_a_method.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "writing_a_method.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r'^```(\w+)(?: title="(\S+)")?\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL)
 FILES = {file: text for _, file, text in BLOCKS if file}
 SNIPPETS = [text for language, file, text in BLOCKS if language == "python" and not file]
@@ -20,37 +20,37 @@ COMMANDS = [line for language, _, text in BLOCKS if language == "sh" for line in
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files of the page."""
+def page_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with the files of the page."""
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
         Path(name).write_text(text, encoding="utf-8")
     return tmp_path
 
 
-def test_python(here: Path) -> None:
-    """One after another in a process of its own, which imports once."""
+def test_snippets_print_what_the_page_shows(page_folder: Path) -> None:
+    """All snippets are executed in one process."""
     words = [sys.executable, "-W", "error", "-c", "\nprint('-----')\n".join(SNIPPETS)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
-    checked, refused, compared = done.stdout.split("-----\n")
+    checked, rejected, compared = done.stdout.split("-----\n")
     assert [line.split(": ")[0] for line in checked.splitlines()] == [
         "my_method.py:MyProx", "my_method.py:MyProx+dbe", "my_method.py:MyProx",
     ]  # fmt: skip
     assert "decay (0.9, 0.45)" in checked
-    assert " ".join(refused.split()) in " ".join(PAGE.split()), "the page shows what is printed"
+    assert " ".join(rejected.split()) in " ".join(PAGE.split()), "the page should show what is printed"
     assert compared.strip() == "['fedavg', 'my_method.py:MyProx(mu=0.5)']"
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_command(line: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_runs(line: str, page_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(line)
     assert words.pop(0) == "feddbe"
     assert cli.main([*words, *["--engine", "serial"] * (words[0] != "methods")]) == 0
     assert "my_method.py:MyProx" in capsys.readouterr().out
 
 
-def test_what_is_kept_and_sent_is_no_secret(here: Path) -> None:
+def test_sending_a_secret_fails_the_check(page_folder: Path) -> None:
     testing.check_method("my_mix.py:MyMix", addons=[])
     keeps = 'keeps: ClassVar[tuple[str, ...]] = ("own/",)'
     assert keeps in FILES["my_mix.py"]

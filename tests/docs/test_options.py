@@ -1,4 +1,4 @@
-"""The table of options in docs/options.md is what `Config` says of itself."""
+"""The table of options in docs/options.md, which is derived from `Config`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "options.md"
 IDENTITY = {"yes": "yes", "content": "by content", "seed": "as a repetition", "no": ""}
 
 
-def table() -> str:
+def build_table() -> str:
+    """Return the table in Markdown."""
     rows = ["| option | meaning | takes | default | another run |", "|---|---|---|---|---|"]
     for section in SECTIONS:
         for field in dataclasses.fields(Config):
-            about = field.metadata
-            if about["section"] == section:
+            metadata = field.metadata
+            if metadata["section"] == section:
                 default = format_value(field.default) if field.default not in (None, "") else ""
-                cells = [f"`{field.name}`", about["meaning"], describe_allowed(field), default]
-                rows.append(f"| {' | '.join([*cells, IDENTITY[about['identity']]])} |")
+                cells = [f"`{field.name}`", metadata["meaning"], describe_allowed(field), default]
+                rows.append(f"| {' | '.join([*cells, IDENTITY[metadata['identity']]])} |")
     return "\n".join(rows)
 
 
-def test_the_table_of_options() -> None:
-    assert table() in REFERENCE.read_text(encoding="utf-8"), f"it should be:\n{table()}"
+def test_page_contains_the_table_of_options() -> None:
+    table = build_table()
+    assert table in REFERENCE.read_text(encoding="utf-8"), f"expected:\n{table}"

@@ -1,4 +1,4 @@
-"""Several values where one is usual: what is split at its commas, and what keeps them."""
+"""Sweeps: several values of an option, several seeds, and commas that are part of a value."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from feddbe.config.options import SweepSpec, collect_options, expand_values, par
 from feddbe.errors import InvalidInputError
 
 
-def read(*methods: str, **options: Any) -> SweepSpec:
-    found = parse_sweep(collect_options(methods or ["fedavg"], options))
-    assert found is not None
-    return found
+def parse(**options: Any) -> SweepSpec:
+    """Return the sweep of fedavg with these options."""
+    sweep = parse_sweep(collect_options(["fedavg"], options))
+    assert sweep is not None
+    return sweep
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def read(*methods: str, **options: Any) -> SweepSpec:
         ("fedavg+dbe(kappa=3", ["fedavg+dbe(kappa=3"]),
     ],
 )
-def test_lists_in_brackets(name: str, variants: list[str]) -> None:
+def test_values_in_parentheses_are_expanded(name: str, variants: list[str]) -> None:
     assert expand_values(name) == variants
 
 
@@ -53,11 +54,11 @@ def test_lists_in_brackets(name: str, variants: list[str]) -> None:
         ({"variant": "default,paper"}, {"variant": ["default", "paper"]}),
     ],
 )
-def test_values_that_vary(options: dict[str, Any], values: dict[str, Any]) -> None:
-    found = read(**options)
-    assert found.options == values
-    assert found.varied_options == list(values)
-    assert found.is_grid
+def test_several_values_are_a_grid(options: dict[str, Any], values: dict[str, Any]) -> None:
+    sweep = parse(**options)
+    assert sweep.options == values
+    assert sweep.varied_options == list(values)
+    assert sweep.is_grid
 
 
 @pytest.mark.parametrize(
@@ -65,54 +66,53 @@ def test_values_that_vary(options: dict[str, Any], values: dict[str, Any]) -> No
     [
         {"metrics": "accuracy,auc"},
         {"data": "people.csv?label=buys&x=age,income"},
-        {"out": "here,there"},
+        {"out": "first,second"},
         {"split": "a,b.npz"},
         {"engine": "pool(workers=2),"},
         {"model": "fasttext(rep=linear,)"},
-        {"rounds": "5,10"},  # a mistake, told as one
+        {"rounds": "5,10"},  # invalid, as the check of the option reports
         {"rounds": [5, 10]},
         {"eval": "sample:3"},
         {"lr": [0.1]},
         {},
     ],
 )
-def test_what_has_commas_of_its_own_keeps_them(options: dict[str, Any]) -> None:
+def test_single_value_with_commas_is_not_a_sweep(options: dict[str, Any]) -> None:
     assert parse_sweep(collect_options(["fedavg"], options)) is None
 
 
 @pytest.mark.parametrize(
-    ("seeds", "found"),
+    ("seeds", "expected"),
     [("0,1,2", [0, 1, 2]), ("5", [0, 1, 2, 3, 4]), (3, [0, 1, 2]), ([4, 2], [4, 2]), ("7,", [7]), ("1", [0])],
 )
-def test_seeds(seeds: Any, found: list[int]) -> None:
-    wanted = read(seeds=seeds)
-    assert wanted.seeds == found
-    assert not wanted.is_grid
+def test_seeds_are_a_number_or_a_list(seeds: Any, expected: list[int]) -> None:
+    sweep = parse(seeds=seeds)
+    assert sweep.seeds == expected
+    assert not sweep.is_grid
 
 
 @pytest.mark.parametrize("seeds", ["0", 0, -1, "a", "0,a", "1,1", [], [0.5], [True], True, ",", "-1,2"])
-def test_seeds_that_are_none(seeds: Any) -> None:
-    with pytest.raises(
-        InvalidInputError, match=r"seeds = .*; allowed: how many, as in 5, or which, as in 0,1,2"
-    ):
-        read(seeds=seeds)
+def test_invalid_seeds_are_an_error(seeds: Any) -> None:
+    message = "seeds = .*; allowed: a number of seeds, as in 5, or a list, as in 0,1,2"
+    with pytest.raises(InvalidInputError, match=message):
+        parse(seeds=seeds)
 
 
-def test_one_seed_and_several_exclude_each_other() -> None:
+def test_seed_and_seeds_exclude_each_other() -> None:
     with pytest.raises(InvalidInputError, match="seed = 3 and seeds = 2; give one of them"):
-        read(seed=3, seeds=2)
+        parse(seed=3, seeds=2)
     for seed in ("0,1", [0, 1]):
         with pytest.raises(InvalidInputError, match="several seeds are --seeds 0,1,2"):
             parse_sweep(collect_options(["fedavg"], {"seed": seed}))
-    assert read(seed=3, lr="0.1,0.2").seeds == [3]
+    assert parse(seed=3, lr="0.1,0.2").seeds == [3]
 
 
 @pytest.mark.parametrize("values", ["0.1,0.1", [], [0.1, 0.1]])
-def test_values_that_are_the_same(values: Any) -> None:
-    with pytest.raises(InvalidInputError, match="several values are all different, and at least one"):
-        read(lr=values)
+def test_values_of_a_sweep_must_differ(values: Any) -> None:
+    with pytest.raises(InvalidInputError, match="values of a sweep must be different, and at least one"):
+        parse(lr=values)
 
 
-def test_seeds_are_for_those_who_take_them() -> None:
+def test_seeds_are_invalid_for_a_single_run() -> None:
     with pytest.raises(InvalidInputError, match=r"seeds = 3; this is one run"):
         collect_options(["fedavg"], {"seeds": 3}).request()
