@@ -29,21 +29,21 @@ class Diary(Callback):
     """Writes everything down."""
 
     def __init__(self) -> None:
-        self.said: list[Any] = []
+        self.events: list[Any] = []
         self.entries: list[RoundResult] = []
 
     def __enter__(self) -> Diary:
-        self.said.append("enter")
+        self.events.append("enter")
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.said.append("exit")
+        self.events.append("exit")
 
     def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
-        self.said.append((name, done, rounds))
+        self.events.append((name, done, rounds))
 
     def on_round_end(self, done: int, accuracy: float | None) -> None:
-        self.said.append(done)
+        self.events.append(done)
 
     def on_evaluation(self, result: RoundResult) -> None:
         self.entries.append(result)
@@ -55,8 +55,8 @@ def test_on_evaluation_is_called_once_per_round(tmp_path: Path) -> None:
     options = {**SMALL, "out": str(tmp_path / "run"), "validation": 0.2}
     feddbe.run("fedavg+dbe", rounds=2, callback=first, **options)
     document = feddbe.run("fedavg+dbe", rounds=4, resume=True, callback=second, **options)
-    assert first.said == ["enter", ("fedavg+dbe", 0, 2), 0, 1, 2, 2, "exit"]
-    assert second.said == ["enter", ("fedavg+dbe", 2, 4), 3, 4, 4, "exit"]
+    assert first.events == ["enter", ("fedavg+dbe", 0, 2), 0, 1, 2, 2, "exit"]
+    assert second.events == ["enter", ("fedavg+dbe", 2, 4), 3, 4, 4, "exit"]
     assert [entry["round"] for entry in first.entries] == [0, 1, 2]
     assert first.entries[:2] == document["rounds"][:2]
     assert second.entries == document["rounds"][2:]
@@ -71,9 +71,9 @@ def test_callback_is_left_on_errors(tmp_path: Path) -> None:
         feddbe.run("fedagv", callback=diary)
     with pytest.raises(feddbe.DivergenceError):
         feddbe.run("fedavg+prbm(prbm_lr=1e20)", rounds=1, callback=diary, out=str(tmp_path), **SMALL)
-    assert diary.said[0] == "enter"
-    assert [word for word in diary.said if word == "exit"] == ["exit"] * 2
-    assert diary.said[-1] == "exit"
+    assert diary.events[0] == "enter"
+    assert [word for word in diary.events if word == "exit"] == ["exit"] * 2
+    assert diary.events[-1] == "exit"
 
 
 def test_callback_list_calls_in_order() -> None:
@@ -81,7 +81,7 @@ def test_callback_list_calls_in_order() -> None:
     with CallbackList(diaries) as both:
         both.on_run_begin("a", Path(), 0, 3)
         both.on_round_end(1, 0.5)
-    assert diaries[0].said == diaries[1].said == ["enter", ("a", 0, 3), 1, "exit"]
+    assert diaries[0].events == diaries[1].events == ["enter", ("a", 0, 3), 1, "exit"]
 
 
 def test_round_line_has_evaluated_round_and_times(

@@ -46,7 +46,7 @@ def texts(folder: Path) -> dict[str, Any]:
     return {"data": str(folder / "texts.csv"), "model": "fasttext"}
 
 
-OWN = """
+USER_MODEL = """
 import torch
 from torch import nn
 
@@ -64,7 +64,7 @@ class Net(nn.Module):
 
 
 def custom_model(folder: Path) -> dict[str, Any]:
-    (folder / "own.py").write_text(OWN)
+    (folder / "own.py").write_text(USER_MODEL)
     return images(folder) | {"model": f"{folder / 'own.py'}:Net"}
 
 
@@ -167,7 +167,7 @@ def test_logits_by_hand(
 
 
 def test_batch_norm_statistics_are_those_of_the_client(tmp_path: Path) -> None:
-    text = OWN.replace("LayerNorm(12)", "BatchNorm1d(12)")
+    text = USER_MODEL.replace("LayerNorm(12)", "BatchNorm1d(12)")
 
     def with_norm(folder: Path) -> dict[str, Any]:
         options = custom_model(folder)

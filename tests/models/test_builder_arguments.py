@@ -16,7 +16,7 @@ SHAPE = (3, 8)
 
 class Net:
     def __init__(self, shape: Any, classes: Any) -> None:
-        self.given = shape, classes
+        self.arguments = shape, classes
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_builder_receives_the_parameters_it_names(function: Callable[..., Any], 
 
 
 def test_class_as_builder() -> None:
-    assert call_builder(Net, SHAPE, 5, 99).given == (SHAPE, 5)
+    assert call_builder(Net, SHAPE, 5, 99).arguments == (SHAPE, 5)
 
 
 @pytest.mark.parametrize(

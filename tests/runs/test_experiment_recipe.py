@@ -89,7 +89,7 @@ def test_recipe_of_user_data_and_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("objects", "kinds"),
     [
         ({"dataset": make_dataset()}, "data"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10))}, "model"),
@@ -97,7 +97,7 @@ def test_recipe_of_user_data_and_model(tmp_path: Path) -> None:
         ({"model": "mlp"}, ""),
     ],
 )
-def test_python_objects_have_no_recipe(given: dict[str, Any], why: str) -> None:
-    experiment = resolve("fedavg", Config(), **given)
-    assert experiment.in_memory == why
-    assert (Recipe.from_experiment(experiment) is None) == bool(why)
+def test_python_objects_have_no_recipe(objects: dict[str, Any], kinds: str) -> None:
+    experiment = resolve("fedavg", Config(), **objects)
+    assert experiment.in_memory == kinds
+    assert (Recipe.from_experiment(experiment) is None) == bool(kinds)

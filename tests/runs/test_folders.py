@@ -157,12 +157,12 @@ def test_newest_comparison(tmp_path: Path) -> None:
     assert folders.find_newest({"fedavg+dbe": "D"}, tmp_path) == tmp_path / "compare-1"
 
 
-@pytest.mark.parametrize("wanted", [{".": "other"}, {"fedavg": "mine"}])
-def test_nothing_to_resume(tmp_path: Path, wanted: dict[str, Any]) -> None:
+@pytest.mark.parametrize("config_hashes", [{".": "other"}, {"fedavg": "mine"}])
+def test_nothing_to_resume(tmp_path: Path, config_hashes: dict[str, Any]) -> None:
     make(tmp_path / "a-1", "mine")
     message = f"--resume: no run with this configuration in '{tmp_path}'; start it without --resume"
     with pytest.raises(InvalidInputError) as caught:
-        folders.find_newest(wanted, tmp_path)
+        folders.find_newest(config_hashes, tmp_path)
     assert str(caught.value) == message
 
 

@@ -39,14 +39,14 @@ def run_at_checkpoint(
     folder: Path,
     which: str,
     moments: tuple[str, ...],
-    places: tuple[str, ...],
+    layers: tuple[str, ...],
     engine: str = "serial",
 ) -> tuple[int, list[ClientResult]]:
     """The entry, and what all clients see of all their test samples."""
     store, instance = RunStore.open(folder), engines.create_engine(engine, e.task, e.method)
     try:
         entry = Checkpoint(store, e, which)
-        jobs = entry.client_tasks(moments, places, dict.fromkeys(range(e.task.members)))
+        jobs = entry.client_tasks(moments, layers, dict.fromkeys(range(e.task.members)))
         return entry.round, entry.run_tasks(jobs, instance)
     finally:
         instance.close()

@@ -229,7 +229,7 @@ def test_verify_compares_the_state_of_a_user_model(
 ) -> None:
     capsys.readouterr()
     assert cli.main(["check", "run"]) == 0
-    assert capsys.readouterr().out == "run: whole, goes on from round 1\n"
+    assert capsys.readouterr().out == "run: intact; resumes from round 1\n"
 
 
 def test_moved_code_is_used_from_the_named_path(user_run: Path) -> None:

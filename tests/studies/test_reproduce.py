@@ -42,10 +42,10 @@ def by_hand(study: PaperStudy, curves: Callable[[RunSpec], RunDocument | None]) 
     return {cell: PlannedRun(cell, any_experiment(), Path(str(cell)), curves(cell)) for cell in cells}
 
 
-def text_of(found: PaperTable, width: int = 80) -> str:
+def text_of(table: PaperTable, width: int = 80) -> str:
     console = Console(width=width, file=io.StringIO())
     with console.capture() as captured:
-        console.print(paper_table(found))
+        console.print(paper_table(table))
     return captured.get()
 
 
@@ -346,7 +346,7 @@ def test_list_has_counts_and_estimates(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("reproduce", "no experiment given"),
         ("reproduce ablatoin", "did you mean 'ablation'"),
@@ -358,11 +358,11 @@ def test_list_has_counts_and_estimates(shell: Shell) -> None:
         ("reproduce har --scale small --data fmnist", "--scale small has its own data"),
     ],
 )
-def test_bad_input_is_one_line(shell: Shell, words: str, told: str) -> None:
+def test_bad_input_is_one_line(shell: Shell, words: str, message: str) -> None:
     code, out, err = shell(words)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
-    assert told in err
+    assert message in err
 
 
 def test_missing_figures_have_a_reason(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_command_shows_best_and_default(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("tune fedavg --trials 0", "trials = 0"),
         ("tune fedavg --validation 0", "validation = 0; a search needs validation data"),
@@ -189,11 +189,11 @@ def test_command_shows_best_and_default(shell: Shell) -> None:
         ("tune fedavgg", "unknown method 'fedavgg'"),
     ],
 )
-def test_invalid_input_is_one_line(shell: Shell, words: str, told: str) -> None:
+def test_invalid_input_is_one_line(shell: Shell, words: str, message: str) -> None:
     code, out, err = shell(words)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
-    assert told in err
+    assert message in err
     assert not Path("runs").exists()
 
 

@@ -50,7 +50,7 @@ class DeployedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.body, self.head = body, head
-        self.own = personal_head  # the attribute is a prefix of names in exported files
+        self.personal_head = personal_head  # the attribute is a prefix of names in exported files
         self.prbm = None if prbm is None else nn.Parameter(prbm.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class DeployedModel(nn.Module):
         if self.prbm is not None:
             z = z + self.prbm
         logits: Tensor = self.head(z)
-        return logits if self.own is None else logits + self.own(z)
+        return logits if self.personal_head is None else logits + self.personal_head(z)
 
 
 @dataclass(frozen=True)

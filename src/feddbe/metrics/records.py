@@ -11,7 +11,7 @@ import numpy as np
 
 ALL = -1
 """Client number of a record over all clients."""
-AT = "@"
+LAYER_SEPARATOR = "@"
 """Part of the names of analyses, as in `mdl@z_g`, and of no other names."""
 
 Value = tuple[float | Fraction, float]

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, TypedDict, cast
 
 from feddbe.config.options import identifying_settings
-from feddbe.metrics.records import AT, Aggregates, Record, read_aggregates
+from feddbe.metrics.records import LAYER_SEPARATOR, Aggregates, Record, read_aggregates
 
 Accuracy = Aggregates
 
@@ -144,7 +144,7 @@ def build_round_result(round_: int, moment: str, records: Sequence[Record]) -> R
         moment: Moment whose accuracy is the round's accuracy.
         records: Records over all clients; those of analyses are skipped.
     """
-    metrics = read_aggregates([record for record in records if AT not in record.name])
+    metrics = read_aggregates([record for record in records if LAYER_SEPARATOR not in record.name])
     totals = {name: statistics["weighted"] for name, statistics in metrics.pop("round").items()}
     accuracies = {key: cast(Accuracy | None, values.pop("accuracy", None)) for key, values in metrics.items()}
     training = metrics.get("training", {})

@@ -22,7 +22,7 @@ from feddbe.callbacks.base import Callback
 from feddbe.config.user_code import NO_PERMISSION, Permission
 from feddbe.data.dataset import Dataset
 from feddbe.errors import InvalidInputError
-from feddbe.metrics.records import ALL, AT, Record
+from feddbe.metrics.records import ALL, LAYER_SEPARATOR, Record
 from feddbe.metrics.representations import registry
 from feddbe.metrics.representations.mdl import report_progress_to
 from feddbe.metrics.representations.points import AnalysisResult, Points
@@ -67,7 +67,8 @@ class _AnalysisItem(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.analysis}{'-clients' * self.per_client}{'-quick' * self.quick}{AT}{self.layer}"
+        variant = "-clients" * self.per_client + "-quick" * self.quick
+        return f"{self.analysis}{variant}{LAYER_SEPARATOR}{self.layer}"
 
 
 def run_analyses(
@@ -104,7 +105,7 @@ def run_analyses(
 
 def load_embedding(document: RunDocument, analysis: AnalysisDocument) -> Points:
     """Return the points of a stored t-SNE embedding."""
-    name = f"{analysis['analysis']}{AT}{analysis['layer']}"
+    name = f"{analysis['analysis']}{LAYER_SEPARATOR}{analysis['layer']}"
     with closing(RunStore.open(Path(document["folder"]))) as store:
         state = store.state(result_key(analysis["round"], analysis["moment"], name))
         assert state is not None

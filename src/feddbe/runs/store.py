@@ -20,7 +20,7 @@ from zlib import crc32
 from filelock import FileLock, Timeout
 
 from feddbe.errors import CorruptRunError, StoreError
-from feddbe.metrics.records import ALL, AT, Record
+from feddbe.metrics.records import ALL, LAYER_SEPARATOR, Record
 from feddbe.results.document import RoundResult, build_round_result
 from feddbe.simulation.engines.base import ClientStates
 from feddbe.state import Receipt, State, check_stored_layout, decode, encode, nbytes, sha256
@@ -410,7 +410,7 @@ class RunStore(ClientStates):
 
         Analyses are kept unless they are named, because their round does not change.
         """
-        names = f"instr(name, '{AT}') = 0"
+        names = f"instr(name, '{LAYER_SEPARATOR}') = 0"
         parameters: list[tuple[Any, ...]] = [(round_, moment) for moment in moments]
         if analysis:
             names = "(name = ?3 OR instr(name, ?3 || '/') = 1)"

@@ -139,8 +139,8 @@ class MeanRegularizer:
 
         r <- (1 - mu) stop(r) + mu mean_batch z_g          loss: factor mean_k (r_k / d - zbar_k)^2
 
-    d is 1 or, if `corrected`, r's total weight 1 - (1 - mu)^b after b batches. Without `mean` there is no
-    loss, and r is only observed. The carry holds r and its total weight.
+    d is 1 or, if `corrected`, r's total weight 1 - (1 - mu)^b after b batches. Without `mean`
+    the loss is 0 and r is only observed. The carry holds r and its total weight.
     """
 
     mu: float
