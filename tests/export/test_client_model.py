@@ -232,7 +232,7 @@ def test_objects_must_be_passed_again(tmp_path: Path) -> None:
     options: dict[str, Any] = {"rounds": 1, "lr": 0.1, "clients": 2, "partition": "iid", "engine": "serial"}
     feddbe.run("fedavg+dbe", out=str(tmp_path / "run"), **objects, **options)
     assert load_client_model(tmp_path / "run", 0, **objects).description["labels"] == ["no", "yes"]
-    with pytest.raises(InvalidInputError, match="came from Python; give it again"):
+    with pytest.raises(InvalidInputError, match="was a Python object; pass it again"):
         load_client_model(tmp_path / "run", 0)
 
 

@@ -100,7 +100,7 @@ def test_script_and_command_predict_label_names(tmp_path: Path, capsys: pytest.C
     assert cli.main(["predict", str(run), "--client", "y", "--data", str(tmp_path / "new.csv")]) == 0
     table_rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert table_rows == [["label", "False", "True"], *(line.split() for line in expected)]
-    assert process.stderr == f"{tmp_path}/wrong.csv: there is no column 'job'; the model takes age, job\n"
+    assert process.stderr == f"{tmp_path}/wrong.csv: column 'job' is missing; the model takes age, job\n"
 
 
 @pytest.mark.parametrize(

@@ -223,8 +223,12 @@ def test_adaptations_are_the_choices_of_the_option() -> None:
 
 
 INVALID_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
-    ("fedavg", {"adaptation": "prbm"}, "adapt = prbm; not for fedavg: it has no p_i, as +prbm and +dbe have"),
-    ("fedavg+mr", {"adaptation": "prbm"}, "adapt = prbm; not for fedavg+mr: it has no p_i"),
+    (
+        "fedavg",
+        {"adaptation": "prbm"},
+        "adaptation = prbm; not for fedavg: it has no p_i, as +prbm and +dbe have",
+    ),
+    ("fedavg+mr", {"adaptation": "prbm"}, "adaptation = prbm; not for fedavg+mr: it has no p_i"),
     (
         "fedavg+dbe",
         {"adaptation": "newton", "new_clients": 0},

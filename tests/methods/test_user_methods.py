@@ -177,7 +177,7 @@ def test_run_of_a_method_object(tmp_path: Path) -> None:
     assert builtin_run["server_sha256"] == user_run["server_sha256"]
     del METHODS["programprox"]
     with pytest.raises(
-        InvalidInputError, match=r"unknown method 'programprox'; .*; a class of yours is made known by fedd"
+        InvalidInputError, match=r"unknown method 'programprox'; .*; register your class with fedd"
     ):
         feddbe.analyze(tmp_path / "user", analyses="discrepancy", data=make_dataset())
     METHODS["programprox"] = ProgramProx
@@ -231,7 +231,7 @@ def test_method_of_an_installed_package(
 
 INVALID_METHODS = {
     (FILE, ":Nope"): "unknown class in FILE: 'Nope'; allowed: MyProx",
-    (FILE, ""): "name its class too, as in FILE.py:CLASS; it has: MyProx",
+    (FILE, ""): "name its class too, as in FILE.py:CLASS; the file has: MyProx",
     (FILE, ":prox"): "unknown class in FILE: 'prox'; did you mean 'MyProx'? allowed: MyProx",
     (
         FILE,

@@ -127,7 +127,7 @@ INVALID_MODELS = {
     ): "FILE cannot be executed in line 1: ModuleNotFoundError: No module",
     ("x = (", "build"): "FILE cannot be executed in line 1: SyntaxError: '(' was never closed",
     (MODEL, "buidl"): "unknown function in FILE: 'buidl'; did you mean 'build'? allowed: Net, build",
-    (MODEL, ""): "name its function too, as in FILE.py:FUNCTION; it has: Net, build",
+    (MODEL, ""): "name its function too, as in FILE.py:FUNCTION; the file has: Net, build",
     (
         MODEL.replace("Net(12", "Net(1, 2"),
         "build",
@@ -235,7 +235,7 @@ def test_word_outside_of_the_embedding_raises_one_line_error(tmp_path: Path) -> 
 def test_default_learning_rate_of_user_model_is_noted(tmp_path: Path) -> None:
     path = f"{write_file(tmp_path)}:build"
     without_lr = resolve("fedavg", Config(model=path, partition="natural"), dataset=make_dataset())
-    assert "lr 0.01 is a guess for a model of your own" in without_lr.notes[0]
+    assert "lr 0.01 is a guess for a user's model" in without_lr.notes[0]
     assert "feddbe tune" in without_lr.notes[0]
     with_lr = resolve("fedavg", Config(model=path, partition="natural", lr=0.01), dataset=make_dataset())
     assert not any("guess" in note for note in with_lr.notes)

@@ -47,7 +47,7 @@ def plot_rows(printed: list[str]) -> list[str]:
 
 def test_a_rising_curve_crosses_the_reference_line_in_ascii() -> None:
     """A straight line from 0 to 100 % over 9 rows has about equally many columns in each row."""
-    straight = document("fedavg", [0.0, 0.25, 0.5, 0.75, 1.0], floor=0.25)
+    straight = document("fedavg", [0.0, 0.25, 0.5, 0.75, 1.0], majority_accuracy=0.25)
     rows = plot_rows(lines(chart([straight]), 77, "ascii"))
     assert len(rows) == 9
     starts = [re.search(r"[*O]", line) for line in rows]
@@ -93,13 +93,13 @@ def test_braille_dots_have_their_bits() -> None:
 @pytest.mark.parametrize("floor", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("width", [20, 60])
 def test_short_and_flat_curves_have_their_mark(curve: list[float | None], floor: float, width: int) -> None:
-    printed = plot_rows(lines(chart([document("fedavg", curve, floor=floor)]), width))
+    printed = plot_rows(lines(chart([document("fedavg", curve, majority_accuracy=floor)]), width))
     assert len(printed) == 9
     assert sum(line.count("◆") for line in printed) == 1
 
 
 def test_equal_accuracies_of_one_hundred_stay_on_the_scale() -> None:
-    printed = lines(chart([document("fedavg", [1.0, 1.0], floor=1.0)]))
+    printed = lines(chart([document("fedavg", [1.0, 1.0], majority_accuracy=1.0)]))
     assert [int(line[:3]) for line in printed if "┤" in line] == [100, 95, 90]
 
 

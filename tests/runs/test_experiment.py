@@ -465,7 +465,7 @@ def test_ignored_option_is_noted_and_not_recorded() -> None:
     assert tiny("perfedavg(beta=0.1)", lr=0.3, new_clients=1).notes == [], "newcomers train with it"
     assert tiny("apple(eta1=0.1)", lr=0.3).notes == ["lr has no effect: its rates are eta1 and eta2"]
     assert tiny("pfedme+ft", lr=0.3, force=True).notes == [], "fine-tuning trains with it"
-    assert tiny("majority", local_epochs=3).notes == ["local_epochs has no effect: it trains nothing"]
+    assert tiny("majority", local_epochs=3).notes == ["local_epochs has no effect: it does not train"]
 
 
 def test_default_rate_of_scaffold_is_noted() -> None:

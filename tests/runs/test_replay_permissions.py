@@ -228,7 +228,7 @@ def test_verify_compares_the_state_of_a_user_model(
     user_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    assert cli.main(["check", "run"]) == 0
+    assert cli.main(["verify", "run"]) == 0
     assert capsys.readouterr().out == "run: intact; resumes from round 1\n"
 
 

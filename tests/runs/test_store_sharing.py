@@ -47,7 +47,7 @@ COMMANDS = {
     "clients": "show both --clients",
     "report": "report both",
     "runs": "runs both",
-    "check": "check both",
+    "check": "verify both",
     "fairness": "fairness both",
     "overhead": "overhead both",
     "measure": "analyze both --analyses probe,tsne --moment before --samples 100",

@@ -110,10 +110,10 @@ def test_diverged_run_is_marked(shell: Shell) -> None:
 
 MISTAKES = {
     "run fedavg --seed 0 --seed 1": ["--seed is given 2 times", "several seeds are --seeds 0,1,2"],
-    "run fedavg --lr 1 --lr 2": ["--lr is given 2 times, and only one would count"],
+    "run fedavg --lr 1 --lr 2": ["--lr is given 2 times; give it once"],
     "run fedavg --json --json": ["--json is given 2 times"],
     "run fedavg --seed 0,1": ["seed = 0,1; several seeds are --seeds 0,1,2"],
-    "run fedavg --seeds none": ["seeds = none; allowed: how many"],
+    "run fedavg --seeds none": ["seeds = none; allowed: a number of seeds"],
     "run fedavg moon --seeds 2": ["run takes one method, not 2; compare takes several"],
     "compare fedavg fedavg --seeds 2": ["the same method twice"],
     "compare --seeds 2": ["no method given"],
@@ -159,7 +159,9 @@ def test_sweep_from_python_with_user_data_and_model(tmp_path: Path, monkeypatch:
     assert [run["config"]["lr"] for run in frame] == [1e-6, 0.1]
     assert [run["config"]["lr"] for run in frame.chosen] == [0.1]
     assert frame._repr_html_().count("<tr>") == 3
-    with pytest.raises(feddbe.InvalidInputError, match="watch: several seeds or values run side by side"):
+    with pytest.raises(
+        feddbe.InvalidInputError, match="callback: not supported with several seeds or values"
+    ):
         feddbe.compare(["fedavg"], seeds=2, callback=feddbe.Callback(), **options)
     with pytest.raises(feddbe.InvalidInputError, match="this is one run"):
         feddbe.run("fedavg", seeds=2)

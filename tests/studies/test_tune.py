@@ -168,7 +168,7 @@ def test_command_shows_best_and_default(shell: Shell) -> None:
     assert code == 0
     assert "1: fedavg+dbe(kappa=1): round 2 of 2" in err
     lines = out.splitlines()
-    assert [line.split()[0] for line in lines[3:5]] == ["found", "default"]
+    assert [line.split()[0] for line in lines[3:5]] == ["best", "default"]
     assert lines[4].split()[1] == "1"
     assert "The paper's kappa, mu: 50, 1 for cnn; 1, 0.1 for resnet18; 0.1, 1 for fasttext." in " ".join(
         out.split()

@@ -134,7 +134,7 @@ def test_violation_is_a_one_line_error(method: type[Method], words: str) -> None
 @pytest.mark.skipif(not testing.CAN_KILL, reason="forks")
 def test_state_in_memory_does_not_survive_a_kill(tmp_path: Path) -> None:
     METHODS["remembers"] = Remembers
-    with pytest.raises(AssertionError, match=r"^remembers: killed and continued, the server's state "):
+    with pytest.raises(AssertionError, match=r"^remembers: killed and resumed, the server's state "):
         testing.check_kill("remembers", tmp_path)
 
 
@@ -153,5 +153,5 @@ def test_wrong_arguments() -> None:
         check_method("fedavgg")
     with pytest.raises(InvalidInputError, match=r"^dead has no option 'of'; it has: weights, on, factor$"):
         check_method(Dead, engines=[], addons=[], prerequisites={"of": {}})
-    with pytest.raises(InvalidInputError, match=r"^'7' is not a method; give its name, or an instance"):
+    with pytest.raises(InvalidInputError, match=r"^'7' is not a method; expected a name, or an instance"):
         check_method(7)  # type: ignore[arg-type]

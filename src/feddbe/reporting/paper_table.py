@@ -86,7 +86,7 @@ def paper_records_table(table: PaperTable) -> Table:
         Column("trials", value=lambda cell: cell.ours.n if cell.ours else 0),
         Column("paper", value=lambda cell: cell.theirs),
         Column("difference", value=lambda cell: cell.difference),
-        Column("marks", value=lambda cell: "; ".join(cell.marks) or ("" if cell.ours else cell.state)),
+        Column("marks", value=lambda cell: "; ".join(cell.marks) or ("" if cell.ours else cell.status)),
     ]
     return Table.from_sources(columns, table.cells)
 

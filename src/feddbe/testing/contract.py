@@ -260,7 +260,7 @@ def _check_options(
 
 CAN_KILL = sys.platform == "linux"
 """True if `check_kill` works on this system."""
-_PURE = "results may depend on arguments only, and on local.stream or ctx.stream for random numbers"
+_PURE = "results may depend on arguments only, and on trainer.rng or ctx.rng for random numbers"
 
 
 def check_engines(name: str, folder: Path, engine: str) -> None:
