@@ -82,7 +82,7 @@ def paper_records_table(table: PaperTable) -> Table:
         Column("row", value=lambda cell: cell.row),
         Column("column", value=lambda cell: cell.column),
         Column("ours", value=lambda cell: cell.ours.mean if cell.ours else None),
-        Column("half_width", value=lambda cell: cell.ours.half if cell.ours else None),
+        Column("half_width", value=lambda cell: cell.ours.half_width if cell.ours else None),
         Column("trials", value=lambda cell: cell.ours.n if cell.ours else 0),
         Column("paper", value=lambda cell: cell.theirs),
         Column("difference", value=lambda cell: cell.difference),
