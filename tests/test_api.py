@@ -301,7 +301,7 @@ def test_invalid_input_raises_and_writes_nothing(folder: Path) -> None:
         ),
         ("fedavg", {**natural, "clients": 4}, "clients = 4, but the data's client column has 5"),
         ("fedavg", {**natural, "model": linear_chain(5, 8, 3)}, "does not take inputs of shape"),
-        ("fedavg", {**natural, "model": linear_chain(4, 8, 2)}, "gives 2 logits, the data has 3 classes"),
+        ("fedavg", {**natural, "model": linear_chain(4, 8, 2)}, "returns 2 logits, the data has 3 classes"),
     ]
     for method, options, message in invalid_inputs:
         with pytest.raises(feddbe.InvalidInputError, match=message):

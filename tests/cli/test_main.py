@@ -158,7 +158,7 @@ INVALID_INPUTS = {
     "data show digits --plot bubbles.txt --save split.npz": ["'.txt'", ".pdf, .png, .svg"],
     "data show digits --save nowhere/split.npz": ["nowhere/split.npz", "No such file or directory"],
     # files
-    "run fedavg --data missing.npz": ["missing.npz", "no file"],
+    "run fedavg --data missing.npz": ["missing.npz", "does not exist"],
     "run fedavg --data truncated.npz": ["truncated.npz", "numpy.savez"],
     "run fedavg --data flipped.npz": ["flipped.npz", "numpy.savez"],
     "run fedavg --data text.npz": ["text.npz", "not an .npz file"],

@@ -187,7 +187,7 @@ def test_the_page_counts_the_seeds_that_the_terminal_counts() -> None:
     page = blocks(build_overview(build_report_runs(*runs)))["seeds"]["rows"]
     terminal = seeds_table(runs).records
     assert [row[1]["text"] for row in page] == [str(row["counted"]) for row in terminal] == ["2 of 3", "3"]
-    assert [row[2]["text"] for row in page] == [row["best"].shown() for row in terminal]
+    assert [row[2]["text"] for row in page] == [row["best"].format() for row in terminal]
     assert page[0][2]["text"] == "55.00 ± 63.53"
 
 

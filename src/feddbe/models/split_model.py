@@ -296,9 +296,7 @@ class SplitModel:
         cuts_by_mode = {training: find_cuts(module.train(training)) for training in (True, False)}
         self.cuts = tuple(cuts_by_mode[False])
         if not self.cuts:
-            raise InvalidInputError(
-                "the model has no cut: more than one tensor crosses the boundary after each of its layers"
-            )
+            raise InvalidInputError("the model has no cut: more than one tensor leaves each of its layers")
         self.aliases = dict(aliases or {})
         names = {name: name for name in self.cuts} | self.aliases
         if cut is not None and cut not in names:
