@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from feddbe.config.options import SECTIONS, Config, identifying_settings, identity_of_key, parse_options
+from feddbe.config.options import (
+    SECTIONS,
+    STUDY_OPTIONS,
+    Config,
+    identifying_settings,
+    identity_of_key,
+    parse_options,
+)
 from feddbe.errors import InvalidInputError
 
 
@@ -204,7 +211,7 @@ def test_files_that_are_not_toml(tmp_path: Path, content: bytes) -> None:
 
 def test_an_unknown_key_is_answered_with_the_nearest(tmp_path: Path) -> None:
     path = toml(tmp_path, "partition-sed = 2")
-    every = ", ".join(sorted(vars(Config())))
+    every = ", ".join(sorted([*vars(Config()), *STUDY_OPTIONS]))
     rest = f" 'partition_sed'; did you mean 'partition_seed'? allowed: {every}"
     refused(f"unknown key in '{path}':{rest}", ["fedavg", path])
     refused(f"unknown option{rest}", ["fedavg"], {"partition_sed": 2})

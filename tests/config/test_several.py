@@ -48,7 +48,6 @@ def test_lists_in_brackets(name: str, variants: list[str]) -> None:
         ({"local_epochs": "1, 5"}, {"local_epochs": [1, 5]}),
         ({"partition": "iid,dirichlet:0.1"}, {"partition": ["iid", "dirichlet:0.1"]}),
         ({"model": "mlp,fasttext(rep=linear)"}, {"model": ["mlp", "fasttext(rep=linear)"]}),
-        ({"partition_seed": "1,2"}, {"partition_seed": [1, 2]}),
         ({"data": ["digits", "fmnist"]}, {"data": ["digits", "fmnist"]}),
         ({"variant": "default,paper"}, {"variant": ["default", "paper"]}),
     ],
@@ -93,9 +92,17 @@ def test_seeds(seeds: Any, found: list[int]) -> None:
 @pytest.mark.parametrize("seeds", ["0", 0, -1, "a", "0,a", "1,1", [], [0.5], [True], True, ",", "-1,2"])
 def test_seeds_that_are_none(seeds: Any) -> None:
     with pytest.raises(
-        InvalidInputError, match=r"seeds = .*; allowed: how many, as in 5, or which, as in 0,1,2"
+        InvalidInputError, match=r"seeds = .*; allowed: a number of seeds, as in 5, or a list, as in 0,1,2"
     ):
         read(seeds=seeds)
+
+
+@pytest.mark.parametrize(("seeds", "expected"), [("3", [1, 2, 3]), ("1,5", [1, 5]), ([7], [7])])
+def test_partition_seeds_are_repetitions(seeds: Any, expected: list[int]) -> None:
+    """Their number starts with 1, the published split and the default."""
+    spec = read(partition_seeds=seeds)
+    assert spec.partition_seeds == expected
+    assert not spec.is_grid
 
 
 def test_one_seed_and_several_exclude_each_other() -> None:
@@ -109,7 +116,7 @@ def test_one_seed_and_several_exclude_each_other() -> None:
 
 @pytest.mark.parametrize("values", ["0.1,0.1", [], [0.1, 0.1]])
 def test_values_that_are_the_same(values: Any) -> None:
-    with pytest.raises(InvalidInputError, match="several values are all different, and at least one"):
+    with pytest.raises(InvalidInputError, match="values of a sweep must be different, and at least one"):
         read(lr=values)
 
 

@@ -15,7 +15,7 @@ from feddbe.errors import InvalidInputError
 @click.command("report", cls=Command)
 @click.argument(
     "names", cls=Argument, nargs=-1, required=True, metavar="RUN...",
-    help="folders of runs or comparisons, or names in runs/; with --live also folders that contain runs",
+    help="runs, comparisons or studies: folders, or names in runs/; with --live also folders with runs",
 )  # fmt: skip
 @click.option(
     "-o", "--out", metavar="FILE", type=Path, help="HTML file [default: report.html in the first RUN]"
@@ -30,13 +30,9 @@ def report(names: tuple[str, ...], out: Path | None, live: bool, port: int | Non
         return _serve(names, port or 0)
     if port is not None:
         raise InvalidInputError(f"--port {port} has no effect without --live; add --live")
-    from feddbe.reporting.html.page import write_report
-    from feddbe.runs import folders
+    from feddbe import api
 
-    first = folders.resolve_runs(names[0])
-    root = first[0] if len(first) == 1 else first[0].parent
-    path = write_report(folders.resolve_all_runs(names), out or root / "report.html")
-    print(f"report  {path}")
+    print(f"report  {api.report(names, out)}")
     return 0
 
 
