@@ -30,7 +30,7 @@ from feddbe.runs import analysis, folders, summary
 from feddbe.runs.analysis import AnalysisRequest
 from feddbe.runs.execution import run_requests
 from feddbe.runs.store import RunStore, sharing_stores
-from feddbe.studies import record, sweep
+from feddbe.studies import record, reproduce, sweep
 
 
 def run(
@@ -178,7 +178,12 @@ def load(folder: str | Path, *, hashes: bool = True) -> Any:
     return (Sweep if is_sweep else Runs)(map(Run, study.documents))
 
 
-def report(runs: str | Path | Sequence[str | Path], out: str | Path | None = None) -> Path:
+def report(
+    runs: str | Path | Sequence[str | Path],
+    out: str | Path | None = None,
+    *,
+    callback: Callback | None = None,
+) -> Path:
     """Write one HTML page about runs and studies.
 
     The page is a single file that opens without a network. The same runs give the same bytes.
@@ -186,6 +191,8 @@ def report(runs: str | Path | Sequence[str | Path], out: str | Path | None = Non
     Args:
         runs: Folders of runs, comparisons or studies, or names in `runs/`.
         out: Path of the page, with the suffix `.html`; by default `report.html` in the first folder.
+        callback: Receives a message for each run of a study that is missing or was changed; without a
+            callback, it is a warning.
 
     Returns:
         The path of the page.
@@ -194,17 +201,25 @@ def report(runs: str | Path | Sequence[str | Path], out: str | Path | None = Non
         InvalidInputError: There is no run, the suffix is unknown, or the file cannot be written.
         StoreError: A run cannot be read.
     """
-    names = [str(name) for name in ([runs] if isinstance(runs, str | Path) else runs)]
-    tables = {}
-    for name in names:
-        study_folder = record.find_study(name)
-        if study_folder and record.read_record(study_folder).purpose is record.Purpose.SWEEP:
-            command = shlex.join(["feddbe", "show", str(study_folder)])
-            tables[command] = summary_table(record.open_study(study_folder).documents, is_sweep=True)
-    documents = record.load_documents(names, warnings.warn)
+    names = _list_names(runs)
+    if not names:
+        raise InvalidInputError("a report needs at least one run: got none. Name the folders of runs.")
+    sweeps = {}
+    paper_tables = {}
+    for study_folder in filter(None, map(record.find_study, names)):
+        command = shlex.join(["feddbe", "show", str(study_folder)])
+        study = record.open_study(study_folder)
+        if study.record.purpose is record.Purpose.SWEEP:
+            sweeps[command] = summary_table(study.documents, is_sweep=True)
+        elif study.record.purpose is record.Purpose.PAPER_TABLE:
+            paper_study = reproduce.reopen_study(study.record, study_folder)
+            plans = reproduce.plan_studies([paper_study], study_folder.parent)
+            if not paper_study.figure:
+                paper_tables[command] = reproduce.compare_with_paper(paper_study, plans)
+    documents = record.load_documents(names, callback.on_message if callback else warnings.warn)
+    folder_paths = [Path(document["folder"]) for document in documents]
     path = Path(out) if out else record.output_folder(names[0]) / "report.html"
-    run_folders = [Path(document["folder"]) for document in documents]
-    return write_report(run_folders, path, sweeps=tables, documents=documents)
+    return write_report(folder_paths, path, studies=paper_tables, sweeps=sweeps, documents=documents)
 
 
 def draw(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -> list[Path]:
@@ -287,16 +302,10 @@ def analyze(
     Returns:
         The runs, with the results in `analyses`.
     """
-    request = AnalysisRequest(
-        tuple(registry.parse_analyses(analyses)),
-        round,
-        _split_names(moment),
-        _split_names(layers),
-        samples,
-        quick,
-        per_client,
-    )
-    names = [str(name) for name in ([runs] if isinstance(runs, str | Path) else runs)]
+    selected = tuple(registry.parse_analyses(analyses))
+    moments = _split_names(moment)
+    request = AnalysisRequest(selected, round, moments, _split_names(layers), samples, quick, per_client)
+    names = _list_names(runs)
     permission = make_permission(code, trust=trust)
     with sharing_stores(), _callbacks(callback, quiet=quiet) as callbacks:
         for document in record.load_documents(names, callbacks.on_message):
@@ -315,6 +324,10 @@ def draw_analyses(folder: str | Path, documents: Sequence[RunDocument] | Sequenc
     """Draw the results of analyses as PNG files in `folder`, and return the paths."""
     runs = cast(Sequence[RunDocument], documents)
     return _draw_all(Path(folder), build_figures.analysis_figures(runs, analysis.load_embedding).values())
+
+
+def _list_names(runs: str | Path | Sequence[str | Path]) -> list[str]:
+    return [str(runs)] if isinstance(runs, str | Path) else [str(name) for name in runs]
 
 
 def _split_names(text: str) -> tuple[str, ...]:

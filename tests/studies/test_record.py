@@ -80,6 +80,8 @@ def test_shown_sweep_has_test_accuracies_of_chosen_values_only(shell: Shell) -> 
     content = json.loads(page.read_text().split('id="content">')[1].split("</script>")[0])
     assert content["about"] == "1 run"
     assert content["sections"][0]["title"] == "Sweeps"
+    code, _, err = shell("report --live pool")
+    assert (code, "whose values are chosen at its end" in err) == (2, True)
 
 
 def test_repeated_command_finds_its_study(shell: Shell) -> None:
@@ -164,6 +166,8 @@ def test_missing_and_changed_runs_are_named(shell: Shell) -> None:
         f"{prefix} '{second}' was changed: it has another configuration; repeat the command",
     ]
     assert "moon" not in out
+    reported = shell("report pool")
+    assert (reported.code, reported.err) == (0, err)
     with pytest.warns(UserWarning, match="is missing|was changed"):
         assert [run["method"] for run in feddbe.load("pool")] == ["ditto", "ditto"]
     for run in read_record(Path("pool/comparison-1")).runs:
@@ -199,6 +203,18 @@ def test_runs_lists_studies(shell: Shell) -> None:
     assert (study["purpose"], study["seeds"], study["runs"]) == ("comparison", "0 1", 4)
 
 
+def test_damaged_record_does_not_hide_the_others(shell: Shell) -> None:
+    shell(f"compare fedavg ditto --seeds 2 {SMALL} --name good")
+    Path("runs/study-digits/bad").mkdir()
+    Path("runs/study-digits/bad/study.json").write_text("{")
+    assert "damaged" in shell("runs").out
+    assert shell("show good").code == 0
+    assert shell(f"compare fedavg ditto --seeds 2 {SMALL}").code == 0
+    code, _, err = shell("show bad")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "'runs/study-digits/bad/study.json' is not a study's record" in err
+
+
 def test_commands_take_a_study(shell: Shell) -> None:
     shell(f"compare fedavg ditto --seeds 2 {SMALL} --out pool")
     assert shell("fairness pool").out.splitlines()[-1] == "fairness  pool/comparison-1/fairness.png"
@@ -230,6 +246,8 @@ def test_table_of_the_paper_is_shown_again(shell: Shell) -> None:
     shell("reproduce practical --scale small --rounds 1 --only FedAvg/FMNIST --out paper")
     assert [path.name for path in find_studies("paper")] == ["practical-1", "practical-2"]
     assert shell("show paper/practical-1").out == out
+    page = feddbe.report("paper/practical-1").read_text()
+    assert page.count('"title":"The paper\'s tables"') == 1
     assert [run["method"] for run in feddbe.load("paper/practical-1")] == ["fedavg", "fedavg+dbe"]
 
 

@@ -31,8 +31,9 @@ def report(names: tuple[str, ...], out: Path | None, live: bool, port: int | Non
     if port is not None:
         raise InvalidInputError(f"--port {port} has no effect without --live; add --live")
     from feddbe import api
+    from feddbe.callbacks.display import MessagesOnly
 
-    print(f"report  {api.report(names, out)}")
+    print(f"report  {api.report(names, out, callback=MessagesOnly())}")
     return 0
 
 
@@ -46,12 +47,35 @@ def _serve(names: Sequence[str], port: int) -> int:
         runs = dict[Path, None]()
         for name in names:
             folder = expand_path(name)
-            runs |= dict.fromkeys(
-                folders.list_runs(folder) if folder.is_dir() else folders.resolve_runs(name)
-            )
+            study_runs = _list_study_runs(name)
+            if study_runs is not None:
+                runs |= dict.fromkeys(study_runs)
+            else:
+                runs |= dict.fromkeys(
+                    folders.list_runs(folder) if folder.is_dir() else folders.resolve_runs(name)
+                )
         return list(runs)
 
     list_runs()  # raises an error for names that do not exist
     with suppress(KeyboardInterrupt):
         serve(list_runs, port, lambda address: print(f"report  {address}  (Ctrl-C ends it)", flush=True))
     return 0
+
+
+def _list_study_runs(name: str) -> list[Path] | None:
+    """Return the runs of a study that exist now; None if the name is not that of one study.
+
+    Raises:
+        InvalidInputError: The study is a sweep. Its page would show test accuracies before values are chosen.
+    """
+    from feddbe.runs.store import RunStore
+    from feddbe.studies.record import Purpose, find_run_folders, find_studies, read_record
+
+    studies = find_studies(name)
+    if len(studies) != 1:
+        return None
+    if read_record(studies[0]).purpose is Purpose.SWEEP:
+        raise InvalidInputError(
+            f"'{name}' is a sweep, whose values are chosen at its end; use report {name} without --live"
+        )
+    return [folder for folder in find_run_folders(name) if RunStore.is_run(folder)]

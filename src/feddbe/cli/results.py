@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -124,7 +124,8 @@ def show(
             return _list_studies(studies, as_json=as_json)
         if studies:
             study = record.open_study(studies[0], hashes=as_json)
-    if study is not None and format_ is None and not (clients or plot or as_json) and _print_study(study):
+    is_plain = moment == "published" and not (clients or format_ or plot or as_json)
+    if study is not None and is_plain and _print_study(study):
         return 0
     if study is None:
         documents = record.load_documents(names, print_note, hashes=as_json)
@@ -141,12 +142,13 @@ def show(
 def _print_study(study: Study) -> bool:
     """Print a search or a table of the paper as its command did; return False for other studies."""
     from feddbe.cli.studies import print_paper_study, print_search
-    from feddbe.config.options import Config
+    from feddbe.config.options import parse_options
     from feddbe.studies.record import Purpose
     from feddbe.studies.tune import TuneResult
 
     if study.record.purpose is Purpose.TUNING:
-        print_search(TuneResult.from_record(study.record, study.folder), Config(**study.record.options))
+        options = parse_options(study.record.methods, study.record.options).config
+        print_search(TuneResult.from_record(study.record, study.folder), options)
         return True
     if study.record.purpose is Purpose.PAPER_TABLE:
         print_paper_study(study.folder)
@@ -169,18 +171,24 @@ def _studies_table(studies: Sequence[Path], root: Path) -> Table:
     from feddbe.reporting.table import TEXT, Column, Table
     from feddbe.studies.record import read_record
 
-    records = []
+    records: list[dict[str, Any]] = []
     for folder in studies:
-        study = read_record(folder)
-        records.append({
-            "study": str(folder.relative_to(root)),
-            "purpose": str(study.purpose),
-            "methods": ", ".join(study.methods),
-            "seeds": " ".join(map(str, study.seeds)),
-            "partition seeds": " ".join(map(str, study.partition_seeds)),
-            "runs": len(study.runs),
-            "begun": study.begun[:10],
-        })  # fmt: skip
+        record: dict[str, Any] = {
+            "study": str(folder.relative_to(root)), "purpose": "damaged", "methods": "", "seeds": "",
+            "partition seeds": "", "runs": None, "begun": "",
+        }  # fmt: skip
+        try:
+            study = read_record(folder)
+        except StoreError:
+            records.append(record)
+            continue
+        record["purpose"] = str(study.purpose)
+        record["methods"] = ", ".join(study.methods)
+        record["seeds"] = " ".join(map(str, study.seeds))
+        record["partition seeds"] = " ".join(map(str, study.partition_seeds))
+        record["runs"] = len(study.runs)
+        record["begun"] = study.begun[:10]
+        records.append(record)
     columns = [
         *(Column(key, kind=TEXT) for key in ("study", "purpose", "methods", "seeds")),
         Column("partition seeds", kind=TEXT, hide_empty=True),

@@ -152,9 +152,10 @@ def _preview(raw: RawOptions, permission: Permission, *, single: bool) -> int:
     from feddbe.runs.execution import collect_requests, resolve_request
     from feddbe.runs.timing import preview_run
 
+    raw = raw if single else raw._replace(name=None)
     previews = [
         preview_run(experiment)
-        for request in collect_requests(raw._replace(name=None), permission, single=single)
+        for request in collect_requests(raw, permission, single=single)
         for experiment in resolve_request(request, single=single or not raw.names)
     ]
     if raw.values.get("json"):

@@ -250,13 +250,13 @@ def _run_studies(
         run_study_analyses,
     )
 
+    study_folders: dict[str, Path] = {}
     try:
         with sigterm_as_interrupt():
             plans = plan_studies(studies, folder, print_note)
             missing = list(dict.fromkeys(planned.folder for planned in plans.values() if planned.is_missing))
             if not dry_run:
-                for study in studies:
-                    record_study(study, plans, folder)
+                study_folders = {study.name: record_study(study, plans, folder) for study in studies}
                 bars = StudyBars(len(missing))
                 with bars.bars:
                     runner.run_missing(list(plans.values()), bars)
@@ -274,7 +274,7 @@ def _run_studies(
     except KeyboardInterrupt:
         return print_error("stopped; finished rounds are kept, repeat the command to continue", 130)
     for study in studies:
-        _print_study(study, plans, folder / "figures", format_, dry_run=dry_run)
+        _print_study(study, plans, study_folders.get(study.name), format_)
     runs = list(dict.fromkeys(planned.folder for planned in plans.values() if planned.document))
     if dry_run:
         _print_missing(missing)
@@ -304,17 +304,18 @@ def print_paper_study(study_folder: Path) -> None:
 
     study = reopen_study(read_record(study_folder), study_folder)
     plans = plan_studies([study], study_folder.parent, print_note)
-    _print_study(study, plans, study_folder.parent / "figures", "text", dry_run=False)
+    _print_study(study, plans, study_folder, "text")
 
 
-def _print_study(study: PaperStudy, plans: Plans, figures: Path, format_: str, *, dry_run: bool) -> None:
+def _print_study(study: PaperStudy, plans: Plans, figures_dir: Path | None, format_: str) -> None:
+    """Print a table, or draw figures into a folder; without a folder nothing is drawn."""
     from feddbe.reporting.paper_table import paper_table, render_paper_table
     from feddbe.studies.reproduce import compare_with_paper, draw_study
 
     if study.figure:
-        if format_ == "text" and not dry_run:
+        if format_ == "text" and figures_dir is not None:
             print(f"{study.name}: {study.title}")
-            for title, path in draw_study(study, plans, figures).items():
+            for title, path in draw_study(study, plans, figures_dir).items():
                 print(f"  {title}: {path}")
             print()
         return

@@ -215,7 +215,10 @@ def _may_replace(folder: Path, record: StudyRecord) -> bool:
 
 
 def _has_content(folder: Path, record: StudyRecord) -> bool:
-    return read_record(folder).content_hash == record.content_hash
+    try:
+        return read_record(folder).content_hash == record.content_hash
+    except StoreError:  # a damaged record; the study gets another folder
+        return False
 
 
 def read_record(folder: Path) -> StudyRecord:
@@ -259,7 +262,14 @@ def find_studies(name: str) -> list[Path]:
     if not RUNS_DIR.is_dir() or not _NAME.fullmatch(name):
         return []
     studies = [path.parent for path in sorted(RUNS_DIR.rglob(RECORD_FILE))]
-    return [folder for folder in studies if read_record(folder).name == name]
+    return [folder for folder in studies if _has_name(folder, name)]
+
+
+def _has_name(folder: Path, name: str) -> bool:
+    try:
+        return read_record(folder).name == name
+    except StoreError:  # a damaged record; it is reported if its folder has the name
+        return folder.name == name
 
 
 def find_study(name: str) -> Path | None:
