@@ -6,7 +6,7 @@ TYPE_CHECKING = False  # not from typing, which takes half of the time until Ctr
 if TYPE_CHECKING:
     from feddbe import callbacks as callbacks
     from feddbe import testing as testing
-    from feddbe.api import analyze, compare, draw, load, run
+    from feddbe.api import analyze, compare, draw, load, report, run
     from feddbe.callbacks.base import Callback
     from feddbe.data.dataset import Dataset
     from feddbe.data.split import Split, load_split, partition
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from feddbe.methods.fedavg import FedAvg
     from feddbe.methods.registry import METHODS
     from feddbe.models.split_model import SplitModel
-    from feddbe.reporting.html.page import report
     from feddbe.reporting.run import Run, Runs, Sweep
 
 __all__ = [
@@ -74,7 +73,7 @@ _MODULES = {
     "load_split": "data.split",
     "partition": "data.split",
     "predict": "export",
-    "report": "reporting.html.page",
+    "report": "api",
     "run": "api",
 }
 """Module of each public name."""

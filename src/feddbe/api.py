@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -21,13 +23,14 @@ from feddbe.metrics.representations import registry
 from feddbe.models.registry import ModelSource
 from feddbe.reporting import build_figures, matplotlib_backend
 from feddbe.reporting.figure import Figure
-from feddbe.reporting.run import Run, Runs, Sweep
+from feddbe.reporting.html.page import write_report
+from feddbe.reporting.run import Run, Runs, Sweep, summary_table
 from feddbe.results.document import RunDocument, accuracy_curve, new_clients_curve
 from feddbe.runs import analysis, folders, summary
 from feddbe.runs.analysis import AnalysisRequest
 from feddbe.runs.execution import run_requests
 from feddbe.runs.store import RunStore, sharing_stores
-from feddbe.studies import sweep
+from feddbe.studies import record, reproduce, sweep
 
 
 def run(
@@ -90,6 +93,7 @@ def compare(
     """Run several methods on the same data, split, model and seed.
 
     With several seeds or values, runs are executed in parallel. Runs that exist in `out` are not repeated.
+    The comparison is recorded as a study, which `load` returns again.
 
     Args:
         methods: Names or instances of methods.
@@ -98,8 +102,9 @@ def compare(
         callback: As in `run`; not with several seeds or values.
         code: As in `run`.
         trust: As in `run`.
-        **options: The options of the command line, with underscores. `seeds` is a number of seeds or a list.
-            A list of values, as in `lr=[0.01, 0.1]`, is a sweep.
+        **options: The options of the command line, with underscores. `seeds` and `partition_seeds` are a
+            number of seeds or a list. A list of values, as in `lr=[0.01, 0.1]`, is a sweep. `name` is the
+            name of the study.
 
     Returns:
         The runs in the order of the methods. A run that diverged has `diverged` set. A sweep is a `Sweep`,
@@ -111,17 +116,20 @@ def compare(
     if spec is None:
         with _callbacks(callback, quiet=quiet) as callbacks:
             documents = run_requests(
-                raw,
+                sweep.name_folder(raw),
                 single=False,
                 dataset=dataset,
                 model=module,
                 callback=callbacks,
                 allowed=make_permission(code, trust=trust),
             )
+        sweep.record_comparison(raw, documents)
         return Runs(map(Run, documents))
     if callback is not None:
         raise InvalidInputError("callback: not supported with several seeds or values, which run in parallel")
-    plans = sweep.plan_sweep(sweep.require_validation(spec), dataset=dataset, model=module)
+    spec = sweep.require_validation(spec)
+    plans = sweep.plan_sweep(spec, dataset=dataset, model=module)
+    sweep.record_sweep(spec, plans)
     with default_callback(quiet=quiet) as display:
         documents = sweep.sweep_documents(*sweep.run_sweep(plans, sweep.RunCounter(plans, display)))
     return (Sweep if spec.is_grid else Runs)(map(Run, documents))
@@ -145,14 +153,73 @@ def _callbacks(callback: Callback | None, *, quiet: bool) -> CallbackList:
     return CallbackList([*filter(None, [callback]), default_callback(quiet=quiet)])
 
 
-def load(folder: str | Path, *, hashes: bool = True) -> Run:
-    """Return the document of an existing run.
+def load(folder: str | Path, *, hashes: bool = True) -> Any:
+    """Return an existing run or study.
 
     Args:
-        folder: The run's folder, or its name in `runs/`.
+        folder: The folder of a run or study, or its name in `runs/`.
         hashes: Compute the hashes of the states, which may be large.
+
+    Returns:
+        A `Run`. For a study, the `Runs` or the `Sweep` that `compare` returned, cut to the study's rounds. A
+        warning names each run of the study that is missing or was changed.
+
+    Raises:
+        InvalidInputError: There is no such run, or the folder has several studies.
+        StoreError: A file cannot be read, or no run of the study exists.
     """
-    return Run(summary.load_document(folders.resolve_run(str(folder)), hashes=hashes))
+    study_folder = record.find_study(str(folder))
+    if study_folder is None:
+        return Run(summary.load_document(folders.resolve_run(str(folder)), hashes=hashes))
+    study = record.open_study(study_folder, hashes=hashes)
+    for problem in study.problems:
+        warnings.warn(problem, stacklevel=2)
+    is_sweep = study.record.purpose is record.Purpose.SWEEP
+    return (Sweep if is_sweep else Runs)(map(Run, study.documents))
+
+
+def report(
+    runs: str | Path | Sequence[str | Path],
+    out: str | Path | None = None,
+    *,
+    callback: Callback | None = None,
+) -> Path:
+    """Write one HTML page about runs and studies.
+
+    The page is a single file that opens without a network. The same runs give the same bytes.
+
+    Args:
+        runs: Folders of runs, comparisons or studies, or names in `runs/`.
+        out: Path of the page, with the suffix `.html`; by default `report.html` in the first folder.
+        callback: Receives a message for each run of a study that is missing or was changed; without a
+            callback, it is a warning.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        InvalidInputError: There is no run, the suffix is unknown, or the file cannot be written.
+        StoreError: A run cannot be read.
+    """
+    names = _list_names(runs)
+    if not names:
+        raise InvalidInputError("a report needs at least one run: got none. Name the folders of runs.")
+    sweeps = {}
+    paper_tables = {}
+    for study_folder in filter(None, map(record.find_study, names)):
+        command = shlex.join(["feddbe", "show", str(study_folder)])
+        study = record.open_study(study_folder)
+        if study.record.purpose is record.Purpose.SWEEP:
+            sweeps[command] = summary_table(study.documents, is_sweep=True)
+        elif study.record.purpose is record.Purpose.PAPER_TABLE:
+            paper_study = reproduce.reopen_study(study.record, study_folder)
+            plans = reproduce.plan_studies([paper_study], study_folder.parent)
+            if not paper_study.figure:
+                paper_tables[command] = reproduce.compare_with_paper(paper_study, plans)
+    documents = record.load_documents(names, callback.on_message if callback else warnings.warn)
+    folder_paths = [Path(document["folder"]) for document in documents]
+    path = Path(out) if out else record.output_folder(names[0]) / "report.html"
+    return write_report(folder_paths, path, studies=paper_tables, sweeps=sweeps, documents=documents)
 
 
 def draw(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -> list[Path]:
@@ -212,7 +279,7 @@ def analyze(
     callback: Callback | None = None,
     quiet: bool = False,
 ) -> Runs:
-    """Analyze the representations in existing runs or comparisons.
+    """Analyze the representations in existing runs, comparisons or studies.
 
     Only the clients' work of the selected round is repeated. Results are stored in the run and not repeated.
 
@@ -235,35 +302,32 @@ def analyze(
     Returns:
         The runs, with the results in `analyses`.
     """
-    request = AnalysisRequest(
-        tuple(registry.parse_analyses(analyses)),
-        round,
-        _split_names(moment),
-        _split_names(layers),
-        samples,
-        quick,
-        per_client,
-    )
-    names = [runs] if isinstance(runs, str | Path) else runs
+    selected = tuple(registry.parse_analyses(analyses))
+    moments = _split_names(moment)
+    request = AnalysisRequest(selected, round, moments, _split_names(layers), samples, quick, per_client)
+    names = _list_names(runs)
     permission = make_permission(code, trust=trust)
     with sharing_stores(), _callbacks(callback, quiet=quiet) as callbacks:
-        run_folders = folders.resolve_all_runs(map(str, names))
-        for folder in run_folders:
+        for document in record.load_documents(names, callbacks.on_message):
             analysis.run_analyses(
-                folder,
+                Path(document["folder"]),
                 request,
                 dataset=dataset_from_object(data),
                 model=model,
                 allowed=permission,
                 callback=callbacks,
             )
-        return Runs(load(folder, hashes=False) for folder in run_folders)
+        return Runs(map(Run, record.load_documents(names, lambda problem: None)))
 
 
 def draw_analyses(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -> list[Path]:
     """Draw the results of analyses as PNG files in `folder`, and return the paths."""
     runs = cast(Sequence[RunDocument], documents)
     return _draw_all(Path(folder), build_figures.analysis_figures(runs, analysis.load_embedding).values())
+
+
+def _list_names(runs: str | Path | Sequence[str | Path]) -> list[str]:
+    return [str(runs)] if isinstance(runs, str | Path) else [str(name) for name in runs]
 
 
 def _split_names(text: str) -> tuple[str, ...]:

@@ -49,7 +49,6 @@ def test_values_in_parentheses_are_expanded(name: str, variants: list[str]) -> N
         ({"local_epochs": "1, 5"}, {"local_epochs": [1, 5]}),
         ({"partition": "iid,dirichlet:0.1"}, {"partition": ["iid", "dirichlet:0.1"]}),
         ({"model": "mlp,fasttext(rep=linear)"}, {"model": ["mlp", "fasttext(rep=linear)"]}),
-        ({"partition_seed": "1,2"}, {"partition_seed": [1, 2]}),
         ({"data": ["digits", "fmnist"]}, {"data": ["digits", "fmnist"]}),
         ({"variant": "default,paper"}, {"variant": ["default", "paper"]}),
     ],
@@ -116,3 +115,11 @@ def test_values_of_a_sweep_must_differ(values: Any) -> None:
 def test_seeds_are_invalid_for_a_single_run() -> None:
     with pytest.raises(InvalidInputError, match=r"seeds = 3; this is one run"):
         collect_options(["fedavg"], {"seeds": 3}).request()
+
+
+@pytest.mark.parametrize(("seeds", "expected"), [("3", [1, 2, 3]), ("1,5", [1, 5]), ([7], [7])])
+def test_partition_seeds_are_repetitions(seeds: Any, expected: list[int]) -> None:
+    """Their number starts with 1, the published split and the default."""
+    spec = parse(partition_seeds=seeds)
+    assert spec.partition_seeds == expected
+    assert not spec.is_grid

@@ -227,14 +227,14 @@ def test_reproduce_a_part_of_a_table(shell: Shell) -> None:
     code, out, err = shell(words.format("convergence"))
     assert code == 0
     assert "2 of 2: digits-" in err
-    assert "here/figures/convergence-fmnist.png" in out
-    runs = sorted(path.name for path in Path("here").iterdir())
-    assert len(runs) == 3  # and the picture's folder
+    assert "here/convergence-1/convergence-fmnist.png" in out
+    runs = sorted(path.name for path in Path("here").glob("digits-*"))
+    assert len(runs) == 2
     code, out, err = shell("reproduce practical --scale small --rounds 2 --out here --only FedAvg*/FMNIST")
     assert (code, err) == (0, "")
-    assert sorted(path.name for path in Path("here").iterdir()) == runs
+    assert sorted(path.name for path in Path("here").glob("digits-*")) == runs
     assert "digits instead of fmnist, cnn_small instead of cnn" in " ".join(out.split())
-    best = [feddbe.load(Path("here") / name)["best"] for name in runs if name != "figures"]
+    best = [feddbe.load(Path("here") / name)["best"] for name in runs]
     for entry in best:
         assert entry
         assert entry["accuracy"]
@@ -294,7 +294,7 @@ def test_representations_are_measured_where_a_table_or_figure_needs_them(shell: 
     assert "b: 1 round of up to 20. c: quick MDL." in words
     code, out, _ = shell("reproduce tsne --scale small --only FedAvg --rounds 1 --out here")
     assert code == 0
-    assert Path("here/figures/tsne-fmnist.png").read_bytes().startswith(b"\x89PNG")
+    assert Path("here/tsne-1/tsne-fmnist.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(("scale", "quick"), [("--data digits28.npz", False), ("--scale small", True)])

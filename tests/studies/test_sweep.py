@@ -27,13 +27,13 @@ def test_seeds_are_run_once_and_shown_together(shell: Shell, monkeypatch: pytest
     code, out, err = shell(f"compare fedavg fedavg+dbe --seeds 2 {SMALL} --out study")
     assert code == 0
     assert len([line for line in err.splitlines() if " of 4: " in line]) == 4
-    assert Path("study/curves.png").is_file()
+    assert Path("study/comparison-1/curves.png").is_file()
     rows = [line.split() for line in out.splitlines() if line.startswith("fedavg")]
     assert [row[:2] for row in rows] == [["fedavg", "2"], ["fedavg+dbe", "2"]]
     single = feddbe.run("fedavg+dbe", **OPTIONS, seed=1, out="alone")
     (run_folder,) = Path("study").glob("digits-fedavg+dbe-seed1-*")
     assert feddbe.load(run_folder)["server_sha256"] == single["server_sha256"]
-    assert shell("show study").out.splitlines()[:5] == out.splitlines()[:5]
+    assert shell("show study").out.split("\n\n")[0] == out.split("\n\n")[0]
 
     def refuse(*_: object) -> None:
         raise AssertionError("it was run again")
@@ -50,12 +50,12 @@ def test_existing_runs_are_truncated_to_the_requested_rounds(shell: Shell) -> No
     """FedAvg has three rounds in one folder and one in the other; the tables are the same."""
     shell(f"run fedavg --seeds 2 {SMALL.replace('--rounds 1', '--rounds 3')} --out study")
     study, fresh = (
-        shell(f"compare fedavg fedavg+dbe --seeds 2 {SMALL} --out {folder}").out
+        shell(f"compare fedavg fedavg+dbe --seeds 2 {SMALL} --out {folder} --name both").out
         for folder in ("study", "fresh")
     )
-    assert study.replace("study", "fresh") == fresh
-    words = " ".join(shell("show study").out.split())
-    assert "Not judged, unequal rounds: fedavg+dbe." in words
+    assert study.replace("study/both", "fresh/both") == fresh
+    everything = " ".join(shell(f"show {' '.join(map(str, Path('study').glob('digits-*')))}").out.split())
+    assert "Not judged, unequal rounds: " in everything
 
 
 def test_resumed_comparison_is_truncated_to_the_requested_rounds(tmp_path: Path) -> None:
@@ -84,6 +84,34 @@ def test_sweep_chooses_on_validation_data_and_notes_it(shell: Shell) -> None:
         tested = [row["name"] for row in rows if row["best"] is not None]
         assert tested == [best["name"]], "test data of the other runs is not used"
     assert out.count("*") == 2
+
+
+def test_partitions_are_repetitions_of_every_seed(shell: Shell) -> None:
+    options: dict[str, Any] = OPTIONS | {"seeds": 2, "partition_seeds": 3, "out": "study"}
+    runs = feddbe.compare(["fedavg", "ditto"], **options)
+    assert type(runs) is feddbe.Runs, "there is nothing to choose"
+    trials = [(run["config"]["partition_seed"], run["config"]["seed"]) for run in runs]
+    assert trials == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)] * 2
+    alone = feddbe.run("fedavg", **OPTIONS, partition_seed=3, seed=1, out="alone")
+    assert alone["server_sha256"] == feddbe.load(runs[5]["folder"])["server_sha256"]
+    code, out, _ = shell(f"run fedavg --partition-seeds 2,3 {SMALL} --out study --dry-run")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["exists", "exists"]
+
+
+def test_partition_seeds_that_change_nothing_are_an_error(tmp_path: Path) -> None:
+    """Rows of an own split are the same for every seed: two equal runs would count as two repetitions."""
+    import numpy as np
+    import torch
+
+    y = torch.arange(90) % 3
+    split = feddbe.partition(y.numpy(), "iid", clients=3)
+    dataset = feddbe.Dataset("clouds", torch.randn(90, 4), y, 3, split=split)
+    options: dict[str, Any] = {"model": "mlp", "rounds": 1, "out": str(tmp_path), "partition_seeds": [1, 2]}
+    with pytest.raises(feddbe.InvalidInputError, match="all give the same clients"):
+        feddbe.compare(["fedavg"], data=dataset, **options)
+    natural = feddbe.Dataset("clouds", torch.randn(90, 4), y, 3, client=np.repeat(np.arange(3), 30))
+    assert len(feddbe.compare(["fedavg"], data=natural, **options)) == 2, "other test rows of each client"
 
 
 def test_list_in_a_file_is_a_sweep(shell: Shell) -> None:
@@ -115,6 +143,10 @@ MISTAKES = {
     "run fedavg --seed 0,1": ["seed = 0,1; several seeds are --seeds 0,1,2"],
     "run fedavg --seeds none": ["seeds = none; allowed: a number of seeds"],
     "run fedavg moon --seeds 2": ["run takes one method, not 2; compare takes several"],
+    "run fedavg --partition-seed 1,2": ["partition_seed = 1,2; several seeds are --partition-seeds 1,2,3"],
+    "run fedavg --partition-seeds 2 --partition-seed 3": ["partition_seed = 3 and partition_seeds = 2"],
+    "run fedavg --partition-seeds 2 --split s.npz": ["the file is one partition: give one of them"],
+    "run fedavg --partition-seeds 0": ["partition_seeds = 0; allowed: a number of seeds, as in 5"],
     "compare fedavg fedavg --seeds 2": ["the same method twice"],
     "compare --seeds 2": ["no method given"],
     "compare fedavg moonn --seeds 2": ["unknown method 'moonn'", "did you mean 'moon'?"],

@@ -15,7 +15,7 @@ from feddbe.errors import InvalidInputError
 @click.command("report", cls=Command)
 @click.argument(
     "names", cls=Argument, nargs=-1, required=True, metavar="RUN...",
-    help="folders of runs or comparisons, or names in runs/; with --live also folders that contain runs",
+    help="runs, comparisons or studies: folders, or names in runs/; with --live also folders with runs",
 )  # fmt: skip
 @click.option(
     "-o", "--out", metavar="FILE", type=Path, help="HTML file [default: report.html in the first RUN]"
@@ -30,13 +30,10 @@ def report(names: tuple[str, ...], out: Path | None, live: bool, port: int | Non
         return _serve(names, port or 0)
     if port is not None:
         raise InvalidInputError(f"--port {port} has no effect without --live; add --live")
-    from feddbe.reporting.html.page import write_report
-    from feddbe.runs import folders
+    from feddbe import api
+    from feddbe.callbacks.display import MessagesOnly
 
-    first = folders.resolve_runs(names[0])
-    root = first[0] if len(first) == 1 else first[0].parent
-    path = write_report(folders.resolve_all_runs(names), out or root / "report.html")
-    print(f"report  {path}")
+    print(f"report  {api.report(names, out, callback=MessagesOnly())}")
     return 0
 
 
@@ -50,12 +47,35 @@ def _serve(names: Sequence[str], port: int) -> int:
         runs = dict[Path, None]()
         for name in names:
             folder = expand_path(name)
-            runs |= dict.fromkeys(
-                folders.list_runs(folder) if folder.is_dir() else folders.resolve_runs(name)
-            )
+            study_runs = _list_study_runs(name)
+            if study_runs is not None:
+                runs |= dict.fromkeys(study_runs)
+            else:
+                runs |= dict.fromkeys(
+                    folders.list_runs(folder) if folder.is_dir() else folders.resolve_runs(name)
+                )
         return list(runs)
 
     list_runs()  # raises an error for names that do not exist
     with suppress(KeyboardInterrupt):
         serve(list_runs, port, lambda address: print(f"report  {address}  (Ctrl-C ends it)", flush=True))
     return 0
+
+
+def _list_study_runs(name: str) -> list[Path] | None:
+    """Return the runs of a study that exist now; None if the name is not that of one study.
+
+    Raises:
+        InvalidInputError: The study is a sweep. Its page would show test accuracies before values are chosen.
+    """
+    from feddbe.runs.store import RunStore
+    from feddbe.studies.record import Purpose, find_run_folders, find_studies, read_record
+
+    studies = find_studies(name)
+    if len(studies) != 1:
+        return None
+    if read_record(studies[0]).purpose is Purpose.SWEEP:
+        raise InvalidInputError(
+            f"'{name}' is a sweep, whose values are chosen at its end; use report {name} without --live"
+        )
+    return [folder for folder in find_run_folders(name) if RunStore.is_run(folder)]

@@ -1,9 +1,9 @@
-"""`feddbe runs`, `show`, `verify`, `fairness`, `overhead` and `analyze`: commands that read runs."""
+"""`feddbe runs`, `show`, `verify`, `fairness`, `overhead` and `analyze`: readers of runs and studies."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,19 +18,23 @@ from feddbe.cli.command import (
     Command,
     print_error,
     print_json,
+    print_note,
     print_renderable,
 )
 from feddbe.errors import CorruptRunError, InvalidInputError, StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from feddbe.reporting.table import Table
     from feddbe.reporting.tables import RunRecord
     from feddbe.results.document import RunDocument
+    from feddbe.studies.record import Study
 
 
 _RUNS = click.argument(
     "names", cls=Argument, nargs=-1, required=True, metavar="RUN...",
-    help="folders of runs or comparisons, or names in runs/",
+    help="folders of runs, comparisons or studies, or names in runs/",
 )  # fmt: skip
 _FORMATS = ("csv", "json", "latex", "markdown")
 _PROGRAM_FORMATS = ("csv", "json")
@@ -48,16 +52,21 @@ _PROGRAM_FORMATS = ("csv", "json")
 )
 @AS_JSON
 def runs(folder: Path | None, as_json: bool) -> int:
-    """List the runs below a folder."""
+    """List the runs and studies below a folder."""
     from feddbe.reporting.tables import runs_table
     from feddbe.runs import folders
+    from feddbe.studies.record import RECORD_FILE
 
     root = folder or paths.RUNS_DIR
     rows = [_run_record(path, root) for path in folders.list_runs(root)]
+    studies = [path.parent for path in sorted(root.rglob(RECORD_FILE))]
     if as_json:
-        print_json({"runs": rows})
+        print_json({"runs": rows, "studies": _studies_table(studies, root).to_records()})
     elif rows:
         print_renderable(runs_table(rows))
+        if studies:
+            print()
+            print_renderable(_studies_table(studies, root))
     else:
         print(f"no runs in {root}/; start one with: feddbe run fedavg+dbe")
     return 0
@@ -104,52 +113,150 @@ def _run_record(path: Path, root: Path) -> RunRecord:
 def show(
     names: tuple[str, ...], moment: str, clients: bool, format_: str | None, plot: Path | None, as_json: bool
 ) -> int:
-    """Show runs and comparisons: table and learning curves."""
-    from feddbe.reporting.build_figures import learning_curves
-    from feddbe.reporting.matplotlib_backend import draw
-    from feddbe.reporting.table import render
+    """Show runs, comparisons and studies: table and learning curves."""
     from feddbe.results.document import at_moment
-    from feddbe.runs import folders, summary
+    from feddbe.studies import record
 
-    documents = [summary.load_document(folder, hashes=as_json) for folder in folders.resolve_all_runs(names)]
+    study = None
+    if len(names) == 1:
+        studies = record.find_studies(names[0])
+        if len(studies) > 1:
+            return _list_studies(studies, as_json=as_json)
+        if studies:
+            study = record.open_study(studies[0], hashes=as_json)
+    is_plain = moment == "published" and not (clients or format_ or plot or as_json)
+    if study is not None and is_plain and _print_study(study):
+        return 0
+    if study is None:
+        documents = record.load_documents(names, print_note, hashes=as_json)
+    else:
+        documents = list(study.documents)
+        _print_study_notes(study)
     if moment != "published":
         documents = [at_moment(document, moment) for document in documents]
-    if plot is not None:
-        draw(plot, learning_curves(documents))
-    if clients:
-        _print_clients(documents, format_, as_json=as_json)
-    elif as_json:
-        print_json(documents[0] if len(documents) == 1 else {"runs": documents})
-    elif format_ is not None:
-        print(render(_results_table(documents, for_programs=format_ in _PROGRAM_FORMATS), format_), end="")
-    else:
-        _print_results(documents)
-        if plot is not None:
-            print(f"\ncurves  {plot}")
+    is_sweep = study is not None and study.record.purpose is record.Purpose.SWEEP
+    _show_documents(documents, clients, format_, plot, as_json=as_json, is_sweep=is_sweep)
     return 0
 
 
-def _results_table(documents: list[RunDocument], *, for_programs: bool = False) -> Table:
-    """Return a record per run; for readers, a record per experiment if an experiment has several seeds."""
-    from feddbe.reporting.tables import has_repetitions, results_table, seeds_table
+def _print_study(study: Study) -> bool:
+    """Print a search or a table of the paper as its command did; return False for other studies."""
+    from feddbe.cli.studies import print_paper_study, print_search
+    from feddbe.config.options import parse_options
+    from feddbe.studies.record import Purpose
+    from feddbe.studies.tune import TuneResult
 
-    if not for_programs and has_repetitions(documents):
-        return seeds_table(documents)
-    return results_table(documents)
+    if study.record.purpose is Purpose.TUNING:
+        options = parse_options(study.record.methods, study.record.options).config
+        print_search(TuneResult.from_record(study.record, study.folder), options)
+        return True
+    if study.record.purpose is Purpose.PAPER_TABLE:
+        print_paper_study(study.folder)
+        return True
+    return False
 
 
-def _print_results(documents: list[RunDocument]) -> None:
-    """Print all tables of the runs, and the curves."""
+def _list_studies(studies: Sequence[Path], *, as_json: bool) -> int:
+    table = _studies_table(studies, studies[0].parent)
+    if as_json:
+        print_json({"studies": table.to_records()})
+        return 0
+    print_renderable(table)
+    print(f"\nshow one with: feddbe show {studies[0]}")
+    return 0
+
+
+def _studies_table(studies: Sequence[Path], root: Path) -> Table:
+    """Return a record per study, with its path below `root`."""
+    from feddbe.reporting.table import TEXT, Column, Table
+    from feddbe.studies.record import read_record
+
+    records: list[dict[str, Any]] = []
+    for folder in studies:
+        record: dict[str, Any] = {
+            "study": str(folder.relative_to(root)), "purpose": "damaged", "methods": "", "seeds": "",
+            "partition seeds": "", "runs": None, "begun": "",
+        }  # fmt: skip
+        try:
+            study = read_record(folder)
+        except StoreError:
+            records.append(record)
+            continue
+        record["purpose"] = str(study.purpose)
+        record["methods"] = ", ".join(study.methods)
+        record["seeds"] = " ".join(map(str, study.seeds))
+        record["partition seeds"] = " ".join(map(str, study.partition_seeds))
+        record["runs"] = len(study.runs)
+        record["begun"] = study.begun[:10]
+        records.append(record)
+    columns = [
+        *(Column(key, kind=TEXT) for key in ("study", "purpose", "methods", "seeds")),
+        Column("partition seeds", kind=TEXT, hide_empty=True),
+        Column("runs"),
+        Column("begun", kind=TEXT),
+    ]
+    return Table(columns, records)
+
+
+def _print_study_notes(study: Study) -> None:
+    """Print a line for each run that is missing or was changed, and the other studies in this folder."""
+    from feddbe.studies.record import nested_studies
+
+    for problem in study.problems:
+        print_note(problem)
+    others = nested_studies(study.folder)
+    if others:
+        print_note(f"further studies: {', '.join(map(str, others))}")
+
+
+def _show_documents(
+    documents: list[RunDocument],
+    clients: bool,
+    format_: str | None,
+    plot: Path | None,
+    *,
+    as_json: bool,
+    is_sweep: bool,
+) -> None:
+    """Print the runs; of a sweep, test accuracies of the chosen values only."""
+    from feddbe.reporting.build_figures import learning_curves
+    from feddbe.reporting.matplotlib_backend import draw
+    from feddbe.reporting.run import summary_table
+    from feddbe.reporting.table import render
+    from feddbe.reporting.tables import chosen_runs, results_table
+
+    shown = chosen_runs(documents) if is_sweep else documents
+    table = summary_table(documents, is_sweep=is_sweep)
+    if plot is not None:
+        draw(plot, learning_curves(shown))
+    if clients:
+        _print_clients(shown, format_, as_json=as_json)
+    elif as_json and is_sweep:
+        print_json({"table": table.to_records(), "runs": documents})
+    elif as_json:
+        print_json(documents[0] if len(documents) == 1 else {"runs": documents})
+    elif format_ in _PROGRAM_FORMATS and not is_sweep:
+        print(render(results_table(documents), format_), end="")
+    elif format_ is not None:
+        print(render(table, format_), end="")
+    else:
+        _print_results(shown, table)
+        if plot is not None:
+            print(f"\ncurves  {plot}")
+
+
+def _print_results(documents: list[RunDocument], table: Table) -> None:
+    """Print the table, those of new clients and of analyses, and the curves."""
     from feddbe.reporting import representations
     from feddbe.reporting.build_figures import learning_curves
     from feddbe.reporting.tables import new_clients_table
     from feddbe.reporting.terminal import CurveChart
 
-    tables = filter(None, [_results_table(documents), new_clients_table(documents)])
+    tables = filter(None, [table, new_clients_table(documents)])
     print_renderable(*tables, "", CurveChart(learning_curves(documents)))
-    for table in representations.analysis_tables(documents):
+    for analyses in representations.analysis_tables(documents):
         print()
-        print_renderable(table)
+        print_renderable(analyses)
 
 
 def _print_clients(documents: list[RunDocument], format_: str | None, *, as_json: bool) -> None:
@@ -174,10 +281,10 @@ def _print_clients(documents: list[RunDocument], format_: str | None, *, as_json
 @AS_JSON
 def verify(names: tuple[str, ...], as_json: bool) -> int:
     """Verify all of a run and print the round from which it can resume."""
-    from feddbe.runs import folders
     from feddbe.runs.store import PartStatus, verify_run
+    from feddbe.studies.record import find_run_folders
 
-    results = [verify_run(folder) for name in names for folder in folders.resolve_runs(name)]
+    results = [verify_run(folder) for name in names for folder in find_run_folders(name)]
     code = 0 if all(result.is_intact for result in results) else 2
     if as_json:
         print_json({"runs": [result.as_json() for result in results]})
@@ -206,17 +313,16 @@ def fairness(names: tuple[str, ...], round_: str, out: Path | None, as_json: boo
     from feddbe.reporting.build_figures import client_differences, client_ranks
     from feddbe.reporting.matplotlib_backend import draw
     from feddbe.results.fairness import compute_fairness
-    from feddbe.runs import folders
     from feddbe.runs.summary import client_accuracies
+    from feddbe.studies.record import load_documents, output_folder
 
-    documents = _load_documents(names)
+    documents = load_documents(names, print_note)
     accuracies = [
         client_accuracies(Path(document["folder"]), document["best" if round_ == "best" else "last"])
         for document in documents
     ]
     results = compute_fairness(documents, accuracies, round_)
-    first = folders.resolve_runs(names[0])
-    path = out or (first[0] if len(first) == 1 else first[0].parent) / "fairness.png"
+    path = out or output_folder(names[0]) / "fairness.png"
     draw(path, client_ranks(documents, results), *filter(None, [client_differences(documents, results)]))
     if as_json:
         print_json({"runs": results, "picture": str(path)})
@@ -238,8 +344,9 @@ def overhead(names: tuple[str, ...], as_json: bool) -> int:
     from feddbe.results.document import run_labels
     from feddbe.results.fairness import compute_overhead
     from feddbe.runs.summary import count_private_values
+    from feddbe.studies.record import load_documents
 
-    documents = _load_documents(names)
+    documents = load_documents(names, print_note)
     costs = [
         compute_overhead(document, count_private_values(Path(document["folder"]))) for document in documents
     ]
@@ -248,12 +355,6 @@ def overhead(names: tuple[str, ...], as_json: bool) -> int:
     else:
         print_renderable(overhead_table(costs, run_labels(documents)))
     return 0
-
-
-def _load_documents(names: tuple[str, ...]) -> list[RunDocument]:
-    from feddbe.runs import folders, summary
-
-    return [summary.load_document(folder, hashes=False) for folder in folders.resolve_all_runs(names)]
 
 
 @click.command("analyze", cls=Command)
@@ -298,7 +399,7 @@ def analyze(
     from feddbe.callbacks.display import CliProgress
     from feddbe.metrics.representations import registry
     from feddbe.reporting import representations
-    from feddbe.runs import folders
+    from feddbe.studies.record import output_folder
 
     progress = CliProgress()
     try:
@@ -310,8 +411,7 @@ def analyze(
             )  # fmt: skip
     except KeyboardInterrupt:
         return print_error("stopped; finished analyses are kept, repeat the command for the others", 130)
-    first = folders.resolve_runs(names[0])
-    figures = api.draw_analyses(first[0] if len(first) == 1 else first[0].parent, documents)
+    figures = api.draw_analyses(output_folder(names[0]), documents)
     if as_json:
         print_json({"runs": documents, "pictures": [str(path) for path in figures]})
         return 0

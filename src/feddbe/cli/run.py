@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 
 _METHOD = "method as in fedavg+dbe(kappa=5,mu=0.1), your own as FILE.py:CLASS, or a TOML file with options"
 _SEEDS = "several seeds: their number, as in 5, or a list, as in 0,1,2; existing runs are not repeated"
+_PARTITION_SEEDS = (
+    "several partitions: their number, as in 3, or a list of seeds; every seed is run on every partition"
+)
+_NAME = "name of the study; default: comparison-N or sweep-N, or the folder of a comparison"
 _CODE = "with --resume: file with the run's model or method; executed if its content is the run's"
 _TRUST = "with --resume: execute the files that the run names: it is your own"
 _DRY_RUN = "run nothing; print all settings with their origin, and the estimated time and memory"
@@ -54,6 +58,8 @@ def _command(name: str, help_text: str, *, single: bool) -> click.Command:
         help=_METHOD,
     )
     @click.option("--seeds", cls=Option, section="Training", metavar="N|LIST", help=_SEEDS)
+    @click.option("--partition-seeds", cls=Option, section="Data", metavar="N|LIST", help=_PARTITION_SEEDS)
+    @click.option("--name", cls=Option, section="Run", metavar="NAME", help=_NAME)
     @click.option("--code", cls=Option, section="Run", multiple=True, metavar="FILE.py", help=_CODE)
     @click.option("--trust", cls=Option, section="Run", is_flag=True, help=_TRUST)
     @click.option("--dry-run", cls=Option, section="Run", is_flag=True, help=_DRY_RUN)
@@ -83,17 +89,24 @@ compare = _command("compare", "Run several methods on the same data and compare 
 def _run(raw: RawOptions, permission: Permission, command_line: list[str], *, single: bool) -> int:
     from feddbe.callbacks.display import CliProgress
     from feddbe.runs.execution import run_requests
+    from feddbe.studies.sweep import name_folder, record_comparison
 
     as_json = raw.values.get("json") is True
     progress = CliProgress(quiet=raw.values.get("quiet") is True)
     try:
         with sigterm_as_interrupt(), progress:
             documents = run_requests(
-                raw, single=single, callback=progress, hashes=as_json, allowed=permission
+                raw if single else name_folder(raw),
+                single=single,
+                callback=progress,
+                hashes=as_json,
+                allowed=permission,
             )
     except KeyboardInterrupt:
         return print_error(_stop_message(progress, command_line, single=single), 130)
     folder = progress.output_dir(single=single)
+    if not single:
+        folder = record_comparison(raw, documents)
     _print_results(documents, folder, as_json=as_json, single=single)
     for document in documents:
         mark = document["diverged"]
@@ -139,6 +152,7 @@ def _preview(raw: RawOptions, permission: Permission, *, single: bool) -> int:
     from feddbe.runs.execution import collect_requests, resolve_request
     from feddbe.runs.timing import preview_run
 
+    raw = raw if single else raw._replace(name=None)
     previews = [
         preview_run(experiment)
         for request in collect_requests(raw, permission, single=single)
@@ -224,6 +238,7 @@ def _run_sweep(spec: SweepSpec, *, single: bool, dry_run: bool) -> int:
     missing = {planned.folder for planned in plans if planned.is_missing}
     if dry_run:
         return _list_planned_runs(plans, as_json=spec.options.get("json") is True)
+    study_folder = sweep.record_sweep(spec, plans)
     bars = StudyBars(len(missing))
     try:
         with sigterm_as_interrupt(), bars.bars:
@@ -232,7 +247,7 @@ def _run_sweep(spec: SweepSpec, *, single: bool, dry_run: bool) -> int:
         return print_error("stopped; finished rounds are kept, repeat the command to continue", 130)
     documents = [planned.document for planned in plans if planned.document]
     if documents:
-        _print_sweep(documents, sweep.sweep_folder(spec), spec)
+        _print_sweep(documents, study_folder, spec)
     for folder, error in failed.items():
         print_error(f"{folder.name}: {error}", 2)
     for planned in plans:
@@ -243,16 +258,17 @@ def _run_sweep(spec: SweepSpec, *, single: bool, dry_run: bool) -> int:
     return max([*codes, DivergenceError.exit_code * diverged], default=0)
 
 
-def _print_sweep(documents: Sequence[RunDocument], folder: Path, spec: SweepSpec) -> None:
+def _print_sweep(documents: Sequence[RunDocument], study_folder: Path, spec: SweepSpec) -> None:
     """Print the table over seeds or the grid, and draw the curves; of a grid, those of the selected runs."""
     from feddbe.reporting import tables
     from feddbe.reporting.build_figures import learning_curves
     from feddbe.reporting.matplotlib_backend import draw
+    from feddbe.reporting.run import summary_table
     from feddbe.results.document import accuracy_curve
 
-    table = tables.sweep_table(documents) if spec.is_grid else tables.seeds_table(documents)
+    table = summary_table(documents, is_sweep=spec.is_grid)
     runs_to_draw = tables.chosen_runs(documents) if spec.is_grid else documents
-    path = folder / "curves.png"
+    path = study_folder / "curves.png"
     has_curves = any(map(accuracy_curve, runs_to_draw))
     if has_curves:
         draw(path, learning_curves(runs_to_draw))
@@ -263,7 +279,7 @@ def _print_sweep(documents: Sequence[RunDocument], folder: Path, spec: SweepSpec
     print()
     if has_curves:
         print(f"curves  {path}")
-    print(f"runs    {folder}")
+    print(f"study   {study_folder}")
 
 
 def _list_planned_runs(plans: Sequence[PlannedRun], *, as_json: bool) -> int:

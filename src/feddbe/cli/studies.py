@@ -83,12 +83,13 @@ def tune(method: str, trials: int, space: tuple[str, ...], **options: Any) -> in
             "trials": records, "picture": str(picture),
         })  # fmt: skip
         return 0
-    _print_search(result, request.config)
+    print_search(result, request.config)
     print(f"surface  {picture}")
     return 0
 
 
-def _print_search(result: TuneResult, options: Config) -> None:
+def print_search(result: TuneResult, options: Config) -> None:
+    """Print the best values of a search, the default ones, and the next best trials."""
     from feddbe.reporting.formatting import format_percent
     from feddbe.reporting.html import overview
     from feddbe.reporting.table import TEXT, Column, Table
@@ -192,22 +193,11 @@ def reproduce(
     folder = out or paths.RUNS_DIR / ("reproduce-small" if small else "reproduce")
     if is_list:
         return _print_studies(studies, folder)
-    replacement = _describe_replacement(small=small, data=data)
     options = {"scale": "small" if small else None, "trials": trials, "rounds": rounds, "data": data}
     arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]
     arguments += [f"--only={cell}" for cell in only]
     report = arguments if is_all else None
-    return _run_studies(studies, folder, replacement, format_, dry_run=dry_run, report=report)
-
-
-def _describe_replacement(*, small: bool, data: str | None) -> str:
-    """Return the data, model and rounds that replace the published ones, or an empty text."""
-    if small:
-        from feddbe.studies.paper import load_settings
-
-        settings = load_settings()["small"]
-        return f"on {settings['data']} with model {settings['model']}, {settings['rounds']} rounds"
-    return f"on {data}" if data else ""
+    return _run_studies(studies, folder, format_, dry_run=dry_run, report=report)
 
 
 def _print_studies(studies: Sequence[PaperStudy], folder: Path) -> int:
@@ -245,7 +235,6 @@ def _print_studies(studies: Sequence[PaperStudy], folder: Path) -> int:
 def _run_studies(
     studies: Sequence[PaperStudy],
     folder: Path,
-    replacement: str,
     format_: str,
     *,
     dry_run: bool,
@@ -256,15 +245,18 @@ def _run_studies(
     from feddbe.studies.reproduce import (
         compare_with_paper,
         plan_studies,
+        record_study,
         run_embedding_analyses,
         run_study_analyses,
     )
 
+    study_folders: dict[str, Path] = {}
     try:
         with sigterm_as_interrupt():
             plans = plan_studies(studies, folder, print_note)
             missing = list(dict.fromkeys(planned.folder for planned in plans.values() if planned.is_missing))
             if not dry_run:
+                study_folders = {study.name: record_study(study, plans, folder) for study in studies}
                 bars = StudyBars(len(missing))
                 with bars.bars:
                     runner.run_missing(list(plans.values()), bars)
@@ -282,7 +274,7 @@ def _run_studies(
     except KeyboardInterrupt:
         return print_error("stopped; finished rounds are kept, repeat the command to continue", 130)
     for study in studies:
-        _print_study(study, plans, folder, replacement, format_, dry_run=dry_run)
+        _print_study(study, plans, study_folders.get(study.name), format_)
     runs = list(dict.fromkeys(planned.folder for planned in plans.values() if planned.document))
     if dry_run:
         _print_missing(missing)
@@ -293,7 +285,7 @@ def _run_studies(
         for study in studies:
             if not study.figure:
                 words = ["feddbe", "reproduce", study.name, *report, "--out", str(folder), "--dry-run"]
-                tables[shlex.join(words)] = compare_with_paper(study, plans, replacement=replacement)
+                tables[shlex.join(words)] = compare_with_paper(study, plans)
         path = write_report(runs, folder / "report.html", studies=tables)
         print(f"report  {path}", file=sys.stdout if format_ == "text" else sys.stderr)
     return 0
@@ -305,20 +297,29 @@ def _refresh(plans: Plans) -> Plans:
     return dict(zip(plans, runner.refresh_plans(plans.values()), strict=True))
 
 
-def _print_study(
-    study: PaperStudy, plans: Plans, folder: Path, replacement: str, format_: str, *, dry_run: bool
-) -> None:
+def print_paper_study(study_folder: Path) -> None:
+    """Print the table or figure of a record, from the runs that exist."""
+    from feddbe.studies.record import read_record
+    from feddbe.studies.reproduce import plan_studies, reopen_study
+
+    study = reopen_study(read_record(study_folder), study_folder)
+    plans = plan_studies([study], study_folder.parent, print_note)
+    _print_study(study, plans, study_folder, "text")
+
+
+def _print_study(study: PaperStudy, plans: Plans, figures_dir: Path | None, format_: str) -> None:
+    """Print a table, or draw figures into a folder; without a folder nothing is drawn."""
     from feddbe.reporting.paper_table import paper_table, render_paper_table
     from feddbe.studies.reproduce import compare_with_paper, draw_study
 
     if study.figure:
-        if format_ == "text" and not dry_run:
+        if format_ == "text" and figures_dir is not None:
             print(f"{study.name}: {study.title}")
-            for title, path in draw_study(study, plans, folder / "figures").items():
+            for title, path in draw_study(study, plans, figures_dir).items():
                 print(f"  {title}: {path}")
             print()
         return
-    table = compare_with_paper(study, plans, replacement=replacement)
+    table = compare_with_paper(study, plans)
     if format_ == "text":
         print_renderable(paper_table(table))
         print()

@@ -137,6 +137,8 @@ class Config(Parameters):
 
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Config)}
+STUDY_OPTIONS = ("seeds", "partition_seeds", "name")
+"""Options of several runs together, in addition to those of `Config`."""
 
 
 def identity_of_key(key: str) -> Identity:
@@ -182,11 +184,19 @@ class RawOptions(NamedTuple):
     origins: dict[str, str]
     seeds: Any = None
     """Several seeds: their number, or a list."""
+    partition_seeds: Any = None
+    """Several seeds of the partition: their number, or a list."""
+    name: str | None = None
+    """Name of the study."""
 
     def request(self) -> RunRequest:
         """Return the request, with every value checked."""
-        if self.seeds is not None:
-            raise InvalidInputError(f"seeds = {self.seeds}; this is one run: give one seed, or compare")
+        for key in STUDY_OPTIONS:
+            value = getattr(self, key)
+            if value is not None:
+                raise InvalidInputError(
+                    f"{key} = {value}; this is one run: give one seed and a folder (out), or compare"
+                )
         if not self.names:
             raise InvalidInputError("no method given; name one, as in fedavg+dbe (feddbe methods lists them)")
         return RunRequest(self.names, Config(**self.values), self.origins)
@@ -220,7 +230,8 @@ def collect_options(methods: Sequence[str] = (), options: Mapping[str, Any] | No
     origins = {key: origin for values, origin in layers for key in values}
     if "method" in merged:  # from Python
         names = [str(merged.pop("method"))]
-    return RawOptions(names, merged, origins, merged.pop("seeds", None))
+    study_options = {key: merged.pop(key, None) for key in STUDY_OPTIONS}
+    return RawOptions(names, merged, origins, **study_options)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -237,8 +248,9 @@ def _normalize_keys(values: Mapping[str, Any], file: str = "") -> dict[str, Any]
     """Return the values by option name (`partition-seed` is `partition_seed`); unknown keys are errors."""
     normalized = {key.replace("-", "_"): value for key, value in values.items()}
     for key in normalized:
-        if key not in (*_FIELDS, "seeds"):
-            raise unknown_name(f"key in {file}:" if file else "option", key, _FIELDS)
+        if key not in (*_FIELDS, *STUDY_OPTIONS):
+            allowed = [*_FIELDS, *STUDY_OPTIONS]
+            raise unknown_name(f"key in {file}:" if file else "option", key, allowed)
     return normalized
 
 
@@ -246,12 +258,17 @@ def _normalize_keys(values: Mapping[str, Any], file: str = "") -> dict[str, Any]
 class SweepSpec:
     """Several runs: every variant of every method, with every combination of values and every seed."""
 
+    names: list[str]
+    """Methods as the user wrote them."""
     methods: list[list[str]]
     """The variants of each method: fedavg+dbe(kappa=1,10) has two."""
     options: dict[str, Any]
     """Options by name; a list has several values."""
     seeds: list[int]
     """Seeds; empty for the default seed."""
+    partition_seeds: list[int]
+    """Seeds of the partition, on each of which every seed is run; empty for the option or its default."""
+    study_name: str | None = None
 
     @property
     def varied_options(self) -> list[str]:
@@ -266,30 +283,48 @@ class SweepSpec:
 
 def parse_sweep(raw: RawOptions) -> SweepSpec | None:
     """Return the sweep, or None if each method has a single run."""
+    seeds = _parse_seeds(raw, "seed", 0)
+    partition_seeds = _parse_seeds(raw, "partition_seed", 1)
+    if raw.partition_seeds is not None and raw.values.get("split") is not None:
+        raise InvalidInputError(
+            f"partition_seeds = {raw.partition_seeds} and split = {raw.values['split']}; the file is one "
+            "partition: give one of them"
+        )
     options = {key: _parse_values(key, value) for key, value in raw.values.items()}
-    sweep = SweepSpec([expand_values(name) for name in raw.names], options, parse_seeds(raw))
-    return sweep if sweep.is_grid or raw.seeds is not None else None
+    variants = [expand_values(name) for name in raw.names]
+    sweep = SweepSpec(raw.names, variants, options, seeds, partition_seeds, raw.name)
+    has_repetitions = raw.seeds is not None or raw.partition_seeds is not None
+    return sweep if sweep.is_grid or has_repetitions else None
 
 
-def parse_seeds(raw: RawOptions) -> list[int]:
-    """Return the list of seeds: `seeds` as a number (5 is 0 to 4) or a list, otherwise the single `seed`."""
-    seeds: Any = raw.seeds
-    seed: Any = raw.values.get("seed")
-    if isinstance(seed, list) or (isinstance(seed, str) and "," in seed):
-        raise InvalidInputError(f"seed = {seed}; several seeds are --seeds 0,1,2")
-    if seeds is None:
-        return [] if seed is None else [seed]
-    if seed is not None:
-        raise InvalidInputError(f"seed = {seed} and seeds = {seeds}; give one of them")
+def _parse_seeds(raw: RawOptions, option: str, first: int) -> list[int]:
+    """Return the list of seeds: several as a number or a list, otherwise the single one.
+
+    Args:
+        raw: Options from the user.
+        option: Name of the single seed, `seed` or `partition_seed`; several have an s.
+        first: The first seed if several are given as a number.
+    """
+    key = f"{option}s"
+    given: Any = getattr(raw, key)
+    single: Any = raw.values.get(option)
+    example = f"{first},{first + 1},{first + 2}"
+    if isinstance(single, list) or (isinstance(single, str) and "," in single):
+        raise InvalidInputError(f"{option} = {single}; several seeds are --{key.replace('_', '-')} {example}")
+    if given is None:
+        return [] if single is None else [single]
+    if single is not None:
+        raise InvalidInputError(f"{option} = {single} and {key} = {given}; give one of them")
+    seeds = given
     if isinstance(seeds, str):
         words = [parse_number_or_text(word.strip()) for word in seeds.split(",") if word.strip()]
         seeds = words[0] if len(words) == 1 and "," not in seeds else words
     if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds > 0:
-        return list(range(seeds))
+        return list(range(first, first + seeds))
     is_valid = isinstance(seeds, list | tuple) and all(type(value) is int and value >= 0 for value in seeds)
     if not is_valid or not seeds or len(set(seeds)) < len(seeds):
         raise InvalidInputError(
-            f"seeds = {raw.seeds}; allowed: a number of seeds, as in 5, or a list, as in 0,1,2"
+            f"{key} = {given}; allowed: a number of seeds, as in 5, or a list, as in {example}"
         )
     return list(seeds)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from feddbe.errors import unknown_name
 from feddbe.reporting.formatting import format_percent
-from feddbe.reporting.table import to_html
+from feddbe.reporting.table import Table, to_html
 from feddbe.reporting.tables import (
     chosen_runs,
     has_repetitions,
@@ -21,6 +21,22 @@ from feddbe.runs import summary
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+def summary_table(documents: Sequence[RunDocument], *, is_sweep: bool = False) -> Table:
+    """Return the table of a study.
+
+    Args:
+        documents: The runs; the first is of the baseline.
+        is_sweep: True if the runs are a grid of values, of which some are chosen on validation data.
+
+    Returns:
+        A record for each setting of a sweep; otherwise a record for each method, with means if an experiment
+        has several seeds.
+    """
+    if is_sweep:
+        return sweep_table(documents)
+    return seeds_table(documents) if has_repetitions(documents) else results_table(documents)
 
 
 class Run(dict[str, Any]):
@@ -89,13 +105,29 @@ class Runs(list[Run]):
         """The runs with the type that type checkers know."""
         return [run.document for run in self]
 
+    def to_pandas(self) -> DataFrame:
+        """Return a frame with a row per run: settings as columns, accuracies as fractions of one."""
+        return results_table(self.documents).to_pandas()
+
+    def summary(self) -> DataFrame:
+        """Return the table of the command line as a frame, with all digits and accuracies as fractions.
+
+        With several seeds it has a row per method: means, half-widths of intervals, differences, verdicts.
+        """
+        return self._summary_table().to_pandas()
+
+    def _summary_table(self) -> Table:
+        return summary_table(self.documents)
+
     def _repr_html_(self) -> str:
-        runs = self.documents
-        return to_html(seeds_table(runs) if has_repetitions(runs) else results_table(runs))
+        return to_html(self._summary_table())
 
 
 class Sweep(Runs):
-    """The runs of a grid of values; a notebook displays it as a table of the grid."""
+    """The runs of a grid of values; a notebook displays it as a table of the grid.
+
+    Its `summary` has a row per combination of values. Test accuracies are those of the chosen ones only.
+    """
 
     @property
     def chosen(self) -> Runs:
@@ -103,5 +135,9 @@ class Sweep(Runs):
         chosen_ids = {id(document) for document in chosen_runs(self.documents)}
         return Runs(run for run in self if id(run) in chosen_ids)
 
-    def _repr_html_(self) -> str:
-        return to_html(sweep_table(self.documents))
+    def to_pandas(self) -> DataFrame:
+        """Return a frame with a row per run of the chosen values."""
+        return self.chosen.to_pandas()
+
+    def _summary_table(self) -> Table:
+        return summary_table(self.documents, is_sweep=True)

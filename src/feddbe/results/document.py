@@ -403,6 +403,13 @@ def truncate_run(document: RunDocument, rounds: int, patience: int | None) -> Ru
     }
 
 
+def follows_last_round(document: RunDocument) -> bool:
+    """Return True if fine-tuning or new clients follow the last round, so that the run cannot be cut."""
+    last = document["last"]
+    is_fine_tuned = bool(last and last["adapted"] and last["moment"] != "adapted")
+    return is_fine_tuned or document["new_clients"] is not None
+
+
 def _select_rounds(results: Sequence[RoundResult], rounds: int, patience: int | None) -> list[RoundResult]:
     """Return the results up to `rounds`, or up to the one after which `patience` ends the run.
 

@@ -107,6 +107,8 @@ class PaperStudy:
     rounds: int
     """Published number of rounds."""
     table_cells: tuple[TableCell, ...]
+    request: Mapping[str, Any]
+    """Arguments of `load_study`, and as `only` the patterns of `select`."""
     is_small: bool = False
     """True for the small scale: digits, a small model, and the quick MDL."""
 
@@ -125,7 +127,8 @@ class PaperStudy:
             cells = [cell for cell in cells if any(_matches(cell, pattern) for pattern in patterns)]
         rows = tuple(row for row in self.rows if any(cell.row is row for cell in cells))
         columns = tuple(column for column in self.columns if any(cell.column is column for cell in cells))
-        return replace(self, rows=rows, columns=columns, table_cells=tuple(cells))
+        request = {**self.request, "only": list(patterns)}
+        return replace(self, rows=rows, columns=columns, table_cells=tuple(cells), request=request)
 
 
 def _matches(cell: TableCell, pattern: str) -> bool:
@@ -208,6 +211,7 @@ def load_study(
         note=definition.get("note_small", "") if small else "",
         rounds=replacements.get("rounds", published["rounds"]),
         table_cells=tuple(cells),
+        request={"name": name, "trials": trials, "rounds": rounds, "data": data, "small": small},
         is_small=small,
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 from feddbe.callbacks.base import Callback
 from feddbe.config.options import Config
 from feddbe.data.federated import label_counts, load_federated_data
-from feddbe.errors import InvalidInputError
+from feddbe.errors import InvalidInputError, StoreError, one_line
 from feddbe.reporting.build_figures import analysis_figures, client_distribution, learning_curves
 from feddbe.reporting.matplotlib_backend import draw
 from feddbe.reporting.paper_table import PaperCell, PaperTable
@@ -26,6 +26,7 @@ from feddbe.runs import analysis, folders
 from feddbe.runs.analysis import AnalysisRequest
 from feddbe.studies import paper, runner
 from feddbe.studies.paper import PaperColumn, PaperStudy, TableCell
+from feddbe.studies.record import Purpose, StudyRecord, StudyRun, save_record
 from feddbe.studies.runner import PlannedRun, RunSpec
 
 TSNE = AnalysisRequest(analyses=("tsne",), layers=("z_g", "z"))
@@ -112,6 +113,50 @@ def plan_studies(
     return dict(zip(specs, runner.plan_runs(specs, folder, on_message=on_message), strict=True))
 
 
+def record_study(study: PaperStudy, plans: Plans, folder: Path) -> Path:
+    """Write the record of a table or figure, and return its folder.
+
+    Args:
+        study: The table or figure.
+        plans: The study's runs. Runs without data on this machine are left out.
+        folder: Folder of the runs.
+    """
+    planned_runs = [plans[spec] for spec in study_specs([study])]
+    runs = []
+    for planned in planned_runs:
+        if planned.experiment is not None:
+            options = planned.experiment.options
+            config_hash = planned.experiment.config_hash
+            runs.append(StudyRun(str(planned.folder), config_hash, options.rounds or 0, options.patience))
+    methods = tuple(dict.fromkeys(row.method for row in study.rows))
+    record = StudyRecord(
+        name="",
+        purpose=Purpose.PAPER_TABLE,
+        methods=methods,
+        options=study.request,
+        seeds=tuple(dict.fromkeys(planned.spec.seed for planned in planned_runs)),
+        partition_seeds=(),
+        baseline=methods[0],
+        validation=None,
+        runs=tuple(dict.fromkeys(runs)),
+    )
+    return save_record(record, folder, stem=study.name)
+
+
+def reopen_study(record: StudyRecord, folder: Path) -> PaperStudy:
+    """Return the table or figure of a record.
+
+    Raises:
+        StoreError: The record does not name one.
+    """
+    options = dict(record.options)
+    try:
+        only = options.pop("only", [])
+        return paper.load_study(**options).select(only)
+    except (TypeError, InvalidInputError) as error:
+        raise StoreError(f"'{folder}' does not name a table of the paper: {one_line(error)}") from error
+
+
 def run_study_analyses(
     study: PaperStudy, plans: Plans, *, quick: bool, callback: Callback | None = None
 ) -> list[str]:
@@ -134,15 +179,15 @@ def run_study_analyses(
     return problems
 
 
-def compare_with_paper(study: PaperStudy, plans: Plans, *, replacement: str = "") -> PaperTable:
+def compare_with_paper(study: PaperStudy, plans: Plans) -> PaperTable:
     """Return the paper's table and ours.
 
     Args:
         study: A table of the paper.
         plans: The study's runs.
-        replacement: Deviation from the published settings, as text.
     """
     notes = []
+    replacement = _describe_replacement(study)
     if replacement:
         notes.append(f"Run {replacement}; the paper's numbers are for orientation.")
     if study.note:
@@ -153,6 +198,15 @@ def compare_with_paper(study: PaperStudy, plans: Plans, *, replacement: str = ""
     titles = tuple(column.title for column in study.columns)
     cells = tuple(_paper_cell(study, cell, plans) for cell in study.table_cells)
     return PaperTable(study.name, study.title, rows, titles, cells, tuple(notes))
+
+
+def _describe_replacement(study: PaperStudy) -> str:
+    """Return the data, model and rounds that replace the published ones, or an empty text."""
+    if study.is_small:
+        settings = paper.load_settings()["small"]
+        return f"on {settings['data']} with model {settings['model']}, {settings['rounds']} rounds"
+    data = study.request["data"]
+    return f"on {data}" if data else ""
 
 
 def _paper_cell(study: PaperStudy, cell: TableCell, plans: Plans) -> PaperCell:

@@ -20,12 +20,14 @@ from feddbe.callbacks.base import Callback, StudyCallback
 from feddbe.config.options import Config, RunRequest
 from feddbe.config.parameters import format_value, parse_number_or_text
 from feddbe.data.split import Split
-from feddbe.errors import DivergenceError, InvalidInputError, unknown_name
+from feddbe.errors import DivergenceError, InvalidInputError, StoreError, one_line, unknown_name
 from feddbe.paths import expand_path
 from feddbe.runs import folders, store
 from feddbe.runs.experiment import Experiment, resolve
+from feddbe.runs.summary import load_document
 from feddbe.studies import runner
 from feddbe.studies.paper import published_accuracy
+from feddbe.studies.record import Purpose, StudyRecord, describe_run, save_record
 from feddbe.studies.runner import RunSpec
 
 if TYPE_CHECKING:
@@ -63,8 +65,11 @@ class TuneResult:
     """The values of the first trial: those of the paper, or the defaults."""
     folder: Path
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of all runs; the split has the validation data as test data."""
     is_fine_tuned: bool = False
     """True if accuracies are measured after the fine-tuning that follows the last round."""
+    validation: float = VALIDATION
+    """Share of the training data on which runs are tested."""
 
     @property
     def best(self) -> Trial:
@@ -74,6 +79,34 @@ class TuneResult:
     @property
     def published_trial(self) -> Trial:
         return next(trial for trial in self.trials if trial.values == self.published)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the part of the result that is not in the runs, as JSON values."""
+        return {
+            "space": self.space,
+            "trials": [dataclasses.asdict(trial) for trial in self.trials],
+            "published": self.published,
+            "is_fine_tuned": self.is_fine_tuned,
+        }
+
+    @classmethod
+    def from_record(cls, record: StudyRecord, folder: Path) -> TuneResult:
+        """Return the result of a recorded search.
+
+        Raises:
+            StoreError: The record has no result of a search.
+        """
+        try:
+            values = dict(record.result or {})
+            values["trials"] = [Trial(**trial) for trial in values["trials"]]
+            validation = record.validation or VALIDATION
+            return cls(
+                record.methods[0], folder=folder, options=record.options, validation=validation, **values
+            )
+        except (KeyError, TypeError) as error:
+            raise StoreError(
+                f"'{folder}' has no result of a search ({one_line(error)}); repeat the command"
+            ) from error
 
     def method_with(self, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return the method with these values in brackets, and the values that are options of a run."""
@@ -116,7 +149,30 @@ def tune(
         while len(search.finished()) < min(trials, combinations):
             search.run_trial()
         results = [search.summarize(trial) for trial in search.finished()]
-    return TuneResult(method, search_space, results, published, folder, run_options, search.is_fine_tuned)
+    result = TuneResult(
+        method, search_space, results, published, folder, run_options, search.is_fine_tuned, share
+    )
+    _save_record(result, request)
+    return result
+
+
+def _save_record(result: TuneResult, request: RunRequest) -> None:
+    """Write the record of the search; all runs in its folder belong to it."""
+    options = {key: getattr(request.config, key) for key in request.origins}
+    runs = [load_document(folder, hashes=False) for folder in folders.resolve_runs(str(result.folder))]
+    record = StudyRecord(
+        name="",
+        purpose=Purpose.TUNING,
+        methods=(result.method,),
+        options=options,
+        seeds=(request.config.seed,),
+        partition_seeds=(),
+        baseline=result.method,
+        validation=result.validation,
+        runs=tuple(map(describe_run, runs)),
+        result=result.to_json(),
+    )
+    save_record(record, result.folder)
 
 
 class _Search:

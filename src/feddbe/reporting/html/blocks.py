@@ -85,9 +85,17 @@ def _unique_names(documents: Sequence[RunDocument]) -> list[str]:
     ]
 
 
-def read_runs(folders: Iterable[Path]) -> ReportRuns:
-    """Read the runs in these folders, each from a consistent snapshot, also while it is running."""
-    return ReportRuns.from_runs([_read_run(folder) for folder in dict.fromkeys(folders)])
+def read_runs(folders: Iterable[Path], documents: Sequence[RunDocument] = ()) -> ReportRuns:
+    """Read the runs in these folders, each from a consistent snapshot, also while it is running.
+
+    Args:
+        folders: Folders of the runs.
+        documents: Documents that replace the stored ones, such as those of runs that a study cuts.
+    """
+    replacements = {Path(document["folder"]): document for document in documents}
+    runs = [_read_run(folder) for folder in dict.fromkeys(folders)]
+    runs = [dataclasses.replace(run, document=replacements.get(run.folder, run.document)) for run in runs]
+    return ReportRuns.from_runs(runs)
 
 
 def _read_run(folder: Path) -> ReportRun:

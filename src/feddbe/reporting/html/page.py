@@ -25,8 +25,8 @@ from feddbe.reporting.html.overview import (
 from feddbe.reporting.html.representations import representations_section
 from feddbe.reporting.matplotlib_backend import COLORS, LABEL_COLORS, STYLES, replace_file
 from feddbe.reporting.paper_table import PaperTable, paper_table
-from feddbe.reporting.table import to_page_block
-from feddbe.results.document import is_finished
+from feddbe.reporting.table import Table, to_page_block
+from feddbe.results.document import RunDocument, is_finished
 
 _MAX_TITLE_METHODS = 6
 """Methods that the title names; more are counted."""
@@ -88,8 +88,20 @@ def paper_tables_section(tables: Mapping[str, PaperTable]) -> list[Block]:
     return section("studies", "The paper's tables", blocks, commands)
 
 
+def sweeps_section(tables: Mapping[str, Table]) -> list[Block]:
+    """Return the section with tables of sweeps; keys are the commands that print them."""
+    blocks = [to_page_block(table, f"sweep-{number}") for number, table in enumerate(tables.values(), 1)]
+    commands = [command_block("all values", command) for command in tables]
+    return section("sweeps", "Sweeps", blocks, commands)
+
+
 def write_report(
-    folders: Sequence[Path], out: Path, *, studies: Mapping[str, PaperTable] | None = None
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    studies: Mapping[str, PaperTable] | None = None,
+    sweeps: Mapping[str, Table] | None = None,
+    documents: Sequence[RunDocument] = (),
 ) -> Path:
     """Write one page about runs.
 
@@ -99,6 +111,8 @@ def write_report(
         folders: Folders of the runs.
         out: Path of the page, with the suffix `.html`.
         studies: Tables of the paper that the runs belong to, by the commands that print them.
+        sweeps: Tables of sweeps whose chosen runs are on the page, by the commands that print them.
+        documents: Runs of a study, which may be shorter than the stored ones that they replace.
 
     Returns:
         The path of the page.
@@ -112,15 +126,12 @@ def write_report(
     path = Path(out)
     if path.suffix.lower() not in (".html", ".htm"):
         raise unknown_name("kind of report", path.suffix, (".html", ".htm"))
-    runs = read_runs(Path(folder) for folder in folders)
-    text = render(page_content(runs, first=paper_tables_section(studies or {})))
+    runs = read_runs((Path(folder) for folder in folders), documents)
+    first = [*paper_tables_section(studies or {}), *sweeps_section(sweeps or {})]
+    text = render(page_content(runs, first=first))
     with replace_file(path, "report") as scratch:
         scratch.write_text(text, encoding="utf-8")
     return path
-
-
-report = write_report
-"""The public name, `feddbe.report`."""
 
 
 def render(content: Mapping[str, Any], *, live: bool = False) -> str:

@@ -1,0 +1,278 @@
+"""Studies are remembered: each has its own table a day later, and runs may be shared."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import feddbe
+from feddbe.errors import StoreError
+from feddbe.studies.record import Purpose, StudyRecord, find_studies, open_study, read_record
+from tests.studies.conftest import Shell
+
+SMALL = "--clients 3 --partition iid --model mlp --rounds 2 --metrics accuracy"
+OPTIONS: dict[str, Any] = {
+    "clients": 3, "partition": "iid", "model": "mlp", "rounds": 2, "metrics": "accuracy",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feddbe.studies.runner.available_cores", lambda: 1)
+
+
+def printed_table(text: str) -> str:
+    """Return the first paragraph, which is the table and its note."""
+    return text.split("\n\n")[0]
+
+
+def test_studies_in_one_folder_keep_their_own_tables(shell: Shell) -> None:
+    commands = {
+        "comparison-1": f"compare fedavg fedavg+dbe --seeds 2 {SMALL}",
+        "sweep-1": f"run fedavg --lr 0.01,0.1 --seeds 2 {SMALL}",
+        "comparison-2": f"compare fedavg fedavg+dbe --seeds 2 --validation 0.2 {SMALL}",
+    }
+    tables = {}
+    for name, command in commands.items():
+        code, out, _ = shell(command)
+        assert code == 0
+        assert out.splitlines()[-2:] == [
+            f"curves  runs/study-digits/{name}/curves.png",
+            f"study   runs/study-digits/{name}",
+        ]
+        tables[name] = printed_table(out)
+    assert len(set(tables.values())) == 3
+    for name, table in tables.items():
+        for word in (name, f"study-digits/{name}", f"runs/study-digits/{name}"):
+            code, out, err = shell(f"show {word}")
+            assert (code, err) == (0, "")
+            assert printed_table(out) == table
+    listed = shell("show study-digits").out
+    names = [line.split()[0] for line in listed.splitlines() if "fedavg" in line]
+    assert names == ["comparison-1", "comparison-2", "sweep-1"]
+    assert "show one with: feddbe show runs/study-digits/comparison-1" in listed
+    code, _, err = shell("fairness study-digits")
+    assert code == 2
+    assert "'study-digits' has 3 studies; name one of runs/study-digits/comparison-1" in err
+
+
+def test_shown_sweep_has_test_accuracies_of_chosen_values_only(shell: Shell) -> None:
+    shell(f"run fedavg --lr 0.001,0.1 {SMALL} --out pool")
+    for format_ in ("csv", "json", "markdown"):
+        chosen, other = sorted(
+            feddbe.load("pool").summary().to_dict("records"), key=lambda row: not row["chosen"]
+        )
+        assert chosen["best"] > 0
+        assert other["best"] != other["best"], "it is not a number"
+        assert (
+            str(round(100 * feddbe.load("pool")[0]["best"]["accuracy"]["weighted"], 2))
+            not in shell(f"show pool --format {format_}").out
+        )
+    clients = shell("show pool --clients").out
+    assert "lr 0.1" not in clients.splitlines()[0] or "lr 0.001" not in clients.splitlines()[0]
+    assert "lr 0.001" not in shell("overhead pool").out
+    page = Path("page.html")
+    assert shell(f"report pool -o {page}").code == 0
+    content = json.loads(page.read_text().split('id="content">')[1].split("</script>")[0])
+    assert content["about"] == "1 run"
+    assert content["sections"][0]["title"] == "Sweeps"
+    code, _, err = shell("report --live pool")
+    assert (code, "whose values are chosen at its end" in err) == (2, True)
+
+
+def test_repeated_command_finds_its_study(shell: Shell) -> None:
+    shell(f"compare fedavg ditto --seeds 2 {SMALL} --out pool")
+    before = read_record(Path("pool/comparison-1"))
+    shell(f"compare fedavg ditto --seeds 0,1 {SMALL} --quiet --out pool")
+    assert find_studies("pool") == [Path("pool/comparison-1")]
+    shell(f"compare ditto fedavg --seeds 2 {SMALL} --out pool")
+    assert [path.name for path in find_studies("pool")] == ["comparison-1", "comparison-2"]
+    assert before.baseline == "fedavg"
+    assert read_record(Path("pool/comparison-2")).baseline == "ditto"
+    assert {run.config_hash for run in before.runs} == {
+        run.config_hash for run in read_record(Path("pool/comparison-2")).runs
+    }
+
+
+def test_named_study_can_be_extended_but_not_replaced(shell: Shell) -> None:
+    assert shell(f"run fedavg --seeds 2 {SMALL} --out pool --name main").code == 0
+    assert shell(f"run fedavg --seeds 3 {SMALL} --out pool --name main").code == 0
+    assert read_record(Path("pool/main")).seeds == (0, 1, 2)
+    code, _, err = shell(f"run ditto --seeds 2 {SMALL} --out pool --name main")
+    assert code == 2
+    assert "'pool/main' is another study: comparison of fedavg, seeds 0, 1, 2; choose another --name" in err
+    for name in ("../up", "", "a/b"):
+        code, _, err = shell(f"run fedavg --seeds 2 {SMALL} --out pool --name '{name}'")
+        assert code == 2
+        assert "allowed: letters, digits" in err
+    code, _, err = shell(f"run fedavg {SMALL} --name alone")
+    assert code == 2
+    assert "name = alone; this is one run" in err
+
+
+def test_longer_runs_count_cut_to_the_rounds_of_the_study(shell: Shell) -> None:
+    table = printed_table(shell(f"compare fedavg ditto --seeds 2 {SMALL} --out pool --name short").out)
+    shell(f"compare fedavg ditto --seeds 2 {SMALL.replace('--rounds 2', '--rounds 3')} --out pool")
+    assert printed_table(shell("show pool/short").out) == table
+    assert [len(run["rounds"]) for run in feddbe.load("pool/short")] == [3] * 4
+    assert [len(run["rounds"]) for run in feddbe.load("pool/comparison-1")] == [4] * 4
+
+
+def test_fine_tuned_run_that_became_longer_is_named(shell: Shell) -> None:
+    shell(f"run fedavg+ft --seeds 2 {SMALL} --out pool --name short")
+    feddbe.run(resume=True, out=str(next(Path("pool").glob("*seed0*"))), rounds=3)
+    code, _, err = shell("show pool/short")
+    assert (code, len(err.splitlines())) == (0, 1)
+    assert "it has 3 rounds, and fine-tuning or new clients followed the last one, not round 2" in err
+
+
+def test_plain_comparison_is_a_study_of_its_folder(shell: Shell) -> None:
+    table = printed_table(shell(f"compare ditto fedavg {SMALL} --out both").out)
+    assert printed_table(shell("show both").out) == table
+    assert shell(f"compare ditto fedavg moon {SMALL} --out both --resume").code == 0
+    assert [run["method"] for run in feddbe.load("both")] == ["ditto", "fedavg", "moon"]
+    other = shell(f"compare fedavg+dbe {SMALL} --out both")
+    assert other.out.splitlines()[-1] == "run     both/comparison-1"
+    assert [run["method"] for run in feddbe.load("both/comparison-1")] == ["fedavg+dbe"]
+    _, out, err = shell("show both")
+    assert err == "feddbe: further studies: both/comparison-1\n"
+    assert "fedavg+dbe" not in out
+    assert shell(f"compare fedavg ditto {SMALL} --name mine").code == 0
+    assert [run["folder"] for run in feddbe.load("mine")] == ["runs/mine/fedavg", "runs/mine/ditto"]
+
+
+def test_resumed_comparison_has_the_new_rounds(shell: Shell) -> None:
+    shell(f"compare ditto fedavg {SMALL} --out both")
+    table = printed_table(shell("compare --resume --out both --rounds 3").out)
+    assert printed_table(shell("show both").out) == table
+    assert [len(run["rounds"]) for run in feddbe.load("both")] == [4, 4]
+
+
+def test_missing_and_changed_runs_are_named(shell: Shell) -> None:
+    shell(f"compare fedavg ditto --seeds 2 {SMALL} --out pool")
+    first, second, *_ = (Path(run["folder"]) for run in feddbe.load("pool"))
+    shutil.rmtree(first)
+    shutil.rmtree(second)
+    feddbe.run("moon", **OPTIONS, out=str(second))
+    code, out, err = shell("show pool")
+    assert code == 0
+    prefix = "feddbe: study 'pool/comparison-1': run"
+    assert err.splitlines() == [
+        f"{prefix} '{first}' is missing; repeat the command, or restore the folder",
+        f"{prefix} '{second}' was changed: it has another configuration; repeat the command",
+    ]
+    assert "moon" not in out
+    reported = shell("report pool")
+    assert (reported.code, reported.err) == (0, err)
+    with pytest.warns(UserWarning, match="is missing|was changed"):
+        assert [run["method"] for run in feddbe.load("pool")] == ["ditto", "ditto"]
+    for run in read_record(Path("pool/comparison-1")).runs:
+        shutil.rmtree(Path("pool/comparison-1") / run.folder, ignore_errors=True)
+    with pytest.raises(StoreError, match="no run of the study can be shown"):
+        feddbe.load("pool")
+
+
+def test_loaded_study_is_what_compare_returned(shell: Shell) -> None:
+    runs = feddbe.compare(["fedavg", "ditto"], seeds=2, out="pool", **OPTIONS)
+    sweep = feddbe.compare(["fedavg"], lr=[0.01, 0.1], out="pool", name="rates", **OPTIONS)
+    loaded = feddbe.load("pool/comparison-1")
+    assert type(loaded) is feddbe.Runs
+    assert loaded._repr_html_() == runs._repr_html_()
+    assert [run["config_hash"] for run in loaded] == [run["config_hash"] for run in runs]
+    rates = feddbe.load("pool/rates")
+    assert isinstance(rates, feddbe.Sweep)
+    assert rates._repr_html_() == sweep._repr_html_()
+    frame = loaded.to_pandas()
+    assert list(frame["method"]) == ["fedavg", "fedavg", "ditto", "ditto"]
+    assert list(frame["best_weighted"]) == [run["best"]["accuracy"]["weighted"] for run in runs]
+    summary = loaded.summary()
+    assert list(summary["name"]) == ["fedavg", "ditto"]
+    assert summary["best"][0] == pytest.approx(frame["best_weighted"][:2].mean())
+    assert list(rates.summary()["chosen"]) == [False, True]
+    assert list(rates.to_pandas()["lr"]) == [0.1]
+
+
+def test_runs_lists_studies(shell: Shell) -> None:
+    shell(f"compare fedavg ditto --seeds 2 {SMALL}")
+    assert "study-digits/comparison-1  comparison  fedavg, ditto  0 1" in shell("runs").out
+    (study,) = json.loads(shell("runs --json").out)["studies"]
+    assert (study["purpose"], study["seeds"], study["runs"]) == ("comparison", "0 1", 4)
+
+
+def test_damaged_record_does_not_hide_the_others(shell: Shell) -> None:
+    shell(f"compare fedavg ditto --seeds 2 {SMALL} --name good")
+    Path("runs/study-digits/bad").mkdir()
+    Path("runs/study-digits/bad/study.json").write_text("{")
+    assert "damaged" in shell("runs").out
+    assert shell("show good").code == 0
+    assert shell(f"compare fedavg ditto --seeds 2 {SMALL}").code == 0
+    code, _, err = shell("show bad")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "'runs/study-digits/bad/study.json' is not a study's record" in err
+
+
+def test_commands_take_a_study(shell: Shell) -> None:
+    shell(f"compare fedavg ditto --seeds 2 {SMALL} --out pool")
+    assert shell("fairness pool").out.splitlines()[-1] == "fairness  pool/comparison-1/fairness.png"
+    assert shell("verify pool").out.count("intact; resumes from round 2") == 4
+    assert shell("report pool").out == "report  pool/comparison-1/report.html\n"
+    code, out, _ = shell("analyze pool --analyses probe --moment before")
+    assert (code, out.count("fedavg")) == (0, 2)
+
+
+def test_search_is_shown_again(shell: Shell) -> None:
+    pytest.importorskip("optuna")
+    code, out, _ = shell(f"tune fedavg --space lr=0.01,0.1 --trials 2 {SMALL} --out search")
+    assert code == 0
+    shown = shell("show search")
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out.splitlines() == out.splitlines()[:-1], "all but the path of the figure"
+    record = read_record(Path("search"))
+    assert (record.purpose, record.validation, len(record.runs)) == (Purpose.TUNING, 0.2, 2)
+    assert shell(f"tune fedavg --space lr=0.01,0.1 --trials 2 {SMALL} --out search").out == out
+    assert len(feddbe.load("search")) == 2
+
+
+def test_table_of_the_paper_is_shown_again(shell: Shell) -> None:
+    only = "--only FedAvg/FMNIST --only FedAvg+DBE/FMNIST"
+    code, out, _ = shell(f"reproduce practical --scale small --rounds 2 {only} --out paper")
+    assert code == 0
+    shown = shell("show paper")
+    assert (shown.code, shown.out, shown.err) == (0, out, "")
+    shell("reproduce practical --scale small --rounds 1 --only FedAvg/FMNIST --out paper")
+    assert [path.name for path in find_studies("paper")] == ["practical-1", "practical-2"]
+    assert shell("show paper/practical-1").out == out
+    page = feddbe.report("paper/practical-1").read_text()
+    assert page.count('"title":"The paper\'s tables"') == 1
+    assert [run["method"] for run in feddbe.load("paper/practical-1")] == ["fedavg", "fedavg+dbe"]
+
+
+RECORD = StudyRecord("x", Purpose.SWEEP, ("fedavg",), {"lr": [1, 2]}, (0,), (), "fedavg", 0.2, ())
+DAMAGES: list[tuple[Any, str]] = [
+    ("{", "Expecting property name"),
+    ("[]", "list indices must be integers"),
+    ({"purpose": "fun"}, "'fun' is not a valid Purpose"),
+    ({"seeds": ["0"]}, "unexpected value '0'"),
+    ({"options": 3}, "unexpected value 3"),
+    ({"runs": [{"folder": "/etc", "config_hash": "", "rounds": 1}]}, "unexpected folder '/etc'"),
+    ({"runs": [{"folder": "../../x", "config_hash": "", "rounds": 1}]}, "unexpected folder '../../x'"),
+    ({"runs": [{"folder": "x", "config_hash": ""}]}, "'patience' is missing"),
+]
+
+
+@pytest.mark.parametrize(("damage", "problem"), DAMAGES)
+def test_damaged_record_is_one_line(damage: Any, problem: str, tmp_path: Path) -> None:
+    text = damage if isinstance(damage, str) else json.dumps(json.loads(RECORD.to_json()) | damage)
+    (tmp_path / "study.json").write_text(text)
+    with pytest.raises(StoreError) as raised:
+        open_study(tmp_path)
+    assert problem in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_record_survives_its_text() -> None:
+    assert StudyRecord.from_json(RECORD.to_json(), Path("study.json")) == RECORD
