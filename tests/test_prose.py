@@ -145,8 +145,8 @@ def test_missing_data_are_found_missing(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_table_names_what_was_not_judged_by_its_reason() -> None:
     runs = [document(method, [0.1, 0.5], seed=0) for method in ("fedavg", "fedprox")]
-    assert [one.verdict.reason for one in group_seeds(runs)] == [Reason.BASELINE, Reason.FEW_SEEDS]
-    assert Reason.FEW_SEEDS in tables._judgment_note(group_seeds(runs))
+    assert [one.verdict.reason for one in group_seeds(runs)] == [Reason.BASELINE, Reason.FEW_PAIRS]
+    assert Reason.FEW_PAIRS in tables._judgment_note(group_seeds(runs))
     assert Reason.BASELINE not in tables._judgment_note(group_seeds(runs))
 
 

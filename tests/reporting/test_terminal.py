@@ -67,7 +67,7 @@ def test_the_curve_follows_the_width(width: int) -> None:
     assert max(map(len, printed)) == width
     assert 14 <= len(printed) <= 17
     text = " ".join(" ".join(printed).split())
-    assert "test accuracy (%). Deployed model before local training, weighted by samples." in text
+    assert "test accuracy (%). Model before local training, weighted by samples." in text
     assert "best 97.00 % in round 1999" in text
     assert "majority class of each client: 21.40 %" in text
     assert re.search(r"^ +0 +round +1999$", printed[-3])
@@ -93,13 +93,13 @@ def test_braille_dots_have_their_bits() -> None:
 @pytest.mark.parametrize("floor", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("width", [20, 60])
 def test_short_and_flat_curves_have_their_mark(curve: list[float | None], floor: float, width: int) -> None:
-    printed = plot_rows(lines(chart([document("fedavg", curve, floor=floor)]), width))
+    printed = plot_rows(lines(chart([document("fedavg", curve, majority_accuracy=floor)]), width))
     assert len(printed) == 9
     assert sum(line.count("◆") for line in printed) == 1
 
 
 def test_equal_accuracies_of_one_hundred_stay_on_the_scale() -> None:
-    printed = lines(chart([document("fedavg", [1.0, 1.0], floor=1.0)]))
+    printed = lines(chart([document("fedavg", [1.0, 1.0], majority_accuracy=1.0)]))
     assert [int(line[:3]) for line in printed if "┤" in line] == [100, 95, 90]
 
 
@@ -139,7 +139,7 @@ def test_seeds_are_a_mean_and_a_band() -> None:
     printed = lines(chart(runs), 80)
     assert printed[0] == "fedavg (3 seeds): digits, 20 clients, 2 rounds, seeds 0 to 2"
     assert sum(line.count("░") for line in plot_rows(printed)) > 50
-    assert any("band: 95 % interval of the mean over seeds" in line for line in printed)
+    assert any("band: 95 % interval of the mean over 3 seeds" in line for line in printed)
     assert "░" not in "".join(lines(chart(runs[:1])))
 
 
