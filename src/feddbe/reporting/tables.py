@@ -770,11 +770,15 @@ def _judgment_note(experiments: Sequence[SeedGroup]) -> str:
             reasons.setdefault(reason, []).append(experiment.name)
     differences = [experiment.difference for experiment in experiments if experiment.difference]
     counts = " or ".join(map(str, sorted({difference.n for difference in differences})))
+    pairs = ""
+    if differences:
+        noun = "difference" if len(differences) == 1 else "differences"
+        pairs = (
+            f"{len(differences)} {noun} of accuracy, each over {counts} pairs of runs with equal seed, "
+            "partition and rounds."
+        )
     sentences = [
-        f"{len(differences)} differences of accuracy, each over {counts} pairs of runs with equal seed, "
-        "partition and rounds."
-        if differences
-        else "",
+        pairs,
         VERDICT_RULE,
         *(f"Not judged, {reason}: {', '.join(names)}." for reason, names in reasons.items()),
     ]
