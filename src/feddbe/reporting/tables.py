@@ -272,7 +272,7 @@ def _results_note(documents: Sequence[RunDocument], names: Sequence[str]) -> str
     data_notes = sorted({document["note"] for document in documents} - {""})
     sentences = [
         f"{run_title(documents)}.",
-        f"Test accuracy in % of the deployed model {moments_note(documents, names)}: weighted by samples, "
+        f"Test accuracy in % {moments_note(documents, names)}: weighted by samples, "
         "mean of clients, mean of the worst tenth of clients.",
         f"The best round is chosen {_describe_selection(documents, 'on test accuracy')}.",
         "Majority class: always predicting each client's most frequent label.",
