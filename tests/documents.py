@@ -51,6 +51,8 @@ def document(
         "rounds": rounds,
         "best": max(evaluated, key=lambda pair: pair[0])[1] if evaluated else None,
         "last": evaluated[-1][1] if evaluated else None,
+        "deployed_moment": moment,
+        "test_samples": 1000,
         "majority_accuracy": majority_accuracy,
         "new_clients": None,
         "analyses": [],

@@ -43,6 +43,12 @@ def content(report_runs: ReportRuns) -> dict[str, Any]:
     return page_content(report_runs)
 
 
+def column(table: dict[str, Any], title: str) -> list[Any]:
+    """Return the cells of a column."""
+    index = table["columns"].index(title)
+    return [row[index] for row in table["rows"]]
+
+
 def blocks(content: dict[str, Any]) -> dict[str, Any]:
     return {block["id"]: block for section in content["sections"] for block in section["blocks"]}
 
@@ -122,8 +128,8 @@ def test_numbers_are_those_of_the_documents(content: dict[str, Any], report_runs
     heat = blocks(content)["heat"]["panels"][0]
     result = report_runs.documents[0]["rounds"][2]
     accuracies = client_accuracies(report_runs.runs[0].folder, result)
-    column = heat["columns"].index("2")
-    drawn = {int(client): row[column] for client, row in zip(heat["rows"], heat["values"], strict=True)}
+    index = heat["columns"].index("2")
+    drawn = {int(client): row[index] for client, row in zip(heat["rows"], heat["values"], strict=True)}
     assert drawn == {client: round(100 * value, 1) for client, value in accuracies.items()}
     assert blocks(content)["labels"]["panels"][0]["counts"] == report_runs.runs[0].labels
 
@@ -131,7 +137,7 @@ def test_numbers_are_those_of_the_documents(content: dict[str, Any], report_runs
 def test_seeds_are_one_curve_with_a_band(content: dict[str, Any], report_runs: ReportRuns) -> None:
     panel = blocks(content)["learning"]["panels"][0]
     first, _ = panel["series"]
-    assert panel["band"] == "band: lower to higher of two seeds"
+    assert panel["band"] == "band: lower to higher of 2 seeds"
     curves = [
         [result["accuracy"]["weighted"] for result in run["rounds"] if result["accuracy"]]
         for run in report_runs.documents[::2]
@@ -140,8 +146,7 @@ def test_seeds_are_one_curve_with_a_band(content: dict[str, Any], report_runs: R
     assert first["low"] == pytest.approx((100 * np.min(curves, axis=0)).tolist(), abs=1e-3)
     seeds = blocks(content)["seeds"]
     assert [row[1]["value"] for row in seeds["rows"]] == [2, 2]
-    assert seeds["rows"][0][-1] == "baseline"
-    assert seeds["rows"][1][-1] == "fewer than 3 seeds"
+    assert column(seeds, "reason for no verdict") == ["baseline", "fewer than 3 pairs"]
 
 
 def test_curves_have_common_points_on_the_page() -> None:
@@ -171,11 +176,12 @@ def test_points_are_in_a_square_on_the_page() -> None:
 def test_few_seeds_have_no_verdict() -> None:
     fedavg = [document("fedavg", [0.1, 0.5], seed=s) for s in (0, 1)]
     others = [document("fedavg+dbe", [0.1, 0.9], seed=1), document("ditto", [0.1, 0.9], seed=7)]
-    rows = blocks(build_overview(build_report_runs(*fedavg, *others)))["seeds"]["rows"]
-    assert {row[0]: row[-1] for row in rows} == {
+    table = blocks(build_overview(build_report_runs(*fedavg, *others)))["seeds"]
+    reasons = dict(zip(column(table, "method"), column(table, "reason for no verdict"), strict=True))
+    assert reasons == {
         "fedavg": "baseline",
-        "fedavg+dbe": "fewer than 3 seeds",
-        "ditto": "no seed in common",
+        "fedavg+dbe": "fewer than 3 pairs",
+        "ditto": "no seed and partition in common",
     }
 
 
@@ -184,18 +190,20 @@ def test_the_page_counts_the_seeds_that_the_terminal_counts() -> None:
     runs = [document("fedavg", [0.1, value], seed=seed) for seed, value in enumerate((0.5, 0.6, 0.3))]
     runs += [document("fedavg+dbe", [0.1, 0.7], seed=seed) for seed in range(3)]
     runs[2]["diverged"] = {"round": 2, "client": 0, "what": "loss", "value": "nan"}
-    page = blocks(build_overview(build_report_runs(*runs)))["seeds"]["rows"]
+    page = blocks(build_overview(build_report_runs(*runs)))["seeds"]
     terminal = seeds_table(runs).records
-    assert [row[1]["text"] for row in page] == [str(row["counted"]) for row in terminal] == ["2 of 3", "3"]
-    assert [row[2]["text"] for row in page] == [row["best"].format() for row in terminal]
-    assert page[0][2]["text"] == "55.00 ± 63.53"
+    counts = [cell["text"] for cell in column(page, "seeds")]
+    assert counts == [str(record["counted"]) for record in terminal] == ["2 of 3", "3"]
+    accuracies = [cell["text"] for cell in column(page, "accuracy")]
+    assert accuracies == [record["accuracy"].format() for record in terminal]
+    assert accuracies[0] == "55.00 ± 63.53"
 
 
 def test_the_first_experiment_is_the_baseline_on_the_page_too() -> None:
     runs = [document(method, [0.1, 0.5], seed=seed) for method in ("ditto", "fedavg") for seed in (0, 1)]
     page = blocks(build_overview(build_report_runs(*runs)))["seeds"]
     assert "difference to ditto" in page["columns"]
-    assert [row[-1] for row in page["rows"]] == ["baseline", "fewer than 3 seeds"]
+    assert column(page, "reason for no verdict") == ["baseline", "fewer than 3 pairs"]
 
 
 def build_overview(runs: ReportRuns) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def test_a_line_per_run_in_percent_with_the_best_round_marked() -> None:
         "majority class of each client: 20.00 %",
     ]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "test accuracy (%)")
-    caption = "Deployed model before local training, weighted by samples."
+    caption = "Model before local training, weighted by samples."
     assert figure.legends[0].get_title().get_text() == caption
 
 
@@ -89,8 +89,8 @@ def test_seeds_become_a_mean_and_a_band() -> None:
     assert isinstance(band, FillBetweenPolyCollection)
     corners = {(x, round(y, 6)) for x, y in np.asarray(band.get_paths()[0].vertices).tolist()}
     assert corners == {(0, 10), (0, 30), (1, 40), (1, 80)}
-    assert legend_texts(figure)[0] == "fedavg (2 seeds): best 60.00 % in round 1"
-    assert legend_texts(figure)[-1] == "band: lower to higher of two seeds"
+    assert legend_texts(figure)[0] == "fedavg (2 seeds): 60.00 % in round 1"
+    assert legend_texts(figure)[-1] == "band: lower to higher of 2 seeds"
 
 
 def test_a_resumed_seed_stays_in_its_group() -> None:

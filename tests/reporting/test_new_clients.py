@@ -72,7 +72,7 @@ def test_the_picture_has_the_mean_and_the_band_over_seeds() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
         "fedavg (2 seeds): 60.00 % after 2 epochs",
         "fedavg+dbe, newton: 30.00 % after 2 epochs",
-        "band: lower to higher of two seeds",
+        "band: lower to higher of 2 seeds",
     ]
     marks = [np.asarray(line.get_xdata()).tolist() for line in axes.lines if line not in lines]
     assert marks == [[2], [2]], "the last, not the best"

@@ -213,10 +213,7 @@ def test_labels_name_other_data_without_its_settings() -> None:
 
 
 def test_majority_class_names_the_data_only_if_accuracies_differ() -> None:
-    two = [
-        document("a", RISING, majority_accuracy=0.2),
-        document("b", RISING, majority_accuracy=0.3, data="har"),
-    ]
+    two = [document("a", RISING), document("b", RISING, majority_accuracy=0.3, data="har")]
     printed = lines(tables.results_table(two))
     assert find_row(printed, "majority class, digits")[-1] == "20.00"
     assert find_row(printed, "majority class, har")[-1] == "30.00"

@@ -67,7 +67,7 @@ def test_the_curve_follows_the_width(width: int) -> None:
     assert max(map(len, printed)) == width
     assert 14 <= len(printed) <= 17
     text = " ".join(" ".join(printed).split())
-    assert "test accuracy (%). Deployed model before local training, weighted by samples." in text
+    assert "test accuracy (%). Model before local training, weighted by samples." in text
     assert "best 97.00 % in round 1999" in text
     assert "majority class of each client: 21.40 %" in text
     assert re.search(r"^ +0 +round +1999$", printed[-3])
@@ -139,7 +139,7 @@ def test_seeds_are_a_mean_and_a_band() -> None:
     printed = lines(chart(runs), 80)
     assert printed[0] == "fedavg (3 seeds): digits, 20 clients, 2 rounds, seeds 0 to 2"
     assert sum(line.count("░") for line in plot_rows(printed)) > 50
-    assert any("band: 95 % interval of the mean over seeds" in line for line in printed)
+    assert any("band: 95 % interval of the mean over 3 seeds" in line for line in printed)
     assert "░" not in "".join(lines(chart(runs[:1])))
 
 

@@ -11,20 +11,41 @@ import feddbe
 from feddbe.metrics import builtin
 from feddbe.metrics.records import Value
 from feddbe.results.curves import band_edges, describe_band, mean_curves, metric_series
-from feddbe.results.statistics import mean_interval
+from feddbe.results.seeds import group_seeds
+from feddbe.results.statistics import Trial, mean_interval
 from tests.documents import document
 
 
 def test_marked_point_is_the_best_round() -> None:
-    """It is selected on validation data, if there is some; for several seeds it is that of the mean."""
+    """It is selected on validation data, if there is some."""
     run = document("fedavg", [0.1, 0.8, 0.7, 0.6])
     assert mean_curves([run])[0].best == (1, 80.0)
     result = run["rounds"][2]
     result["validation"] = result["accuracy"]
     run["best"] = result
     assert mean_curves([run])[0].best == (2, 70.0)
-    other = document("fedavg", [0.1, 0.8, 0.7, 0.6], seed=1)
-    assert mean_curves([run, other])[0].best == (1, 80.0)
+
+
+def test_point_of_several_seeds_is_the_number_of_the_table() -> None:
+    """It is the mean of the last rounds, of the rounds selected on validation data, or after adapting."""
+    runs = [document("fedavg", [0.1, 0.8, 0.7 + 0.1 * seed], seed=seed) for seed in range(2)]
+
+    def compare_point() -> tuple[list[int], int]:
+        (curve,), (group,) = mean_curves(runs), group_seeds(runs)
+        assert group.accuracy is not None
+        assert curve.compared[1] == pytest.approx(group.accuracy.mean)
+        return curve.compared[0], round(curve.compared[1])
+
+    assert compare_point() == ([2, 2], 75)
+    for run in runs:
+        for result in run["rounds"]:
+            result["validation"] = result["accuracy"]
+    runs[1]["best"] = runs[1]["rounds"][2]
+    assert compare_point() == ([1, 2], 80)
+    for run in runs:
+        run["rounds"][2]["adapted"] = {"weighted": 0.9, "mean": 0.9, "worst_tenth": 0.9, "std": 0.0}
+        run["deployed_moment"] = "adapted"
+    assert compare_point() == ([2, 2], 90)
 
 
 def test_band_is_the_interval_from_three_seeds_on() -> None:
@@ -37,15 +58,18 @@ def test_band_is_the_interval_from_three_seeds_on() -> None:
     expected = mean_interval([40.0, 50.0, 90.0])
     assert triple.mean[1] == pytest.approx(60)
     assert triple.high[1] - triple.mean[1] == pytest.approx(expected.half_width)
-    assert band_edges([1.0, 1.0, 1.0]) == (1, 1)
+    assert band_edges({Trial(seed, 1): 1.0 for seed in range(3)}) == (1, 1)
 
 
 def test_meaning_of_the_band_follows_from_the_seeds() -> None:
-    assert describe_band([1, 1]) == ""
-    assert "two seeds" in describe_band([2, 1])
-    assert "95 %" in describe_band([3, 5])
-    assert "two" not in describe_band([3, 5])
-    assert all(word in describe_band([2, 3]) for word in ("95 %", "two seeds"))
+    runs = [document("fedavg", [0.1], seed=seed) for seed in range(3)]
+    partitions = [document("fedavg", [0.1], partition_seed=seed) for seed in range(3)]
+    assert describe_band([runs[:1]]) == ""
+    assert describe_band([runs[:2], runs[:1]]) == "band: lower to higher of 2 seeds"
+    assert describe_band([runs, partitions]) == "band: 95 % interval of the mean over 3 seeds or 3 partitions"
+    assert describe_band([runs, runs[:2]]) == (
+        "band: 95 % interval of the mean over 3 seeds (2 seeds: lower to higher)"
+    )
 
 
 def test_metric_series_are_those_of_any_run() -> None:

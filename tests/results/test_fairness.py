@@ -94,3 +94,13 @@ def test_last_round_and_run_without_rounds() -> None:
     assert compute_fairness([document("ditto", CURVE)], [{0: 0.5}], "last")[0]["round"] == 2
     with pytest.raises(InvalidInputError, match="ditto: no round has been evaluated yet"):
         compute_fairness([document("ditto", [None])], [{}])
+
+
+def test_method_that_adapts_after_the_last_round_is_compared_there() -> None:
+    tuned = document("fedavg+ft", CURVE)
+    assert tuned["last"]
+    tuned["last"]["adapted"] = {"weighted": 0.95, "mean": 0.95, "worst_tenth": 0.9, "std": 0.0}
+    tuned["deployed_moment"] = "adapted"
+    fedavg, finetuned = compute_fairness([document("fedavg", CURVE), tuned], [{0: 0.9}, {0: 0.95}])
+    assert (fedavg["round"], fedavg["moment"]) == (1, "before")
+    assert (finetuned["round"], finetuned["moment"]) == (2, "adapted")

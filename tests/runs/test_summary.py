@@ -33,6 +33,23 @@ def test_client_accuracies_are_at_the_moment_of_the_round(method: str, tmp_path:
     assert client_accuracies(tmp_path / "run", None) == {}
 
 
+@pytest.mark.parametrize("method", ["fedavg+ft", "fedbabu"])
+def test_clients_that_adapt_after_the_last_round_deploy_its_model(method: str, tmp_path: Path) -> None:
+    document = feddbe.run(method, out=str(tmp_path / "run"), adapt_epochs=1, **SMALL)
+    assert document["deployed_moment"] == "adapted"
+    for entry in (document["rounds"][1], document["last"]):
+        accuracies = client_accuracies(tmp_path / "run", entry)
+        readings = aggregate_clients([(value, 1) for value in accuracies.values()])
+        assert readings is not None
+        assert readings["mean"] == pytest.approx(document["last"]["adapted"]["mean"])
+
+
+def test_document_has_the_number_of_test_samples(tmp_path: Path) -> None:
+    run = feddbe.run("fedavg", out=str(tmp_path / "run"), **SMALL)
+    assert run["deployed_moment"] == "before"
+    assert run["test_samples"] == sum(client["samples"] for client in run.clients()) > 100
+
+
 def test_new_clients_are_excluded(tmp_path: Path) -> None:
     document = feddbe.run("fedavg", out=str(tmp_path / "run"), new_clients=1, adapt_epochs=1, **SMALL)
     assert sorted(client_accuracies(tmp_path / "run", document["last"])) == [0, 1, 2]

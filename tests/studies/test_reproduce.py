@@ -109,7 +109,7 @@ def test_published_best_rounds_have_no_verdict() -> None:
     words = "No verdict (best rounds chosen on test data): FedAvg+DBE against FedAvg, FMNIST: +5.00 ± 0.25."
     assert gains_of(study, [0.05, 0.051, 0.049], held_out=False).startswith(words)
     two = gains_of(study, [0.05, 0.051, 0.049], trials=2, held_out=True)
-    assert two.startswith("No verdict (fewer than 3 seeds): FedAvg+DBE")
+    assert two.startswith("No verdict (fewer than 3 pairs): FedAvg+DBE")
 
 
 def test_trials_of_unequal_rounds_are_not_compared() -> None:

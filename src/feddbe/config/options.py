@@ -149,18 +149,20 @@ def identity_of_key(key: str) -> Identity:
     return identity
 
 
+REPETITION_OPTIONS = ("seed", "partition_seed")
+"""Options whose values are repetitions of one experiment."""
+
+
 def identifying_settings(config: Mapping[str, Any], *, seed: bool = True) -> dict[str, Any]:
     """Return the settings that identify a run, with hyperparameters by part and name, as in `mr kappa`.
 
     Args:
         config: A stored configuration.
-        seed: Include the seed; without it the settings identify the experiment.
+        seed: Include the seeds of run and partition; without them the settings identify the experiment.
     """
-    excluded = ("no",) if seed else ("no", "seed")
+    excluded = ("method_options",) if seed else ("method_options", *REPETITION_OPTIONS)
     settings = {
-        key: value
-        for key, value in config.items()
-        if key != "method_options" and identity_of_key(key) not in excluded
+        key: value for key, value in config.items() if key not in excluded and identity_of_key(key) != "no"
     }
     for part, options in config.get("method_options", {}).items():
         settings |= {f"{part} {key}": value for key, value in options.items()}

@@ -39,6 +39,7 @@ from feddbe.reporting.representations import (
     group_analyses,
     is_first_result,
 )
+from feddbe.reporting.tables import has_repetitions
 from feddbe.results.curves import (
     ACCURACY,
     MeanCurve,
@@ -60,7 +61,7 @@ from feddbe.results.document import (
     status_note,
 )
 from feddbe.results.fairness import BASELINES, Fairness
-from feddbe.results.seeds import counted_runs, group_experiments, group_names
+from feddbe.results.seeds import counted_runs, find_trial, group_experiments, group_names
 
 Colors = Mapping[str, int]
 """Palette indices by the folder of a run, equal in all figures of a page."""
@@ -76,11 +77,14 @@ MAX_BUBBLE_COLUMNS = 1000
 
 
 def learning_curves(documents: Sequence[RunDocument], colors: Colors | None = None) -> Figure:
-    """Return test accuracy over rounds: a curve for each experiment, with its best round marked."""
+    """Return test accuracy over rounds: a curve for each experiment, marked with the number of the table.
+
+    It is the best round of each run, or, if experiments have several runs, the round that is compared.
+    """
     moments = list(dict.fromkeys(_moment(document) for document in documents if accuracy_curve(document)))
     panel = metric_panel(documents, ACCURACY, colors, show_moment=len(moments) > 1)
     moment = moments[0] if len(moments) == 1 else "at the moment in the legend"
-    caption = f"Deployed model {moment}, weighted by samples." if moments else ""
+    caption = f"Model {moment}, weighted by samples." if moments else ""
     return Figure("curves", run_title(documents), (panel,), caption)
 
 
@@ -118,7 +122,8 @@ def metric_panel(
         show_moment: If True, names include the moment of the accuracy.
     """
     curves = mean_curves(documents, metric.read_curve)
-    marks = [_best_mark(curve) if metric.is_primary else None for curve in curves]
+    find_mark = _compared_mark if has_repetitions(documents) else _best_mark
+    marks = [find_mark(curve) if metric.is_primary else None for curve in curves]
     all_rounds = {x for curve in curves for x in curve.x}
     rounds, step = thin_rounds(all_rounds, max_rounds, [mark.x for mark in marks if mark])
     series = []
@@ -142,7 +147,7 @@ def metric_panel(
         y_axis=Axis(metric.label, metric.unit),
         series=tuple(series),
         references=tuple(references),
-        band=describe_band([len(curve.runs) for curve in curves]),
+        band=describe_band([curve.runs for curve in curves]),
         note=note,
     )
 
@@ -164,17 +169,19 @@ def adaptation_curves(documents: Sequence[RunDocument], colors: Colors | None = 
         x_axis=Axis("epoch"),
         y_axis=Axis("test accuracy of new clients", "%"),
         series=tuple(series),
-        band=describe_band([len(curve.runs) for curve in curves]),
+        band=describe_band([curve.runs for curve in curves]),
     )
     caption = "Weighted by samples, after each epoch of local adaptation; epoch 0 is the received model."
     return Figure("new_clients", run_title(documents), (panel,), caption)
 
 
 def _moment(document: RunDocument) -> str:
-    moments = dict.fromkeys(
-        describe_moment(result["moment"]) for result in document["rounds"] if result["accuracy"]
-    )
-    return " / ".join(moments)
+    return " / ".join(map(describe_moment, _moments(document)))
+
+
+def _moments(document: RunDocument) -> list[str]:
+    """Return the moments of the learning curve."""
+    return list(dict.fromkeys(result["moment"] for result in document["rounds"] if result["accuracy"]))
 
 
 def _color(run: RunDocument, index: int, colors: Colors | None) -> int:
@@ -193,6 +200,16 @@ def _unique_names(curves: Sequence[MeanCurve]) -> list[str]:
 def _best_mark(curve: MeanCurve) -> Mark:
     x, y = curve.best
     return Mark(x, y, f"best {y:.2f} % in round {x}")
+
+
+def _compared_mark(curve: MeanCurve) -> Mark:
+    """Return the accuracy of the table over seeds; the mark is at the mean of the runs' rounds."""
+    rounds, accuracy = curve.compared
+    deployed = curve.runs[0]["deployed_moment"]
+    moment = "" if deployed in _moments(curve.runs[0]) else f"{deployed} "
+    first, last = min(rounds), max(rounds)
+    where = f"round {first}" if first == last else f"rounds {first} to {last}"
+    return Mark(sum(rounds) / len(rounds), accuracy, f"{moment}{accuracy:.2f} % in {where}")
 
 
 def _series(
@@ -270,7 +287,9 @@ def client_ranks(
     series = []
     for index, (group, name) in enumerate(zip(groups, group_names(groups), strict=True)):
         group_fairness = [fairness[id(document)] for document in group]
-        means, low, high = mean_and_band([_accuracies_by_rank(run["accuracy"]) for run in group_fairness])
+        means, low, high = mean_and_band(
+            {find_trial(run): _accuracies_by_rank(fairness[id(run)]["accuracy"]) for run in group}
+        )
         worst = 100 * float(np.mean([run["spread"]["worst_tenth"] for run in group_fairness]))
         overall = 100 * float(np.mean([run["spread"]["mean"] for run in group_fairness]))
         mark_x = 100 * worst_tenth_share * (index + 1) / (len(groups) + 1)  # equal marks do not overlap
@@ -281,7 +300,7 @@ def client_ranks(
         x_axis=Axis("clients, sorted by accuracy", "%"),
         y_axis=ACCURACY_AXIS,
         series=tuple(series),
-        band=describe_band([len(group) for group in groups]),
+        band=describe_band(groups),
         shaded=(0, 100 * worst_tenth_share),
         is_stepped=True,
     )

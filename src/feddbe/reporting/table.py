@@ -74,6 +74,8 @@ class Narrow(Enum):
     DROP_COLUMNS = auto()
     STACK_BLOCKS = auto()
     """Groups of columns that fit, below each other; each repeats the first column."""
+    TRANSPOSE = auto()
+    """A row for each column and a column for each record, in blocks that fit; names are not broken."""
     LIST_RECORDS = auto()
     """Each record is a paragraph; the first column is never broken, because users type it."""
 
@@ -421,8 +423,11 @@ class _TerminalTable:
         if table.title:
             yield Text(table.title, style="bold")
         layout = _choose_layout(table, options.max_width)
-        if table.narrow is Narrow.LIST_RECORDS and layout.width() > options.max_width:
+        is_too_wide = layout.width() > options.max_width
+        if table.narrow is Narrow.LIST_RECORDS and is_too_wide:
             yield from _list_records(layout)
+        elif table.narrow is Narrow.TRANSPOSE and is_too_wide:
+            yield from _transpose(layout, options.max_width)
         elif table.narrow is Narrow.STACK_BLOCKS:
             for number, block in enumerate(layout.blocks(options.max_width)):
                 if number:
@@ -511,6 +516,10 @@ class _Layout:
         pieces = break_points(title) if self.is_narrow else title.split(" ")
         return fold_text(title, max(width + 1, *(len(piece.rstrip()) for piece in pieces)))
 
+    def heading_text(self, stack: _Stack) -> str:
+        """Return the title in one line."""
+        return _one_line(stack.title.replace(SOFT_HYPHEN, ""))
+
     def cells(self, stack: _Stack) -> list[str]:
         return [self.cell(stack, record) for record in (*self.table.records, *self.table.footer)]
 
@@ -568,7 +577,7 @@ class _Layout:
 def _choose_layout(table: Table, max_width: int) -> _Layout:
     """Return the first layout that fits: all columns, fewer columns, narrow columns, broken names."""
     stacks = _stacks(table)
-    is_list = table.narrow is Narrow.LIST_RECORDS
+    is_list = table.narrow in (Narrow.LIST_RECORDS, Narrow.TRANSPOSE)
     whole = None if is_list else _WHOLE_NAME
     attempts = [
         _Layout(table, kept, is_narrow, whole)
@@ -612,6 +621,55 @@ def _list_records(layout: _Layout) -> Iterator[RenderableType]:
             text = column.kind.format(record[column.key])
             texts.append(text if column.kind.is_text else f"{column.reader_title} {text}")
         yield Padding(Text(", ".join(filter(None, texts))), (0, 0, 0, 2))
+
+
+def _transpose(layout: _Layout, max_width: int) -> Iterator[RenderableType]:
+    """Yield blocks of records next to each other, with the titles of the columns on the left."""
+    first, *others = layout.stacks
+    titles = [layout.heading_text(stack) for stack in others]
+    title_width = max(map(len, titles), default=0)
+    block: list[_TransposedRecord] = []
+    width = title_width
+    is_first = True
+    for record in (*layout.table.records, *layout.table.footer):
+        name = fold_text(layout.cell(first, record), max(_WHOLE_NAME, max_width - title_width - 2))
+        cells = [layout.cell(stack, record) for stack in others]
+        column = _TransposedRecord(name, cells)
+        if block and width + 2 + column.width > max_width:
+            yield from _transposed_block(titles, block, is_first=is_first)
+            block, width, is_first = [], title_width, False
+        block.append(column)
+        width += 2 + column.width
+    if block:
+        yield from _transposed_block(titles, block, is_first=is_first)
+
+
+class _TransposedRecord(NamedTuple):
+    """A record as a column: its name, and a cell for each row."""
+
+    name: str
+    cells: list[str]
+
+    @property
+    def width(self) -> int:
+        return max(len(line) for text in (self.name, *self.cells) for line in text.split("\n"))
+
+
+def _transposed_block(
+    titles: Sequence[str], block: Sequence[_TransposedRecord], *, is_first: bool
+) -> Iterator[RenderableType]:
+    """Yield the rows in which a record of the block has a value."""
+    if not is_first:
+        yield Text()
+    grid = _rich_grid(gap=2)
+    grid.add_column("", no_wrap=True)
+    for record in block:
+        grid.add_column(Text(record.name), justify="right", no_wrap=True)
+    for row, title in enumerate(titles):
+        cells = [record.cells[row] for record in block]
+        if any(cells):
+            grid.add_row(Text(title, style="bold"), *map(Text, cells))
+    yield grid
 
 
 def _rich_grid(gap: int) -> RichTable:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feddbe.config.options import Config
+from feddbe.config.parameters import format_value
 from feddbe.reporting.table import (
     BYTES,
     COUNT,
@@ -54,7 +55,15 @@ from feddbe.results.document import (
     status_note,
 )
 from feddbe.results.fairness import BASELINES, Fairness, Overhead
-from feddbe.results.seeds import SeedGroup, best_on_validation, group_seeds, methods_with_unequal_rounds
+from feddbe.results.seeds import (
+    SeedGroup,
+    best_on_validation,
+    count_repetitions,
+    describe_repetitions,
+    group_experiments,
+    group_seeds,
+    methods_with_unequal_rounds,
+)
 from feddbe.results.statistics import VERDICT_RULE, Interval
 from feddbe.runs.folders import slug
 from feddbe.runs.summary import ClientRecord
@@ -263,7 +272,7 @@ def _results_note(documents: Sequence[RunDocument], names: Sequence[str]) -> str
     data_notes = sorted({document["note"] for document in documents} - {""})
     sentences = [
         f"{run_title(documents)}.",
-        f"Test accuracy in % of the deployed model {moments_note(documents, names)}: weighted by samples, "
+        f"Test accuracy in % {moments_note(documents, names)}: weighted by samples, "
         "mean of clients, mean of the worst tenth of clients.",
         f"The best round is chosen {_describe_selection(documents, 'on test accuracy')}.",
         "Majority class: always predicting each client's most frequent label.",
@@ -496,28 +505,57 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
 
 
 def has_repetitions(documents: Sequence[RunDocument]) -> bool:
-    """Return True if an experiment has more than one seed."""
-    return any(len(experiment.runs) > 1 for experiment in group_seeds(documents))
+    """Return True if an experiment has more than one seed or partition."""
+    return any(len(experiment) > 1 for experiment in group_experiments(documents))
 
 
 def _interval_column(key: str, title: str = "", **options: Any) -> Column:
     return Column(key, title, INTERVAL, lambda experiment: getattr(experiment, key), **options)
 
 
+def _read_distinct(key: str) -> Callable[[SeedGroup], str]:
+    """Return a function that reads the values of a setting of all runs, in order of appearance."""
+    return lambda experiment: " ".join(dict.fromkeys(str(run["config"].get(key)) for run in experiment.runs))
+
+
 _PROGRAM_COLUMNS = [
     Column("n", value=lambda experiment: len(experiment.counted_runs), outputs=Output.PROGRAM),
     Column("diverged", value=lambda experiment: experiment.diverged, outputs=Output.PROGRAM),
-    Column(
-        "seeds",
-        value=lambda experiment: " ".join(str(run["config"].get("seed")) for run in experiment.runs),
-        outputs=Output.PROGRAM,
-    ),
+    Column("seeds", value=_read_distinct("seed"), outputs=Output.PROGRAM),
+    Column("partition_seeds", value=_read_distinct("partition_seed"), outputs=Output.PROGRAM),
 ]
 _NAME_COLUMN = Column("name", "method", TEXT, lambda experiment: experiment.name)
-_SEEDS_COLUMN = Column(
-    "counted", "seeds", PROGRESS,
-    lambda experiment: Progress(len(experiment.counted_runs), len(experiment.runs)), outputs=Output.READER,
-)  # fmt: skip
+
+
+def _repetitions_column(documents: Sequence[RunDocument]) -> Column:
+    """Return the column of the number of runs, with what varies between them as its title."""
+    units = count_repetitions(documents)
+    return Column(
+        "counted", next(iter(units)) if len(units) == 1 else "runs", PROGRESS,
+        lambda experiment: Progress(len(experiment.counted_runs), len(experiment.runs)),
+        outputs=Output.READER,
+    )  # fmt: skip
+
+
+def _majority_column() -> Column:
+    return Column(
+        "majority_accuracy", "majority class", PERCENT, lambda experiment: experiment.majority_accuracy,
+        outputs=Output.WIDE | Output.PROGRAM,
+    )  # fmt: skip
+
+
+def _majority_footer(documents: Sequence[RunDocument]) -> list[dict[str, Any]]:
+    """Return a record for each data set, with the mean accuracy of its majority classes."""
+    by_data: dict[str, list[float]] = {}
+    for document in documents:
+        by_data.setdefault(str(document["config"].get("data", "?")), []).append(document["majority_accuracy"])
+    return [
+        {
+            "name": "majority class" if len(by_data) == 1 else f"majority class, {Path(data).name}",
+            "accuracy": Interval(100 * mean(accuracies), 0.0, 1),
+        }
+        for data, accuracies in by_data.items()
+    ]
 
 
 def _verdict_columns(
@@ -543,34 +581,125 @@ def _verdict_columns(
     return [difference, outcome, reason]
 
 
-def seeds_table(documents: Sequence[RunDocument]) -> Table:
-    """Return the table over seeds: a record for each experiment, compared with the first one."""
-    experiments = group_seeds(documents)
+def seeds_table(documents: Sequence[RunDocument], baseline: int = 0) -> Table:
+    """Return the table over seeds and partitions: a record for each experiment.
+
+    Args:
+        documents: The runs.
+        baseline: Index of the experiment that others are compared with, in order of appearance.
+    """
+    experiments = group_seeds(documents, baseline)
+    is_compared = len(experiments) > 1
+    is_validated = all(experiment.validation for experiment in experiments)
     columns = [
         _NAME_COLUMN,
-        _SEEDS_COLUMN,
-        _interval_column("best"),
-        _interval_column("last", priority=Priority.OPTIONAL),
+        _repetitions_column(documents),
+        _moment_column(attrgetter("moment"), experiments),
+        _interval_column("accuracy"),
+        *_verdict_columns(
+            experiments[baseline].name, is_compared=is_compared, is_shown=lambda experiment: True
+        ),
+        _interval_column(
+            "best", "best round", note="" if is_validated else _TEST_CHOSEN_NOTE,
+            outputs=_unless_equal("best", experiments),
+        ),
+        _interval_column("last", "last round", outputs=_unless_equal("last", experiments)),
+        _interval_column("adapted", hide_empty=True, note=_ADAPTED_NOTE, priority=Priority.OPTIONAL),
         _interval_column("mean", "mean of clients", outputs=Output.PAGE | Output.PROGRAM),
         _interval_column("worst_tenth", priority=Priority.OPTIONAL),
+        _majority_column(),
         _interval_column("validation", outputs=Output.PROGRAM),
-        *_verdict_columns(
-            experiments[0].name, is_compared=len(experiments) > 1, is_shown=lambda experiment: True
-        ),
         *_PROGRAM_COLUMNS,
-    ]
-    moments = dict.fromkeys(
-        describe_moment(document["last"]["moment"]) for document in documents if document["last"]
-    )
+    ]  # fmt: skip
     sentences = [
-        f"{run_title(documents)}.",
-        f"Test accuracy in % {' or '.join(moments)}, weighted by samples: mean ± 95 % interval over seeds "
-        "(Student's t).",
-        f"The best round is chosen {_describe_selection(documents, 'on test data')}.",
-        _judgment_note(experiments) if len(experiments) > 1 else "",
+        _describe_settings(documents, experiments),
+        _accuracy_note(documents, experiments),
+        _judgment_note(experiments) if is_compared else "",
         _excluded_note(documents, experiments),
     ]
-    return Table.from_sources(columns, experiments, note=" ".join(filter(None, sentences)))
+    return Table.from_sources(
+        columns,
+        experiments,
+        note=" ".join(filter(None, sentences)),
+        footer=_majority_footer(documents),
+        narrow=Narrow.TRANSPOSE,
+    )
+
+
+_TEST_CHOSEN_NOTE = "Best round: chosen on test data, too high, and not compared."
+_ADAPTED_NOTE = "Adapted: after adapting the last model to each client."
+
+
+def _moment_column(read: Callable[[Any], str], sources: Sequence[Any]) -> Column:
+    """Return the moments at which models are deployed; a terminal shows them if they differ."""
+    moments = list(dict.fromkeys(map(read, sources)))
+    meanings = [f"{moment}: {describe_moment(moment)}" for moment in moments]
+    return Column(
+        "moment", "deployed", TEXT, read, outputs=Output.ALL if len(moments) > 1 else ~Output.TERMINAL,
+        note=f"Deployed {'; '.join(meanings)}." if len(moments) > 1 else "",
+    )  # fmt: skip
+
+
+def _name_moment(moments: Sequence[str]) -> str:
+    """Return the common moment in words; empty if moments differ, which the table then has as a column."""
+    distinct = set(moments)
+    return f" {describe_moment(distinct.pop())}" if len(distinct) == 1 else ""
+
+
+def _unless_equal(key: str, experiments: Sequence[SeedGroup]) -> Output:
+    """Return the outputs of a column, which readers do not need if it has the values of the accuracy."""
+    is_equal = all(getattr(experiment, key) == experiment.accuracy for experiment in experiments)
+    return Output.PROGRAM if is_equal else Output.ALL
+
+
+def _accuracy_note(documents: Sequence[RunDocument], experiments: Sequence[SeedGroup]) -> str:
+    moment = _name_moment([experiment.moment for experiment in experiments])
+    return (
+        f"Test accuracy in % of the deployed model{moment}, {_describe_compared_round(documents)}, "
+        f"weighted by samples: {_describe_interval(experiments)}."
+    )
+
+
+def _describe_compared_round(documents: Sequence[RunDocument]) -> str:
+    shares = {document["config"].get("validation") or 0.0 for document in documents}
+    rounds = [
+        f"in the round chosen on {share:g} of the training data, held out" if share else "in the last round"
+        for share in sorted(shares)
+    ]
+    if any(shares) and any(document["deployed_moment"] == "adapted" for document in documents):
+        rounds.append("in the last round if the method adapts only after it")
+    return " or ".join(rounds)
+
+
+def _describe_interval(experiments: Sequence[SeedGroup]) -> str:
+    repetitions = dict.fromkeys(
+        describe_repetitions(experiment.counted_runs) for experiment in experiments if experiment.counted_runs
+    )
+    accuracies = [experiment.accuracy for experiment in experiments if experiment.accuracy]
+    is_clustered = any(accuracy.degrees is not None for accuracy in accuracies)
+    test = "Student's t, clustered by seed and by partition" if is_clustered else "Student's t"
+    return f"mean ± 95 % interval over {' or '.join(repetitions)} ({test})"
+
+
+_NAMED_SETTINGS = {"model": "model", "lr": "learning rate", "participation": "participation"}
+
+
+def _describe_settings(documents: Sequence[RunDocument], experiments: Sequence[SeedGroup]) -> str:
+    """Return the title of the runs, and settings that it does not have; with methods if they differ."""
+    common = [run_title(documents)]
+    differing = []
+    for key, word in _NAMED_SETTINGS.items():
+        pairs = [
+            (format_value(value), experiment.name)
+            for experiment in experiments
+            if (value := experiment.runs[0]["config"].get(key)) is not None
+        ]
+        distinct = {text for text, _ in pairs}
+        if len(distinct) == 1:
+            common.append(f"{word} {distinct.pop()}")
+        elif distinct:
+            differing.append(f"{word.capitalize()} {_group_by_text(pairs)}.")
+    return " ".join([f"{', '.join(common)}.", *differing])
 
 
 def sweep_table(documents: Sequence[RunDocument]) -> Table:
@@ -589,32 +718,41 @@ def sweep_table(documents: Sequence[RunDocument]) -> Table:
     def is_chosen(experiment: SeedGroup) -> bool:
         return experiment.name in chosen_names
 
-    def read_if_chosen(key: str) -> Callable[[SeedGroup], Interval | None]:
-        return lambda experiment: getattr(experiment, key) if is_chosen(experiment) else None
+    def test_column(key: str, title: str = "", **options: Any) -> Column:
+        def read(experiment: SeedGroup) -> Interval | None:
+            return getattr(experiment, key) if is_chosen(experiment) else None
+
+        return Column(key, title, INTERVAL, read, **options)
 
     columns = [
         _NAME_COLUMN,
-        _SEEDS_COLUMN,
+        _repetitions_column(documents),
+        _moment_column(attrgetter("moment"), experiments),
         _interval_column("validation"),
         Column("chosen", kind=FLAG, value=is_chosen),
-        Column("best", "test", INTERVAL, read_if_chosen("best")),
-        Column("last", kind=INTERVAL, value=read_if_chosen("last"), outputs=Output.PROGRAM),
-        Column("worst_tenth", kind=INTERVAL, value=read_if_chosen("worst_tenth"), outputs=Output.PROGRAM),
+        test_column("accuracy", "test"),
         *_verdict_columns(baseline, is_compared=is_compared, is_shown=is_chosen),
+        *(test_column(key, outputs=Output.PROGRAM) for key in ("best", "last", "adapted", "worst_tenth")),
+        _majority_column(),
         *_PROGRAM_COLUMNS,
     ]
     unequal_methods = methods_with_unequal_rounds(experiments)
     sentences = [
-        f"{run_title(documents)}.",
-        "Accuracy in %, mean ± 95 % interval over seeds, in the round that is best on validation data: "
-        f"{documents[0]['config'].get('validation'):g} of the training data, held out.",
+        _describe_settings(documents, experiments),
+        _accuracy_note(documents, experiments),
         "Values are chosen by validation accuracy alone; test accuracy is shown for the chosen values only.",
         _judgment_note(experiments) if is_compared else "",
         _excluded_note(documents, experiments),
     ]
     if unequal_methods:
         sentences.append(f"Nothing is chosen among runs of unequal rounds: {', '.join(unequal_methods)}.")
-    return Table.from_sources(columns, experiments, note=" ".join(filter(None, sentences)))
+    return Table.from_sources(
+        columns,
+        experiments,
+        note=" ".join(filter(None, sentences)),
+        footer=_majority_footer(documents),
+        narrow=Narrow.TRANSPOSE,
+    )
 
 
 def chosen_runs(documents: Sequence[RunDocument]) -> list[RunDocument]:
@@ -624,16 +762,27 @@ def chosen_runs(documents: Sequence[RunDocument]) -> list[RunDocument]:
 
 
 def _judgment_note(experiments: Sequence[SeedGroup]) -> str:
-    """Return the rule for verdicts, and the reasons for missing ones."""
+    """Return the pairs and the number of comparisons, the rule for verdicts, and reasons for missing ones."""
     reasons: dict[str, list[str]] = {}
     for experiment in experiments:
         reason = experiment.verdict.reason
         if reason and reason.is_obstacle:
             reasons.setdefault(reason, []).append(experiment.name)
-    not_judged = [f" Not judged, {reason}: {', '.join(names)}." for reason, names in reasons.items()]
-    return (
-        f"Differences are between runs with equal seed, split and rounds. {VERDICT_RULE}{''.join(not_judged)}"
-    )
+    differences = [experiment.difference for experiment in experiments if experiment.difference]
+    counts = " or ".join(map(str, sorted({difference.n for difference in differences})))
+    pairs = ""
+    if differences:
+        noun = "difference" if len(differences) == 1 else "differences"
+        pairs = (
+            f"{len(differences)} {noun} of accuracy, each over {counts} pairs of runs with equal seed, "
+            "partition and rounds."
+        )
+    sentences = [
+        pairs,
+        VERDICT_RULE,
+        *(f"Not judged, {reason}: {', '.join(names)}." for reason, names in reasons.items()),
+    ]
+    return " ".join(filter(None, sentences))
 
 
 def _excluded_note(documents: Sequence[RunDocument], experiments: Sequence[SeedGroup]) -> str:
@@ -728,6 +877,7 @@ def fairness_table(runs: Sequence[Fairness], names: Sequence[str] = ()) -> Table
 
     columns = [
         Column("name", "method", TEXT, lambda run: by_name[id(run)]),
+        _moment_column(itemgetter("moment"), runs),
         Column("round", value=lambda run: run["round"]),
         spread("clients", COUNT, outputs=~Output.TERMINAL),
         spread("mean"),
@@ -741,9 +891,9 @@ def fairness_table(runs: Sequence[Fairness], names: Sequence[str] = ()) -> Table
                  note="Against: clients with higher/equal/lower accuracy than with it.")
           for baseline in baselines),
     ]  # fmt: skip
-    moments = " or ".join(dict.fromkeys(describe_moment(run["moment"]) for run in runs))
+    moment = _name_moment([run["moment"] for run in runs])
     counts = " or ".join(map(str, sorted({run["spread"]["clients"] for run in runs})))
-    note = f"Accuracy in % {moments}, over {counts} clients, each counted once."
+    note = f"Accuracy in % of the deployed model{moment}, over {counts} clients, each counted once."
     return Table.from_sources(columns, runs, note=note)
 
 

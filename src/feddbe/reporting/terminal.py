@@ -94,6 +94,7 @@ class CurveChart:
 def _limits(panel: Curves) -> tuple[float, float]:
     """Return round numbers around all values; for percentages multiples of ten from 0 to 100."""
     values = [y for series in panel.series for edge in (series.mean, series.low, series.high) for y in edge]
+    values += [series.mark.y for series in panel.series if series.mark]
     values += [reference.y for reference in panel.references]
     is_percent = panel.y_axis.unit == "%"
     if is_percent:

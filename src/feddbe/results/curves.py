@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
 from feddbe.config.options import Config
-from feddbe.results.document import RoundResult, RunDocument, accuracy_curve, describe_moment
-from feddbe.results.seeds import CurveReader, group_names, group_runs
-from feddbe.results.statistics import mean_interval
+from feddbe.results.document import (
+    RoundResult,
+    RunDocument,
+    accuracy_curve,
+    compared_result,
+    describe_moment,
+)
+from feddbe.results.seeds import CurveReader, describe_repetitions, find_trial, group_names, group_runs
+from feddbe.results.statistics import Trial, trial_interval
 
 TEST_MOMENTS = ("before", "adapted", "after")
 """Moments at which a client's model is evaluated on its test data."""
@@ -161,7 +167,7 @@ def _metric_reader(name: str, moment: str | None, scale: float) -> Callable[[Rou
 
 @dataclass(frozen=True)
 class MeanCurve:
-    """Mean over the runs of one experiment, which differ in their seeds only, and a band around it."""
+    """Mean over the runs of one experiment, which differ in seed and partition, and a band around it."""
 
     name: str
     runs: tuple[RunDocument, ...]
@@ -173,18 +179,27 @@ class MeanCurve:
 
     @property
     def best(self) -> tuple[int, float]:
-        """Return the point of the best round.
+        """Return the point of a single run's best round.
 
-        For a single run with validation data, it is the round selected on it. Otherwise it is the first of
-        the highest points.
+        With validation data, it is the round selected on it. Otherwise it is the first of the highest points.
         """
         curve = list(zip(self.x, self.mean, strict=True))
         best = self.runs[0]["best"]
-        if len(self.runs) == 1 and best and best["validation"] and best["accuracy"]:
+        if best and best["validation"] and best["accuracy"]:
             selected = best["round"], 100 * best["accuracy"]["weighted"]
             if selected in curve:
                 return selected
         return max(curve, key=lambda point: point[1])
+
+    @property
+    def compared(self) -> tuple[list[int], float]:
+        """Return the rounds by which the runs are compared, and their mean accuracy, as in tables over seeds.
+
+        The accuracy is at the moment at which the model is deployed, so it may be above the curve.
+        """
+        results = [result for result in map(compared_result, self.runs) if result]
+        accuracies = [100 * result["accuracy"]["weighted"] for result in results if result["accuracy"]]
+        return [result["round"] for result in results], mean(accuracies)
 
 
 def mean_curves(
@@ -195,7 +210,7 @@ def mean_curves(
     curves = []
     for runs, name in zip(experiments, group_names(experiments), strict=True):
         x = tuple(round_ for round_, _ in read_curve(runs[0]))
-        values = [[value for _, value in read_curve(run)] for run in runs]
+        values = {find_trial(run): [value for _, value in read_curve(run)] for run in runs}
         means, low, high = mean_and_band(values)
         curves.append(MeanCurve(name, tuple(runs), x, means, low, high))
     return curves
@@ -204,36 +219,35 @@ def mean_curves(
 Values = tuple[float, ...]
 
 
-def mean_and_band(runs: Sequence[Sequence[float]]) -> tuple[Values, Values, Values]:
+def mean_and_band(runs: Mapping[Trial, Sequence[float]]) -> tuple[Values, Values, Values]:
     """Return the mean of runs of equal length, and the lower and upper edge of the band around it.
 
     A single run has no band.
     """
-    columns = list(zip(*runs, strict=True))
-    means = tuple(mean(values) for values in columns)
+    columns = [dict(zip(runs, values, strict=True)) for values in zip(*runs.values(), strict=True)]
+    means = tuple(mean(values.values()) for values in columns)
     if len(runs) < 2:
         return means, (), ()
     edges = [band_edges(values) for values in columns]
     return means, tuple(low for low, _ in edges), tuple(high for _, high in edges)
 
 
-def band_edges(values: Sequence[float]) -> tuple[float, float]:
+def band_edges(values: Mapping[Trial, float]) -> tuple[float, float]:
     """Return the 95 % interval of the mean by Student's t; for two values the lower and the higher.
 
     With two values the interval would be 13 standard errors wide on either side.
     """
     if len(values) < 3:
-        return min(values), max(values)
-    estimate = mean_interval(values)
+        return min(values.values()), max(values.values())
+    estimate = trial_interval(values)
     return estimate.mean - estimate.half_width, estimate.mean + estimate.half_width
 
 
-def describe_band(seed_counts: Sequence[int]) -> str:
-    """Return the caption of bands for experiments with these numbers of seeds; empty without bands."""
-    counts = {count for count in seed_counts if count > 1}
-    if not counts:
-        return ""
-    if counts == {2}:
-        return "band: lower to higher of two seeds"
-    meaning = "band: 95 % interval of the mean over seeds"
-    return f"{meaning} (two seeds: lower to higher)" if 2 in counts else meaning
+def describe_band(groups: Sequence[Sequence[RunDocument]]) -> str:
+    """Return the caption of bands for groups of runs that are drawn as their mean; empty without bands."""
+    pairs = dict.fromkeys(describe_repetitions(group) for group in groups if len(group) == 2)
+    others = dict.fromkeys(describe_repetitions(group) for group in groups if len(group) > 2)
+    if not others:
+        return f"band: lower to higher of {' or '.join(pairs)}" if pairs else ""
+    meaning = f"band: 95 % interval of the mean over {' or '.join(others)}"
+    return f"{meaning} ({' or '.join(pairs)}: lower to higher)" if pairs else meaning

@@ -104,6 +104,10 @@ class RunDocument(TypedDict):
     """The round with the highest weighted accuracy: on validation data if there is some, otherwise on test
     data, which is optimistic."""
     last: RoundResult | None
+    deployed_moment: str
+    """Moment at which clients deploy the model: `adapted` if the method adapts it, otherwise `before`."""
+    test_samples: int
+    """Number of test samples of all clients that were evaluated in the last round."""
     majority_accuracy: float
     """Weighted accuracy if each client always predicts its most frequent training label."""
     new_clients: NewClientsResult | None
@@ -199,7 +203,7 @@ def describe_moment(moment: str) -> str:
 
 
 def at_moment(document: RunDocument, moment: str) -> RunDocument:
-    """Return the document with the accuracies of another moment: `before`, `adapted` or `after`.
+    """Return the document as if the model were deployed at another moment: `before`, `adapted` or `after`.
 
     If data was held out, it still selects the best round, by its accuracy at the run's own moment.
     """
@@ -209,7 +213,51 @@ def at_moment(document: RunDocument, moment: str) -> RunDocument:
     evaluated = [result for result in rounds if result["accuracy"]]
     best = max(evaluated, key=selection_accuracy, default=None)
     last = evaluated[-1] if evaluated else None
-    return {**document, "rounds": rounds, "best": best, "last": last}
+    return {**document, "rounds": rounds, "best": best, "last": last, "deployed_moment": moment}
+
+
+def find_deployed_moment(last: RoundResult | None) -> str:
+    """Return the moment at which clients deploy the model of a run with this last evaluated round."""
+    if last is None:
+        return "before"
+    return "adapted" if last["adapted"] else last["moment"]
+
+
+def deployed_result(document: RunDocument, which_round: str = "best") -> RoundResult | None:
+    """Return a round's result at the moment at which the model is deployed; None if nothing was evaluated.
+
+    Args:
+        document: The run.
+        which_round: `best` or `last`. A method that adapts after the last round only is always at the last.
+    """
+    result = document["best" if which_round == "best" else "last"]
+    if result is None or document["last"] is None:
+        return None
+    return deploy_result(result, document["last"], document["deployed_moment"])
+
+
+def deploy_result(result: RoundResult, last: RoundResult, moment: str) -> RoundResult:
+    """Return the result with the accuracy at a moment; that of the last round if only it has one."""
+    accuracy = _accuracy_at(result, moment)
+    if accuracy is None:
+        result, accuracy = last, _accuracy_at(last, moment)
+    return {**result, "accuracy": accuracy, "moment": moment}
+
+
+def _accuracy_at(result: RoundResult, moment: str) -> Accuracy | None:
+    if moment == result["moment"]:
+        return result["accuracy"]
+    return cast(Accuracy | None, {**result}.get(moment))
+
+
+def compared_result(document: RunDocument) -> RoundResult | None:
+    """Return the result by which runs are compared, at the moment at which the model is deployed.
+
+    It is that of the last round, or of the round that was chosen on validation data. A best round that was
+    chosen on test data is never compared.
+    """
+    is_validated = document["best"] is not None and document["best"]["validation"] is not None
+    return deployed_result(document, "best" if is_validated else "last")
 
 
 def selection_accuracy(result: RoundResult) -> float:
@@ -267,12 +315,14 @@ def run_title(documents: Sequence[RunDocument]) -> str:
     for document in documents:
         requested = document["config"].get("rounds") or 0
         rounds.append(max(0, requested if document["diverged"] else len(document["rounds"]) - 1))
+    partition_seeds = sorted({config.get("partition_seed", 1) for config in settings})
     parts = [
         join_distinct(Path(config.get("data", "")).name for config in settings),
         join_distinct(config.get("partition") for config in settings),
         f"{clients} clients" if clients else "",
         f"{join_distinct(rounds)} rounds",
         _describe_seeds(sorted({config.get("seed", 0) for config in settings})),
+        f"partition {_describe_seeds(partition_seeds)}" if len(partition_seeds) > 1 else "",
     ]
     return ", ".join(filter(None, parts))
 
@@ -304,7 +354,7 @@ def run_labels(documents: Sequence[RunDocument], *, seed: bool = True) -> list[s
 
     Args:
         documents: The runs.
-        seed: Treat the seed as such a setting.
+        seed: Treat the seeds of run and partition as such settings.
     """
     labels = []
     for document in documents:
@@ -324,7 +374,7 @@ def distinguishing_settings(
     Args:
         document: The run.
         documents: All runs, including this one.
-        seed: Treat the seed as such a setting.
+        seed: Treat the seeds of run and partition as such settings.
     """
     settings = identifying_settings(document["config"], seed=seed)
     peers = [
@@ -394,6 +444,7 @@ def truncate_run(document: RunDocument, rounds: int, patience: int | None) -> Ru
         "rounds": results,
         "best": max(evaluated, key=selection_accuracy, default=None),
         "last": evaluated[-1] if evaluated else None,
+        "deployed_moment": find_deployed_moment(evaluated[-1] if evaluated else None),
         "new_clients": None,
         "analyses": [analysis for analysis in document["analyses"] if analysis["round"] in selected],
         "diverged": divergence,

@@ -14,7 +14,7 @@ import numpy as np
 
 from feddbe.errors import InvalidInputError
 from feddbe.metrics.records import aggregate_clients
-from feddbe.results.document import RunDocument, run_labels
+from feddbe.results.document import RunDocument, deployed_result, run_labels
 from feddbe.results.seeds import PARTITION_OPTIONS, strip_options
 
 BASELINES = ("local", "fedavg")
@@ -63,6 +63,7 @@ class Fairness(TypedDict):
     method: str
     round: int
     moment: str
+    """Moment at which the method's model is deployed."""
     accuracy: dict[int, float]
     spread: Spread
     paired: dict[str, PairedClients]
@@ -133,8 +134,8 @@ def compute_fairness(
 
     Args:
         documents: The runs.
-        accuracies: Accuracies of each run's clients in the requested round.
-        which_round: `best` or `last`.
+        accuracies: Accuracies of each run's clients in the requested round, of the model that they deploy.
+        which_round: `best` or `last`; see `deployed_result`.
 
     Raises:
         InvalidInputError: A run has no evaluated round.
@@ -142,7 +143,7 @@ def compute_fairness(
     names = run_labels(documents)
     results: list[Fairness] = []
     for document, name, accuracy in zip(documents, names, accuracies, strict=True):
-        result = document["best" if which_round == "best" else "last"]
+        result = deployed_result(document, which_round)
         if result is None:
             raise InvalidInputError(
                 f"{name}: no round has been evaluated yet; there are no clients to compare"

@@ -1,18 +1,21 @@
-"""Experiments over seeds: runs grouped by their settings, their means, and comparisons with a baseline."""
+"""Experiments over seeds and partitions: runs grouped by settings, means, comparisons with a baseline."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from statistics import mean
 
-from feddbe.config.options import identifying_settings
+from feddbe.config.options import REPETITION_OPTIONS, identifying_settings
 from feddbe.results.document import (
-    Accuracy,
     Extent,
+    RoundResult,
     RunDocument,
     accuracy_curve,
+    compared_result,
     last_round,
     run_extent,
     run_labels,
@@ -21,10 +24,11 @@ from feddbe.results.statistics import (
     Comparison,
     Interval,
     Reason,
+    Trial,
     Verdict,
     judge_comparisons,
-    mean_interval,
     paired_differences,
+    trial_interval,
 )
 
 CurveReader = Callable[[RunDocument], list[tuple[int, float]]]
@@ -47,16 +51,41 @@ def group_runs(
         # older runs do not have all settings
         settings = {name: value for name, value in settings.items() if value is not None}
         key = json.dumps([document["method"], settings, rounds], sort_keys=True, default=str)
-        seed = document["config"].get("seed")
-        while any(run["config"].get("seed") == seed for run in groups.get(key, ())):
-            key += "'"  # a copy of a run is not another seed
+        repetition = find_trial(document)
+        while any(find_trial(run) == repetition for run in groups.get(key, ())):
+            key += "'"  # a copy of a run is not another repetition
         groups.setdefault(key, []).append(document)
     return list(groups.values())
 
 
 def group_experiments(documents: Sequence[RunDocument]) -> list[list[RunDocument]]:
-    """Return runs that differ in their seed only, with any number of rounds, in order of appearance."""
+    """Return runs that differ only in seed and partition seed, with any number of rounds.
+
+    Experiments are in order of appearance.
+    """
     return group_runs(documents, lambda document: [(0, 0.0)])
+
+
+def find_trial(document: RunDocument) -> Trial:
+    """Return the seeds of a run and of its partition."""
+    return Trial(document["config"].get("seed"), document["config"].get("partition_seed"))
+
+
+def describe_repetitions(runs: Sequence[RunDocument]) -> str:
+    """Return what varies: `3 seeds`, `3 partitions` or `3 seeds x 3 partitions`."""
+    if len(runs) == 1:
+        return "1 seed"
+    return " x ".join(f"{count} {unit}" for unit, count in count_repetitions(runs).items())
+
+
+def count_repetitions(runs: Sequence[RunDocument]) -> dict[str, int]:
+    """Return the numbers of `seeds` and `partitions`, without one that does not vary between the runs."""
+    trials = [find_trial(run) for run in runs]
+    counts = {
+        "seeds": len({trial.seed for trial in trials}),
+        "partitions": len({trial.partition_seed for trial in trials}),
+    }
+    return {unit: count for unit, count in counts.items() if count > 1} or {"seeds": 1}
 
 
 def counted_runs(experiment: Sequence[RunDocument]) -> list[RunDocument]:
@@ -70,14 +99,14 @@ def counted_runs(experiment: Sequence[RunDocument]) -> list[RunDocument]:
 
 
 def group_names(groups: Sequence[Sequence[RunDocument]]) -> list[str]:
-    """Return a name for each group, with its number of seeds, or with its seed if names are equal."""
+    """Return a name for each group, with its repetitions, or with its seeds if names are equal."""
     labels = run_labels([group[0] for group in groups], seed=False)
     names = []
     for group, label in zip(groups, labels, strict=True):
         if len(group) > 1:
-            names.append(f"{label} ({len(group)} seeds)")
+            names.append(f"{label} ({describe_repetitions(group)})")
         elif labels.count(label) > 1:
-            names.append(f"{label}, seed {group[0]['config'].get('seed', '?')}")
+            names.append(f"{label}, {_describe_trial(group[0], groups)}")
         else:
             names.append(label)
     return names
@@ -88,35 +117,51 @@ def strip_options(method: str) -> str:
     return re.sub(r"\([^()]*\)", "", method)
 
 
-Trial = str
-"""Key of comparable runs: data, partition, held-out data, seed and length."""
-PARTITION_OPTIONS = ("data", "partition", "partition_seed", "clients", "split", "shift")
+def _describe_trial(run: RunDocument, groups: Sequence[Sequence[RunDocument]]) -> str:
+    """Return a run's seed, and that of its partition if partitions differ between the groups."""
+    trial = find_trial(run)
+    seed = f"seed {'?' if trial.seed is None else trial.seed}"
+    partitions = {find_trial(other).partition_seed for group in groups for other in group}
+    return seed if len(partitions) == 1 else f"{seed}, partition seed {trial.partition_seed}"
+
+
+_DATA_OPTIONS = ("data", "partition", "clients", "split", "shift")
+PARTITION_OPTIONS = (*_DATA_OPTIONS, "partition_seed")
 """Settings that determine the test samples of a client."""
-_SAME_DATA = (*PARTITION_OPTIONS, "validation", "new_clients")
-AccuracyReader = Callable[[RunDocument], Accuracy | None]
+_SAME_DATA = (*_DATA_OPTIONS, "validation", "new_clients")
+ResultReader = Callable[[RunDocument], RoundResult | None]
 
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """One experiment over its seeds. Values are in percent, over `counted_runs`."""
+    """One experiment over its seeds and partitions. Accuracies are in percent, over `counted_runs`."""
 
     name: str
     """The method, and the settings that distinguish experiments of this method."""
     runs: tuple[RunDocument, ...]
     counted_runs: tuple[RunDocument, ...]
     """Runs that did not diverge and are as long as the longest; see `counted_runs`."""
-    best: Interval | None
-    """Test accuracy in the best round of each run, weighted by samples."""
-    last: Interval | None
+    moment: str
+    """Moment at which clients deploy the model, which `accuracy` is that of."""
+    accuracy: Interval | None
+    """Test accuracy by which methods are compared, weighted by samples; see `compared_result`."""
     mean: Interval | None
-    """Mean accuracy of clients in the best round."""
+    """Mean accuracy of clients, in the same round and at the same moment."""
     worst_tenth: Interval | None
-    """Mean accuracy of the worst tenth of clients in the best round."""
+    """Mean accuracy of the worst tenth of clients, in the same round and at the same moment."""
+    best: Interval | None
+    """Test accuracy in the best round of each run; if it was chosen on test data, it is not compared."""
+    last: Interval | None
+    """Test accuracy in the last round, before an adaptation that follows it."""
+    adapted: Interval | None
+    """Test accuracy in the last round, after the method adapted the model to the client."""
     validation: Interval | None
     """Validation accuracy that selected the best round, if data was held out."""
     difference: Interval | None
-    """Difference of `best` to the baseline's over equal trials; None for the baseline or without trials."""
+    """Difference of `accuracy` to the baseline's over equal trials; None for the baseline, or without any."""
     verdict: Verdict
+    majority_accuracy: float
+    """Mean over all runs, as a fraction of one."""
 
     @property
     def diverged(self) -> int:
@@ -125,7 +170,7 @@ class SeedGroup:
 
     @property
     def seeds(self) -> str:
-        """Number of counted seeds, as in `3` or `2 of 3`."""
+        """Number of counted runs, as in `3` or `2 of 3`."""
         count, total = len(self.counted_runs), len(self.runs)
         return str(total) if count == total else f"{count} of {total}"
 
@@ -158,13 +203,17 @@ def group_seeds(
             name=name,
             runs=tuple(group),
             counted_runs=tuple(runs),
-            best=_mean_interval(runs, _best_accuracy),
-            last=_mean_interval(runs, _last_accuracy),
-            mean=_mean_interval(runs, _best_accuracy, "mean"),
-            worst_tenth=_mean_interval(runs, _best_accuracy, "worst_tenth"),
-            validation=_mean_interval(runs, _validation_accuracy),
+            moment=(runs or group)[0]["deployed_moment"],
+            accuracy=_interval(runs, compared_result),
+            mean=_interval(runs, compared_result, statistic="mean"),
+            worst_tenth=_interval(runs, compared_result, statistic="worst_tenth"),
+            best=_interval(runs, itemgetter("best")),
+            last=_interval(runs, itemgetter("last")),
+            adapted=_interval(runs, itemgetter("last"), "adapted"),
+            validation=_interval(runs, itemgetter("best"), "validation"),
             difference=comparison.difference,
             verdict=verdict,
+            majority_accuracy=mean(run["majority_accuracy"] for run in group),
         )
         for name, group, runs, comparison, verdict in zip(
             names, groups, counted, comparisons, verdicts, strict=True
@@ -210,16 +259,20 @@ def _validation_mean(group: SeedGroup) -> float:
 
 
 def _compare(runs: Sequence[RunDocument], baseline: Sequence[RunDocument]) -> Comparison:
-    """Compare the best rounds of two experiments, trial by trial."""
+    """Compare the deployed models of two experiments, trial by trial."""
     if not runs or not baseline:
         return Comparison(None, obstacle=Reason.NO_RUN)
     if not _have_common_settings(runs, baseline, _SAME_DATA):
         return Comparison(None, obstacle=Reason.OTHER_DATA)
-    if not _have_common_settings(runs, baseline, (*_SAME_DATA, "seed")):
-        return Comparison(None, obstacle=Reason.OTHER_SEEDS)
-    difference = paired_differences(_by_trial(runs, _best_accuracy), _by_trial(baseline, _best_accuracy))
-    chosen_on_test = any(_validation_accuracy(run) is None for run in (*runs, *baseline))
-    return Comparison(difference, chosen_on_test, None if difference else Reason.UNEQUAL_ROUNDS)
+    if not _have_common_settings(runs, baseline, (*_SAME_DATA, *REPETITION_OPTIONS)):
+        return Comparison(None, obstacle=Reason.OTHER_TRIALS)
+    difference = paired_differences(_by_trial(runs, compared_result), _by_trial(baseline, compared_result))
+    test_samples = min(run["test_samples"] for run in (*runs, *baseline))
+    return Comparison(
+        difference,
+        obstacle=None if difference else Reason.UNEQUAL_ROUNDS,
+        one_sample=100 / test_samples if test_samples else 0.0,
+    )
 
 
 def _have_common_settings(
@@ -234,33 +287,28 @@ def _format_settings(run: RunDocument, keys: Sequence[str]) -> str:
     return json.dumps([run["config"].get(key) for key in keys])
 
 
-def _mean_interval(
-    runs: Sequence[RunDocument], read: AccuracyReader, statistic: str = "weighted"
+def _interval(
+    runs: Sequence[RunDocument], read: ResultReader, key: str = "accuracy", *, statistic: str = "weighted"
 ) -> Interval | None:
-    values = _by_trial(runs, read, statistic)
-    return mean_interval(list(values.values())) if values else None
+    values = _by_trial(runs, read, key, statistic)
+    return trial_interval(values) if values else None
 
 
 def _by_trial(
-    runs: Sequence[RunDocument], read: AccuracyReader, statistic: str = "weighted"
-) -> Mapping[Trial, float]:
-    """Return an accuracy of each run in percent, by its trial."""
-    values: dict[Trial, float] = {}
+    runs: Sequence[RunDocument], read: ResultReader, key: str = "accuracy", statistic: str = "weighted"
+) -> dict[Trial, float]:
+    """Return an accuracy of each run in percent, by its trial.
+
+    Args:
+        runs: The runs.
+        read: Returns the result of a round.
+        key: Name of the accuracy in this result.
+        statistic: Statistic over clients.
+    """
+    values = {}
     for run in runs:
-        accuracy = read(run)
-        if accuracy is not None:
-            trial = f"{_format_settings(run, (*_SAME_DATA, 'seed'))} {run_extent(run)}"
-            values[trial] = 100 * float({**accuracy}[statistic])  # type: ignore[arg-type]
+        accuracy = {**(read(run) or {})}.get(key)
+        if isinstance(accuracy, dict):
+            settings = f"{_format_settings(run, _SAME_DATA)} {run_extent(run)}"
+            values[find_trial(run)._replace(settings=settings)] = 100 * float(accuracy[statistic])
     return values
-
-
-def _best_accuracy(document: RunDocument) -> Accuracy | None:
-    return document["best"]["accuracy"] if document["best"] else None
-
-
-def _last_accuracy(document: RunDocument) -> Accuracy | None:
-    return document["last"]["accuracy"] if document["last"] else None
-
-
-def _validation_accuracy(document: RunDocument) -> Accuracy | None:
-    return document["best"]["validation"] if document["best"] else None

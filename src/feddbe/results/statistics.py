@@ -1,15 +1,24 @@
-"""Statistics over seeds: means with confidence intervals, paired differences, and significance tests."""
+"""Statistics over repetitions: means with confidence intervals, paired differences, significance tests."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 from math import inf, sqrt
 from statistics import mean, stdev
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar, cast
 
-Trial = TypeVar("Trial")
+AnyTrial = TypeVar("AnyTrial")
+
+
+class Trial(NamedTuple):
+    """One repetition. Runs of two methods with equal trials are a pair."""
+
+    seed: int | None
+    partition_seed: int | None
+    settings: str = ""
+    """Further settings that a pair has in common: the data, and the number of rounds."""
 
 
 class Interval(NamedTuple):
@@ -18,6 +27,8 @@ class Interval(NamedTuple):
     mean: float
     half_width: float
     n: int
+    degrees: float | None = None
+    """Degrees of freedom of Student's t; None: n - 1."""
 
     @property
     def p_value(self) -> float:
@@ -26,8 +37,9 @@ class Interval(NamedTuple):
 
         if self.n < 2 or not self.half_width:
             return 1.0
-        t = self.mean / (self.half_width / _t_quantile(self.n - 1))
-        return float(2 * stdtr(self.n - 1, -abs(t)))
+        degrees = self.n - 1 if self.degrees is None else self.degrees
+        t = self.mean / (self.half_width / _t_quantile(degrees))
+        return float(2 * stdtr(degrees, -abs(t)))
 
     def format(self, digits: int = 2, *, sign: bool = False) -> str:
         """Return the text for tables: `97.59 ± 1.96`, or `97.59` for a single value."""
@@ -43,31 +55,65 @@ def mean_interval(values: Sequence[float]) -> Interval:
     return Interval(mean(values), _t_quantile(n - 1) * stdev(values) / sqrt(n), n)
 
 
+def trial_interval(values: Mapping[Trial, float]) -> Interval:
+    """Return the 95 % interval of the mean over seeds and partitions.
+
+    Runs that share a seed or a partition are not independent. If some do, the variance of the mean is that of
+    the means of seeds plus that of the means of partitions, an upper bound for any correlation of such runs.
+    Its degrees of freedom are Satterthwaite's. Otherwise it is `mean_interval`.
+    """
+    factors = [[trial.seed for trial in values], [trial.partition_seed for trial in values]]
+    shared = [levels for levels in factors if 1 < len(set(levels)) < len(values)]
+    if not shared:
+        return mean_interval(list(values.values()))
+    center = mean(values.values())
+    deviations = [value - center for value in values.values()]
+    variances = [_cluster_variance(deviations, levels) for levels in shared]
+    variance = sum(variances)
+    degrees = float(min(len(set(levels)) for levels in shared) - 1)
+    if variance:
+        parts = zip(variances, shared, strict=True)
+        degrees = variance**2 / sum(part**2 / (len(set(levels)) - 1) for part, levels in parts)
+    return Interval(center, _t_quantile(degrees) * sqrt(variance), len(values), degrees)
+
+
+def _cluster_variance(deviations: Sequence[float], levels: Sequence[Hashable]) -> float:
+    """Return the variance of a mean whose terms are correlated within each level."""
+    sums: dict[Hashable, float] = {}
+    for deviation, level in zip(deviations, levels, strict=True):
+        sums[level] = sums.get(level, 0.0) + deviation
+    total = sum(value**2 for value in sums.values())
+    return len(sums) / (len(sums) - 1) * total / len(deviations) ** 2
+
+
 @cache
-def _t_quantile(degrees: int) -> float:
+def _t_quantile(degrees: float) -> float:
     """Return t_{0.975} for these degrees of freedom; cached, because curves need it for every round."""
     from scipy.stats import t
 
     return float(t.ppf(0.975, degrees))
 
 
-def paired_differences(ours: Mapping[Trial, float], theirs: Mapping[Trial, float]) -> Interval | None:
+def paired_differences(ours: Mapping[AnyTrial, float], theirs: Mapping[AnyTrial, float]) -> Interval | None:
     """Return the mean of ours - theirs over common trials (equal split and seed); None without any."""
-    common = [trial for trial in ours if trial in theirs]
-    if not common:
+    differences = {trial: value - theirs[trial] for trial, value in ours.items() if trial in theirs}
+    if not differences:
         return None
-    return mean_interval([ours[trial] - theirs[trial] for trial in common])
+    if all(isinstance(trial, Trial) for trial in differences):
+        return trial_interval(cast(Mapping[Trial, float], differences))
+    return mean_interval(list(differences.values()))
 
 
 SIGNIFICANCE_LEVEL = 0.05
 """Probability that a table without real differences has a verdict."""
-MIN_SEEDS = 3
+MIN_PAIRS = 3
 """Minimum number of pairs for a verdict."""
 _MIN_HALF_WIDTH = 0.005
 """Half-width in percentage points below which an interval is printed as 0.00 and is not tested."""
 VERDICT_RULE = (
-    f"Better or worse: paired t-test at {100 * SIGNIFICANCE_LEVEL:g} % for the whole table "
-    f"(Holm's correction), at least {MIN_SEEDS} seeds, best rounds chosen on held-out data."
+    f"Better or worse: two-sided paired t-test at {100 * SIGNIFICANCE_LEVEL:g} % for the whole table "
+    f"(Holm's correction), at least {MIN_PAIRS} pairs, a difference of at least one test sample, no round "
+    "chosen on test data."
 )
 
 
@@ -79,10 +125,11 @@ class Reason(StrEnum):
     NOT_SIGNIFICANT = "not significant"
     NO_RUN = "no run to compare"
     OTHER_DATA = "other data"
-    OTHER_SEEDS = "no seed in common"
+    OTHER_TRIALS = "no seed and partition in common"
     UNEQUAL_ROUNDS = "unequal rounds"
     NO_PAIRS = "no pairs"
-    FEW_SEEDS = f"fewer than {MIN_SEEDS} seeds"
+    FEW_PAIRS = f"fewer than {MIN_PAIRS} pairs"
+    BELOW_ONE_SAMPLE = "less than one test sample"
     CHOSEN_ON_TEST = "best rounds chosen on test data"
 
     @property
@@ -99,6 +146,8 @@ class Comparison(NamedTuple):
     """True if a best round was selected by the test accuracy that is compared."""
     obstacle: Reason | None = None
     """Reason for a missing difference, or for not judging it."""
+    one_sample: float = 0.0
+    """One test sample in percentage points, 100 / number of test samples; 0 if it is unknown."""
 
 
 class Verdict(NamedTuple):
@@ -115,30 +164,44 @@ def judge_comparisons(comparisons: Sequence[Comparison]) -> list[Verdict]:
     """Return a verdict for each comparison of one table.
 
     Args:
-        comparisons: All comparisons of the table. Holm's correction counts those that can be judged.
+        comparisons: All comparisons of the table. Holm's correction counts those that can be judged. A
+            difference below one test sample counts, too, with a p-value of 1.
     """
-    reasons = [_find_obstacle(comparison) for comparison in comparisons]
-    p_values: dict[int, float] = {}
-    for index, (comparison, reason) in enumerate(zip(comparisons, reasons, strict=True)):
-        difference = comparison.difference
-        if difference is not None and not reason:
-            has_spread = difference.half_width >= _MIN_HALF_WIDTH
-            p_values[index] = difference.p_value if has_spread else 1.0
+    obstacles = [_find_obstacle(comparison) for comparison in comparisons]
+    p_values = {
+        index: _p_value(comparison)
+        for index, (comparison, obstacle) in enumerate(zip(comparisons, obstacles, strict=True))
+        if obstacle is None
+    }
     significant = _reject_by_holm(p_values)
     verdicts = []
-    for index, (comparison, reason) in enumerate(zip(comparisons, reasons, strict=True)):
+    for index, (comparison, obstacle) in enumerate(zip(comparisons, obstacles, strict=True)):
         if index in significant and comparison.difference is not None:
             verdicts.append(Verdict("better" if comparison.difference.mean > 0 else "worse"))
+        elif obstacle is None and _is_below_one_sample(comparison):
+            verdicts.append(Verdict("", Reason.BELOW_ONE_SAMPLE))
         else:
-            verdicts.append(Verdict("", reason or Reason.NOT_SIGNIFICANT))
+            verdicts.append(Verdict("", obstacle or Reason.NOT_SIGNIFICANT))
     return verdicts
+
+
+def _p_value(comparison: Comparison) -> float:
+    """Return the p-value of the difference; 1 without spread, and below one test sample."""
+    difference = comparison.difference
+    if difference is None or difference.half_width < _MIN_HALF_WIDTH or _is_below_one_sample(comparison):
+        return 1.0
+    return difference.p_value
+
+
+def _is_below_one_sample(comparison: Comparison) -> bool:
+    return comparison.difference is not None and abs(comparison.difference.mean) < comparison.one_sample
 
 
 def _find_obstacle(comparison: Comparison) -> Reason | None:
     if comparison.obstacle or comparison.difference is None:
         return comparison.obstacle or Reason.NO_PAIRS
-    if comparison.difference.n < MIN_SEEDS:
-        return Reason.FEW_SEEDS
+    if comparison.difference.n < MIN_PAIRS:
+        return Reason.FEW_PAIRS
     return Reason.CHOSEN_ON_TEST if comparison.chosen_on_test else None
 
 

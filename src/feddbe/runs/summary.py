@@ -18,6 +18,8 @@ from feddbe.results.document import (
     RoundResult,
     RunDocument,
     build_new_clients_result,
+    deploy_result,
+    find_deployed_moment,
     selection_accuracy,
 )
 from feddbe.runs.analysis import META
@@ -36,6 +38,7 @@ def build_document(store: RunStore, *, hashes: bool = True) -> RunDocument:
     """Return the document of a run; without `hashes`, the states are not read, which may be large."""
     results = store.round_results()
     evaluated = [result for result in results if result["accuracy"]]
+    last = evaluated[-1] if evaluated else None
     settings: Mapping[str, Any] = store.meta("config")
     server_hash, client_hashes = store.hashes() if hashes else ("", {})
     trained = [result for result in results if result["round"] > 0]
@@ -46,7 +49,9 @@ def build_document(store: RunStore, *, hashes: bool = True) -> RunDocument:
         "config_hash": store.meta("config_hash"),
         "rounds": results,
         "best": max(evaluated, key=selection_accuracy, default=None),
-        "last": evaluated[-1] if evaluated else None,
+        "last": last,
+        "deployed_moment": find_deployed_moment(last),
+        "test_samples": _count_test_samples(store, last) if last else 0,
         "majority_accuracy": store.meta("majority_accuracy"),
         "new_clients": read_new_clients(store),
         "analyses": _analyses(store),
@@ -125,6 +130,13 @@ def _count_participations(store: RunStore) -> int:
     return int(sum(weights))
 
 
+def _count_test_samples(store: RunStore, result: RoundResult) -> int:
+    """Return the number of test samples of the clients that were evaluated in a round."""
+    key = (result["round"], result["moment"], "accuracy")
+    weights = [r.weight for r in store.aggregate_records() if (r.round, r.moment, r.name) == key]
+    return int(weights[0])
+
+
 def _notes(store: RunStore) -> list[str]:
     missing = [
         record.value
@@ -177,11 +189,15 @@ def client_records(document: RunDocument) -> list[ClientRecord]:
 
 
 def client_accuracies(folder: Path, result: RoundResult | None) -> dict[int, float]:
-    """Return each client's accuracy in this round at the round's moment, without new clients."""
+    """Return each client's accuracy with the model that it deploys, without new clients.
+
+    It is the model of this round; if the method adapts only after the last round, it is that of the last.
+    """
     if result is None:
         return {}
     with closing(RunStore.open(folder)) as store:
-        return _accuracies(store, result)
+        last = [entry for entry in store.round_results() if entry["accuracy"]][-1]
+        return _accuracies(store, deploy_result(result, last, find_deployed_moment(last)))
 
 
 def accuracy_history(

@@ -55,11 +55,17 @@ def learning_section(runs: ReportRuns) -> list[Block]:
     if not figure.panels:
         return []
     caption = (
-        f"Accuracy of the deployed model {moments_note(runs.documents, runs.names)}. A dot marks the best "
-        "round; the dashed line is the accuracy of each client's majority class."
+        f"Accuracy {moments_note(runs.documents, runs.names)}. {_describe_mark(runs.documents)} "
+        "The dashed line is the accuracy of each client's majority class."
     )
     block = figure_block(dataclasses.replace(figure, id="learning", caption=caption))
     return section("curves", "Learning curves", [block], commands_per_run(runs, "show"))
+
+
+def _describe_mark(documents: Sequence[RunDocument]) -> str:
+    if has_repetitions(documents):
+        return "A dot marks the accuracy of the deployed model, as in the table over repetitions."
+    return "A dot marks the best round."
 
 
 def costs_section(runs: ReportRuns) -> list[Block]:

@@ -144,7 +144,8 @@ const curves = {
 
   range(low, high, panel, log, percent) {
     if (low === null || high === null) return log ? [0.1, 1] : [0, 1];
-    const lines = panel.references.map((line) => line.y).filter((value) => !log || value > 0);
+    const marks = panel.series.filter((line) => line.mark).map((line) => line.mark.y);
+    const lines = [...panel.references.map((line) => line.y), ...marks].filter((value) => !log || value > 0);
     const [a, b] = [Math.min(low, ...lines), Math.max(high, ...lines)];
     if (log) return a === b ? [a / 2, b * 2] : [a / 1.1, b * 1.1];
     const room = (b - a || Math.abs(a) || 1) * 0.06;
