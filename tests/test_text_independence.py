@@ -160,8 +160,8 @@ def test_state_of_a_cell_does_not_depend_on_the_skip_reason(
 def test_table_explains_missing_verdicts_by_their_reason() -> None:
     runs = [document(method, [0.1, 0.5], seed=0) for method in ("fedavg", "fedprox")]
     groups = group_seeds(runs)
-    assert [group.verdict.reason for group in groups] == [Reason.BASELINE, Reason.FEW_SEEDS]
-    assert Reason.FEW_SEEDS in tables._judgment_note(groups)
+    assert [group.verdict.reason for group in groups] == [Reason.BASELINE, Reason.FEW_PAIRS]
+    assert Reason.FEW_PAIRS in tables._judgment_note(groups)
     assert Reason.BASELINE not in tables._judgment_note(groups)
 
 

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from feddbe.config.options import SECTIONS, Config, identifying_settings, identity_of_key, parse_options
+from feddbe.config.options import (
+    SECTIONS,
+    STUDY_OPTIONS,
+    Config,
+    identifying_settings,
+    identity_of_key,
+    parse_options,
+)
 from feddbe.errors import InvalidInputError
 
 
@@ -203,7 +210,7 @@ def test_invalid_toml_is_named_with_the_reason(tmp_path: Path, content: bytes) -
 
 def test_unknown_key_is_answered_with_the_nearest(tmp_path: Path) -> None:
     path = write_toml(tmp_path, "partition-sed = 2")
-    names = ", ".join(sorted(vars(Config())))
+    names = ", ".join(sorted([*vars(Config()), *STUDY_OPTIONS]))
     message = f" 'partition_sed'; did you mean 'partition_seed'? allowed: {names}"
     assert_error(f"unknown key in '{path}':{message}", ["fedavg", path])
     assert_error(f"unknown option{message}", ["fedavg"], {"partition_sed": 2})
