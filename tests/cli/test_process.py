@@ -273,7 +273,8 @@ ROUND_TYPES = {
 }  # fmt: skip
 DOCUMENT_TYPES = {
     "method": str, "config": dict, "config_hash": str, "rounds": list, "best": dict, "last": dict,
-    "deployed_moment": str, "test_samples": int, "majority_accuracy": float, "new_clients": type(None), "analyses": list, "bn_buffers": type(None),
+    "deployed_moment": str, "test_samples": int,
+    "majority_accuracy": float, "new_clients": type(None), "analyses": list, "bn_buffers": type(None),
     "note": str, "remarks": list, "trainers": list, "cost": dict, "server_sha256": str,
     "clients_sha256": dict, "label_names": list, "client_names": list, "shift_labels": list,
     "diverged": type(None), "peak_rss_mb": float, "begun": str, "versions": dict, "folder": str,
