@@ -8,13 +8,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from feddbe.callbacks.base import Callback, CallbackList
+from feddbe.callbacks.base import CallbackList
 from feddbe.callbacks.display import default_callback
+from feddbe.callbacks.tracking import CallbackSpec, make_callback, replay_documents
 from feddbe.config.options import RawOptions, collect_options, parse_sweep
 from feddbe.config.user_code import make_permission
 from feddbe.data.dataset import Dataset
 from feddbe.data.registry import dataset_from_object
-from feddbe.errors import DivergenceError, InvalidInputError
+from feddbe.errors import DivergenceError
 from feddbe.methods.base import Method
 from feddbe.methods.registry import format_name
 from feddbe.metrics.representations import registry
@@ -35,7 +36,7 @@ def run(
     *,
     data: Any = None,
     model: ModelSource | None = None,
-    callback: Callback | None = None,
+    callback: CallbackSpec | Sequence[CallbackSpec] | None = None,
     code: Sequence[str | Path] = (),
     trust: bool = False,
     **options: Any,
@@ -48,7 +49,8 @@ def run(
         data: A name or path, (x, y), (x, y, client), a pandas frame, a torch Dataset or a `Dataset`.
         model: A name, an `nn.Module`, a pair (features, classifier), or a function of (shape of one input,
             number of classes) that returns a module.
-        callback: Receives the events of the run, in addition to the progress bar (`feddbe.callbacks`).
+        callback: Receives the events of the run, in addition to the progress (`feddbe.callbacks`). Also a
+            text such as `wandb:PROJECT`, `mlflow:EXPERIMENT` or `tensorboard`, or a list.
         code: With `resume`: files with the run's model or method. They are executed if their content is the
             one that the run stored.
         trust: With `resume`: True executes the files that the run names, because the run is your own.
@@ -82,7 +84,7 @@ def compare(
     *,
     data: Any = None,
     model: ModelSource | None = None,
-    callback: Callback | None = None,
+    callback: CallbackSpec | Sequence[CallbackSpec] | None = None,
     code: Sequence[str | Path] = (),
     trust: bool = False,
     **options: Any,
@@ -95,7 +97,7 @@ def compare(
         methods: Names or instances of methods.
         data: As in `run`.
         model: As in `run`.
-        callback: As in `run`; not with several seeds or values.
+        callback: As in `run`. With several seeds or values, it receives the runs when all are finished.
         code: As in `run`.
         trust: As in `run`.
         **options: The options of the command line, with underscores. `seeds` is a number of seeds or a list.
@@ -119,11 +121,12 @@ def compare(
                 allowed=make_permission(code, trust=trust),
             )
         return Runs(map(Run, documents))
-    if callback is not None:
-        raise InvalidInputError("callback: not supported with several seeds or values, which run in parallel")
+    callbacks = make_callback(callback)
     plans = sweep.plan_sweep(sweep.require_validation(spec), dataset=dataset, model=module)
     with default_callback(quiet=quiet) as display:
         documents = sweep.sweep_documents(*sweep.run_sweep(plans, sweep.RunCounter(plans, display)))
+    with callbacks:
+        replay_documents(documents, callbacks)
     return (Sweep if spec.is_grid else Runs)(map(Run, documents))
 
 
@@ -141,8 +144,8 @@ def _collect(
     return collect_options(names, options), dataset, model
 
 
-def _callbacks(callback: Callback | None, *, quiet: bool) -> CallbackList:
-    return CallbackList([*filter(None, [callback]), default_callback(quiet=quiet)])
+def _callbacks(callback: CallbackSpec | Sequence[CallbackSpec] | None, *, quiet: bool) -> CallbackList:
+    return CallbackList([make_callback(callback), default_callback(quiet=quiet)])
 
 
 def load(folder: str | Path, *, hashes: bool = True) -> Run:
@@ -209,7 +212,7 @@ def analyze(
     model: ModelSource | None = None,
     code: Sequence[str | Path] = (),
     trust: bool = False,
-    callback: Callback | None = None,
+    callback: CallbackSpec | Sequence[CallbackSpec] | None = None,
     quiet: bool = False,
 ) -> Runs:
     """Analyze the representations in existing runs or comparisons.

@@ -10,6 +10,7 @@ import click
 from feddbe import paths
 from feddbe.cli.command import (
     AS_JSON,
+    CALLBACK_HELP,
     CODE,
     ROUND,
     TRUST,
@@ -100,18 +101,31 @@ def _run_record(path: Path, root: Path) -> RunRecord:
 @click.option("--clients", is_flag=True, help="print the accuracy of each client")
 @click.option("--format", "format_", type=Choice(_FORMATS), help="print the table in this format")
 @click.option("--plot", metavar="FILE", type=Path, help="draw the learning curves: .png, .svg or .pdf")
+@click.option(
+    "--callback", multiple=True, metavar="TRACKER", help=f"write the finished runs to a {CALLBACK_HELP}"
+)
 @AS_JSON
 def show(
-    names: tuple[str, ...], moment: str, clients: bool, format_: str | None, plot: Path | None, as_json: bool
+    names: tuple[str, ...],
+    moment: str,
+    clients: bool,
+    format_: str | None,
+    plot: Path | None,
+    callback: tuple[str, ...],
+    as_json: bool,
 ) -> int:
     """Show runs and comparisons: table and learning curves."""
+    from feddbe.callbacks.tracking import make_callback, replay_documents
     from feddbe.reporting.build_figures import learning_curves
     from feddbe.reporting.matplotlib_backend import draw
     from feddbe.reporting.table import render
     from feddbe.results.document import at_moment
     from feddbe.runs import folders, summary
 
+    callbacks = make_callback(callback)
     documents = [summary.load_document(folder, hashes=as_json) for folder in folders.resolve_all_runs(names)]
+    with callbacks:
+        replay_documents(documents, callbacks)
     if moment != "published":
         documents = [at_moment(document, moment) for document in documents]
     if plot is not None:
@@ -260,7 +274,7 @@ def _load_documents(names: tuple[str, ...]) -> list[RunDocument]:
 @_RUNS
 @click.option(
     "--analyses", default="mdl", metavar="NAMES",
-    help="mdl, probe, discrepancy, discrepancy-shared, tsne [default: mdl]",
+    help="mdl, probe, discrepancy, discrepancy-shared, tsne, confusion [default: mdl]",
 )  # fmt: skip
 @ROUND
 @click.option(

@@ -16,7 +16,6 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from feddbe.config.options import Config
 from feddbe.reporting.table import (
     BYTES,
     COUNT,
@@ -46,6 +45,7 @@ from feddbe.results.document import (
     RunDocument,
     describe_moment,
     is_finished,
+    is_selected_metric,
     last_round,
     metric_names,
     metric_value,
@@ -61,7 +61,6 @@ from feddbe.runs.summary import ClientRecord
 
 _STATISTICS = {"weighted": f"weigh{SOFT_HYPHEN}ted", "mean": "mean", "worst_tenth": "worst tenth"}
 """Titles of the statistics of an accuracy over clients."""
-_DEFAULT_METRICS = Config().metrics.split(",")
 
 
 # Results of runs
@@ -83,6 +82,8 @@ def results_table(documents: Sequence[RunDocument], names: Sequence[str] = ()) -
         names: Their names; by default their methods, with the settings that distinguish them.
     """
     names = names or run_labels(documents)
+    has_selected_metrics = any(is_selected_metric(name, documents) for name in metric_names(documents))
+    cost_priority = Priority.OPTIONAL if has_selected_metrics else Priority.USEFUL
     sources = [_NamedRun(name, document) for name, document in zip(names, documents, strict=True)]
     columns = [
         Column("run", "method", TEXT, _read_name),
@@ -95,12 +96,12 @@ def results_table(documents: Sequence[RunDocument], names: Sequence[str] = ()) -
         *_accuracy_columns("tuned", _read_tuned_accuracy, note=_tuned_note(documents)),
         *_accuracy_columns("new", lambda run: _read_new_accuracy(run, "before"), note=_NEW_NOTE),
         *_accuracy_columns("new, tuned", lambda run: _read_new_accuracy(run, "adapted"), note=_NEW_NOTE),
-        Column("seconds", "s per round", SECONDS, _median_seconds, priority=Priority.USEFUL),
-        Column("bytes_up", "up", BYTES, lambda run: run.document["cost"]["up"], priority=Priority.USEFUL,
+        *_metric_columns(documents),
+        Column("seconds", "s per round", SECONDS, _median_seconds, priority=cost_priority),
+        Column("bytes_up", "up", BYTES, lambda run: run.document["cost"]["up"], priority=cost_priority,
                note="Up and down: bytes per client and round."),
         Column("bytes_down", "down", BYTES, lambda run: run.document["cost"]["down"],
-               priority=Priority.USEFUL),
-        *_metric_columns(documents),
+               priority=cost_priority),
         Column("majority_accuracy", "majority class", PERCENT, lambda run: run.document["majority_accuracy"],
                outputs=Output.WIDE | Output.PROGRAM),
         Column("moment", value=lambda run: _read_last(run.document, "moment"), outputs=Output.PROGRAM),
@@ -153,7 +154,7 @@ def _accuracy_columns(
 def _metric_columns(documents: Sequence[RunDocument]) -> list[Column]:
     """Return two columns for each metric of the rounds, its value in the best and in the last round.
 
-    A terminal shows only metrics that the user selected, not the default ones.
+    A terminal shows only metrics that the user selected, before the costs.
     """
     from feddbe.metrics.builtin import describe_metric
 
@@ -168,8 +169,8 @@ def _metric_columns(documents: Sequence[RunDocument]) -> list[Column]:
                     f"{line} {label}",
                     PERCENT if unit == "%" else DECIMAL,
                     lambda run, line=line, name=name: _read_metric(run.document, line, name),  # type: ignore[misc]
-                    outputs=~Output.TERMINAL if name in _DEFAULT_METRICS else Output.ALL,
-                    priority=Priority.OPTIONAL,
+                    outputs=Output.ALL if is_selected_metric(name, documents) else ~Output.TERMINAL,
+                    priority=Priority.USEFUL,
                     hide_empty=True,
                     stack=label,
                     line=line,

@@ -6,15 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from feddbe.config.options import Config
-from feddbe.results.document import RoundResult, RunDocument, accuracy_curve, describe_moment
+from feddbe.results.document import (
+    RoundResult,
+    RunDocument,
+    accuracy_curve,
+    describe_moment,
+    is_selected_metric,
+)
 from feddbe.results.seeds import CurveReader, group_names, group_runs
 from feddbe.results.statistics import mean_interval
 
 TEST_MOMENTS = ("before", "adapted", "after")
 """Moments at which a client's model is evaluated on its test data."""
 _OTHER_MOMENTS = {"validation": "validation data", "train": "training data", "training": "local training"}
-_DEFAULT_METRICS = Config().metrics.split(",")
 _MEANS = {"mean": "mean of clients", "worst_tenth": "worst tenth of clients"}
 
 
@@ -103,7 +107,7 @@ def _metric_series(documents: Sequence[RunDocument]) -> Iterator[MetricSeries]:
     )
     for name in dict.fromkeys(name for name, _ in pairs):
         label, unit = describe_metric(name)
-        is_selected = name not in _DEFAULT_METRICS
+        is_selected = is_selected_metric(name, documents)
         scale = 100.0 if unit == "%" else 1.0
         read = _metric_reader(name, None, scale)
         yield MetricSeries(
