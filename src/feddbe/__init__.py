@@ -6,7 +6,7 @@ TYPE_CHECKING = False  # not from typing, which takes half of the time until Ctr
 if TYPE_CHECKING:
     from feddbe import callbacks as callbacks
     from feddbe import testing as testing
-    from feddbe.api import analyze, compare, draw, load, run
+    from feddbe.api import analyze, compare, draw, fairness, list_runs, load, overhead, reproduce, run, tune
     from feddbe.callbacks.base import Callback
     from feddbe.data.dataset import Dataset
     from feddbe.data.split import Split, load_split, partition
@@ -41,12 +41,17 @@ __all__ = [
     "compare",
     "draw",
     "export_model",
+    "fairness",
+    "list_runs",
     "load",
     "load_split",
+    "overhead",
     "partition",
     "predict",
     "report",
+    "reproduce",
     "run",
+    "tune",
 ]
 
 _MODULES = {
@@ -70,12 +75,17 @@ _MODULES = {
     "compare": "api",
     "draw": "api",
     "export_model": "export",
+    "fairness": "api",
+    "list_runs": "api",
     "load": "api",
     "load_split": "data.split",
+    "overhead": "api",
     "partition": "data.split",
     "predict": "export",
     "report": "reporting.html.page",
+    "reproduce": "api",
     "run": "api",
+    "tune": "api",
 }
 """Where each public name is defined."""
 

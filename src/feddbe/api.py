@@ -4,31 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, Unpack, cast
 
 import numpy as np
 
 from feddbe.callbacks.base import CallbackList
-from feddbe.callbacks.display import default_callback
+from feddbe.callbacks.display import StudyBars, default_callback
 from feddbe.callbacks.tracking import CallbackSpec, make_callback, replay_documents
-from feddbe.config.options import RawOptions, collect_options, parse_sweep
+from feddbe.config.options import (
+    NOT_TUNED,
+    CompareOptions,
+    RawOptions,
+    RunOptions,
+    collect_options,
+    parse_options,
+    parse_sweep,
+)
 from feddbe.config.user_code import make_permission
 from feddbe.data.dataset import Dataset
 from feddbe.data.registry import dataset_from_object
-from feddbe.errors import DivergenceError
+from feddbe.errors import DivergenceError, InvalidInputError, unknown_name
 from feddbe.methods.base import Method
 from feddbe.methods.registry import format_name
 from feddbe.metrics.representations import registry
 from feddbe.models.registry import ModelSource
+from feddbe.paths import RUNS_DIR, expand_path
 from feddbe.reporting import build_figures, matplotlib_backend
 from feddbe.reporting.figure import Figure
+from feddbe.reporting.paper_table import PaperTable
 from feddbe.reporting.run import Run, Runs, Sweep
+from feddbe.reporting.tables import RunRecord, run_record
 from feddbe.results.document import RunDocument, accuracy_curve, new_clients_curve
+from feddbe.results.fairness import Fairness, Overhead, compute_fairness, compute_overhead
 from feddbe.runs import analysis, folders, summary
 from feddbe.runs.analysis import AnalysisRequest
 from feddbe.runs.execution import run_requests
 from feddbe.runs.store import RunStore, sharing_stores
 from feddbe.studies import sweep
+from feddbe.studies import tune as studies_tune
+from feddbe.studies.reproduce import (
+    compare_with_paper,
+    describe_replacement,
+    draw_study,
+    load_studies,
+    plan_studies,
+    run_studies,
+    study_folder,
+)
+from feddbe.studies.tune import TuneResult
+
+RunNames = str | Path | Run | Sequence[str | Path | Run]
+"""Folders of runs or comparisons, names in `runs/`, or the runs themselves."""
 
 
 def run(
@@ -39,7 +65,7 @@ def run(
     callback: CallbackSpec | Sequence[CallbackSpec] | None = None,
     code: Sequence[str | Path] = (),
     trust: bool = False,
-    **options: Any,
+    **options: Unpack[RunOptions],
 ) -> Run:
     """Run one method and return its results.
 
@@ -87,7 +113,7 @@ def compare(
     callback: CallbackSpec | Sequence[CallbackSpec] | None = None,
     code: Sequence[str | Path] = (),
     trust: bool = False,
-    **options: Any,
+    **options: Unpack[CompareOptions],
 ) -> Runs:
     """Run several methods on the same data, split, model and seed.
 
@@ -131,17 +157,21 @@ def compare(
 
 
 def _collect(
-    methods: Sequence[str | Method], data: Any, model: ModelSource | list[str] | None, options: dict[str, Any]
+    methods: Sequence[str | Method],
+    data: Any,
+    model: ModelSource | list[str] | None,
+    options: RunOptions | CompareOptions,
 ) -> tuple[RawOptions, Dataset | None, ModelSource | None]:
     """Return methods and options as values, and data and model if they are Python objects."""
     dataset = dataset_from_object(data)
+    values: dict[str, Any] = {**options}
     names = [method if isinstance(method, str) else format_name(method) for method in methods]
     if data is not None:
         source = data if isinstance(data, list) else str(data)
-        options = options | {"data": dataset.name if dataset else source}
+        values["data"] = dataset.name if dataset else source
     if isinstance(model, str | list):
-        return collect_options(names, options | {"model": model}), dataset, None
-    return collect_options(names, options), dataset, model
+        return collect_options(names, values | {"model": model}), dataset, None
+    return collect_options(names, values), dataset, model
 
 
 def _callbacks(callback: CallbackSpec | Sequence[CallbackSpec] | None, *, quiet: bool) -> CallbackList:
@@ -156,6 +186,128 @@ def load(folder: str | Path, *, hashes: bool = True) -> Run:
         hashes: Compute the hashes of the states, which may be large.
     """
     return Run(summary.load_document(folders.resolve_run(str(folder)), hashes=hashes))
+
+
+def list_runs(folder: str | Path = RUNS_DIR) -> list[RunRecord]:
+    """Return a record for each run below a folder: name, method, data, rounds, accuracies and state.
+
+    Args:
+        folder: Folder to search.
+    """
+    root = Path(folder)
+    return [run_record(path, root) for path in folders.list_runs(root)]
+
+
+def fairness(runs: RunNames, *, round: str = "best") -> list[Fairness]:
+    """Return each run's accuracy by client, and how many clients gain or lose against local and fedavg.
+
+    Args:
+        runs: Folders, or names in `runs/`; also the runs themselves.
+        round: `best` or `last`.
+    """
+    if round not in ("best", "last"):
+        raise unknown_name("round", round, ("best", "last"))
+    documents = _load_documents(runs)
+    accuracies = [
+        summary.client_accuracies(Path(document["folder"]), document["best" if round == "best" else "last"])
+        for document in documents
+    ]
+    return compute_fairness(documents, accuracies, round)
+
+
+def overhead(runs: RunNames) -> list[Overhead]:
+    """Return the cost of each run: seconds, bytes, the state that clients keep, memory.
+
+    Args:
+        runs: Folders, or names in `runs/`; also the runs themselves.
+    """
+    return [
+        compute_overhead(document, summary.count_private_values(Path(document["folder"])))
+        for document in _load_documents(runs)
+    ]
+
+
+def _load_documents(runs: RunNames) -> list[RunDocument]:
+    names = [runs] if isinstance(runs, str | Path | Run) else runs
+    folder_names = [name["folder"] if isinstance(name, Run) else str(name) for name in names]
+    return [summary.load_document(folder, hashes=False) for folder in folders.resolve_all_runs(folder_names)]
+
+
+def tune(
+    method: str,
+    *,
+    trials: int = 20,
+    space: Sequence[str] = (),
+    data: str | None = None,
+    model: str | None = None,
+    callback: CallbackSpec | Sequence[CallbackSpec] | None = None,
+    **options: Unpack[RunOptions],
+) -> TuneResult:
+    """Search the hyperparameters of a method on validation data; a stopped search continues.
+
+    Args:
+        method: A name without parentheses, as in `fedavg+dbe`.
+        trials: Total number of trials, including those of earlier calls.
+        space: Values to search, as in `["kappa=1,5,50"]`; by default the paper's grids.
+        data: As in `run`, a name or path.
+        model: As in `run`, a name or path.
+        callback: As in `run`.
+        **options: The options of `run`, except `split`, `resume`, `new_clients`, `adaptation`, `keep_best`.
+
+    Returns:
+        The trials, of which `best` has the highest validation accuracy.
+    """
+    for name in options.keys() & NOT_TUNED:
+        raise InvalidInputError(f"{name}: a search does not have this option; leave it out")
+    request = parse_options([method], {**options, "data": data, "model": model})
+    with _callbacks(callback, quiet=request.config.quiet) as callbacks:
+        return studies_tune.tune(request, trials=trials, space=space, callback=callbacks)
+
+
+def reproduce(
+    names: str | Sequence[str],
+    *,
+    trials: int | None = None,
+    only: Sequence[str] = (),
+    rounds: int | None = None,
+    data: str | None = None,
+    scale: Literal["published", "small"] = "published",
+    out: str | Path | None = None,
+    quiet: bool = False,
+) -> dict[str, PaperTable]:
+    """Run the missing runs of the paper's tables and figures, and return the tables.
+
+    Args:
+        names: Names of experiments, as in `table1`; `feddbe reproduce --list` prints them.
+        trials: Number of trials, with seeds 0 to N - 1; by default 3, or 1 if `scale` is `small`.
+        only: Rows, columns or ROW/COLUMN of the tables; `*` matches anything.
+        rounds: Maximum number of rounds.
+        data: Other data than the published.
+        scale: `published`, or `small`: on digits, in minutes.
+        out: Folder of the runs.
+        quiet: Hide the progress.
+
+    Returns:
+        By name, the tables with our numbers next to the paper's. Figures are drawn into `out/figures`.
+    """
+    small = scale == "small"
+    experiments = load_studies(
+        [names] if isinstance(names, str) else names,
+        trials=trials, only=only, rounds=rounds, data=data, small=small,
+    )  # fmt: skip
+    folder = expand_path(str(out)) if out else study_folder(small=small)
+    plans = plan_studies(experiments, folder)
+    bars = StudyBars(sum(planned.is_missing for planned in plans.values()), quiet=quiet)
+    with bars.bars:
+        plans = run_studies(experiments, plans, bars)
+    replacement = describe_replacement(small=small, data=data)
+    tables = {}
+    for study in experiments:
+        if study.figure:
+            draw_study(study, plans, folder / "figures")
+        else:
+            tables[study.name] = compare_with_paper(study, plans, replacement=replacement)
+    return tables
 
 
 def draw(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -> list[Path]:

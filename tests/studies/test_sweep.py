@@ -162,4 +162,4 @@ def test_sweep_from_python_with_user_data_and_model(tmp_path: Path, monkeypatch:
     with pytest.raises(feddbe.InvalidInputError, match="watch: several seeds or values run side by side"):
         feddbe.compare(["fedavg"], seeds=2, callback=feddbe.Callback(), **options)
     with pytest.raises(feddbe.InvalidInputError, match="this is one run"):
-        feddbe.run("fedavg", seeds=2)
+        feddbe.run("fedavg", seeds=2)  # type: ignore[call-arg]

@@ -270,13 +270,13 @@ class _LastFolder(Callback):
 class StudyBars(StudyCallback):
     """A bar for each run in progress, and a line when it ends."""
 
-    def __init__(self, runs: int) -> None:
+    def __init__(self, runs: int, *, quiet: bool = False) -> None:
         self.runs = runs
         self.done = 0
         self.run_bars: dict[Path, RunBar] = {}
         self.bars = Progress(
             *bar_columns(),
-            console=Console(stderr=True),
+            console=Console(stderr=True, quiet=quiet),
             auto_refresh=False,  # no refresh thread: child processes are forked from this process
             disable=not sys.stderr.isatty(),
             transient=True,

@@ -21,11 +21,10 @@ from feddbe.cli.command import (
     print_json,
     print_renderable,
 )
-from feddbe.errors import CorruptRunError, InvalidInputError, StoreError
+from feddbe.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from feddbe.reporting.table import Table
-    from feddbe.reporting.tables import RunRecord
     from feddbe.results.document import RunDocument
 
 
@@ -50,11 +49,11 @@ _PROGRAM_FORMATS = ("csv", "json")
 @AS_JSON
 def runs(folder: Path | None, as_json: bool) -> int:
     """List the runs below a folder."""
+    from feddbe import api
     from feddbe.reporting.tables import runs_table
-    from feddbe.runs import folders
 
     root = folder or paths.RUNS_DIR
-    rows = [_run_record(path, root) for path in folders.list_runs(root)]
+    rows = api.list_runs(root)
     if as_json:
         print_json({"runs": rows})
     elif rows:
@@ -62,34 +61,6 @@ def runs(folder: Path | None, as_json: bool) -> int:
     else:
         print(f"no runs in {root}/; start one with: feddbe run fedavg+dbe")
     return 0
-
-
-def _run_record(path: Path, root: Path) -> RunRecord:
-    from feddbe.results.document import is_finished, status_note
-    from feddbe.runs import summary
-
-    name = str(path.relative_to(root)) if path != root else path.name
-    try:
-        document = summary.load_document(path, hashes=False)
-    except StoreError as error:
-        state = "damaged" if isinstance(error, CorruptRunError) else "unreadable"
-        return {
-            "name": name, "method": "-", "data": "-", "seed": None, "begun": "", "rounds": 0,
-            "best": None, "last": None, "state": state,
-        }  # fmt: skip
-    best, last, settings = document["best"], document["last"], document["config"]
-    status = "done" if is_finished(document) else f"{settings['rounds']} requested"
-    return {
-        "name": name,
-        "method": document["method"],
-        "data": Path(settings["data"]).name,
-        "seed": settings["seed"],
-        "begun": document["begun"],
-        "rounds": document["rounds"][-1]["round"] if document["rounds"] else 0,
-        "best": best["accuracy"]["weighted"] if best and best["accuracy"] else None,
-        "last": last["accuracy"]["weighted"] if last and last["accuracy"] else None,
-        "state": status_note(document) or status,
-    }
 
 
 @click.command("show", cls=Command)
@@ -216,19 +187,14 @@ def verify(names: tuple[str, ...], as_json: bool) -> int:
 @AS_JSON
 def fairness(names: tuple[str, ...], round_: str, out: Path | None, as_json: bool) -> int:
     """Show each client's accuracy, and how many clients gain or lose against local and fedavg."""
+    from feddbe import api
     from feddbe.reporting import tables
     from feddbe.reporting.build_figures import client_differences, client_ranks
     from feddbe.reporting.matplotlib_backend import draw
-    from feddbe.results.fairness import compute_fairness
     from feddbe.runs import folders
-    from feddbe.runs.summary import client_accuracies
 
     documents = _load_documents(names)
-    accuracies = [
-        client_accuracies(Path(document["folder"]), document["best" if round_ == "best" else "last"])
-        for document in documents
-    ]
-    results = compute_fairness(documents, accuracies, round_)
+    results = api.fairness(names, round=round_)
     first = folders.resolve_runs(names[0])
     path = out or (first[0] if len(first) == 1 else first[0].parent) / "fairness.png"
     draw(path, client_ranks(documents, results), *filter(None, [client_differences(documents, results)]))
@@ -248,19 +214,15 @@ def fairness(names: tuple[str, ...], round_: str, out: Path | None, as_json: boo
 @AS_JSON
 def overhead(names: tuple[str, ...], as_json: bool) -> int:
     """Show the cost of methods: seconds, bytes, state kept by clients, memory."""
+    from feddbe import api
     from feddbe.reporting.tables import overhead_table
     from feddbe.results.document import run_labels
-    from feddbe.results.fairness import compute_overhead
-    from feddbe.runs.summary import count_private_values
 
-    documents = _load_documents(names)
-    costs = [
-        compute_overhead(document, count_private_values(Path(document["folder"]))) for document in documents
-    ]
+    costs = api.overhead(names)
     if as_json:
         print_json({"runs": costs})
     else:
-        print_renderable(overhead_table(costs, run_labels(documents)))
+        print_renderable(overhead_table(costs, run_labels(_load_documents(names))))
     return 0
 
 

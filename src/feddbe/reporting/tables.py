@@ -16,6 +16,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from feddbe.errors import CorruptRunError, StoreError
 from feddbe.reporting.table import (
     BYTES,
     COUNT,
@@ -56,6 +57,7 @@ from feddbe.results.document import (
 from feddbe.results.fairness import BASELINES, Fairness, Overhead
 from feddbe.results.seeds import SeedGroup, best_on_validation, group_seeds, methods_with_unequal_rounds
 from feddbe.results.statistics import VERDICT_RULE, Interval
+from feddbe.runs import summary
 from feddbe.runs.folders import slug
 from feddbe.runs.summary import ClientRecord
 
@@ -467,6 +469,32 @@ class RunRecord(TypedDict):
     best: float | None
     last: float | None
     state: str
+
+
+def run_record(path: Path, root: Path) -> RunRecord:
+    """Return the record of the run in `path`, named relative to `root`; a damaged run has only a state."""
+    name = str(path.relative_to(root)) if path != root else path.name
+    try:
+        document = summary.load_document(path, hashes=False)
+    except StoreError as error:
+        state = "damaged" if isinstance(error, CorruptRunError) else "unreadable"
+        return {
+            "name": name, "method": "-", "data": "-", "seed": None, "begun": "", "rounds": 0,
+            "best": None, "last": None, "state": state,
+        }  # fmt: skip
+    best, last, settings = document["best"], document["last"], document["config"]
+    status = "done" if is_finished(document) else f"{settings['rounds']} requested"
+    return {
+        "name": name,
+        "method": document["method"],
+        "data": Path(settings["data"]).name,
+        "seed": settings["seed"],
+        "begun": document["begun"],
+        "rounds": document["rounds"][-1]["round"] if document["rounds"] else 0,
+        "best": best["accuracy"]["weighted"] if best and best["accuracy"] else None,
+        "last": last["accuracy"]["weighted"] if last and last["accuracy"] else None,
+        "state": status_note(document) or status,
+    }
 
 
 def runs_table(records: Sequence[RunRecord]) -> Table:
