@@ -6,7 +6,19 @@ TYPE_CHECKING = False  # not from typing, which takes half of the time until Ctr
 if TYPE_CHECKING:
     from feddbe import callbacks as callbacks
     from feddbe import testing as testing
-    from feddbe.api import analyze, compare, draw, load, report, run
+    from feddbe.api import (
+        analyze,
+        compare,
+        draw,
+        fairness,
+        list_runs,
+        load,
+        overhead,
+        report,
+        reproduce,
+        run,
+        tune,
+    )
     from feddbe.callbacks.base import Callback
     from feddbe.data.dataset import Dataset
     from feddbe.data.split import Split, load_split, partition
@@ -40,12 +52,17 @@ __all__ = [
     "compare",
     "draw",
     "export_model",
+    "fairness",
+    "list_runs",
     "load",
     "load_split",
+    "overhead",
     "partition",
     "predict",
     "report",
+    "reproduce",
     "run",
+    "tune",
 ]
 
 _MODULES = {
@@ -69,12 +86,17 @@ _MODULES = {
     "compare": "api",
     "draw": "api",
     "export_model": "export",
+    "fairness": "api",
+    "list_runs": "api",
     "load": "api",
     "load_split": "data.split",
+    "overhead": "api",
     "partition": "data.split",
     "predict": "export",
     "report": "api",
+    "reproduce": "api",
     "run": "api",
+    "tune": "api",
 }
 """Module of each public name."""
 

@@ -6,31 +6,50 @@ import shlex
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, Unpack, cast
 
 import numpy as np
 
 from feddbe.callbacks.base import Callback, CallbackList
-from feddbe.callbacks.display import default_callback
-from feddbe.config.options import RawOptions, collect_options, parse_sweep
+from feddbe.callbacks.display import StudyBars, default_callback
+from feddbe.callbacks.tracking import CallbackSpec, make_callback, replay_documents
+from feddbe.config.options import (
+    NOT_TUNED,
+    CompareOptions,
+    RawOptions,
+    RunOptions,
+    collect_options,
+    parse_options,
+    parse_sweep,
+)
 from feddbe.config.user_code import make_permission
 from feddbe.data.dataset import Dataset
 from feddbe.data.registry import dataset_from_object
-from feddbe.errors import DivergenceError, InvalidInputError
+from feddbe.errors import DivergenceError, InvalidInputError, unknown_name
 from feddbe.methods.base import Method
 from feddbe.methods.registry import format_name
 from feddbe.metrics.representations import registry
 from feddbe.models.registry import ModelSource
+from feddbe.paths import RUNS_DIR, expand_path
 from feddbe.reporting import build_figures, matplotlib_backend
 from feddbe.reporting.figure import Figure
 from feddbe.reporting.html.page import write_report
+from feddbe.reporting.paper_table import PaperTable
 from feddbe.reporting.run import Run, Runs, Sweep, summary_table
+from feddbe.reporting.tables import RunRecord, run_record
 from feddbe.results.document import RunDocument, accuracy_curve, new_clients_curve
+from feddbe.results.fairness import Fairness, Overhead, compute_fairness, compute_overhead
 from feddbe.runs import analysis, folders, summary
 from feddbe.runs.analysis import AnalysisRequest
 from feddbe.runs.execution import run_requests
 from feddbe.runs.store import RunStore, sharing_stores
-from feddbe.studies import record, reproduce, sweep
+from feddbe.studies import record, sweep
+from feddbe.studies import reproduce as paper_studies
+from feddbe.studies import tune as studies_tune
+from feddbe.studies.tune import TuneResult
+
+RunNames = str | Path | Run | Sequence[str | Path | Run]
+"""Folders of runs, comparisons or studies, names in `runs/`, or the runs themselves."""
 
 
 def run(
@@ -38,10 +57,10 @@ def run(
     *,
     data: Any = None,
     model: ModelSource | None = None,
-    callback: Callback | None = None,
+    callback: CallbackSpec | Sequence[CallbackSpec] | None = None,
     code: Sequence[str | Path] = (),
     trust: bool = False,
-    **options: Any,
+    **options: Unpack[RunOptions],
 ) -> Run:
     """Run one method and return its results.
 
@@ -51,7 +70,8 @@ def run(
         data: A name or path, (x, y), (x, y, client), a pandas frame, a torch Dataset or a `Dataset`.
         model: A name, an `nn.Module`, a pair (features, classifier), or a function of (shape of one input,
             number of classes) that returns a module.
-        callback: Receives the events of the run, in addition to the progress bar (`feddbe.callbacks`).
+        callback: Receives the events of the run, in addition to the progress (`feddbe.callbacks`). Also a
+            text such as `wandb:PROJECT`, `mlflow:EXPERIMENT` or `tensorboard`, or a list.
         code: With `resume`: files with the run's model or method. They are executed if their content is the
             one that the run stored.
         trust: With `resume`: True executes the files that the run names, because the run is your own.
@@ -85,10 +105,10 @@ def compare(
     *,
     data: Any = None,
     model: ModelSource | None = None,
-    callback: Callback | None = None,
+    callback: CallbackSpec | Sequence[CallbackSpec] | None = None,
     code: Sequence[str | Path] = (),
     trust: bool = False,
-    **options: Any,
+    **options: Unpack[CompareOptions],
 ) -> Runs:
     """Run several methods on the same data, split, model and seed.
 
@@ -99,7 +119,7 @@ def compare(
         methods: Names or instances of methods.
         data: As in `run`.
         model: As in `run`.
-        callback: As in `run`; not with several seeds or values.
+        callback: As in `run`. With several seeds or values, it receives the runs when all are finished.
         code: As in `run`.
         trust: As in `run`.
         **options: The options of the command line, with underscores. `seeds` and `partition_seeds` are a
@@ -125,32 +145,37 @@ def compare(
             )
         sweep.record_comparison(raw, documents)
         return Runs(map(Run, documents))
-    if callback is not None:
-        raise InvalidInputError("callback: not supported with several seeds or values, which run in parallel")
+    callbacks = make_callback(callback)
     spec = sweep.require_validation(spec)
     plans = sweep.plan_sweep(spec, dataset=dataset, model=module)
     sweep.record_sweep(spec, plans)
     with default_callback(quiet=quiet) as display:
         documents = sweep.sweep_documents(*sweep.run_sweep(plans, sweep.RunCounter(plans, display)))
+    with callbacks:
+        replay_documents(documents, callbacks)
     return (Sweep if spec.is_grid else Runs)(map(Run, documents))
 
 
 def _collect(
-    methods: Sequence[str | Method], data: Any, model: ModelSource | list[str] | None, options: dict[str, Any]
+    methods: Sequence[str | Method],
+    data: Any,
+    model: ModelSource | list[str] | None,
+    options: RunOptions | CompareOptions,
 ) -> tuple[RawOptions, Dataset | None, ModelSource | None]:
     """Return methods and options as values, and data and model if they are Python objects."""
     dataset = dataset_from_object(data)
+    values: dict[str, Any] = {**options}
     names = [method if isinstance(method, str) else format_name(method) for method in methods]
     if data is not None:
         source = data if isinstance(data, list) else str(data)
-        options = options | {"data": dataset.name if dataset else source}
+        values["data"] = dataset.name if dataset else source
     if isinstance(model, str | list):
-        return collect_options(names, options | {"model": model}), dataset, None
-    return collect_options(names, options), dataset, model
+        return collect_options(names, values | {"model": model}), dataset, None
+    return collect_options(names, values), dataset, model
 
 
-def _callbacks(callback: Callback | None, *, quiet: bool) -> CallbackList:
-    return CallbackList([*filter(None, [callback]), default_callback(quiet=quiet)])
+def _callbacks(callback: CallbackSpec | Sequence[CallbackSpec] | None, *, quiet: bool) -> CallbackList:
+    return CallbackList([make_callback(callback), default_callback(quiet=quiet)])
 
 
 def load(folder: str | Path, *, hashes: bool = True) -> Any:
@@ -212,14 +237,137 @@ def report(
         if study.record.purpose is record.Purpose.SWEEP:
             sweeps[command] = summary_table(study.documents, is_sweep=True)
         elif study.record.purpose is record.Purpose.PAPER_TABLE:
-            paper_study = reproduce.reopen_study(study.record, study_folder)
-            plans = reproduce.plan_studies([paper_study], study_folder.parent)
+            paper_study = paper_studies.reopen_study(study.record, study_folder)
+            plans = paper_studies.plan_studies([paper_study], study_folder.parent)
             if not paper_study.figure:
-                paper_tables[command] = reproduce.compare_with_paper(paper_study, plans)
+                paper_tables[command] = paper_studies.compare_with_paper(paper_study, plans)
     documents = record.load_documents(names, callback.on_message if callback else warnings.warn)
     folder_paths = [Path(document["folder"]) for document in documents]
     path = Path(out) if out else record.output_folder(names[0]) / "report.html"
     return write_report(folder_paths, path, studies=paper_tables, sweeps=sweeps, documents=documents)
+
+
+def list_runs(folder: str | Path = RUNS_DIR) -> list[RunRecord]:
+    """Return a record for each run below a folder: name, method, data, rounds, accuracies and state.
+
+    Args:
+        folder: Folder to search.
+    """
+    root = Path(folder)
+    return [run_record(path, root) for path in folders.list_runs(root)]
+
+
+def fairness(runs: RunNames, *, round: str = "best") -> list[Fairness]:
+    """Return each run's accuracy by client, and how many clients gain or lose against local and fedavg.
+
+    Args:
+        runs: Folders, or names in `runs/`; also the runs themselves.
+        round: `best` or `last`.
+    """
+    if round not in ("best", "last"):
+        raise unknown_name("round", round, ("best", "last"))
+    documents = _load_documents(runs)
+    accuracies = [
+        summary.client_accuracies(Path(document["folder"]), document["best" if round == "best" else "last"])
+        for document in documents
+    ]
+    return compute_fairness(documents, accuracies, round)
+
+
+def overhead(runs: RunNames) -> list[Overhead]:
+    """Return the cost of each run: seconds, bytes, the state that clients keep, memory.
+
+    Args:
+        runs: Folders, or names in `runs/`; also the runs themselves.
+    """
+    return [
+        compute_overhead(document, summary.count_private_values(Path(document["folder"])))
+        for document in _load_documents(runs)
+    ]
+
+
+def _load_documents(runs: RunNames) -> list[RunDocument]:
+    names = [runs] if isinstance(runs, str | Path | Run) else runs
+    folder_names = [name["folder"] if isinstance(name, Run) else str(name) for name in names]
+    return record.load_documents(folder_names, warnings.warn)
+
+
+def tune(
+    method: str,
+    *,
+    trials: int = 20,
+    space: Sequence[str] = (),
+    data: str | None = None,
+    model: str | None = None,
+    callback: CallbackSpec | Sequence[CallbackSpec] | None = None,
+    **options: Unpack[RunOptions],
+) -> TuneResult:
+    """Search the hyperparameters of a method on validation data; a stopped search continues.
+
+    Args:
+        method: A name without parentheses, as in `fedavg+dbe`.
+        trials: Total number of trials, including those of earlier calls.
+        space: Values to search, as in `["kappa=1,5,50"]`; by default the paper's grids.
+        data: As in `run`, a name or path.
+        model: As in `run`, a name or path.
+        callback: As in `run`.
+        **options: The options of `run`, except `split`, `resume`, `new_clients`, `adaptation`, `keep_best`.
+
+    Returns:
+        The trials, of which `best` has the highest validation accuracy.
+    """
+    for name in options.keys() & NOT_TUNED:
+        raise InvalidInputError(f"{name}: a search does not have this option; leave it out")
+    request = parse_options([method], {**options, "data": data, "model": model})
+    with _callbacks(callback, quiet=request.config.quiet) as callbacks:
+        return studies_tune.tune(request, trials=trials, space=space, callback=callbacks)
+
+
+def reproduce(
+    names: str | Sequence[str],
+    *,
+    trials: int | None = None,
+    only: Sequence[str] = (),
+    rounds: int | None = None,
+    data: str | None = None,
+    scale: Literal["published", "small"] = "published",
+    out: str | Path | None = None,
+    quiet: bool = False,
+) -> dict[str, PaperTable]:
+    """Run the missing runs of the paper's tables and figures, and return the tables.
+
+    Args:
+        names: Names of experiments, as in `table1`; `feddbe reproduce --list` prints them.
+        trials: Number of trials, with seeds 0 to N - 1; by default 3, or 1 if `scale` is `small`.
+        only: Rows, columns or ROW/COLUMN of the tables; `*` matches anything.
+        rounds: Maximum number of rounds.
+        data: Other data than the published.
+        scale: `published`, or `small`: on digits, in minutes.
+        out: Folder of the runs.
+        quiet: Hide the progress.
+
+    Returns:
+        By name, the tables with our numbers next to the paper's. Figures are drawn into `out/figures`.
+    """
+    small = scale == "small"
+    experiments = paper_studies.load_studies(
+        [names] if isinstance(names, str) else names,
+        trials=trials, only=only, rounds=rounds, data=data, small=small,
+    )  # fmt: skip
+    folder = expand_path(str(out)) if out else paper_studies.study_folder(small=small)
+    plans = paper_studies.plan_studies(experiments, folder)
+    for study in experiments:
+        paper_studies.record_study(study, plans, folder)
+    bars = StudyBars(sum(planned.is_missing for planned in plans.values()), quiet=quiet)
+    with bars.bars:
+        plans = paper_studies.run_studies(experiments, plans, bars)
+    tables = {}
+    for study in experiments:
+        if study.figure:
+            paper_studies.draw_study(study, plans, folder / "figures")
+        else:
+            tables[study.name] = paper_studies.compare_with_paper(study, plans)
+    return tables
 
 
 def draw(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -> list[Path]:
@@ -276,7 +424,7 @@ def analyze(
     model: ModelSource | None = None,
     code: Sequence[str | Path] = (),
     trust: bool = False,
-    callback: Callback | None = None,
+    callback: CallbackSpec | Sequence[CallbackSpec] | None = None,
     quiet: bool = False,
 ) -> Runs:
     """Analyze the representations in existing runs, comparisons or studies.

@@ -120,7 +120,7 @@ class Terminal(io.StringIO):
 
 
 def test_default_callback_shows_bars_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert type(default_callback()) is Callback
+    assert type(default_callback()) is ProgressLines
     monkeypatch.setattr(sys, "stderr", Terminal())
     assert isinstance(default_callback(), ProgressBars)
     assert type(default_callback(quiet=True)) is Callback
@@ -135,11 +135,15 @@ def test_bars_can_be_reused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         terminal.truncate(0)
 
 
-def test_progress_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    feddbe.run("fedavg", rounds=1, out=str(tmp_path), callback=ProgressLines(), **SMALL)
+def test_a_script_without_a_terminal_prints_a_line_per_round(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    feddbe.run("fedavg", rounds=1, out=str(tmp_path / "lines"), **SMALL)
     out, err = capsys.readouterr()
     assert out == ""
     assert [line.split(", ")[0] for line in err.splitlines()] == ["fedavg: round 1 of 1"] * 2
+    feddbe.run("fedavg", rounds=1, out=str(tmp_path / "quiet"), quiet=True, **SMALL)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_notebook_line_is_updated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -162,33 +166,3 @@ def test_notebook_line_is_updated(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     (line,) = displayed
     assert line[0] == "fedavg: begins"
     assert line[-1].startswith("fedavg: round 1 of 1, ")
-
-
-def test_tensorboard_has_every_round(tmp_path: Path) -> None:
-    """Scalars are read back from the event files, also for a resumed run."""
-    pytest.importorskip("tensorboard", reason="the extra 'tensorboard' is not installed")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    board, options = (
-        feddbe.callbacks.TensorBoard(tmp_path / "board"),
-        {**SMALL, "out": str(tmp_path / "both")},
-    )
-    feddbe.compare(["fedavg", "fedavg+mr"], rounds=1, callback=board, **options)
-    documents = feddbe.compare(["fedavg", "fedavg+mr"], rounds=2, resume=True, callback=board, **options)
-    for document in documents:
-        events = EventAccumulator(str(tmp_path / "board" / "both" / document["method"]))
-        events.Reload()
-        for tag, reading in (("accuracy/weighted", "weighted"), ("accuracy/worst_tenth", "worst_tenth")):
-            scalars = {event.step: event.value for event in events.Scalars(tag)}
-            assert scalars == pytest.approx(dict(document.curve(reading)))
-        losses = {event.step: event.value for event in events.Scalars("train_loss")}
-        expected_losses = {
-            e["round"]: e["train_loss"] for e in document["rounds"] if e["train_loss"] is not None
-        }
-        assert losses == pytest.approx(expected_losses)
-
-
-def test_missing_tensorboard_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(feddbe.InvalidInputError, match=r"pip install 'feddbe\[tensorboard\]'"):
-        feddbe.callbacks.TensorBoard("board")

@@ -11,12 +11,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import roc_auc_score
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import f1_score, recall_score, roc_auc_score
 from torch import Tensor
 
 from feddbe.data.dataset import Dataset
 from feddbe.data.split import Split
-from feddbe.metrics.builtin import accuracy, auc, loss, majority_accuracy
+from feddbe.metrics.builtin import (
+    CALIBRATION_BINS,
+    accuracy,
+    auc,
+    balanced_accuracy,
+    ece,
+    loss,
+    macro_f1,
+    majority_accuracy,
+)
 from feddbe.metrics.records import Aggregates, aggregate_clients
 
 # --- over clients
@@ -116,6 +126,43 @@ def test_accuracy_and_loss_by_hand() -> None:
     logits, y = torch.tensor([[0.0, math.log(3)]] * 3), torch.tensor([1, 1, 0])
     assert accuracy(logits, y) == (Fraction(2, 3), 3)
     assert loss(logits, y) == approx((2 * math.log(4 / 3) + math.log(4)) / 3, 3)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(1, 6), st.integers(1, 6))
+def test_f1_and_balanced_accuracy_are_scikit_learns(seed: int, n: int, classes: int, present: int) -> None:
+    """A client often has only some of the classes, and predicts others."""
+    rng = np.random.RandomState(seed)
+    logits = torch.tensor(rng.randn(n, classes))
+    y = rng.randint(0, min(present, classes), n)
+    predicted = logits.argmax(1).numpy()
+    assert macro_f1(logits, torch.tensor(y)) == approx(f1_score(y, predicted, average="macro"), n)
+    recall = recall_score(y, predicted, average="macro", labels=np.unique(y))  # balanced_accuracy_score warns
+    assert balanced_accuracy(logits, torch.tensor(y)) == approx(recall, n)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 200), st.integers(1, 6), st.sampled_from([0.1, 1.0, 30.0]))
+def test_calibration_error_has_scikit_learns_bins(seed: int, n: int, classes: int, scale: float) -> None:
+    """With scale 30 most confidences are 1, the upper edge of the last bin."""
+    rng = np.random.RandomState(seed)
+    logits, y = torch.tensor(scale * rng.randn(n, classes)), torch.tensor(rng.randint(0, classes, n))
+    confidence, predicted = logits.softmax(1).max(1)
+    correct = (predicted == y).numpy()
+    edges = np.linspace(0, 1, CALIBRATION_BINS + 1)
+    sizes = np.bincount(np.searchsorted(edges[1:-1], confidence.numpy()), minlength=CALIBRATION_BINS)
+    if correct.all() or not correct.any():  # all bins deviate in the same direction; scikit-learn needs both
+        assert ece(logits, y) == approx(abs(float(correct.mean()) - float(confidence.mean())), n)
+        return
+    accuracies, confidences = calibration_curve(correct, confidence.numpy(), n_bins=CALIBRATION_BINS)
+    expected = float((sizes[sizes > 0] * np.abs(accuracies - confidences)).sum() / n)
+    assert ece(logits, y) == approx(expected, n)
+
+
+def test_calibration_error_by_hand() -> None:
+    """Confidence 3/4 for four samples of which two are correct: |1/2 - 3/4|. With confidence 1 and both
+    correct the second bin adds nothing: 4/6 times 1/4."""
+    logits = torch.tensor([[0.0, math.log(3)]] * 4 + [[0.0, 1000.0]] * 2)
+    assert ece(logits[:4], torch.tensor([1, 1, 0, 0])) == approx(1 / 4, 4)
+    assert ece(logits, torch.tensor([1, 1, 0, 0, 1, 1])) == approx(1 / 6, 6)
 
 
 def test_auc_of_a_single_class_is_undefined() -> None:

@@ -37,7 +37,10 @@ def new_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_builtin_metrics_are_registered() -> None:
-    assert metrics.registered_metrics().keys() == {"accuracy", "auc", "loss", "drift", "probe"}
+    assert metrics.registered_metrics().keys() == {
+        "accuracy", "auc", "macro_f1", "balanced_accuracy", "ece", "global_accuracy",
+        "loss", "drift", "probe",
+    }  # fmt: skip
     assert metrics.required_inputs(["accuracy", "auc", "loss"]) == {"logits", "y"}
 
 
@@ -46,7 +49,7 @@ def test_parse_metrics() -> None:
     assert metrics.parse_metrics("") == metrics.parse_metrics("accuracy") == ("accuracy",)
     with pytest.raises(
         InvalidInputError,
-        match=r"^unknown metric 'los'; did you mean 'loss'\? allowed: accuracy, auc, drift, ",
+        match=r"^unknown metric 'los'; did you mean 'loss'\? allowed: accuracy, auc, balanced_accuracy, ",
     ):
         metrics.parse_metrics("accuracy,los")
 

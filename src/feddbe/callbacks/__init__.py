@@ -11,18 +11,22 @@ from feddbe.callbacks.display import (
     default_callback,
     is_notebook,
 )
-from feddbe.callbacks.tensorboard import TensorBoard
+from feddbe.callbacks.tracking import MLflow, TensorBoard, WandB, make_callback, replay
 
 __all__ = [
     "Callback",
     "CallbackList",
+    "MLflow",
     "MessagesOnly",
     "NotebookProgress",
     "ProgressBars",
     "ProgressLines",
     "TensorBoard",
     "TimeEstimate",
+    "WandB",
     "bar_columns",
     "default_callback",
     "is_notebook",
+    "make_callback",
+    "replay",
 ]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from feddbe.results.document import RoundResult
 
@@ -23,6 +23,9 @@ class Callback:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release resources after the last run."""
+
+    def on_run_config(self, config: Mapping[str, Any], run_id: str) -> None:
+        """Called before `on_run_begin` with the run's options; `run_id` is the same when it is resumed."""
 
     def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         """Called when the run in `folder` starts, or resumes after `done` of `rounds` rounds."""
@@ -62,6 +65,10 @@ class CallbackList(Callback):
     ) -> None:
         for callback in self._callbacks:
             callback.__exit__(kind, error, trace)
+
+    def on_run_config(self, config: Mapping[str, Any], run_id: str) -> None:
+        for callback in self._callbacks:
+            callback.on_run_config(config, run_id)
 
     def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         for callback in self._callbacks:

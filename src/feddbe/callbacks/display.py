@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -29,12 +30,16 @@ from feddbe.paths import RUNS_DIR
 
 
 def default_callback(*, quiet: bool = False) -> Callback:
-    """Return the display for Python users: bars on a terminal, a line in a notebook, otherwise none."""
+    """Return the display of progress: in a notebook a line per run, otherwise that of the command line.
+
+    This is bars on a terminal, and a line per round on standard error elsewhere. With `quiet` nothing is
+    shown.
+    """
     if quiet:
         return Callback()
     if is_notebook():
         return NotebookProgress()
-    return ProgressBars() if sys.stderr is not None and sys.stderr.isatty() else Callback()
+    return ProgressBars() if sys.stderr is not None and sys.stderr.isatty() else ProgressLines()
 
 
 class _NarrowProgress(Progress):
@@ -238,10 +243,9 @@ class TimeEstimate:
 class CliProgress(CallbackList):
     """Progress of the command line on standard error: bars on a terminal, otherwise a line per round."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, callbacks: Sequence[Callback] = (), *, quiet: bool = False) -> None:
         self._last = _LastFolder()
-        display: Callback = ProgressBars() if sys.stderr.isatty() else ProgressLines()
-        super().__init__([self._last, MessagesOnly() if quiet else display])
+        super().__init__([self._last, *callbacks, MessagesOnly() if quiet else default_callback()])
 
     @property
     def folder(self) -> Path | None:
@@ -266,13 +270,13 @@ class _LastFolder(Callback):
 class StudyBars(StudyCallback):
     """A bar for each run in progress, and a line when it ends."""
 
-    def __init__(self, runs: int) -> None:
+    def __init__(self, runs: int, *, quiet: bool = False) -> None:
         self.runs = runs
         self.done = 0
         self.run_bars: dict[Path, RunBar] = {}
         self.bars = Progress(
             *bar_columns(),
-            console=Console(stderr=True),
+            console=Console(stderr=True, quiet=quiet),
             auto_refresh=False,  # no refresh thread: child processes are forked from this process
             disable=not sys.stderr.isatty(),
             transient=True,

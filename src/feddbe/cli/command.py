@@ -210,6 +210,7 @@ CODE = click.option(
     help="file with the run's model or method; executed if its content is the run's; may be repeated",
 )  # fmt: skip
 TRUST = click.option("--trust", is_flag=True, help="execute the files that the run names: it is your own")
+CALLBACK_HELP = "tracker: wandb:PROJECT, mlflow:EXPERIMENT or tensorboard[:FOLDER]; may be repeated"
 ROUND = click.option(
     "--round", "round_", default="best", type=Choice(("best", "last")), help="round to use [default: best]"
 )

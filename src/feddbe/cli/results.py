@@ -10,6 +10,7 @@ import click
 from feddbe import paths
 from feddbe.cli.command import (
     AS_JSON,
+    CALLBACK_HELP,
     CODE,
     ROUND,
     TRUST,
@@ -21,13 +22,12 @@ from feddbe.cli.command import (
     print_note,
     print_renderable,
 )
-from feddbe.errors import CorruptRunError, InvalidInputError, StoreError
+from feddbe.errors import InvalidInputError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from feddbe.reporting.table import Table
-    from feddbe.reporting.tables import RunRecord
     from feddbe.results.document import RunDocument
     from feddbe.studies.record import Study
 
@@ -53,12 +53,12 @@ _PROGRAM_FORMATS = ("csv", "json")
 @AS_JSON
 def runs(folder: Path | None, as_json: bool) -> int:
     """List the runs and studies below a folder."""
+    from feddbe import api
     from feddbe.reporting.tables import runs_table
-    from feddbe.runs import folders
     from feddbe.studies.record import RECORD_FILE
 
     root = folder or paths.RUNS_DIR
-    rows = [_run_record(path, root) for path in folders.list_runs(root)]
+    rows = api.list_runs(root)
     studies = [path.parent for path in sorted(root.rglob(RECORD_FILE))]
     if as_json:
         print_json({"runs": rows, "studies": _studies_table(studies, root).to_records()})
@@ -72,34 +72,6 @@ def runs(folder: Path | None, as_json: bool) -> int:
     return 0
 
 
-def _run_record(path: Path, root: Path) -> RunRecord:
-    from feddbe.results.document import is_finished, status_note
-    from feddbe.runs import summary
-
-    name = str(path.relative_to(root)) if path != root else path.name
-    try:
-        document = summary.load_document(path, hashes=False)
-    except StoreError as error:
-        state = "damaged" if isinstance(error, CorruptRunError) else "unreadable"
-        return {
-            "name": name, "method": "-", "data": "-", "seed": None, "begun": "", "rounds": 0,
-            "best": None, "last": None, "state": state,
-        }  # fmt: skip
-    best, last, settings = document["best"], document["last"], document["config"]
-    status = "done" if is_finished(document) else f"{settings['rounds']} requested"
-    return {
-        "name": name,
-        "method": document["method"],
-        "data": Path(settings["data"]).name,
-        "seed": settings["seed"],
-        "begun": document["begun"],
-        "rounds": document["rounds"][-1]["round"] if document["rounds"] else 0,
-        "best": best["accuracy"]["weighted"] if best and best["accuracy"] else None,
-        "last": last["accuracy"]["weighted"] if last and last["accuracy"] else None,
-        "state": status_note(document) or status,
-    }
-
-
 @click.command("show", cls=Command)
 @_RUNS
 @click.option(
@@ -109,14 +81,25 @@ def _run_record(path: Path, root: Path) -> RunRecord:
 @click.option("--clients", is_flag=True, help="print the accuracy of each client")
 @click.option("--format", "format_", type=Choice(_FORMATS), help="print the table in this format")
 @click.option("--plot", metavar="FILE", type=Path, help="draw the learning curves: .png, .svg or .pdf")
+@click.option(
+    "--callback", multiple=True, metavar="TRACKER", help=f"write the finished runs to a {CALLBACK_HELP}"
+)
 @AS_JSON
 def show(
-    names: tuple[str, ...], moment: str, clients: bool, format_: str | None, plot: Path | None, as_json: bool
+    names: tuple[str, ...],
+    moment: str,
+    clients: bool,
+    format_: str | None,
+    plot: Path | None,
+    callback: tuple[str, ...],
+    as_json: bool,
 ) -> int:
     """Show runs, comparisons and studies: table and learning curves."""
+    from feddbe.callbacks.tracking import make_callback, replay_documents
     from feddbe.results.document import at_moment
     from feddbe.studies import record
 
+    callbacks = make_callback(callback)
     study = None
     if len(names) == 1:
         studies = record.find_studies(names[0])
@@ -124,7 +107,7 @@ def show(
             return _list_studies(studies, as_json=as_json)
         if studies:
             study = record.open_study(studies[0], hashes=as_json)
-    is_plain = moment == "published" and not (clients or format_ or plot or as_json)
+    is_plain = moment == "published" and not (clients or format_ or plot or as_json or callback)
     if study is not None and is_plain and _print_study(study):
         return 0
     if study is None:
@@ -132,6 +115,8 @@ def show(
     else:
         documents = list(study.documents)
         _print_study_notes(study)
+    with callbacks:
+        replay_documents(documents, callbacks)
     if moment != "published":
         documents = [at_moment(document, moment) for document in documents]
     is_sweep = study is not None and study.record.purpose is record.Purpose.SWEEP
@@ -361,7 +346,7 @@ def overhead(names: tuple[str, ...], as_json: bool) -> int:
 @_RUNS
 @click.option(
     "--analyses", default="mdl", metavar="NAMES",
-    help="mdl, probe, discrepancy, discrepancy-shared, tsne [default: mdl]",
+    help="mdl, probe, discrepancy, discrepancy-shared, tsne, confusion [default: mdl]",
 )  # fmt: skip
 @ROUND
 @click.option(

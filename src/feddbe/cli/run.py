@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from feddbe.cli.command import (
+    CALLBACK_HELP,
     Argument,
     Command,
     Option,
@@ -62,22 +63,26 @@ def _command(name: str, help_text: str, *, single: bool) -> click.Command:
     @click.option("--name", cls=Option, section="Run", metavar="NAME", help=_NAME)
     @click.option("--code", cls=Option, section="Run", multiple=True, metavar="FILE.py", help=_CODE)
     @click.option("--trust", cls=Option, section="Run", is_flag=True, help=_TRUST)
+    @click.option(
+        "--callback", cls=Option, section="Run", multiple=True, metavar="TRACKER", help=CALLBACK_HELP
+    )
     @click.option("--dry-run", cls=Option, section="Run", is_flag=True, help=_DRY_RUN)
     def command(
         methods: list[str],
         code: tuple[str, ...],
         trust: bool,
+        callback: tuple[str, ...],
         dry_run: bool,
         **options: Any,
     ) -> int:
         raw = collect_options(methods, options)
         spec = parse_sweep(raw)
         if spec is not None:
-            return _run_sweep(spec, single=single, dry_run=dry_run)
+            return _run_sweep(spec, callback, single=single, dry_run=dry_run)
         permission = Permission(code, trust)
         if dry_run:
             return _preview(raw, permission, single=single)
-        return _run(raw, permission, click.get_current_context().obj, single=single)
+        return _run(raw, permission, callback, click.get_current_context().obj, single=single)
 
     return command
 
@@ -86,13 +91,16 @@ run = _command("run", "Run one method: feddbe run fedavg+dbe --rounds 20", singl
 compare = _command("compare", "Run several methods on the same data and compare them.", single=False)
 
 
-def _run(raw: RawOptions, permission: Permission, command_line: list[str], *, single: bool) -> int:
+def _run(
+    raw: RawOptions, permission: Permission, trackers: Sequence[str], command_line: list[str], *, single: bool
+) -> int:
     from feddbe.callbacks.display import CliProgress
+    from feddbe.callbacks.tracking import make_callback
     from feddbe.runs.execution import run_requests
     from feddbe.studies.sweep import name_folder, record_comparison
 
     as_json = raw.values.get("json") is True
-    progress = CliProgress(quiet=raw.values.get("quiet") is True)
+    progress = CliProgress([make_callback(trackers)], quiet=raw.values.get("quiet") is True)
     try:
         with sigterm_as_interrupt(), progress:
             documents = run_requests(
@@ -224,15 +232,17 @@ def _settings_table(title: str, settings: dict[str, dict[str, Any]]) -> Renderab
     return table
 
 
-def _run_sweep(spec: SweepSpec, *, single: bool, dry_run: bool) -> int:
+def _run_sweep(spec: SweepSpec, trackers: Sequence[str], *, single: bool, dry_run: bool) -> int:
     """Run the missing runs of a sweep and print its table; with `dry_run` only list the runs."""
     from feddbe.callbacks.base import StudyCallback
     from feddbe.callbacks.display import StudyBars
+    from feddbe.callbacks.tracking import make_callback, replay_documents
     from feddbe.errors import InvalidInputError
     from feddbe.studies import sweep
 
     if single and len(spec.methods) > 1:
         raise InvalidInputError(f"run takes one method, not {len(spec.methods)}; compare takes several")
+    callbacks = make_callback(trackers)
     spec = sweep.require_validation(spec, print_note)
     plans = sweep.plan_sweep(spec, print_note)
     missing = {planned.folder for planned in plans if planned.is_missing}
@@ -246,6 +256,8 @@ def _run_sweep(spec: SweepSpec, *, single: bool, dry_run: bool) -> int:
     except KeyboardInterrupt:
         return print_error("stopped; finished rounds are kept, repeat the command to continue", 130)
     documents = [planned.document for planned in plans if planned.document]
+    with callbacks:  # runs proceed in parallel, and trackers have one at a time
+        replay_documents(documents, callbacks)
     if documents:
         _print_sweep(documents, study_folder, spec)
     for folder, error in failed.items():

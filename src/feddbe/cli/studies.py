@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from feddbe import paths
 from feddbe.cli.command import (
     Argument,
     Choice,
@@ -25,7 +24,7 @@ from feddbe.cli.command import (
     sigterm_as_interrupt,
 )
 from feddbe.config.defaults import PER_MODEL
-from feddbe.config.options import Config, parse_options
+from feddbe.config.options import NOT_TUNED, Config, parse_options
 from feddbe.config.parameters import format_value
 from feddbe.errors import InvalidInputError
 
@@ -35,12 +34,8 @@ if TYPE_CHECKING:
     from feddbe.studies.tune import Trial, TuneResult
 
 
-_NOT_TUNED = {"split", "resume", "new_clients", "adaptation", "keep_best"}
-"""Options of a run that a search does not have."""
-
-
 @click.command(
-    "tune", cls=Command, params=[option for option in config_options() if option.name not in _NOT_TUNED]
+    "tune", cls=Command, params=[option for option in config_options() if option.name not in NOT_TUNED]
 )
 @click.argument("method", cls=Argument, metavar="METHOD", help="method as in fedavg+dbe, without parentheses")
 @click.option(
@@ -175,22 +170,17 @@ def reproduce(
 ) -> int:
     """Run the experiments of a table or figure of the paper, and print it next to the paper's numbers."""
     from feddbe.studies import paper
+    from feddbe.studies.reproduce import load_studies, study_folder
 
     if not names and not is_all and not is_list:
         raise InvalidInputError(
             f"no experiment given; name one or more of {', '.join(paper.NAMES)}, or --all"
         )
-    if rounds is not None and rounds < 1:
-        raise InvalidInputError(f"rounds = {rounds}; allowed: a whole number >= 1")
     small = scale == "small"
-    if small and data:
-        raise InvalidInputError(f"--data {data}: --scale small has its own data, digits")
-    count = trials if trials is not None else 1 if small else 3
-    studies = [
-        paper.load_study(name, trials=count, rounds=rounds, data=data, small=small).select(only)
-        for name in dict.fromkeys(names or paper.NAMES)
-    ]
-    folder = out or paths.RUNS_DIR / ("reproduce-small" if small else "reproduce")
+    studies = load_studies(
+        names or paper.NAMES, trials=trials, only=only, rounds=rounds, data=data, small=small
+    )
+    folder = out or study_folder(small=small)
     if is_list:
         return _print_studies(studies, folder)
     options = {"scale": "small" if small else None, "trials": trials, "rounds": rounds, "data": data}
@@ -241,14 +231,7 @@ def _run_studies(
     report: Sequence[str] | None,
 ) -> int:
     from feddbe.callbacks.display import StudyBars
-    from feddbe.studies import runner
-    from feddbe.studies.reproduce import (
-        compare_with_paper,
-        plan_studies,
-        record_study,
-        run_embedding_analyses,
-        run_study_analyses,
-    )
+    from feddbe.studies.reproduce import compare_with_paper, plan_studies, record_study, run_studies
 
     study_folders: dict[str, Path] = {}
     try:
@@ -259,18 +242,7 @@ def _run_studies(
                 study_folders = {study.name: record_study(study, plans, folder) for study in studies}
                 bars = StudyBars(len(missing))
                 with bars.bars:
-                    runner.run_missing(list(plans.values()), bars)
-                    plans = _refresh(plans)
-                    analysis_bar = bars.analysis_callback()
-                    for study in studies:
-                        problems = run_study_analyses(
-                            study, plans, quick=study.is_small, callback=analysis_bar
-                        )
-                        for problem in problems:
-                            bars.print_line(f"feddbe: not analyzed: {problem}")
-                        run_embedding_analyses(study, plans, analysis_bar)
-                    analysis_bar.remove()
-                plans = _refresh(plans)
+                    plans = run_studies(studies, plans, bars)
     except KeyboardInterrupt:
         return print_error("stopped; finished rounds are kept, repeat the command to continue", 130)
     for study in studies:
@@ -289,12 +261,6 @@ def _run_studies(
         path = write_report(runs, folder / "report.html", studies=tables)
         print(f"report  {path}", file=sys.stdout if format_ == "text" else sys.stderr)
     return 0
-
-
-def _refresh(plans: Plans) -> Plans:
-    from feddbe.studies import runner
-
-    return dict(zip(plans, runner.refresh_plans(plans.values()), strict=True))
 
 
 def print_paper_study(study_folder: Path) -> None:

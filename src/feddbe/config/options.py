@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from feddbe.config.parameters import Parameters, parameter, parse_number_or_text
 from feddbe.errors import InvalidInputError, one_line, unknown_name
@@ -136,9 +136,96 @@ class Config(Parameters):
     # fmt: on
 
 
+class _CommonOptions(TypedDict, total=False):
+    """Options of `feddbe.run` and `feddbe.compare` that do not identify a run."""
+
+    data_dir: str | None
+    rounds: int | None
+    patience: int | None
+    force: bool
+    metrics: str
+    engine: str
+    device: str
+    trainer: str
+    min_replies: int | None
+    worker_timeout: float | None
+    keep_best: bool
+    out: str | None
+    resume: bool
+    json: bool
+    quiet: bool
+
+
+class RunOptions(_CommonOptions, total=False):
+    """The options of `Config` for type checkers and editors, except method, data and model."""
+
+    partition: str | None
+    partition_seed: int
+    clients: int | None
+    split: str | None
+    shift: str | None
+    cut: str | None
+    local_epochs: int
+    batch_size: int
+    lr: float | None
+    lr_decay: str | None
+    optimizer: str
+    momentum: float
+    weight_decay: float
+    clip_norm: float | None
+    participation: float
+    seed: int
+    variant: str
+    short_batch: str | None
+    bn_buffers: str
+    eval: str
+    eval_after: bool
+    validation: float
+    new_clients: int
+    adapt_epochs: int
+    adaptation: str
+
+
+class CompareOptions(_CommonOptions, total=False):
+    """As `RunOptions`, where an option that identifies a run may have several values."""
+
+    seeds: int | str | Sequence[int]
+    partition_seeds: int | str | Sequence[int]
+    name: str
+    partition: str | Sequence[str] | None
+    partition_seed: int
+    clients: int | Sequence[int] | None
+    split: str | Sequence[str] | None
+    shift: str | Sequence[str] | None
+    cut: str | Sequence[str] | None
+    local_epochs: int | Sequence[int]
+    batch_size: int | Sequence[int]
+    lr: float | Sequence[float] | None
+    lr_decay: str | Sequence[str] | None
+    optimizer: str | Sequence[str]
+    momentum: float | Sequence[float]
+    weight_decay: float | Sequence[float]
+    clip_norm: float | Sequence[float] | None
+    participation: float | Sequence[float]
+    seed: int
+    variant: str | Sequence[str]
+    short_batch: str | Sequence[str] | None
+    bn_buffers: str | Sequence[str]
+    eval: str | Sequence[str]
+    eval_after: bool | Sequence[bool]
+    validation: float | Sequence[float]
+    new_clients: int | Sequence[int]
+    adapt_epochs: int | Sequence[int]
+    adaptation: str | Sequence[str]
+
+
 _FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 STUDY_OPTIONS = ("seeds", "partition_seeds", "name")
 """Options of several runs together, in addition to those of `Config`."""
+
+
+NOT_TUNED = frozenset({"split", "resume", "new_clients", "adaptation", "keep_best"})
+"""Options of a run that a search (`feddbe tune`) does not have."""
 
 
 def identity_of_key(key: str) -> Identity:

@@ -3,8 +3,9 @@
 A new metric is a function with `@metric` in this file. Its parameters name its inputs, which determine its
 moment:
 
-- evaluation of a client's samples: `logits`, labels `y`, representations `z_g` = f(x) and `z` = z_g + p_i
-  (computed only if a metric needs them);
+- evaluation of a client's samples: `logits`, labels `y`, representations `z_g` = f(x) and `z` = z_g + p_i;
+  `global_logits` and `global_y` of the client's model on the test data of all clients. All except `logits`
+  and `y` are computed only if a metric needs them;
 - local training: `loss_sum` over the `samples` trained on, `seconds`, `bytes_up`, `bytes_down`.
 
 It returns (value, weight), where the weight is that of the client in the mean over clients, or None if it is
@@ -27,6 +28,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -43,9 +45,11 @@ if TYPE_CHECKING:
 
 MetricFunction = Callable[..., Any]
 """Returns a `Value` or None; a pooled metric returns a `Value` for each client, or for `ALL`."""
-EVALUATION_INPUTS = {"logits", "y", "z", "z_g"}
+EVALUATION_INPUTS = {"logits", "y", "z", "z_g", "global_logits", "global_y"}
 TRAINING_INPUTS = {"loss_sum", "samples", "seconds", "bytes_up", "bytes_down"}
 POOLED_INPUTS = {"points"}
+CALIBRATION_BINS = 15
+"""Number of bins of the calibration error."""
 POOLED_SAMPLES = 100
 """Maximum number of test samples per client whose representations are sent for pooled metrics."""
 
@@ -191,6 +195,56 @@ def auc(logits: Tensor, y: Tensor) -> Value | None:
         return math.nan, positives
     ranks = float((lower + upper + 1).sum()) / 2
     return (ranks - positives * (positives + 1) / 2) / (positives * negatives), positives
+
+
+@metric(label="macro F1", unit="%")
+def macro_f1(logits: Tensor, y: Tensor) -> Value:
+    """Return the plain mean of F1 = 2 TP / (2 TP + FP + FN) over all classes that occur.
+
+    A class occurs if it is the label or the prediction of a sample, as in scikit-learn's `f1_score`.
+    """
+    labels, predictions, correct = _class_counts(logits, y)
+    occurs = labels + predictions > 0
+    return float((2 * correct[occurs] / (labels + predictions)[occurs]).mean()), len(y)
+
+
+@metric(label="balanced accuracy", unit="%")
+def balanced_accuracy(logits: Tensor, y: Tensor) -> Value:
+    """Return the plain mean of the recalls of the client's labels."""
+    labels, _, correct = _class_counts(logits, y)
+    occurs = labels > 0
+    return float((correct[occurs] / labels[occurs]).mean()), len(y)
+
+
+def _class_counts(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the number of labels, predictions and correct predictions of each class."""
+    classes = logits.shape[1]
+    predicted = logits.argmax(1)
+    counts = [torch.bincount(part, minlength=classes) for part in (y, predicted, y[predicted == y])]
+    labels, predictions, correct = (count.double() for count in counts)
+    return labels, predictions, correct
+
+
+@metric(label="calibration error", unit="%")
+def ece(logits: Tensor, y: Tensor) -> Value:
+    """Return the expected calibration error (Guo et al. 2017).
+
+    The confidence is the largest softmax value. With S_b the samples whose confidence is in
+    ((b - 1) / 15, b / 15], the error is sum_b |S_b| / n |accuracy(S_b) - mean confidence(S_b)|.
+    """
+    confidence, predicted = F.softmax(logits.double(), 1).max(1)
+    edges = torch.linspace(0, 1, CALIBRATION_BINS + 1, dtype=torch.float64)[1:-1]
+    bins = torch.bucketize(confidence, edges)
+    excess = (predicted == y).double() - confidence
+    sums = torch.zeros(CALIBRATION_BINS, dtype=torch.float64).index_add(0, bins, excess)
+    return float(sums.abs().sum()) / len(y), len(y)
+
+
+@metric(label="global accuracy", unit="%")
+def global_accuracy(global_logits: Tensor, global_y: Tensor, y: Tensor) -> Value:
+    """Return the accuracy of the client's model on the test data of all clients."""
+    correct = int((global_logits.argmax(1) == global_y).sum())
+    return Fraction(correct, len(global_y)), len(y)
 
 
 @metric

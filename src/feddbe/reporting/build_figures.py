@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from feddbe.config.parameters import format_value
 from feddbe.errors import InvalidInputError
+from feddbe.metrics.representations.confusion import matrix_from_values
 from feddbe.metrics.representations.points import Analysis, AnalysisColumn, FigureKind, Points
 from feddbe.metrics.representations.registry import ANALYSES
 from feddbe.reporting.figure import (
@@ -542,6 +543,8 @@ def analysis_figures(
             panels = tuple(_layer_bars(column, named_analyses) for column in analysis.columns)
         elif analysis.figure is FigureKind.DOTS:
             panels = tuple(_client_dots(column, named_analyses) for column in analysis.columns)
+        elif analysis.figure is FigureKind.CONFUSION:
+            panels = tuple(_confusion_panels(named_analyses, by_name))
         else:
             panels = tuple(_scatter_panels(named_analyses, by_name, load_points, max_points))
         title = f"{data}: {describe_samples(named_analyses)}"
@@ -630,6 +633,29 @@ def _scatter_panels(
     panel_maximum = max(100, maximum // len(distinct)) if maximum else None
     for name, points in distinct.items():
         yield scatter_panel(name, points, panel_maximum)
+
+
+def _confusion_panels(named_analyses: NamedAnalyses, by_name: Mapping[str, RunDocument]) -> Iterator[HeatMap]:
+    """Yield the matrix of each run and moment, in percent of the samples of each label."""
+    for run, analysis in named_analyses:
+        names = by_name[run]["label_names"]
+        labels = [int(text) for key in analysis["overall"] for text in key.split(":")[1:]]
+        classes = max(len(names), max(labels) + 1)
+        matrix = matrix_from_values(analysis["overall"], classes)
+        sizes = matrix.sum(1)
+        rows = [(100 * row / size).tolist() if size else [None] * classes
+                for row, size in zip(matrix, sizes, strict=True)]  # fmt: skip
+        titles = tuple(names) if len(names) == classes else tuple(map(str, range(classes)))
+        yield HeatMap(
+            name=describe_view(run, analysis),
+            x_axis=Axis("prediction"),
+            y_axis=Axis("label"),
+            value_axis=Axis("share of the label's samples", "%"),
+            columns=titles,
+            rows=titles,
+            values=tuple(map(tuple, rows)),
+            limits=(0.0, 100.0),
+        )
 
 
 def scatter_panel(name: str, points: Points, maximum: int | None = None) -> Scatter:

@@ -200,6 +200,8 @@ def _draw_panel(
             _draw_dots(axes, panel, is_first=is_first, is_narrow=has_several_panels)
         case HeatMap():
             _draw_heat_map(canvas, axes, panel)
+            if has_several_panels:
+                axes.set_title(panel.name, fontsize=9, loc="left", parse_math=False)
         case _:
             raise TypeError(f"{type(panel).__name__} is drawn alone")
 
@@ -366,12 +368,15 @@ def _fold_name(text: str) -> str:
     return f"{fold_text(run, 26)},\n{layer}" if comma and len(text) > 26 else fold_text(text, 26)
 
 
+_MAX_HEAT_MAP_TICKS = 25
+
+
 def _draw_heat_map(canvas: Canvas, axes: Axes, panel: HeatMap) -> None:
     from matplotlib.patches import Rectangle
 
     numbers = np.array([[math.nan if value is None else value for value in row] for row in panel.values])
     low, high = panel.limits
-    image = axes.imshow(numbers, origin="lower", aspect="auto", cmap="cividis", vmin=low, vmax=high)
+    image = axes.imshow(numbers, aspect="auto", cmap="cividis", vmin=low, vmax=high)
     extend = "min" if np.nanmin(numbers) < low else "neither"
     canvas.colorbar(image, ax=axes, extend=extend).set_label(
         _wrap_label(panel.value_axis, 20), parse_math=False
@@ -390,8 +395,11 @@ def _draw_heat_map(canvas: Canvas, axes: Axes, panel: HeatMap) -> None:
                 lw=2.2, clip_on=False, label=mark.text,
             )
         )  # fmt: skip
-    axes.set_xticks(range(len(panel.columns)), panel.columns)
-    axes.set_yticks(range(len(panel.rows)), panel.rows)
+    for set_ticks, names in ((axes.set_xticks, panel.columns), (axes.set_yticks, panel.rows)):
+        ticks = range(0, len(names), math.ceil(len(names) / _MAX_HEAT_MAP_TICKS))
+        set_ticks(ticks, [_truncate(names[tick], 12) for tick in ticks])
+    if max(map(len, panel.columns)) > 6:
+        axes.tick_params(axis="x", rotation=90)
     if len(panel.rows) == 1:
         axes.set_yticks([])
     axes.set_xlabel(panel.x_axis.label, parse_math=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from feddbe.metrics.representations.points import AnalysisColumn
@@ -26,8 +27,14 @@ def analysis_tables(documents: Sequence[RunDocument], analyses: Container[str] =
     for kind, named_analyses in group_analyses(documents, run_labels(documents)):
         name = named_analyses[0][1]["analysis"]
         if name in analyses and ANALYSES[name].columns:
-            tables.append(_analysis_table(kind, named_analyses))
+            tables.append(_analysis_table(kind, named_analyses, class_names(documents)))
     return tables
+
+
+def class_names(documents: Sequence[RunDocument]) -> list[str]:
+    """Return the names of the classes; empty if the runs have none, or different ones."""
+    names = [document["label_names"] for document in documents]
+    return names[0] if all(other == names[0] for other in names) else []
 
 
 def group_analyses(
@@ -85,9 +92,19 @@ def analysis_caption(named_analyses: NamedAnalyses) -> str:
     return " ".join(sentences)
 
 
-def _analysis_table(kind: str, named_analyses: NamedAnalyses) -> Table:
-    """Return a table with a record for each layer and number, and a column for each run, moment and round."""
-    numbers = ANALYSES[named_analyses[0][1]["analysis"]].columns
+def _analysis_table(kind: str, named_analyses: NamedAnalyses, classes: Sequence[str]) -> Table:
+    """Return a table with a record for each layer and number, and a column for each run, moment and round.
+
+    Args:
+        kind: Title of the table.
+        named_analyses: Analyses of one kind.
+        classes: Names of the classes; empty if they have numbers only.
+    """
+    numbers = [
+        number
+        for column in ANALYSES[named_analyses[0][1]["analysis"]].columns
+        for number in _expand_classes(column, named_analyses, classes)
+    ]
     views = dict.fromkeys((run, analysis["moment"], analysis["round"]) for run, analysis in named_analyses)
     by_view = {
         (run, analysis["moment"], analysis["round"], analysis["layer"]): analysis
@@ -95,9 +112,10 @@ def _analysis_table(kind: str, named_analyses: NamedAnalyses) -> Table:
     }
     columns = [
         Column("layer", kind=TEXT,
-               value=lambda row: row[0] if len(numbers) == 1 else f"{row[0]} {row[1].key}"),
+               value=lambda row: row[0] if len(numbers) == 1 else f"{row[0]} {row[1].name}"),
         *(Column(f"view_{index}", f"{run}\n{moment} @{round_}", _NUMBER,
-                 lambda row, view=(run, moment, round_): _read_number(by_view.get((*view, row[0])), row[1]))  # type: ignore[misc]
+                 lambda row, view=(run, moment, round_):  # type: ignore[misc]
+                 _read_number(by_view.get((*view, row[0])), row[1].column))
           for index, (run, moment, round_) in enumerate(views)),
     ]  # fmt: skip
     layers = dict.fromkeys(analysis["layer"] for _, analysis in named_analyses)
@@ -105,6 +123,27 @@ def _analysis_table(kind: str, named_analyses: NamedAnalyses) -> Table:
     return Table.from_sources(
         columns, rows, title=kind, note=analysis_caption(named_analyses), narrow=Narrow.STACK_BLOCKS
     )
+
+
+class _NumberName(NamedTuple):
+    """A number of an analysis, and its name in the table."""
+
+    name: str
+    column: AnalysisColumn
+
+
+def _expand_classes(
+    column: AnalysisColumn, named_analyses: NamedAnalyses, classes: Sequence[str]
+) -> Iterator[_NumberName]:
+    """Yield the column, or for `recall:*` a column for each class that any of the analyses has."""
+    if not column.key.endswith("*"):
+        yield _NumberName(column.key, column)
+        return
+    prefix = column.key.removesuffix("*")
+    keys = {key for _, analysis in named_analyses for key in analysis["overall"] if key.startswith(prefix)}
+    for label in sorted(int(key.removeprefix(prefix)) for key in keys):
+        name = classes[label] if classes else str(label)
+        yield _NumberName(f"{column.label} {name}", replace(column, key=f"{prefix}{label}"))
 
 
 class _Number(NamedTuple):

@@ -16,8 +16,8 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from feddbe.config.options import Config
 from feddbe.config.parameters import format_value
+from feddbe.errors import CorruptRunError, StoreError
 from feddbe.reporting.table import (
     BYTES,
     COUNT,
@@ -47,6 +47,7 @@ from feddbe.results.document import (
     RunDocument,
     describe_moment,
     is_finished,
+    is_selected_metric,
     last_round,
     metric_names,
     metric_value,
@@ -65,12 +66,12 @@ from feddbe.results.seeds import (
     methods_with_unequal_rounds,
 )
 from feddbe.results.statistics import VERDICT_RULE, Interval
+from feddbe.runs import summary
 from feddbe.runs.folders import slug
 from feddbe.runs.summary import ClientRecord
 
 _STATISTICS = {"weighted": f"weigh{SOFT_HYPHEN}ted", "mean": "mean", "worst_tenth": "worst tenth"}
 """Titles of the statistics of an accuracy over clients."""
-_DEFAULT_METRICS = Config().metrics.split(",")
 
 
 # Results of runs
@@ -92,6 +93,8 @@ def results_table(documents: Sequence[RunDocument], names: Sequence[str] = ()) -
         names: Their names; by default their methods, with the settings that distinguish them.
     """
     names = names or run_labels(documents)
+    has_selected_metrics = any(is_selected_metric(name, documents) for name in metric_names(documents))
+    cost_priority = Priority.OPTIONAL if has_selected_metrics else Priority.USEFUL
     sources = [_NamedRun(name, document) for name, document in zip(names, documents, strict=True)]
     columns = [
         Column("run", "method", TEXT, _read_name),
@@ -104,12 +107,12 @@ def results_table(documents: Sequence[RunDocument], names: Sequence[str] = ()) -
         *_accuracy_columns("tuned", _read_tuned_accuracy, note=_tuned_note(documents)),
         *_accuracy_columns("new", lambda run: _read_new_accuracy(run, "before"), note=_NEW_NOTE),
         *_accuracy_columns("new, tuned", lambda run: _read_new_accuracy(run, "adapted"), note=_NEW_NOTE),
-        Column("seconds", "s per round", SECONDS, _median_seconds, priority=Priority.USEFUL),
-        Column("bytes_up", "up", BYTES, lambda run: run.document["cost"]["up"], priority=Priority.USEFUL,
+        *_metric_columns(documents),
+        Column("seconds", "s per round", SECONDS, _median_seconds, priority=cost_priority),
+        Column("bytes_up", "up", BYTES, lambda run: run.document["cost"]["up"], priority=cost_priority,
                note="Up and down: bytes per client and round."),
         Column("bytes_down", "down", BYTES, lambda run: run.document["cost"]["down"],
-               priority=Priority.USEFUL),
-        *_metric_columns(documents),
+               priority=cost_priority),
         Column("majority_accuracy", "majority class", PERCENT, lambda run: run.document["majority_accuracy"],
                outputs=Output.WIDE | Output.PROGRAM),
         Column("moment", value=lambda run: _read_last(run.document, "moment"), outputs=Output.PROGRAM),
@@ -162,7 +165,7 @@ def _accuracy_columns(
 def _metric_columns(documents: Sequence[RunDocument]) -> list[Column]:
     """Return two columns for each metric of the rounds, its value in the best and in the last round.
 
-    A terminal shows only metrics that the user selected, not the default ones.
+    A terminal shows only metrics that the user selected, before the costs.
     """
     from feddbe.metrics.builtin import describe_metric
 
@@ -177,8 +180,8 @@ def _metric_columns(documents: Sequence[RunDocument]) -> list[Column]:
                     f"{line} {label}",
                     PERCENT if unit == "%" else DECIMAL,
                     lambda run, line=line, name=name: _read_metric(run.document, line, name),  # type: ignore[misc]
-                    outputs=~Output.TERMINAL if name in _DEFAULT_METRICS else Output.ALL,
-                    priority=Priority.OPTIONAL,
+                    outputs=Output.ALL if is_selected_metric(name, documents) else ~Output.TERMINAL,
+                    priority=Priority.USEFUL,
                     hide_empty=True,
                     stack=label,
                     line=line,
@@ -475,6 +478,32 @@ class RunRecord(TypedDict):
     best: float | None
     last: float | None
     state: str
+
+
+def run_record(path: Path, root: Path) -> RunRecord:
+    """Return the record of the run in `path`, named relative to `root`; a damaged run has only a state."""
+    name = str(path.relative_to(root)) if path != root else path.name
+    try:
+        document = summary.load_document(path, hashes=False)
+    except StoreError as error:
+        state = "damaged" if isinstance(error, CorruptRunError) else "unreadable"
+        return {
+            "name": name, "method": "-", "data": "-", "seed": None, "begun": "", "rounds": 0,
+            "best": None, "last": None, "state": state,
+        }  # fmt: skip
+    best, last, settings = document["best"], document["last"], document["config"]
+    status = "done" if is_finished(document) else f"{settings['rounds']} requested"
+    return {
+        "name": name,
+        "method": document["method"],
+        "data": Path(settings["data"]).name,
+        "seed": settings["seed"],
+        "begun": document["begun"],
+        "rounds": document["rounds"][-1]["round"] if document["rounds"] else 0,
+        "best": best["accuracy"]["weighted"] if best and best["accuracy"] else None,
+        "last": last["accuracy"]["weighted"] if last and last["accuracy"] else None,
+        "state": status_note(document) or status,
+    }
 
 
 def runs_table(records: Sequence[RunRecord]) -> Table:

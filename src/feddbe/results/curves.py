@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from feddbe.config.options import Config
 from feddbe.results.document import (
     RoundResult,
     RunDocument,
     accuracy_curve,
     compared_result,
     describe_moment,
+    is_selected_metric,
 )
 from feddbe.results.seeds import CurveReader, describe_repetitions, find_trial, group_names, group_runs
 from feddbe.results.statistics import Trial, trial_interval
@@ -20,7 +20,6 @@ from feddbe.results.statistics import Trial, trial_interval
 TEST_MOMENTS = ("before", "adapted", "after")
 """Moments at which a client's model is evaluated on its test data."""
 _OTHER_MOMENTS = {"validation": "validation data", "train": "training data", "training": "local training"}
-_DEFAULT_METRICS = Config().metrics.split(",")
 _MEANS = {"mean": "mean of clients", "worst_tenth": "worst tenth of clients"}
 
 
@@ -109,7 +108,7 @@ def _metric_series(documents: Sequence[RunDocument]) -> Iterator[MetricSeries]:
     )
     for name in dict.fromkeys(name for name, _ in pairs):
         label, unit = describe_metric(name)
-        is_selected = name not in _DEFAULT_METRICS
+        is_selected = is_selected_metric(name, documents)
         scale = 100.0 if unit == "%" else 1.0
         read = _metric_reader(name, None, scale)
         yield MetricSeries(

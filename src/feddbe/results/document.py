@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from statistics import median
 from typing import Any, TypedDict, cast
 
-from feddbe.config.options import identifying_settings
+from feddbe.config.options import Config, identifying_settings
 from feddbe.metrics.records import LAYER_SEPARATOR, Aggregates, Record, read_aggregates
 
 Accuracy = Aggregates
@@ -138,6 +139,11 @@ class RunDocument(TypedDict):
     versions: dict[str, str]
     """Versions of torch, numpy and other packages at the start."""
     folder: str
+
+
+def run_id(config_hash: str, begun: str) -> str:
+    """Return a text that identifies a run in an experiment tracker, from its configuration and start."""
+    return sha256(f"{config_hash} {begun}".encode()).hexdigest()[:16]
 
 
 def build_round_result(round_: int, moment: str, records: Sequence[Record]) -> RoundResult:
@@ -285,6 +291,15 @@ def metric_names(documents: Sequence[RunDocument]) -> list[str]:
         result["metrics"].get(moment, {}) for result in results for moment in (result["moment"], "training")
     ]
     return list(dict.fromkeys(name for metrics in by_moment for name in metrics))
+
+
+def is_selected_metric(name: str, documents: Sequence[RunDocument]) -> bool:
+    """Return True if a user selected the metric: it is no default, or `--metrics` names it with others."""
+    default = Config().metrics
+    lists = [str(document["config"].get("metrics", default)) for document in documents]
+    if name not in default.split(","):
+        return True
+    return any(name in spec.replace(" ", "").split(",") for spec in lists if spec != default)
 
 
 def metric_value(result: RoundResult, name: str) -> float | None:

@@ -124,9 +124,10 @@ def _missing_items(store: RunStore, request: AnalysisRequest) -> list[_AnalysisI
     missing = []
     for name in request.analyses:
         settings, quick = registry.analysis_settings(name, quick=request.quick)
-        settings = {**settings, "samples": request.samples}
-        per_client = request.per_client and ANALYSES[name].supports_per_client
-        for layer in request.layers:
+        analysis = ANALYSES[name]
+        settings = {**settings, "samples": None if analysis.uses_all_samples else request.samples}
+        per_client = request.per_client and analysis.supports_per_client
+        for layer in analysis.layers or request.layers:
             for moment in request.moments:
                 item = _AnalysisItem(name, moment, layer, quick, per_client, settings)
                 result = stored.get(result_key(round_, moment, item.name))
@@ -143,13 +144,17 @@ def _compute_missing(
     task.model.check_layers(request.layers)
     checkpoint = Checkpoint(store, experiment, request.round)
     sizes = [len(test) for test in task.split.test[: task.members]]
-    sample_indices = _select_samples(sizes, request.samples, per_client=request.per_client)
     callback.on_run_begin(f"{experiment.name}: representations", store.folder, 0, 1 + len(items))
     pooled = [item for item in items if not ANALYSES[item.analysis].compares_under_each_model]
     shared = [item for item in items if ANALYSES[item.analysis].compares_under_each_model]
-    if pooled:
-        _compute_pooled(checkpoint, pooled, sample_indices, callback)
-    samples = sum(sizes[client] if ix is None else len(ix) for client, ix in sample_indices.items())
+    done = 1
+    for samples in dict.fromkeys(item.settings["samples"] for item in pooled):
+        sample_indices = _select_samples(sizes, samples, per_client=request.per_client)
+        group = [item for item in pooled if item.settings["samples"] == samples]
+        _compute_pooled(checkpoint, group, sample_indices, done, callback)
+        done += len(group)
+    sample_indices = _select_samples(sizes, request.samples, per_client=request.per_client)
+    sample_count = sum(sizes[client] if ix is None else len(ix) for client, ix in sample_indices.items())
     for analysis in dict.fromkeys(item.analysis for item in shared):
         item_by_view = {(item.moment, item.layer): item for item in shared if item.analysis == analysis}
         settings = _keywords(next(iter(item_by_view.values())))
@@ -158,8 +163,9 @@ def _compute_missing(
             checkpoint, analysis, list(item_by_view), sample_indices, settings, callback
         )
         seconds = time.perf_counter() - started
-        for done, (view, result) in enumerate(results.items(), start=2 + len(pooled)):
-            _write_result(store, checkpoint.round, item_by_view[view], result, samples, seconds)
+        for view, result in results.items():
+            _write_result(store, checkpoint.round, item_by_view[view], result, sample_count, seconds)
+            done += 1
             callback.on_round_end(done, None)
 
 
@@ -167,9 +173,18 @@ def _compute_pooled(
     checkpoint: Checkpoint,
     items: Sequence[_AnalysisItem],
     sample_indices: Mapping[int, Sequence[int] | None],
+    done: int,
     callback: Callback,
 ) -> None:
-    """Analyze the points of all clients together, each represented by its client's model."""
+    """Analyze the points of all clients together, each represented by its client's model.
+
+    Args:
+        checkpoint: The round whose models are used.
+        items: Analyses of the same samples.
+        sample_indices: Positions among each client's test samples; None: all of them.
+        done: Number of finished steps, for the callback.
+        callback: Notified of the progress.
+    """
     experiment = checkpoint.experiment
     store = checkpoint.store
     moments = {item.moment for item in items}
@@ -178,9 +193,9 @@ def _compute_pooled(
     with closing(engines.create_engine("auto", experiment.task, experiment.method)) as engine:
         client_results = checkpoint.run_tasks(tasks, engine, callback)
     _warn_if_models_differ(store, checkpoint.round, client_results, callback)
-    callback.on_round_end(1, None)
+    callback.on_round_end(done, None)
     known: dict[tuple[str, str], AnalysisResult] = {}  # z is z_g without PRBM, and a cut has several names
-    for done, item in enumerate(items, start=2):
+    for item in items:
         started = time.perf_counter()
         points = pool_representations(client_results, item.moment, item.layer)
         if points is None:
@@ -195,6 +210,7 @@ def _compute_pooled(
             )
         seconds = time.perf_counter() - started
         _write_result(store, checkpoint.round, item, known[key], len(points.y), seconds)
+        done += 1
         callback.on_round_end(done, None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -16,7 +17,16 @@ from feddbe.methods import new_clients
 from feddbe.methods.base import MODEL, Method, undeclared_names
 from feddbe.metrics.builtin import compute_metrics, required_inputs
 from feddbe.metrics.records import MetricsByMoment, MetricValues
-from feddbe.state import State, add_prefix, drop_keys, matches_pattern, nbytes, strip_prefix, to_device
+from feddbe.state import (
+    State,
+    add_prefix,
+    drop_keys,
+    matches_pattern,
+    nbytes,
+    sha256,
+    strip_prefix,
+    to_device,
+)
 from feddbe.training.task import Context, Task, device_settings
 from feddbe.training.trainer import ClientTrainer
 
@@ -297,6 +307,9 @@ class _ClientSession:
         logits, y = logits.cpu(), y.cpu()
         inputs = {name: torch.cat(parts).cpu() for name, parts in batches.items()}
         inputs |= {"logits": logits, "y": y}
+        if on == "test" and "global_logits" in required_inputs(self.client_task.metrics):
+            inputs["global_logits"] = self.global_logits(moment, trainer, state)
+            inputs["global_y"] = self.task.dataset.y[trainer.indices("global")].cpu()
 
         indices = self.client_task.sample_indices
         selected = slice(None) if indices is None else list(indices)
@@ -304,6 +317,30 @@ class _ClientSession:
             self.representations[f"{moment}/{layer}"] = inputs[layer][selected].flatten(1)
             self.representations["y"] = y[selected]
         return compute_metrics(self.client_task.metrics, inputs) if len(y) else {}
+
+    def global_logits(self, moment: str, trainer: ClientTrainer, state: State) -> Tensor:
+        """Return the logits of a client's model on the test data of all clients that take part.
+
+        Clients of one process whose models are equal at this moment share one pass. Predictions of a method's
+        own may depend on more than the model, so that each client then has its own pass.
+        """
+        trainer.rows["global"] = self.task.split.test[: self.task.members].flat
+        method, track = self.method, self.method.inference_track
+        if method.has_custom_logits:
+
+            def predict(params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+                return method.logits(trainer, params, x)
+
+            return trainer.predict(state, predict, on="global", track=track)[0].cpu()
+        extras = {name: extra.value for name, extra in trainer.extras.items()}
+        model = state | add_prefix(BUFFER, trainer.buffers(track)) | add_prefix("extra/", extras)
+        digest = sha256(model)
+        last = _last_global_pass.get(moment)
+        if last is None or last.task() is not self.task or last.digest != digest:
+            logits, _ = trainer.predict(state, on="global", track=track)
+            last = _GlobalPass(weakref.ref(self.task), digest, logits.cpu())
+            _last_global_pass[moment] = last
+        return last.logits
 
     def _trainer(self, task: Task) -> ClientTrainer:
         return ClientTrainer(task, self.client_task.round, self.client_task.client, self.buffers)
@@ -319,6 +356,19 @@ class _ClientSession:
             inputs |= {"loss_sum": float(loss_sum / samples * samples), "samples": samples}
         metrics |= {name: (value, 1) for name, value in costs.items()}
         return metrics | compute_metrics(self.client_task.metrics, inputs)
+
+
+class _GlobalPass(NamedTuple):
+    """A model's pass over the test data of all clients."""
+
+    task: weakref.ref[Task]
+    digest: str
+    """Hash of everything on which the logits depend."""
+    logits: Tensor
+
+
+_last_global_pass: dict[str, _GlobalPass] = {}
+"""The last pass of this process by moment. It saves work and does not change results."""
 
 
 def _check_declared(method: Method, verb: str, names: list[str]) -> None:

@@ -22,6 +22,7 @@ from feddbe import seeds
 from feddbe.callbacks.base import Callback
 from feddbe.errors import FeddbeError, InvalidInputError
 from feddbe.methods.base import Method, Upload
+from feddbe.results.document import run_id
 from feddbe.simulation.client import BUFFER, ClientResult, ClientTask, MissingClient
 from feddbe.simulation.engines.base import Broadcasts, Engine
 from feddbe.simulation.recorder import Recorder, pooled_indices
@@ -59,6 +60,9 @@ def run_experiment(
     """
     loop = RoundLoop(experiment, store, engine, callbacks or Callback())
     with deterministic_section():
+        loop.callbacks.on_run_config(
+            experiment.config, run_id(experiment.config_hash, store.meta("begun") or "")
+        )
         loop.callbacks.on_run_begin(
             experiment.name, store.folder, max(0, loop.completed_rounds), experiment.task.rounds
         )

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from feddbe.callbacks.base import Callback
+from feddbe.callbacks.display import StudyBars
 from feddbe.config.options import Config
 from feddbe.data.federated import label_counts, load_federated_data
 from feddbe.errors import InvalidInputError, StoreError, one_line
+from feddbe.paths import RUNS_DIR
 from feddbe.reporting.build_figures import analysis_figures, client_distribution, learning_curves
 from feddbe.reporting.matplotlib_backend import draw
 from feddbe.reporting.paper_table import PaperCell, PaperTable
@@ -352,3 +354,54 @@ def _is_plain_method(other: TableCell, cell: TableCell) -> bool:
     has_accuracy = paper.is_accuracy(column.read) and not column.against and not column.method
     is_same_setting = other.column is column and other.row.method == method and not other.row.options
     return bool(addon) and has_accuracy and is_same_setting
+
+
+def load_studies(
+    names: Iterable[str],
+    *,
+    trials: int | None,
+    only: Sequence[str],
+    rounds: int | None,
+    data: str | None,
+    small: bool,
+) -> list[PaperStudy]:
+    """Return the experiments with these names; the arguments are those of `feddbe.reproduce`."""
+    if rounds is not None and rounds < 1:
+        raise InvalidInputError(f"rounds = {rounds}; allowed: a whole number >= 1")
+    if small and data:
+        raise InvalidInputError(f"--data {data}: --scale small has its own data, digits")
+    count = trials if trials is not None else 1 if small else 3
+    return [
+        paper.load_study(name, trials=count, rounds=rounds, data=data, small=small).select(only)
+        for name in dict.fromkeys(names)
+    ]
+
+
+def study_folder(*, small: bool) -> Path:
+    """Return the default folder of the runs."""
+    return RUNS_DIR / ("reproduce-small" if small else "reproduce")
+
+
+def describe_replacement(*, small: bool, data: str | None) -> str:
+    """Return the data, model and rounds that replace the published ones, or an empty text."""
+    if small:
+        settings = paper.load_settings()["small"]
+        return f"on {settings['data']} with model {settings['model']}, {settings['rounds']} rounds"
+    return f"on {data}" if data else ""
+
+
+def run_studies(studies: Sequence[PaperStudy], plans: Plans, bars: StudyBars) -> Plans:
+    """Run the missing runs and analyses of these experiments, and return the refreshed plans."""
+    runner.run_missing(list(plans.values()), bars)
+    plans = _refresh(plans)
+    analysis_bar = bars.analysis_callback()
+    for study in studies:
+        for problem in run_study_analyses(study, plans, quick=study.is_small, callback=analysis_bar):
+            bars.print_line(f"feddbe: not analyzed: {problem}")
+        run_embedding_analyses(study, plans, analysis_bar)
+    analysis_bar.remove()
+    return _refresh(plans)
+
+
+def _refresh(plans: Plans) -> Plans:
+    return dict(zip(plans, runner.refresh_plans(plans.values()), strict=True))

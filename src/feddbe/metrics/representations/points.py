@@ -83,6 +83,8 @@ class FigureKind(Enum):
     """A panel for each column, with a dot for each client."""
     SCATTER = "scatter"
     """Points in the plane; the analysis stores `Points` with two dimensions as its state."""
+    CONFUSION = "confusion"
+    """Heat maps of labels and predictions; the analysis has values `count:LABEL:PREDICTION`."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class AnalysisColumn:
     """A value of an analysis, in tables and as the axis of its figure."""
 
     key: str
-    """Name of the value; `value` for the main value."""
+    """Name of the value; `value` for the main value. `recall:*` is a value for each class."""
     label: str
     unit: str = ""
     """Values in `%` are fractions."""
@@ -123,3 +125,7 @@ class Analysis:
     """True if it can be computed from the samples of a single client."""
     compares_under_each_model: bool = False
     """True if each client's model represents the samples of all clients, not only its own."""
+    layers: tuple[str, ...] = ()
+    """The only layers that it can analyze; empty: those that the user selects."""
+    uses_all_samples: bool = False
+    """True if it always analyzes all test samples, because its cost is small."""

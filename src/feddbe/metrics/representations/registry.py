@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from feddbe.errors import InvalidInputError, unknown_name
+from feddbe.metrics.representations.confusion import CONFUSION
 from feddbe.metrics.representations.discrepancy import DISCREPANCY, SHARED_DISCREPANCY
 from feddbe.metrics.representations.linear_probe import LINEAR_PROBE
 from feddbe.metrics.representations.mdl import DESCRIPTION_LENGTH, split_progress
@@ -23,6 +24,7 @@ ANALYSES = {
         DISCREPANCY,
         SHARED_DISCREPANCY,
         TSNE,
+        CONFUSION,
     )
 }
 
