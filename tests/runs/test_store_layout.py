@@ -39,7 +39,7 @@ def test_a_method_that_loses_part_of_the_servers_state_is_named_in_round_1(
 ) -> None:
     (tmp_path / "loses.py").write_text(METHOD)
     instance = experiment(f"{tmp_path / 'loses.py'}:Loses(how={how}){addon}")
-    message = rf"^loses: combine loses .* in round 1: it should have 'fc.bias' of \(10,\) .*, and has {has};"
+    message = rf"^loses: aggregate loses .* in round 1: expected 'fc.bias' of \(10,\) .*, got {has};"
     with pytest.raises(FeddbeError, match=message) as caught:
         run_outcome(instance, tmp_path / "run")
     assert not isinstance(caught.value, StoreError), "the run's file is not to blame"

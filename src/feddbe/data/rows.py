@@ -229,8 +229,10 @@ def encode_texts(preprocessing: Mapping[str, Any], texts: Sequence[str]) -> npt.
 
 def encode_images(preprocessing: Mapping[str, Any], files: Sequence[Path]) -> npt.NDArray[np.float32]:
     """Return image files as inputs; other sizes are resized only if the training images were."""
-    from PIL import Image
-
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ValueError("images need Pillow; install it with: pip install pillow") from None
     channels, height, width = preprocessing["shape"]
     x = np.empty((len(files), channels, height, width), np.float32)
     for row, path in enumerate(files):
