@@ -31,7 +31,7 @@ def test_the_options_and_their_defaults() -> None:
     """All of the command line's; what is None follows from data and model."""
     assert vars(Config()) == {
         "method": "", "data": "digits", "data_dir": None, "partition": None, "partition_seed": 1,
-        "split": None, "clients": None, "shift": None, "model": None, "cut": None,
+        "min_samples": 0, "split": None, "clients": None, "shift": None, "model": None, "cut": None,
         "rounds": None,
         "patience": None,
         "local_epochs": 1, "batch_size": 10, "lr": None, "lr_decay": None, "optimizer": "sgd",

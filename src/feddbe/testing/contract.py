@@ -399,7 +399,7 @@ def find_leaks(recorder: MessageRecorder, secret: Names) -> list[str]:
         f"{name} of state {number}": tensor.contiguous().numpy().tobytes()
         for number, state in enumerate(recorder.private)
         for name, tensor in state.items()
-        if matches_pattern(name, secret) and tensor.numel() >= 8 and len(tensor.unique()) > 1
+        if matches_pattern(name, secret) and tensor.numel() >= 8 and tensor.max() > tensor.min()
     }
     for message in recorder.messages:
         for key, tensor in message.items():
