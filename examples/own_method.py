@@ -52,7 +52,7 @@ class Trimmed(Method):
 
 
 if __name__ == "__main__":
-    print(*feddbe.testing.check_method(Trimmed, addons=[], values={"trim": [0.0]}), sep="\n")
+    print(*feddbe.testing.check(Trimmed, addons=[], values={"trim": [0.0]}), sep="\n")
     run = feddbe.run(Trimmed(trim=0.2), clients=5, rounds=2)
     assert run["last"] is not None
     print("accuracy", run["last"]["accuracy"])

@@ -36,7 +36,7 @@ def test_options_have_these_defaults() -> None:
     """None means that the default depends on data and model."""
     assert vars(Config()) == {
         "method": "", "data": "digits", "data_dir": None, "partition": None, "partition_seed": 1,
-        "split": None, "clients": None, "shift": None, "model": None, "cut": None,
+        "min_samples": 0, "split": None, "clients": None, "shift": None, "model": None, "cut": None,
         "rounds": None, "patience": None, "local_epochs": 1, "batch_size": 10, "lr": None,
         "lr_decay": None, "optimizer": "sgd",
         "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None, "participation": 1.0, "seed": 0,

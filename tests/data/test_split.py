@@ -342,9 +342,7 @@ def test_natural_rejects_another_number_of_clients() -> None:
 
 
 def test_natural_rejects_client_with_one_sample() -> None:
-    with pytest.raises(
-        InvalidInputError, match=r"client 2 with 1 of 5 samples; .* leave that client's rows out"
-    ):
+    with pytest.raises(InvalidInputError, match=r"client 2 with 1 of 5 samples; .* leave such clients out"):
         partition(np.zeros(5, np.int64), "natural", None, client=np.array([0, 0, 1, 1, 2]))
 
 

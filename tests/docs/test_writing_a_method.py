@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from feddbe import cli, testing
+from feddbe.methods.base import Method
 
 PAGE = (Path(__file__).parents[2] / "docs" / "writing_a_method.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r'^```(\w+)(?: title="(\S+)")?\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL)
@@ -33,7 +34,8 @@ def test_snippets_print_what_the_page_shows(page_folder: Path) -> None:
     words = [sys.executable, "-W", "error", "-c", "\nprint('-----')\n".join(SNIPPETS)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
-    checked, rejected, compared = done.stdout.split("-----\n")
+    checked, checked_with_model, rejected, compared = done.stdout.split("-----\n")
+    assert checked_with_model.startswith("my_method.py:MyProx: same bits on pool(workers=2), ")
     assert [line.split(": ")[0] for line in checked.splitlines()] == [
         "my_method.py:MyProx", "my_method.py:MyProx+dbe", "my_method.py:MyProx",
     ]  # fmt: skip
@@ -47,14 +49,40 @@ def test_command_runs(line: str, page_folder: Path, capsys: pytest.CaptureFixtur
     words = shlex.split(line)
     assert words.pop(0) == "feddbe"
     assert cli.main([*words, *["--engine", "serial"] * (words[0] != "methods")]) == 0
-    assert "my_method.py:MyProx" in capsys.readouterr().out
+    assert words[1].partition("(")[0] in capsys.readouterr().out or words[0] == "compare"
 
 
 def test_sending_a_secret_fails_the_check(page_folder: Path) -> None:
-    testing.check_method("my_mix.py:MyMix", addons=[])
+    testing.check("my_mix.py:MyMix", addons=[])
     keeps = 'keeps: ClassVar[tuple[str, ...]] = ("own/",)'
     assert keeps in FILES["my_mix.py"]
     secret = FILES["my_mix.py"].replace(keeps, f'{keeps}\n    secret: ClassVar[tuple[str, ...]] = ("own/",)')
     Path("my_mix.py").write_text(secret, encoding="utf-8")
     with pytest.raises(AssertionError, match=r"^my_mix.py:MyMix: a secret is sent: own/"):
-        testing.check_method("my_mix.py:MyMix", addons=[])
+        testing.check("my_mix.py:MyMix", addons=[])
+
+
+def test_private_body_stays_on_the_client(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    testing.check("my_lg.py:LGFedAvg", engines=[], addons=[])
+    assert cli.main(["methods", "my_lg.py:LGFedAvg"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    page = " ".join(PAGE.split())
+    for text in (
+        "receives head; sends head; keeps personal/ (secret)",
+        "evaluated: the client's body with the new head",
+    ):
+        assert text in printed
+        assert text in page
+
+
+def test_tables_have_every_hook_and_declaration() -> None:
+    names = {name for name in vars(Method) if not name.startswith("_")} | {"name"}
+    names -= {"from_options"}
+    tables = PAGE[PAGE.index("## All hooks") :].partition("\n## ")[0]
+    listed = {
+        name
+        for line in tables.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`(\w+)`", line.split("|")[1])
+    }
+    assert listed == names

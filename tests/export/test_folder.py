@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 import feddbe
@@ -20,7 +21,9 @@ from feddbe.export import export_model, predict
 from feddbe.export.client_model import load_client_model
 from tests.export.test_client_model import MODELS, OWN_RUN, RNG, images, table, texts, train_run
 
-FILES = {"model.pt2", "model.safetensors", "preprocessing.json", "rows.py", "score.py"}
+FILES = {
+    "model.pt2", "model.safetensors", "preprocessing.json", "requirements.txt", "rows.py", "score.py",
+}  # fmt: skip
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sequences.py"
 
 
@@ -101,6 +104,58 @@ def test_script_and_command_predict_label_names(tmp_path: Path, capsys: pytest.C
     table_rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert table_rows == [["label", "False", "True"], *(line.split() for line in expected)]
     assert process.stderr == f"{tmp_path}/wrong.csv: column 'job' is missing; the model takes age, job\n"
+
+
+_OTHER_PACKAGES = ("feddbe", "safetensors", "pandas", "sklearn", "scipy", "rich", "click", "pyarrow")
+_HIDE_PACKAGES = """
+import runpy, sys
+folder, hidden, *sys.argv[1:] = sys.argv[1:]
+sys.modules.update(dict.fromkeys(hidden.split(",")))
+sys.path.insert(0, folder)
+runpy.run_path(folder + "/score.py", run_name="__main__")
+"""
+
+
+def run_script(
+    folder: Path, *arguments: object, hidden: tuple[str, ...] = (*_OTHER_PACKAGES, "PIL")
+) -> tuple[int, str, str]:
+    """Return code, output and errors of score.py without the hidden packages."""
+    words = [sys.executable, "-I", "-c", _HIDE_PACKAGES, folder, ",".join(hidden), *arguments]
+    process = subprocess.run([*map(str, words)], capture_output=True, text=True)
+    return process.returncode, process.stdout, process.stderr
+
+
+def test_script_needs_torch_and_numpy_only(tmp_path: Path) -> None:
+    run = train_run(tmp_path, "fedavg+dbe", table)
+    folder = export_model(run, "y", out=tmp_path / "home")
+    (tmp_path / "new.csv").write_text("job,age\na,10\nb,0\n")
+    code, output, errors = run_script(folder, tmp_path / "new.csv")
+    assert (code, errors) == (0, "")
+    assert [line.split()[0] for line in output.splitlines()] == ["True", "False"]
+    lines = (folder / "requirements.txt").read_text().splitlines()
+    assert [line.partition("==")[0] for line in lines] == ["torch", "numpy"]
+    assert lines[0] == f"torch=={torch.__version__.partition('+')[0]}"
+
+    usage = "usage: python score.py FILE, as in: python score.py new.csv\n"
+    assert run_script(folder) == (2, "", usage)
+    assert run_script(folder, "a.csv", "b.csv") == (2, "", usage)
+    assert run_script(folder, "--rows") == (2, "", usage)
+    assert run_script(folder, "--help") == (0, usage, "")
+    code, output, errors = run_script(folder, tmp_path / "none.csv")
+    assert (code, output) == (1, "")
+    assert errors.count("\n") == 1
+    assert "none.csv" in errors
+
+
+def test_script_scores_images_with_pillow_only(tmp_path: Path) -> None:
+    run = train_run(tmp_path, "fedavg", images)
+    folder = export_model(run, 0, out=tmp_path / "home")
+    file = tmp_path / "new.png"
+    Image.new("L", (8, 8), 60).save(file)
+    code, output, errors = run_script(folder, file, hidden=_OTHER_PACKAGES)
+    assert (code, errors, len(output.splitlines())) == (0, "", 1)
+    assert run_script(folder, file) == (1, "", "images need Pillow; install it with: pip install pillow\n")
+    assert "pillow==" in (folder / "requirements.txt").read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,52 +1,93 @@
-"""Costs in method descriptions, compared with the costs of a run."""
+"""`feddbe methods` describes methods by their declarations, and declarations are what a run does."""
 
 from __future__ import annotations
 
-import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from feddbe.methods.base import BODY, HEAD, MODEL, Method, Names
+from feddbe.methods.fedavg import FedAvg
+from feddbe.methods.fedper import FedPer
 from feddbe.methods.registry import METHODS, describe_methods
-from feddbe.runs.store import RunStore
-from feddbe.state import nbytes
-from tests.federation import client_values, experiment, make_dataset, run_outcome
+from feddbe.simulation.engines.base import Broadcasts
+from feddbe.state import State, matches_pattern
+from tests.federation import MessageRecorder, experiment, run_recorded
+
+OPTIONS = {"moon": "(projection=4)"}
+"""Options with which a method has all of its declared names."""
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_message_and_state_sizes_match_description(name: str, tmp_path: Path) -> None:
-    """Eight clients, so that FedFomo has five models; the third round, after which sizes are constant."""
-    e = experiment(name, make_dataset([16] * 8), rounds=3)
-    outcome = run_outcome(e, tmp_path)
-    model, description = e.task.model, METHODS[name].description
-    model_bytes = nbytes(model.parameters)
-    units = {
-        "f": nbytes({n: model.parameters[n] for n in model.body}),
-        "h": nbytes({n: model.parameters[n] for n in model.head}),
-        "generator": nbytes({n: t for n, t in outcome.server.items() if re.match("generator/(?!adam)", n)}),
-        "m": getattr(e.method, "m", 0) * model_bytes,
-        "N": 8 * model_bytes,
+def test_every_declared_name_occurs_in_a_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Undeclared names stop a run, so with this the two lists are equal."""
+    received: list[State] = []
+    message_for = Broadcasts.message_for
+
+    def record(self: Broadcasts, client: int) -> State:
+        received.append(message_for(self, client))
+        return received[-1]
+
+    monkeypatch.setattr(Broadcasts, "message_for", record)
+    e = experiment(name + OPTIONS.get(name, ""))
+    recorder = MessageRecorder(e)
+    run_recorded(e, tmp_path, recorder)
+    model = e.task.model
+    groups = {MODEL: model.parameters, BODY: model.body, HEAD: model.head}
+    seen = {
+        "receives": {key for message in received for key in message},
+        "sends": {key for message in recorder.messages for key in message},
+        "keeps": {key for state in recorder.private for key in state},
     }
-
-    def parse_size(text: str) -> int:
-        """Return the bytes of a text like `1 + N numbers`."""
-        total = 0
-        for sign, part in re.findall(r"([+-]?)\s*([\w ]+)", text):
-            part = part.strip()
-            if part.endswith(("number", "numbers")):
-                size = 4 * (8 if part[0] == "N" else int(part.split()[0]))
+    for kind, keys in seen.items():
+        for pattern in getattr(METHODS[name], kind):
+            if pattern in groups:
+                assert set(groups[pattern]) <= keys, (kind, pattern)
             else:
-                size = units[part] if part in units else int(part) * model_bytes
-            total += -size if sign == "-" else size
-        return total
+                assert any(matches_pattern(key, [pattern]) for key in keys), (kind, pattern)
 
-    store = RunStore.open(tmp_path)
-    down, up = (client_values(store, 3, name, "training") for name in ("bytes_down", "bytes_up"))
-    store.close()
-    assert set(down.values()) == {parse_size(description.down)}
-    assert set(up.values()) == {parse_size(description.up)}
-    kept = {nbytes(state) for state in outcome.clients.values()} or {0}
-    assert kept == {parse_size(description.keeps)}
+
+def test_description_follows_from_declarations() -> None:
+    @dataclass(frozen=True)
+    class Described(FedPer):
+        name: ClassVar[str] = "described"
+        keeps: ClassVar[Names] = ("own/", "personal/")
+        receives: ClassVar[Names] = (MODEL, "mean")
+        constant: ClassVar[Names] = ("mean",)
+
+    METHODS["described"] = Described
+    try:
+        (description,) = describe_methods(["described"])
+    finally:
+        del METHODS["described"]
+    assert description["exchange"] == {
+        "receives": "model, mean (once)",
+        "sends": "body",
+        "keeps": "own/, personal/",
+        "secret": "personal/",
+        "evaluated": "the new body with the client's head",
+    }
+    assert describe_methods(["dbe"])[0]["exchange"] == {
+        "receives": "mean (once)", "sends": "mean", "keeps": "prbm", "secret": "prbm",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_override_of_inference_params_names_the_evaluated_model(name: str) -> None:
+    evaluated = describe_methods([name])[0]["exchange"]["evaluated"]
+    is_inherited = METHODS[name].inference_params is Method.inference_params
+    assert evaluated.startswith("the received model") is is_inherited
+    assert ("fine-tuned" in evaluated) is bool(METHODS[name].adapts)
+
+
+def test_server_entries_outside_the_model_are_not_evaluated() -> None:
+    """SCAFFOLD and FedGen receive more than a model, and need no hook to drop it."""
+    for name in ("scaffold", "fedgen", "moon"):
+        assert METHODS[name].inference_params is FedAvg.inference_params
 
 
 def test_every_hyperparameter_has_search_values() -> None:

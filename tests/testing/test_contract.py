@@ -1,4 +1,4 @@
-"""`check_method` reports each violation of the contract."""
+"""`check` reports each violation of the contract."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from feddbe import testing
 from feddbe.config.parameters import parameter
@@ -18,7 +20,7 @@ from feddbe.methods.base import Method, Names, Upload
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.registry import METHODS
 from feddbe.state import State
-from feddbe.testing.contract import check_method
+from feddbe.testing.contract import check
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
 
@@ -109,6 +111,17 @@ class Dead(FedAvg):
         return scaled(trainer.fit(received).params, self.factor if self.on else 1.0), private
 
 
+@dataclass(frozen=True)
+class OnlyDense(FedAvg):
+    """Loses the convolutions."""
+
+    name: ClassVar[str] = "onlydense"
+
+    def aggregate(self, ctx: Context, server: State, uploads: Sequence[Upload]) -> State:
+        mean = super().aggregate(ctx, server, uploads)
+        return {name: value for name, value in mean.items() if not name.startswith("conv")}
+
+
 @pytest.mark.parametrize(
     ("method", "words"),
     [
@@ -128,7 +141,7 @@ class Dead(FedAvg):
 def test_violation_is_a_one_line_error(method: type[Method], words: str) -> None:
     options = {"values": {"factor": [1.02]}} if method is Dead else {}
     with pytest.raises(AssertionError, match=f"^{words}$"):
-        check_method(method, addons=[], **options)  # type: ignore[arg-type]
+        check(method, addons=[], **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(not testing.CAN_KILL, reason="forks")
@@ -139,7 +152,7 @@ def test_state_in_memory_does_not_survive_a_kill(tmp_path: Path) -> None:
 
 
 def test_passed_checks_are_listed() -> None:
-    passed = check_method(Dead(on=True), engines=[], addons=["mr"], values={"factor": [1.02]})
+    passed = check(Dead(on=True), engines=[], addons=["mr"], values={"factor": [1.02]})
     assert passed[1].startswith("dead(on=true)+mr: when resumed after each round, ")
     acting = "weights (samples, uniform), on (true, false), factor (1.01, 1.02)"
     assert passed[2] == f"dead(on=true): options that act: {acting}"
@@ -150,8 +163,25 @@ def test_wrong_arguments() -> None:
     with pytest.raises(
         InvalidInputError, match=r"^'fedavgg' is not the name of a method; as in fedavg or my_method"
     ):
-        check_method("fedavgg")
+        check("fedavgg")
     with pytest.raises(InvalidInputError, match=r"^dead has no option 'of'; it has: weights, on, factor$"):
-        check_method(Dead, engines=[], addons=[], prerequisites={"of": {}})
+        check(Dead, engines=[], addons=[], prerequisites={"of": {}})
     with pytest.raises(InvalidInputError, match=r"^'7' is not a method; expected a name, or an instance"):
-        check_method(7)  # type: ignore[arg-type]
+        check(7)  # type: ignore[arg-type]
+
+
+def test_model_and_data_of_the_user() -> None:
+    """Labels are sorted, there are fewer samples than the checks use, and a bias starts at zero like p_i."""
+    rng = np.random.RandomState(0)
+    x = rng.randn(90, 6).astype(np.float32)
+    y = np.sort(rng.randint(0, 2, 90))
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    passed = check(FedAvg, model=model, data=(x, y), engines=[], addons=["dbe"])
+    assert [line.split(": ")[0] for line in passed] == ["fedavg", "fedavg+dbe", "fedavg"]
+
+
+def test_violation_that_only_another_model_shows() -> None:
+    """The default perceptron has no layer of this name."""
+    check(OnlyDense, engines=[], addons=[])
+    with pytest.raises(AssertionError, match=r"^onlydense: .*aggregate loses part of the server's state"):
+        check(OnlyDense, model="cnn_small", engines=[], addons=[])

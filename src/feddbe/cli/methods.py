@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -51,8 +51,8 @@ def _render_methods(descriptions: Sequence[MethodInfo]) -> Iterator[RenderableTy
                 yield from _render_method(description, _parts(description, descriptions))
             yield Text()
     yield Text(
-        "Usage: fedavg+dbe(kappa=5,mu=0.1). Download and upload are the messages of a round, kept is the "
-        "state that stays on a client, in models; f and h are the model's parts, N is the number of clients.",
+        "Usage: fedavg+dbe(kappa=5,mu=0.1). Names are those of the tensors that a client receives, sends and "
+        "keeps; a name with a slash is a group of tensors, body and head are the parts of the model.",
         style="dim",
     )
 
@@ -69,10 +69,7 @@ def _render_method(description: MethodInfo, parts: list[str]) -> Iterator[Render
     yield Text.assemble((title, "bold"), f"  {subtitle}".rstrip())
     if description["addons"]:
         yield Text(f"  supports {', '.join('+' + name for name in description['addons'])}")
-    facts = description["facts"]
-    if facts:
-        costs = f"download {facts['down']}, upload {facts['up']}, kept {facts['keeps']}"
-        yield Text(f"  {costs}; evaluated: {facts['evaluated']}")
+    yield from map(Text, _exchange_lines(description["exchange"]))
     if parts or not description["parameters"]:
         yield Text(f"  {'the parameters of both' if parts else 'no parameters'}", style="dim")
         return
@@ -88,6 +85,17 @@ def _render_method(description: MethodInfo, parts: list[str]) -> Iterator[Render
         text.append(limits, style="dim")
         table.add_row(parameter["name"], text)
     yield Padding(table, (0, 0, 0, 2))
+
+
+def _exchange_lines(exchange: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines about messages, kept state and the evaluated model."""
+    kept = exchange["keeps"] or "nothing"
+    if exchange["secret"]:
+        kept += " (secret)" if exchange["secret"] == kept else f" (secret: {exchange['secret']})"
+    received, sent = exchange["receives"] or "nothing", exchange["sends"] or "nothing"
+    yield f"  receives {received}; sends {sent}; keeps {kept}"
+    if "evaluated" in exchange:
+        yield f"  evaluated: {exchange['evaluated']}"
 
 
 def _parts(description: MethodInfo, descriptions: Sequence[MethodInfo]) -> list[str]:

@@ -70,6 +70,8 @@ class Config(Parameters):
     partition_seed: int = option("Data", "content", 1,
         "seed of the partition; 1 is the published split", low=0)
     clients: int | None = option("Data", "yes", None, "number of clients N", low=1)
+    min_samples: int = option("Data", "content", 0,
+        "leave out clients of the data with fewer samples", low=0)
     split: str | None = option("Data", "content", None,
         "FILE.npz with a saved partition", metavar="FILE", has_commas=True)
     shift: str | None = option("Data", "yes", None,
@@ -161,6 +163,7 @@ class RunOptions(_CommonOptions, total=False):
 
     partition: str | None
     partition_seed: int
+    min_samples: int
     clients: int | None
     split: str | None
     shift: str | None
@@ -194,6 +197,7 @@ class CompareOptions(_CommonOptions, total=False):
     name: str
     partition: str | Sequence[str] | None
     partition_seed: int
+    min_samples: int | Sequence[int]
     clients: int | Sequence[int] | None
     split: str | Sequence[str] | None
     shift: str | Sequence[str] | None

@@ -42,6 +42,8 @@ def load_federated_data(config: Config, dataset: Dataset | None = None) -> Feder
     elif builtin:
         dataset = builtin.options.apply(dataset)
     config = dataclasses.replace(config, data=str(builtin or config.data))
+    if config.min_samples:
+        dataset = _leave_out_small_clients(dataset, config)
     split = dataset.split if config.partition is None else None
     if config.split is not None:
         split = load_split(expand_path(config.split), len(dataset))
@@ -58,8 +60,40 @@ def load_federated_data(config: Config, dataset: Dataset | None = None) -> Feder
     clients = config.clients
     if clients is None and spec != "natural":
         clients = defaults["clients"]
-    split = partition(dataset.y.numpy(), spec, clients, config.partition_seed, dataset.client)
+    split = partition(
+        dataset.y.numpy(), spec, clients, config.partition_seed, dataset.client, dataset.client_names
+    )
     return _apply_options(dataset, split, dataclasses.replace(config, partition=spec, clients=split.clients))
+
+
+def _leave_out_small_clients(dataset: Dataset, config: Config) -> Dataset:
+    """Return the data set without natural clients that have fewer than `min_samples` samples."""
+    if dataset.client is None or config.split is not None:
+        reason = "has no client column" if dataset.client is None else "has a --split with fixed clients"
+        raise InvalidInputError(f"min_samples = {config.min_samples}; '{config.data}' {reason}")
+    numbers, position, sizes = np.unique(dataset.client, return_inverse=True, return_counts=True)
+    is_kept = sizes >= config.min_samples
+    if is_kept.all():
+        return dataset
+    if not is_kept.any():
+        raise InvalidInputError(
+            f"min_samples = {config.min_samples}; the largest client has {sizes.max()} samples"
+        )
+    rows = np.flatnonzero(is_kept[position])
+    new_numbers = np.cumsum(is_kept) - 1
+    note = (
+        f"{int((~is_kept).sum()):,} of {len(sizes):,} clients were left out: they have fewer than "
+        f"{config.min_samples} samples"
+    )
+    return dataclasses.replace(
+        dataset,
+        x=dataset.x[rows],
+        y=dataset.y[rows],
+        client=new_numbers[position][rows],
+        client_names=tuple(dataset.client_names[k] for k in numbers[is_kept]) if dataset.client_names else (),
+        note="; ".join(filter(None, [dataset.note, note])),
+        known_sha256={},
+    )
 
 
 def _apply_options(dataset: Dataset, split: Split, config: Config) -> FederatedData:

@@ -27,7 +27,7 @@ LocateRow = Callable[[int], str]
 
 DELIMITERS = ",;\t|"
 MISSING = {"", "na", "n/a", "nan", "null", "?"}
-"""Texts, in lower case, that stand for a missing number."""
+"""Texts, in lower case, that stand for a missing value."""
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
 """Image formats that are read, recognized by content: Pillow passes others (EPS) to external programs."""
@@ -96,6 +96,11 @@ def _complete_lines(start: str) -> list[str]:
     return start.splitlines()
 
 
+def is_missing(value: Any) -> bool:
+    """Return True for None and for a text such as NA."""
+    return value is None or (isinstance(value, str) and value.strip().lower() in MISSING)
+
+
 def parse_number(value: Any, decimal_comma: bool = False) -> float | None:
     """Return a cell as a number: nan if it is missing, None if it is not a number.
 
@@ -129,8 +134,7 @@ def encode_one_hot(values: Sequence[Any], categories: Sequence[str]) -> tuple[np
     missing, unknown = -1, -2
     positions = {name: position for position, name in enumerate(categories)}
     encoded = np.array(
-        [missing if value is None or value == "" else positions.get(str(value), unknown) for value in values],
-        np.int64,
+        [positions.get(str(value), missing if is_missing(value) else unknown) for value in values], np.int64
     )
     inputs = np.zeros((len(values), len(categories)))
     known = np.flatnonzero(encoded >= 0)
@@ -229,8 +233,10 @@ def encode_texts(preprocessing: Mapping[str, Any], texts: Sequence[str]) -> npt.
 
 def encode_images(preprocessing: Mapping[str, Any], files: Sequence[Path]) -> npt.NDArray[np.float32]:
     """Return image files as inputs; other sizes are resized only if the training images were."""
-    from PIL import Image
-
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ValueError("images need Pillow; install it with: pip install pillow") from None
     channels, height, width = preprocessing["shape"]
     x = np.empty((len(files), channels, height, width), np.float32)
     for row, path in enumerate(files):
@@ -304,7 +310,8 @@ def read_rows(preprocessing: Mapping[str, Any], path: Path) -> Array:
             return encode_table(preprocessing, table, lambda row: f"line {lines[row]}")
         required = [column["name"] for column in preprocessing["columns"]]
         columns = [_get_column(table, name, required) for name in required]
-        return encode_texts(preprocessing, [" ".join(cells) for cells in zip(*columns, strict=True)])
+        texts = [["" if is_missing(cell) else cell for cell in column] for column in columns]
+        return encode_texts(preprocessing, [" ".join(cells) for cells in zip(*texts, strict=True)])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

@@ -239,7 +239,12 @@ _MIN_SAMPLES = 2  # one sample to train and one to test
 
 
 def partition(
-    y: Indices, spec: str, clients: int | None, seed: int = 1, client: Indices | None = None
+    y: Indices,
+    spec: str,
+    clients: int | None,
+    seed: int = 1,
+    client: Indices | None = None,
+    client_names: Sequence[str] = (),
 ) -> Split:
     """Divide samples among clients, and split each client's samples 75/25 for training and testing.
 
@@ -250,6 +255,7 @@ def partition(
         clients: Number of clients; may be None for `natural`.
         seed: Seed of the partition; the published one is 1.
         client: Natural client of each sample.
+        client_names: Names of the natural clients, for errors.
 
     Raises:
         InvalidInputError: The samples cannot be divided in this way.
@@ -265,7 +271,7 @@ def partition(
 
     if kind == "natural":
         parts = _partition_natural(client, clients)
-        remedy = "leave that client's rows out of the data, or use another partition"
+        remedy = f"leave such clients out, --min-samples {_MIN_SAMPLES}, or use another partition"
     else:
         num_clients = _check_num_clients(clients, len(y))
         remedy = "use fewer clients or another partition seed"
@@ -276,8 +282,9 @@ def partition(
         else:
             parts = _partition_pathological(y, _parse_labels_per_client(spec, value), num_clients, rng)
     for k in np.flatnonzero(parts.sizes < _MIN_SAMPLES)[:1]:
+        name = f"client '{client_names[k]}'" if kind == "natural" and client_names else f"client {k}"
         raise InvalidInputError(
-            f"partition '{spec}' leaves client {k} with {len(parts[k])} of {len(y)} samples; every client "
+            f"partition '{spec}' leaves {name} with {len(parts[k])} of {len(y)} samples; every client "
             f"needs at least {_MIN_SAMPLES}, one to train and one to test: {remedy}"
         )
     return _split_clients(parts, rng)

@@ -13,6 +13,7 @@ import shutil
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,25 @@ from feddbe.models.registry import ModelSource
 from feddbe.paths import expand_path
 
 FILES = {
-    "model.safetensors", "model.pt2", "model.onnx", "preprocessing.json", "rows.py", "score.py",
+    "model.safetensors", "model.pt2", "model.onnx", "preprocessing.json", "requirements.txt", "rows.py",
+    "score.py",
 }  # fmt: skip
 """Files that an export may have."""
 
-_SCORE_SCRIPT = '''"""Predict labels of new rows: python score.py new{suffix}
+_SCORE_SCRIPT = '''"""Predict labels of new rows: python score.py {example}
 
-Needs {needs}, but not feddbe.
+Needs the packages in requirements.txt, but not feddbe.
 """
 
 import json
 import sys
 from pathlib import Path
+
+USAGE = "usage: python score.py FILE, as in: python score.py {example}"
+if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+    is_help = sys.argv[1:] in (["-h"], ["--help"])
+    print(USAGE, file=sys.stdout if is_help else sys.stderr)
+    sys.exit(0 if is_help else 2)
 
 import torch
 
@@ -73,8 +81,8 @@ def export_model(
     """Write the model that a client uses to a folder that does not need feddbe, and return the folder.
 
     The folder has `model.safetensors`, `model.pt2` (a program of `torch.export`), `preprocessing.json`,
-    `rows.py` and `score.py`. Each program is executed once and must give the run's logits. The folder appears
-    when it is complete, and replaces an older export.
+    `rows.py`, `score.py` and `requirements.txt`. Each program is executed and must give the run's logits.
+    The folder appears when it is complete, and replaces an older export.
 
     Args:
         run: Folder of the run.
@@ -117,9 +125,13 @@ def _write_files(client_model: ClientModel, folder: Path, *, onnx: bool) -> None
     if onnx:
         _write_onnx(client_model, folder / "model.onnx")
     (folder / "rows.py").write_bytes(Path(rows.__file__).read_bytes())
-    needs = "torch, numpy, Pillow" if preprocessing["kind"] == "images" else "torch, numpy"
-    suffix = {"images": ".png", "arrays": ".npz"}.get(preprocessing["kind"], ".csv")
-    (folder / "score.py").write_text(_SCORE_SCRIPT.format(needs=needs, suffix=suffix), encoding="utf-8")
+    kind = preprocessing["kind"]
+    packages = ["torch", "numpy", *(["pillow"] if kind == "images" else [])]
+    # without torch's suffix, as in 2.9.0+cpu, which other indexes do not have
+    requirements = [f"{name}=={version(name).partition('+')[0]}\n" for name in packages]
+    (folder / "requirements.txt").write_text("".join(requirements), encoding="utf-8")
+    example = {"images": "new.png", "arrays": "new.npz"}.get(kind, "new.csv")
+    (folder / "score.py").write_text(_SCORE_SCRIPT.format(example=example), encoding="utf-8")
 
 
 def _require_run_logits(module: nn.Module, client_model: ClientModel, file: str) -> None:

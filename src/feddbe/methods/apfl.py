@@ -18,7 +18,6 @@ from feddbe.methods.base import (
     FIXED_WITHOUT_OPTIMIZER,
     PERSONAL,
     UNSUPPORTED_WITH_TWO_MODELS,
-    MethodDescription,
     Names,
 )
 from feddbe.methods.fedavg import FedAvg
@@ -52,9 +51,6 @@ class APFL(FedAvg):
 
     name: ClassVar[str] = "apfl"
     family: ClassVar[str] = "personalized"
-    description: ClassVar[MethodDescription] = MethodDescription(
-        keeps="1 + 1 number", evaluated="the mixture of v_i and the new w"
-    )
     keeps: ClassVar[Names] = (PERSONAL, ALPHA)
     secret: ClassVar[Names] = (PERSONAL, ALPHA)
     discouraged_addons = DISCOURAGED_FOR_PERSONALIZED
@@ -83,6 +79,7 @@ class APFL(FedAvg):
     def inference_params(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> State:
+        """Return the mixture of v_i and the new w."""
         return _mix(private, received)
 
     def _update_personal(self, context: TermContext, state: State) -> tuple[None, State]:

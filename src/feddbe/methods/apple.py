@@ -20,7 +20,6 @@ from feddbe.methods.base import (
     FIXED_WITHOUT_OPTIMIZER,
     UNSUPPORTED_WITHOUT_PLAIN_SGD,
     Method,
-    MethodDescription,
     Names,
     Upload,
 )
@@ -82,9 +81,6 @@ class APPLE(Method):
 
     name: ClassVar[str] = "apple"
     family: ClassVar[str] = "personalized"
-    description: ClassVar[MethodDescription] = MethodDescription(
-        "N", keeps="N numbers", evaluated="the mixture of the new cores"
-    )
     keeps: ClassVar[Names] = (RELATIONS,)
     secret: ClassVar[Names] = (RELATIONS,)
     receives: ClassVar[Names] = (CORE,)
@@ -145,6 +141,7 @@ class APPLE(Method):
     def inference_params(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> State:
+        """Return the mixture of the new cores."""
         # After training, `received` also has the client's new core, without a prefix.
         new_core = drop_keys(received, [CORE])
         received = received | add_prefix(f"{CORE}{trainer.client}/", new_core)

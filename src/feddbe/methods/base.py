@@ -38,19 +38,6 @@ class Upload(NamedTuple):
     state: State
 
 
-class MethodDescription(NamedTuple):
-    """Description of a method in `feddbe methods`.
-
-    Message sizes and kept state are given in models; f and h are the parts of a model, N is the number of
-    clients, and `numbers` are single values.
-    """
-
-    down: str = "1"
-    up: str = "1"
-    keeps: str = "0"
-    evaluated: str = "the global model"
-
-
 def undeclared_names(state: Iterable[str], allowed: Names, model: SplitModel) -> list[str]:
     """Return the names that no pattern of `allowed` covers."""
     groups: dict[str, Iterable[str]] = {MODEL: model.parameters, BODY: model.body, HEAD: model.head}
@@ -92,7 +79,6 @@ class Method(Parameters):
     """
 
     family: ClassVar[str] = "traditional"
-    description: ClassVar[MethodDescription] = MethodDescription()
     keeps: ClassVar[Names] = ()
     """State that a client keeps from round to round; not necessarily secret, since part of it may be sent."""
     secret: ClassVar[Names] = ()
@@ -179,8 +165,13 @@ class Method(Parameters):
     def inference_params(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> State:
-        """Return the parameters with which the client predicts before it trains on the received message."""
-        return received
+        """Return the received model.
+
+        These are the parameters with which the client predicts before it trains on the received message. The
+        first line of an override's docstring is what `feddbe methods` shows as the evaluated model.
+        """
+        model = ctx.task.model.parameters
+        return {name: value for name, value in received.items() if name in model}
 
     def finetune(self, ctx: Context, trainer: ClientTrainer, received: State, private: State) -> State:
         """Return the parameters with which the client predicts after fine-tuning on its own data.

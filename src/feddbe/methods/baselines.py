@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from feddbe.methods.base import PERSONAL, Method, MethodDescription, Names, Upload
+from feddbe.methods.base import PERSONAL, Method, Names, Upload
 from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import ClientTrainer
@@ -22,9 +22,6 @@ class LocalOnly(Method):
 
     name: ClassVar[str] = "local"
     family: ClassVar[str] = "baseline"
-    description: ClassVar[MethodDescription] = MethodDescription(
-        "0", "0", keeps="1", evaluated="the client's own model"
-    )
     keeps: ClassVar[Names] = (PERSONAL,)
     secret: ClassVar[Names] = (PERSONAL,)
     sends: ClassVar[Names] = ()
@@ -50,6 +47,7 @@ class LocalOnly(Method):
     def inference_params(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> State:
+        """Return the client's own model."""
         return strip_prefix(private, PERSONAL)
 
 
@@ -59,9 +57,6 @@ class Majority(Method):
 
     name: ClassVar[str] = "majority"
     family: ClassVar[str] = "baseline"
-    description: ClassVar[MethodDescription] = MethodDescription(
-        "0", "0", evaluated="each client's most frequent label"
-    )
     sends: ClassVar[Names] = ()
     receives: ClassVar[Names] = ()
     unsupported_addons = _UNSUPPORTED_WITHOUT_EXCHANGE
@@ -83,6 +78,7 @@ class Majority(Method):
     def inference_params(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> State:
+        """Return the counts of the client's training labels."""
         return {"counts": trainer.label_counts().float()}
 
     def logits(self, trainer: ClientTrainer, state: Mapping[str, Tensor], x: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from feddbe.methods.base import (
     DISCOURAGED_FOR_PERSONALIZED,
     PERSONAL,
     UNSUPPORTED_WITH_TWO_MODELS,
-    MethodDescription,
     Names,
 )
 from feddbe.methods.fedavg import FedAvg
@@ -42,7 +41,6 @@ class Ditto(FedAvg):
 
     name: ClassVar[str] = "ditto"
     family: ClassVar[str] = "personalized"
-    description: ClassVar[MethodDescription] = MethodDescription(keeps="1", evaluated="v_i")
     keeps: ClassVar[Names] = (PERSONAL,)
     secret: ClassVar[Names] = (PERSONAL,)
     discouraged_addons = DISCOURAGED_FOR_PERSONALIZED
@@ -76,4 +74,5 @@ class Ditto(FedAvg):
     def inference_params(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> State:
+        """Return v_i."""
         return strip_prefix(private, PERSONAL)

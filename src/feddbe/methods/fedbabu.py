@@ -14,7 +14,6 @@ from feddbe.methods.base import (
     DISCOURAGED_FOR_PERSONALIZED,
     UNSUPPORTED_WITH_FINETUNING,
     Finetuning,
-    MethodDescription,
     Names,
 )
 from feddbe.methods.fedavg import FedAvg
@@ -37,9 +36,6 @@ class FedBABU(FedAvg):
 
     name: ClassVar[str] = "fedbabu"
     family: ClassVar[str] = "personalized"
-    description: ClassVar[MethodDescription] = MethodDescription(
-        "f", "f", evaluated="the new f with the first h; at the end fine-tuned"
-    )
     sends: ClassVar[Names] = (BODY,)
     receives: ClassVar[Names] = (BODY,)
     adapts: ClassVar[Finetuning] = "last"
@@ -59,6 +55,7 @@ class FedBABU(FedAvg):
     def inference_params(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> State:
+        """Return the new body with the first head."""
         return self._full_model(ctx, received)
 
     def adapt(self, ctx: Context, trainer: ClientTrainer, received: State, private: State) -> State:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from feddbe import seeds
 from feddbe.config.parameters import parameter
-from feddbe.methods.base import DISCOURAGED_FOR_PERSONALIZED, MODEL, Method, MethodDescription, Names, Upload
+from feddbe.methods.base import DISCOURAGED_FOR_PERSONALIZED, MODEL, Method, Names, Upload
 from feddbe.state import State, add_prefix, strip_prefix, sum_by_name, weighted_mean
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
@@ -48,9 +48,6 @@ class FedFomo(Method):
 
     name: ClassVar[str] = "fedfomo"
     family: ClassVar[str] = "personalized"
-    description: ClassVar[MethodDescription] = MethodDescription(
-        "m - 1", "1 + N numbers", keeps="2", evaluated="the model as last trained"
-    )
     keeps: ClassVar[Names] = (OLD, CURRENT)  # not secret: an upload, and a mixture of uploads
     sends: ClassVar[Names] = (MODEL, AFFINITY)
     receives: ClassVar[Names] = (OTHERS,)
@@ -128,6 +125,7 @@ class FedFomo(Method):
     def inference_params(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> State:
+        """Return the model as last trained."""
         return strip_prefix(private, CURRENT)
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from feddbe.config.parameters import parameter
-from feddbe.methods.base import MODEL, MethodDescription, Names, Upload
+from feddbe.methods.base import MODEL, Names, Upload
 from feddbe.methods.fedavg import FedAvg
 from feddbe.seeds import torch_seed, torch_seeded
 from feddbe.state import State, add_prefix, drop_keys, strip_prefix
@@ -117,7 +117,6 @@ class FedGen(FedAvg):
     """
 
     name: ClassVar[str] = "fedgen"
-    description: ClassVar[MethodDescription] = MethodDescription(down="1 + generator")
     sends: ClassVar[Names] = (MODEL, COUNTS)
     receives: ClassVar[Names] = (MODEL, GENERATOR, PRIOR)
     constant: ClassVar[Names] = (PRIOR,)
@@ -175,11 +174,6 @@ class FedGen(FedAvg):
             **super().aggregate(ctx, server, uploads),
             **self._train_generator(ctx, server, uploads),
         }
-
-    def inference_params(
-        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
-    ) -> State:
-        return drop_keys(received, [GENERATOR, PRIOR])
 
     def _generator_loss(self, context: TermContext, state: State) -> tuple[Tensor, State]:
         """Return the two client terms; `lite` omits the second."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from feddbe.methods.base import BODY, DISCOURAGED_FOR_PERSONALIZED, PERSONAL, MethodDescription, Names
+from feddbe.methods.base import BODY, DISCOURAGED_FOR_PERSONALIZED, PERSONAL, Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.task import Context
@@ -28,9 +28,6 @@ class FedPer(FedAvg):
 
     name: ClassVar[str] = "fedper"
     family: ClassVar[str] = "personalized"
-    description: ClassVar[MethodDescription] = MethodDescription(
-        "f", "f", keeps="h", evaluated="the new f with the client's h"
-    )
     keeps: ClassVar[Names] = (PERSONAL,)
     secret: ClassVar[Names] = (PERSONAL,)
     sends: ClassVar[Names] = (BODY,)
@@ -59,4 +56,5 @@ class FedPer(FedAvg):
     def inference_params(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> State:
+        """Return the new body with the client's head."""
         return received | strip_prefix(private, PERSONAL)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from feddbe.methods.base import DISCOURAGED_FOR_PERSONALIZED, PERSONAL, MethodDescription, Names
+from feddbe.methods.base import DISCOURAGED_FOR_PERSONALIZED, PERSONAL, Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State, add_prefix, drop_keys, strip_prefix
 from feddbe.training.task import Context
@@ -40,9 +40,6 @@ class FedRoD(FedAvg):
 
     name: ClassVar[str] = "fedrod"
     family: ClassVar[str] = "personalized"
-    description: ClassVar[MethodDescription] = MethodDescription(
-        keeps="h", evaluated="the global model plus the client's h_p"
-    )
     keeps: ClassVar[Names] = (PERSONAL,)
     secret: ClassVar[Names] = (PERSONAL,)
     discouraged_addons = DISCOURAGED_FOR_PERSONALIZED
@@ -68,6 +65,7 @@ class FedRoD(FedAvg):
     def inference_params(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> State:
+        """Return the global model with the client's head h_p."""
         return received | private
 
     def logits(self, trainer: ClientTrainer, state: Mapping[str, Tensor], x: Tensor) -> Tensor:

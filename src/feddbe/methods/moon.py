@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.config.parameters import parameter
-from feddbe.methods.base import MODEL, MethodDescription, Names
+from feddbe.methods.base import MODEL, Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.seeds import torch_seed, torch_seeded
 from feddbe.state import State, add_prefix, strip_prefix
@@ -48,7 +48,6 @@ class Moon(FedAvg):
     """
 
     name: ClassVar[str] = "moon"
-    description: ClassVar[MethodDescription] = MethodDescription(keeps="1")
     keeps: ClassVar[Names] = (PREVIOUS,)  # not secret: it is the last upload
     sends: ClassVar[Names] = (MODEL, PROJECTION)
     receives: ClassVar[Names] = (MODEL, PROJECTION)

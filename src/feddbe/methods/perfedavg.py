@@ -17,7 +17,6 @@ from feddbe.methods.base import (
     UNSUPPORTED_WITH_FINETUNING,
     UNSUPPORTED_WITHOUT_PLAIN_SGD,
     Finetuning,
-    MethodDescription,
 )
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State
@@ -48,7 +47,6 @@ class PerFedAvg(FedAvg):
 
     name: ClassVar[str] = "perfedavg"
     family: ClassVar[str] = "personalized"
-    description: ClassVar[MethodDescription] = MethodDescription(evaluated="the global model after one step")
     adapts: ClassVar[Finetuning] = "each"
     discouraged_addons = DISCOURAGED_FOR_PERSONALIZED
     unsupported_addons = UNSUPPORTED_WITHOUT_PLAIN_SGD | UNSUPPORTED_WITH_FINETUNING

@@ -19,7 +19,6 @@ from feddbe.methods.base import (
     PERSONAL,
     UNSUPPORTED_WITHOUT_PLAIN_SGD,
     Method,
-    MethodDescription,
     Names,
     Upload,
     average,
@@ -52,7 +51,6 @@ class PFedMe(Method):
 
     name: ClassVar[str] = "pfedme"
     family: ClassVar[str] = "personalized"
-    description: ClassVar[MethodDescription] = MethodDescription(keeps="1", evaluated="theta_i")
     keeps: ClassVar[Names] = (PERSONAL,)
     secret: ClassVar[Names] = (PERSONAL,)  # with evaluate=w it is a copy of the upload, and not secret
     discouraged_addons = DISCOURAGED_FOR_PERSONALIZED
@@ -88,6 +86,7 @@ class PFedMe(Method):
     def inference_params(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
     ) -> State:
+        """Return theta_i."""
         return strip_prefix(private, PERSONAL)
 
 

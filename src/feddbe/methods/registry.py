@@ -23,7 +23,7 @@ from feddbe.config.parameters import Defaults, describe_allowed
 from feddbe.config.user_code import StoredSource, UserObject, is_file_reference
 from feddbe.errors import InvalidInputError, one_line, unknown_name
 from feddbe.methods.addons import FT, MR, PRBM, Composed
-from feddbe.methods.base import AddOn, Method
+from feddbe.methods.base import BODY, HEAD, MODEL, AddOn, Method
 
 
 class MethodRegistry(MutableMapping[str, type[Method]]):
@@ -242,8 +242,8 @@ class MethodInfo(TypedDict):
     family: str
     addons: list[str]
     parameters: list[dict[str, Any]]
-    facts: dict[str, str]
-    """Sizes of messages and kept state in models, and the evaluated model."""
+    exchange: dict[str, str]
+    """Names that a client receives, sends, keeps and never sends, and the model that it evaluates."""
 
 
 @dataclass(frozen=True)
@@ -381,8 +381,13 @@ def describe_methods(names: Sequence[str] = ()) -> list[MethodInfo]:
 
 def _describe(name: str) -> MethodInfo:
     if name in ADDONS:
+        parts = ADDONS[name]
         return MethodInfo(
-            name=name, family="add-on", addons=[], parameters=_describe_parameters(ADDONS[name]), facts={}
+            name=name,
+            family="add-on",
+            addons=[],
+            parameters=_describe_parameters(parts),
+            exchange=_describe_names(parts),
         )
     method = METHODS[name]
     return MethodInfo(
@@ -390,8 +395,34 @@ def _describe(name: str) -> MethodInfo:
         family=method.family,
         addons=supported_addons(method),
         parameters=_describe_parameters([method]),
-        facts=method.description._asdict(),
+        exchange=_describe_names([method]) | {"evaluated": _describe_evaluated(method)},
     )
+
+
+_MODEL_PARTS = {MODEL: "model", BODY: "body", HEAD: "head"}
+
+
+def _describe_names(classes: Sequence[type[Method | AddOn]]) -> dict[str, str]:
+    """Return the names that these classes declare, as text; an empty text if there are none."""
+    exchange = {}
+    constant = {name for cls in classes for name in cls.constant}
+    for kind in ("receives", "sends", "keeps", "secret"):
+        names = dict.fromkeys(name for cls in classes for name in getattr(cls, kind))
+        texts = [_MODEL_PARTS.get(name, name) for name in names]
+        if kind == "receives":
+            texts = [f"{text} (once)" if text in constant else text for text in texts]
+        exchange[kind] = ", ".join(texts)
+    return exchange
+
+
+def _describe_evaluated(method: type[Method]) -> str:
+    """Return the model with which a client predicts: the docstring of its hook, and its fine-tuning."""
+    lines = (method.inference_params.__doc__ or "").strip().splitlines()
+    model = "built by its inference_params"
+    if lines:
+        model = lines[0].removeprefix("Return ").removesuffix(".")
+    finetuning = {"each": "; fine-tuned before each evaluation", "last": "; fine-tuned after the last round"}
+    return model + finetuning.get(method.adapts, "")
 
 
 def _describe_parameters(classes: Sequence[type[Method | AddOn]]) -> list[dict[str, Any]]:

@@ -16,7 +16,6 @@ from feddbe.config.parameters import parameter
 from feddbe.methods.base import (
     MODEL,
     Method,
-    MethodDescription,
     Names,
     Upload,
     average,
@@ -43,7 +42,6 @@ class Scaffold(Method):
     """
 
     name: ClassVar[str] = "scaffold"
-    description: ClassVar[MethodDescription] = MethodDescription("2", "2", keeps="1")
     keeps: ClassVar[Names] = (CONTROL,)  # not secret: c_i is the sum of the changes that were sent
     sends: ClassVar[Names] = (MODEL, CONTROL)
     receives: ClassVar[Names] = (MODEL, CONTROL)
@@ -78,11 +76,6 @@ class Scaffold(Method):
         share = len(uploads) / ctx.task.members
         model = {name: x + self.eta_g * (y[name] - x) for name, x in drop_keys(server, [CONTROL]).items()}
         return model | {name: server[name] + share * delta[name] for name in add_prefix(CONTROL, model)}
-
-    def inference_params(
-        self, ctx: Context, trainer: ClientTrainer, received: State, private: State
-    ) -> State:
-        return drop_keys(received, [CONTROL])
 
     def _zeros(self, ctx: Context) -> State:
         return add_prefix(CONTROL, {n: torch.zeros_like(p) for n, p in ctx.task.model.parameters.items()})

@@ -148,7 +148,7 @@ def _resolve_common(
         model=options.model if isinstance(source, ModelFromFile) else model_text,
         cut=built.cut,
     )
-    check_batch_size(options, split)
+    check_batch_size(options, split, dataset.client_names)
     file = source.user_object if isinstance(source, ModelFromFile) else None
     content: dict[str, Any] = {
         "data": dataset.sha256(),
@@ -341,14 +341,15 @@ def check_training_options(name: str, method: Method, config: Config, task: Task
         raise InvalidInputError(f"lr_decay = {config.lr_decay}; not for {name}: {ignored['lr']}")
 
 
-def check_batch_size(config: Config, split: Split) -> None:
+def check_batch_size(config: Config, split: Split, client_names: Sequence[str] = ()) -> None:
     """Raise an error if a client has less than a batch and `short_batch` is `refuse`."""
     if config.short_batch != "refuse":
         return
     small_clients = np.flatnonzero(split.train.sizes < config.batch_size)
     if len(small_clients):
         client = small_clients[0]
+        name = f"'{client_names[client]}'" if client_names else client
         raise InvalidInputError(
-            f"client {client} has {len(split.train[client])} training samples, a batch has "
+            f"client {name} has {len(split.train[client])} training samples, a batch has "
             f"{config.batch_size}; short_batch=keep trains it on one short batch"
         )

@@ -2,9 +2,9 @@
 
 from feddbe.testing.contract import (
     CAN_KILL,
+    check,
     check_engines,
     check_kill,
-    check_method,
     check_partial_participation,
     check_resume,
     check_secrets,
@@ -16,9 +16,9 @@ from feddbe.testing.contract import (
 
 __all__ = [
     "CAN_KILL",
+    "check",
     "check_engines",
     "check_kill",
-    "check_method",
     "check_partial_participation",
     "check_resume",
     "check_secrets",

@@ -13,6 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
+from feddbe.config.options import Config
+from feddbe.data.federated import load_federated_data
 from feddbe.data.registry import load_dataset
 from feddbe.data.user.images import decode_images
 from feddbe.errors import InvalidInputError
@@ -167,3 +169,30 @@ def test_images_of_different_sizes_need_resize(tmp_path: Path) -> None:
 def test_invalid_resize_is_an_error(tmp_path: Path, size: str) -> None:
     with pytest.raises(InvalidInputError, match=r"\?resize=.*: write a number of pixels"):
         load_dataset(f"{write_pets(tmp_path / 'pets')}?resize={size}")
+
+
+def test_folders_of_clients_are_a_natural_partition(tmp_path: Path) -> None:
+    """Not every client has every class."""
+    for name in ("ulm/cat/1", "ulm/dog/1", "ulm/dog/2", "bern/dog/1", "bern/dog/2", "metz/cat/1"):
+        write_image(tmp_path / "pets" / f"{name}.png", (1, 2, 3))
+    data = load_dataset(tmp_path / "pets")
+    assert (data.client_names, data.label_names) == (("bern", "metz", "ulm"), ("cat", "dog"))
+    assert data.client is not None
+    assert data.client.tolist() == [0, 0, 1, 2, 2, 2]
+    assert data.y.tolist() == [1, 1, 0, 0, 1, 1]
+    with pytest.raises(
+        InvalidInputError, match=r"leaves client 'metz' with 1 of 6 samples; .*--min-samples 2"
+    ):
+        load_federated_data(Config(data=str(tmp_path / "pets")))
+    federated = load_federated_data(Config(data=str(tmp_path / "pets"), min_samples=2))
+    assert federated.options.partition == "natural"
+    assert federated.dataset.client_names == ("bern", "ulm")
+    assert [len(part) for part in federated.split.parts or ()] == [2, 3]
+    assert federated.dataset.note == "1 of 3 clients were left out: they have fewer than 2 samples"
+    with pytest.raises(InvalidInputError, match="min_samples = 9; the largest client has 3 samples"):
+        load_federated_data(Config(data=str(tmp_path / "pets"), min_samples=9))
+
+
+def test_min_samples_needs_a_client_column() -> None:
+    with pytest.raises(InvalidInputError, match="min_samples = 5; 'digits' has no client column"):
+        load_federated_data(Config(data="digits", min_samples=5))

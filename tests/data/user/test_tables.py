@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from feddbe.config.options import Config
 from feddbe.data import rows
@@ -171,7 +172,7 @@ def test_categories_option_makes_numbers_categories(tmp_path: Path) -> None:
 def test_free_text_next_to_numbers_is_an_error_with_both_remedies(tmp_path: Path) -> None:
     path = write_csv(tmp_path, "age,text,y\n1,a b,0\n2,b c,1\n3,c d,0\n4,d e,1\n")
     with pytest.raises(
-        InvalidInputError, match=r"but text in 'text' \(4 different in 4 rows.*\?x=text, .* \?x=age"
+        InvalidInputError, match=r"but text in 'text' \(4 different in 4 rows.*\?drop=text, .* \?x=text"
     ):
         load_dataset(path)
     assert load_dataset(f"{path}?x=text").num_words == 6
@@ -460,7 +461,7 @@ def test_errors_about_many_columns_are_short(tmp_path: Path) -> None:
     words = "".join(f"{row[:-1]}{k}words\n" for k, row in enumerate(rows.splitlines()))
     path.write_text(",".join(["label", *names]) + "\n" + words)
     with pytest.raises(
-        InvalidInputError, match=r"has numbers in .* but text in 'a_name_that_is_long_19999'"
+        InvalidInputError, match=r"has numbers or categories in .* but text in 'a_name_that_is_long_19999'"
     ) as caught:
         load_dataset(path)
     assert len(str(caught.value)) < 800
@@ -468,3 +469,93 @@ def test_errors_about_many_columns_are_short(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="two columns of one name") as caught:
         load_dataset(path)
     assert len(str(caught.value)) < 600
+
+
+# --- images, dates, identifiers and missing texts in a CSV file
+
+
+def write_image_table(folder: Path) -> Path:
+    for k in range(4):
+        (folder / "pictures").mkdir(exist_ok=True)
+        Image.new("L", (5, 4), 10 * k).save(folder / "pictures" / f"{k}.PNG")
+    rows_ = "".join(f"pictures/{k}.PNG,{k},{'ab'[k % 2]}\n" for k in range(4))
+    return write_csv(folder, f"path,age,label\n{rows_}")
+
+
+def test_paths_of_images_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_image_table(tmp_path)
+    monkeypatch.chdir("/")  # paths are relative to the file, not to the working directory
+    with pytest.raises(
+        InvalidInputError, match=r"images in 'path' next to 'age'; use the images only: \?image=path"
+    ):
+        load_dataset(path)
+    for query in ("image=path", "x=path", "drop=age"):
+        data = load_dataset(f"{path}?{query}")
+        assert (data.x.shape, data.x[:, 0, 0, 0].tolist()) == ((4, 1, 4, 5), [0, 10, 20, 30])
+        assert data.preprocessing_spec.kind == "images"
+    assert load_dataset(f"{path}?drop=path").x.shape == (4, 1)
+    assert load_dataset(f"{path}?image=path&resize=2").x.shape == (4, 1, 2, 2)
+
+
+def test_image_column_errors_name_the_line(tmp_path: Path) -> None:
+    path = write_image_table(tmp_path)
+    (tmp_path / "pictures" / "2.PNG").unlink()
+    with pytest.raises(InvalidInputError, match=r"cannot read the image in line 4 of .*: .*No such file"):
+        load_dataset(f"{path}?image=path")
+    with pytest.raises(InvalidInputError, match=r"^\?image=age: the column .* has numbers; expected paths"):
+        load_dataset(f"{path}?image=age")
+    path.write_text(path.read_text().replace("pictures/2.PNG", "NA"))
+    with pytest.raises(
+        InvalidInputError, match=r"'path' of .* no value in line 4; .*missing=drop leaves .* out$"
+    ):
+        load_dataset(f"{path}?image=path&missing=mean")
+    assert len(load_dataset(f"{path}?image=path&missing=drop")) == 3
+
+
+@pytest.mark.parametrize("marker", ["", "NA", "n/a", "NULL", "?"])
+def test_markers_of_a_missing_text(tmp_path: Path, marker: str) -> None:
+    cells = ["red", "blue", "red", marker, "blue", "red"]
+    path = write_csv(tmp_path, "a,color,label\n" + "".join(f"{k},{c},{k % 2}\n" for k, c in enumerate(cells)))
+    with pytest.raises(
+        InvalidInputError, match=r"'color' of .* no value in line 5; .*the column's frequencies"
+    ):
+        load_dataset(path)
+    assert len(load_dataset(f"{path}?missing=drop")) == 5
+    filled = load_dataset(f"{path}?missing=mean").preprocessing_spec.columns[1]
+    assert filled.categories == ("blue", "red")
+    if marker:
+        named = load_dataset(f"{path}?categories=color").preprocessing_spec.columns[1]
+        assert marker in named.categories, "a name if the column is declared as one"
+    if marker:  # an empty text is a text
+        with pytest.raises(InvalidInputError, match=r"'color' .* no value in line 5; .*takes an empty text"):
+            load_dataset(f"{path}?x=color")
+    texts = load_dataset(f"{path}?x=color&missing=mean").preprocessing_spec
+    assert texts.vocabulary[1:] == ("red", "blue")
+
+
+def test_missing_label_text_is_not_a_class(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, "a,label\n1,x\n2,NA\n3,y\n4,x\n")
+    with pytest.raises(InvalidInputError, match=r"'label' of .* has no value in line 3"):
+        load_dataset(path)
+    assert load_dataset(f"{path}?missing=drop").label_names == ("x", "y")
+
+
+def test_dates_and_identifiers_are_named(tmp_path: Path) -> None:
+    lines = "".join(f"{k + 100},2024-01-{k % 5 + 1:02},{k % 7 / 2},{k % 2}\n" for k in range(40))
+    path = write_csv(tmp_path, f"id,day,size,label\n{lines}")
+    note = load_dataset(path).note
+    assert "'day' has dates, used as categories or words" in note
+    assert "'id' has another value in each row, like an identifier" in note
+    assert "?drop=day,id leaves columns out" in note
+    dropped = load_dataset(f"{path}?drop=day,id")
+    assert (dropped.x.shape, dropped.note) == ((40, 1), "")
+    with pytest.raises(InvalidInputError, match="has no column 'dya'"):
+        load_dataset(f"{path}?drop=dya")
+
+
+def test_advice_for_mixed_columns_names_all_that_it_drops(tmp_path: Path) -> None:
+    lines = "".join(f"{k % 3},user{k},note number {k},{k % 2}\n" for k in range(30))
+    path = write_csv(tmp_path, f"a,user,remark,label\n{lines}")
+    with pytest.raises(InvalidInputError, match=r"text in 'user', 'remark' .*: \?drop=user,remark, or use"):
+        load_dataset(path)
+    assert load_dataset(f"{path}?drop=user,remark").x.shape == (30, 1)

@@ -73,7 +73,7 @@ def test_load_images(tmp_path: Path) -> None:
     data = load_dataset(f"{tmp_path}?x=image")
     assert (data.x.shape, data.x[:, 0, 0, 0].tolist()) == ((3, 1, 4, 5), [1, 2, 3])
     with pytest.raises(
-        InvalidInputError, match=r"has images in 'image' next to 'coarse'; choose one: \?x=image"
+        InvalidInputError, match=r"has images in 'image' next to 'coarse'; use the images only: \?image=image"
     ):
         load_dataset(tmp_path)
     write_split(

@@ -17,9 +17,10 @@ from feddbe.errors import InvalidInputError, one_line
 
 
 def load_image_folder(folder: Path, resize: tuple[int, int] | None = None) -> Dataset:
-    """Load images from `FOLDER/CLASS` or from `FOLDER/train/CLASS` and `FOLDER/test/CLASS`.
+    """Load images from `FOLDER/CLASS`, from `FOLDER/train/CLASS` and `FOLDER/test/CLASS`, or by client.
 
-    Classes and files are in the order of their names, `train` before `test`; hidden files are ignored.
+    In `FOLDER/CLIENT/CLASS` the first folders are natural clients. Clients, classes and files are in the
+    order of their names, `train` before `test`; hidden files are ignored.
 
     Args:
         folder: The folder.
@@ -38,6 +39,9 @@ def load_image_folder(folder: Path, resize: tuple[int, int] | None = None) -> Da
                 f"{folder} has train and unexpected folders ({', '.join(others)}); "
                 "only train and test are read: move the others away"
             )
+    has_clients = parts == [folder] and bool(subfolders) and all(map(_list_folders, subfolders))
+    if has_clients:
+        parts = subfolders
     classes = sorted({class_folder.name for part in parts for class_folder in _list_folders(part)})
     if len(classes) < 2:
         raise InvalidInputError(
@@ -45,21 +49,27 @@ def load_image_folder(folder: Path, resize: tuple[int, int] | None = None) -> Da
             f"{folder}/cat/1.png and {folder}/dog/1.png"
         )
     files = [
-        (file, label)
-        for part in parts
+        (file, label, number)
+        for number, part in enumerate(parts)
         for label, name in enumerate(classes)
         if (part / name).is_dir()
         for file in _list_images(part / name)
     ]
-    empty = set(range(len(classes))) - {label for _, label in files}
+    empty = set(range(len(classes))) - {label for _, label, _ in files}
     if empty:
         raise InvalidInputError(
             f"the class '{classes[min(empty)]}' in {folder} has no images; add some or remove it"
         )
-    paths = [file for file, _ in files]
-    y = EncodedColumn(np.array([label for _, label in files], np.int64), tuple(classes))
+    paths = [file for file, _, _ in files]
+    y = EncodedColumn(np.array([label for _, label, _ in files], np.int64), tuple(classes))
     x = decode_images(paths, [*map(str, paths)], resize)
-    return build_dataset(f"{folder.resolve().name}/", x, y, preprocessing=image_preprocessing(x, resize))
+    clients = None
+    if has_clients:
+        names = [parts[number].name for _, _, number in files]
+        clients = EncodedColumn.encode(names, sorted({*names}))
+    return build_dataset(
+        f"{folder.resolve().name}/", x, y, clients, preprocessing=image_preprocessing(x, resize)
+    )
 
 
 def _list_visible(folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from feddbe.errors import InvalidInputError, truncate, unknown_name
 
-TABLE_KEYS = ("label", "client", "x", "categories", "missing", "resize", "config")
+TABLE_KEYS = ("label", "client", "x", "drop", "image", "categories", "missing", "resize", "config")
 FOLDER_KEYS = ("resize",)
 NPZ_KEYS = ("words",)
 
@@ -21,6 +21,10 @@ class DataQuery:
     label: str = ""
     client: str = ""
     x: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    """Columns that are not used."""
+    image: str = ""
+    """Column with images, or with paths of image files, which is the only input."""
     categories: tuple[str, ...] = ()
     """Categorical columns, which would otherwise be numbers or texts."""
     missing: str = ""
@@ -51,7 +55,7 @@ def parse_query(text: str) -> DataQuery:
         if key not in DataQuery.__dataclass_fields__:
             raise unknown_name("key after '?'", key, DataQuery.__dataclass_fields__)
         names = tuple(map(unquote, value.split(",")))
-        values[key] = names if key in ("x", "categories") else unquote(value)
+        values[key] = names if key in ("x", "drop", "categories") else unquote(value)
     if "missing" in values and values["missing"] not in ("drop", "mean"):
         raise unknown_name("value of ?missing=", values["missing"], ("drop", "mean"))
     if "resize" in values:

@@ -57,6 +57,8 @@ class Table:
     """True if numbers may have a decimal comma."""
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Names of the classes 0, 1, ... of label columns, if the file has them."""
+    folder: Path = Path()
+    """Folder from which paths of images start."""
 
     def __post_init__(self) -> None:
         if not len(self.frame):
@@ -133,7 +135,13 @@ def load_csv(path: Path, query: DataQuery) -> Dataset:
     if not len(lines):
         raise InvalidInputError(f"{path} has no rows; expected are a line of names, then one line a sample")
     frame = _read_frame(path, names, delimiter, query)
-    table = Table(str(path), frame, lambda row: f"line {lines[row]}", decimal_comma=delimiter == ";")
+    table = Table(
+        str(path),
+        frame,
+        lambda row: f"line {lines[row]}",
+        decimal_comma=delimiter == ";",
+        folder=path.parent,
+    )
     return build_table_dataset(table, query, path.name)
 
 
@@ -171,7 +179,8 @@ def load_parquet(path: Path, query: DataQuery) -> Dataset:
         content = _validate(parquet.read_table(path, partitioning=None))
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise InvalidInputError(f"cannot read {path}: {one_line(error)}") from None
-    return build_table_dataset(_table_from_arrow(content, str(path)), query, path.name)
+    table = replace(_table_from_arrow(content, str(path)), folder=path.parent)
+    return build_table_dataset(table, query, path.name)
 
 
 def load_frame(frame: Any, query: DataQuery) -> Dataset:
@@ -346,10 +355,13 @@ def build_table_dataset(table: Table, query: DataQuery, name: str) -> Dataset:
         InvalidInputError: A column is missing, or its values cannot be used.
     """
     label, client = table.find_label_column(query), table.find_client_column(query)
-    for column in (*filter(None, [client]), *query.x, *query.categories):
+    for column in (*filter(None, [client, query.image]), *query.x, *query.categories, *query.drop):
         if column not in table.positions:
             raise table.missing_column_error(column)
-    inputs = query.x or tuple(column for column in table.positions if column not in (label, client))
+    inputs = query.x or tuple(filter(None, [query.image]))
+    if not inputs:
+        inputs = tuple(column for column in table.positions if column not in (label, client))
+    inputs = tuple(column for column in inputs if column not in query.drop)
     if not inputs:
         both = f"'{truncate(label)}' and '{truncate(client)}'" if client else f"'{truncate(label)}'"
         raise InvalidInputError(f"{table.origin} has no column next to {both}")
@@ -363,7 +375,7 @@ def build_table_dataset(table: Table, query: DataQuery, name: str) -> Dataset:
     y = _encode_labels(targets[label], titles[label], table.class_names.get(label, ()))
     clients = _encode_clients(targets[client], titles[client]) if client else None
     x, preprocessing, note = _join_features(features, query, table)
-    notes = [note]
+    notes = [note, _describe_doubtful_columns(features)]
     if mask is not None and not mask.all():
         notes.append(f"{int((~mask).sum()):,} of {len(mask):,} rows were left out: values are missing")
     return build_dataset(
@@ -377,6 +389,14 @@ def build_table_dataset(table: Table, query: DataQuery, name: str) -> Dataset:
     )
 
 
+_FILLING = {
+    "number": ", ?missing=mean takes the column's mean",
+    "category": ", ?missing=mean takes the column's frequencies; ?categories=COLUMN makes NA a category",
+    "text": ", ?missing=mean takes an empty text",
+}
+"""Remedies for a missing value, by the kind of its column."""
+
+
 def _select_rows(
     targets: Mapping[str, Array], features: Sequence[Feature], query: DataQuery, table: Table
 ) -> Array | None:
@@ -387,18 +407,20 @@ def _select_rows(
     """
     masks = {name: find_missing(values) for name, values in targets.items()}
     masks |= {feature.name: feature.missing for feature in features}
+    kinds = {feature.name: feature.kind for feature in features}
     missing = {name: mask for name, mask in masks.items() if mask.any()}
     if query.missing == "drop":
         incomplete = np.logical_or.reduce([*missing.values(), np.zeros(len(features[0].missing), bool)])
         if incomplete.all():
             raise InvalidInputError(
-                f"{table.origin} has no row without a missing value; leave out columns: ?x="
+                f"{table.origin} has no row without a missing value; leave out columns: ?drop=COLUMN,COLUMN"
             )
         return np.asarray(~incomplete)
+    without_mean = {*targets, *(feature.name for feature in features if feature.kind == "image")}
     for name, mask in missing.items():
-        if name in targets or query.missing != "mean":
+        if name in without_mean or query.missing != "mean":
             remedy = "?missing=drop leaves such rows out"
-            remedy += "" if name in targets else ", ?missing=mean takes the column's mean"
+            remedy += "" if name in without_mean else _FILLING[kinds[name]]
             count = f" and in {mask.sum() - 1:,} more" if mask.sum() > 1 else ""
             row = table.locate_row(int(np.flatnonzero(mask)[0]))
             raise InvalidInputError(
@@ -433,12 +455,10 @@ def _encode_clients(values: Array, what: str) -> EncodedColumn:
 
 
 def find_missing(values: Array) -> npt.NDArray[np.bool_]:
-    """Return a mask of missing values: nan, None or an empty cell."""
+    """Return a mask of missing values: nan, None, an empty cell, or a text such as NA."""
     if values.dtype != object:
         return np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
-    return np.array(
-        [value is None or (isinstance(value, str) and not value.strip()) for value in values], bool
-    )
+    return np.array([rows.is_missing(value) for value in values], bool)
 
 
 def _are_images(values: Array) -> bool:
@@ -448,22 +468,54 @@ def _are_images(values: Array) -> bool:
     return isinstance(first, bytes)
 
 
+def _are_image_paths(values: Array) -> bool:
+    """Return True if all texts of a column end like the names of image files."""
+    if values.dtype != object:
+        return False
+    texts = [value for value in values if not rows.is_missing(value)]
+    return bool(texts) and all(str(text).lower().endswith(rows.IMAGE_SUFFIXES) for text in texts)
+
+
 def _classify_columns(columns: Mapping[str, Array], query: DataQuery, table: Table) -> list[Feature]:
     """Return the columns with their kinds; texts in a table with numbers are categories."""
     features = [_classify_column(name, values, query, table) for name, values in columns.items()]
     if not {feature.kind for feature in features} & {"number", "category"}:
         return features
-    return [
-        _convert_to_category(feature, features, table) if feature.kind == "text" else feature
-        for feature in features
-    ]
+    texts = [feature for feature in features if feature.kind == "text"]
+    free_texts = [feature for feature in texts if not _can_be_category(feature)]
+    if free_texts:
+        names = [feature.name for feature in free_texts]
+        others = [feature.name for feature in features if feature.name not in names]
+        example = truncate(str(free_texts[0].values[0])[:20])
+        distinct = len({*free_texts[0].values.tolist()} - {""})
+        raise InvalidInputError(
+            f"{table.origin} has numbers or categories in {_quote(others)} but text in {_quote(names)} "
+            f"({distinct} different in {len(free_texts[0].values)} rows, as '{example}'); leave columns out: "
+            f"?drop={truncate(','.join(names))}, or use the text only: ?x={truncate(','.join(names))}"
+        )
+    for position, feature in enumerate(features):
+        if feature.kind == "text":
+            features[position] = replace(feature, kind="category", missing=find_missing(feature.values))
+    return features
 
 
 def _classify_column(name: str, values: Array, query: DataQuery, table: Table) -> Feature:
-    if name in query.categories:
-        return Feature(name, "category", _format_categories(values), find_missing(values))
+    if name in query.categories:  # here NA is a name
+        names = _format_categories(values)
+        is_empty = np.array([value is None or not str(value).strip() for value in names], bool)
+        return Feature(name, "category", names, is_empty)
     if _are_images(values):
         return Feature(name, "image", values, find_missing(values))
+    if name == query.image and values.dtype != object:
+        raise InvalidInputError(
+            f"?image={truncate(name)}: the column of {table.origin} has numbers; expected paths of images"
+        )
+    if name == query.image or _are_image_paths(values):
+        missing = find_missing(values)
+        paths = np.empty(len(values), object)
+        for row in np.flatnonzero(~missing):
+            paths[row] = table.folder / values[row]
+        return Feature(name, "image", paths, missing)
     numbers = _parse_numbers(values, table.decimal_comma)
     invalid: list[int] = []
     if isinstance(numbers, list):
@@ -478,8 +530,10 @@ def _classify_column(name: str, values: Array, query: DataQuery, table: Table) -
             f"column '{truncate(name)}' of {table.origin} has numbers, but '{value}' in {position}; "
             f"correct it (empty, if it is missing), or ?categories={truncate(name)} if they are names"
         )
-    texts = np.array(["" if value is None else value for value in values], object)
-    return Feature(name, "text", texts, np.zeros(len(values), bool))
+    missing = find_missing(values)
+    texts = np.where(missing, "", values)
+    is_empty = np.array([value is None or not value.strip() for value in values], bool)
+    return Feature(name, "text", texts, missing & ~is_empty)  # NA is missing, an empty text is a text
 
 
 def _parse_numbers(values: Array, comma: bool) -> npt.NDArray[np.float64] | list[float | None]:
@@ -493,7 +547,7 @@ def _parse_numbers(values: Array, comma: bool) -> npt.NDArray[np.float64] | list
 def _check_numbers(name: str, values: npt.NDArray[np.float64], table: Table) -> None:
     if np.isnan(values).all():
         raise InvalidInputError(
-            f"column '{truncate(name)}' of {table.origin} has no values; leave it out: ?x="
+            f"column '{truncate(name)}' of {table.origin} has no values; leave it out: ?drop={truncate(name)}"
         )
     infinite = np.flatnonzero(np.isinf(values))
     if infinite.size:
@@ -520,17 +574,48 @@ def _format_categories(values: Array) -> Array:
     return names
 
 
-def _convert_to_category(text: Feature, features: Sequence[Feature], table: Table) -> Feature:
-    """Return a text column as a category; too many distinct values are an error."""
+def _can_be_category(text: Feature) -> bool:
+    """Return True if a text column has few enough distinct values."""
     distinct = {*text.values.tolist()} - {""}
-    if len(distinct) <= min(_MAX_CATEGORIES, max(1, len(text.values) // 2)):
-        return replace(text, kind="category", missing=find_missing(text.values))
-    others = [feature.name for feature in features if feature.kind != "text"]
-    raise InvalidInputError(
-        f"{table.origin} has numbers in {_quote(others)} but text in '{truncate(text.name)}' "
-        f"({len(distinct)} different in {len(text.values)} rows, as '{truncate(str(text.values[0])[:20])}'); "
-        f"take the texts alone, ?x={truncate(text.name)}, or the others, ?x={truncate(','.join(others))}"
-    )
+    return len(distinct) <= min(_MAX_CATEGORIES, max(1, len(text.values) // 2))
+
+
+_DATE = re.compile(r"(\d{4}([-/.]\d{1,2}){2}|(\d{1,2}[-/.]){2}\d{2,4})([T ]\d{1,2}:\d{2}.*)?")
+"""A day, in any order of year, month and day, optionally with a time."""
+_MIN_IDENTIFIERS = 20
+"""Rows from which distinct values in every row are noticed."""
+
+
+def _describe_doubtful_columns(features: Sequence[Feature]) -> str:
+    """Return a note on columns of dates or identifiers, which say little about new rows."""
+    dates = [feature.name for feature in features if _has_dates(feature)]
+    identifiers = [feature.name for feature in features if _has_identifiers(feature)]
+    texts = []
+    if dates:
+        texts.append(f"{_quote(dates)} has dates, used as categories or words")
+    if identifiers:
+        texts.append(f"{_quote(identifiers)} has another value in each row, like an identifier")
+    if not texts:
+        return ""
+    names = ",".join(dict.fromkeys([*dates, *identifiers]))
+    return f"{' and '.join(texts)}: ?drop={truncate(names)} leaves columns out"
+
+
+def _has_dates(feature: Feature) -> bool:
+    if feature.kind not in ("text", "category"):
+        return False
+    texts = [str(value) for value in feature.values[~feature.missing]]
+    return bool(texts) and all(_DATE.fullmatch(text.strip()) for text in texts)
+
+
+def _has_identifiers(feature: Feature) -> bool:
+    """Return True for one word, or one of consecutive whole numbers, that differs in each row."""
+    values = feature.values[~feature.missing].tolist()
+    if feature.kind == "image" or len(values) < _MIN_IDENTIFIERS or len({*values}) < len(values):
+        return False
+    if feature.kind == "number":
+        return bool(max(values) - min(values) == len(values) - 1)
+    return all(len(str(value).split()) == 1 for value in values)
 
 
 def _join_features(features: Sequence[Feature], query: DataQuery, table: Table) -> Inputs:
@@ -541,7 +626,8 @@ def _join_features(features: Sequence[Feature], query: DataQuery, table: Table) 
         if others:
             raise InvalidInputError(
                 f"{table.origin} has images in '{truncate(image.name)}' next to {_quote(others)}; "
-                f"choose one: ?x={truncate(image.name)}"
+                f"use the images only: ?image={truncate(image.name)}, "
+                f"or the others: ?drop={truncate(image.name)}"
             )
         names = [f"in {table.locate_row(row)} of {table.origin}" for row in range(len(image.values))]
         pixels = decode_images(image.values.tolist(), names, query.resize)
@@ -565,8 +651,7 @@ def _encode_feature(feature: Feature) -> tuple[npt.NDArray[np.float64], Column]:
     """Return the raw inputs of a number or category, and its column."""
     if feature.kind == "number":
         return feature.values[:, np.newaxis], Column(feature.name)
-    distinct = {*feature.values.tolist()} - {None, ""}
-    categories = tuple(sorted(map(str, distinct)))
+    categories = tuple(sorted({str(value) for value in feature.values[~feature.missing]}))
     return rows.encode_one_hot(feature.values.tolist(), categories)[0], Column(feature.name, categories)
 
 
