@@ -190,7 +190,7 @@ def load(folder: str | Path, *, hashes: bool = True) -> Any:
         warning names each run of the study that is missing or was changed.
 
     Raises:
-        InvalidInputError: There is no such run, or the folder has several studies.
+        InvalidInputError: The run does not exist, or the folder has several studies.
         StoreError: A file cannot be read, or no run of the study exists.
     """
     study_folder = record.find_study(str(folder))
@@ -223,7 +223,7 @@ def report(
         The path of the page.
 
     Raises:
-        InvalidInputError: There is no run, the suffix is unknown, or the file cannot be written.
+        InvalidInputError: No run is given, the suffix is unknown, or the file cannot be written.
         StoreError: A run cannot be read.
     """
     names = _list_names(runs)

@@ -62,7 +62,7 @@ def test_sending_a_secret_fails_the_check(page_folder: Path) -> None:
         testing.check("my_mix.py:MyMix", addons=[])
 
 
-def test_private_body_stays_on_the_client(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_private_body_stays_on_the_client(page_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     testing.check("my_lg.py:LGFedAvg", engines=[], addons=[])
     assert cli.main(["methods", "my_lg.py:LGFedAvg"]) == 0
     printed = " ".join(capsys.readouterr().out.split())

@@ -38,12 +38,12 @@ def test_every_declared_name_occurs_in_a_run(
     run_recorded(e, tmp_path, recorder)
     model = e.task.model
     groups = {MODEL: model.parameters, BODY: model.body, HEAD: model.head}
-    seen = {
+    observed = {
         "receives": {key for message in received for key in message},
         "sends": {key for message in recorder.messages for key in message},
         "keeps": {key for state in recorder.private for key in state},
     }
-    for kind, keys in seen.items():
+    for kind, keys in observed.items():
         for pattern in getattr(METHODS[name], kind):
             if pattern in groups:
                 assert set(groups[pattern]) <= keys, (kind, pattern)

@@ -172,7 +172,7 @@ def test_missing_and_changed_runs_are_named(shell: Shell) -> None:
         assert [run["method"] for run in feddbe.load("pool")] == ["ditto", "ditto"]
     for run in read_record(Path("pool/comparison-1")).runs:
         shutil.rmtree(Path("pool/comparison-1") / run.folder, ignore_errors=True)
-    with pytest.raises(StoreError, match="no run of the study can be shown"):
+    with pytest.raises(StoreError, match="no run of the study can be output"):
         feddbe.load("pool")
 
 
@@ -228,9 +228,9 @@ def test_search_is_shown_again(shell: Shell) -> None:
     pytest.importorskip("optuna")
     code, out, _ = shell(f"tune fedavg --space lr=0.01,0.1 --trials 2 {SMALL} --out search")
     assert code == 0
-    shown = shell("show search")
-    assert (shown.code, shown.err) == (0, "")
-    assert shown.out.splitlines() == out.splitlines()[:-1], "all but the path of the figure"
+    output = shell("show search")
+    assert (output.code, output.err) == (0, "")
+    assert output.out.splitlines() == out.splitlines()[:-1], "all but the path of the figure"
     record = read_record(Path("search"))
     assert (record.purpose, record.validation, len(record.runs)) == (Purpose.TUNING, 0.2, 2)
     assert shell(f"tune fedavg --space lr=0.01,0.1 --trials 2 {SMALL} --out search").out == out
@@ -241,8 +241,8 @@ def test_table_of_the_paper_is_shown_again(shell: Shell) -> None:
     only = "--only FedAvg/FMNIST --only FedAvg+DBE/FMNIST"
     code, out, _ = shell(f"reproduce practical --scale small --rounds 2 {only} --out paper")
     assert code == 0
-    shown = shell("show paper")
-    assert (shown.code, shown.out, shown.err) == (0, out, "")
+    output = shell("show paper")
+    assert (output.code, output.out, output.err) == (0, out, "")
     shell("reproduce practical --scale small --rounds 1 --only FedAvg/FMNIST --out paper")
     assert [path.name for path in find_studies("paper")] == ["practical-1", "practical-2"]
     assert shell("show paper/practical-1").out == out

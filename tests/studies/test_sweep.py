@@ -92,8 +92,8 @@ def test_partitions_are_repetitions_of_every_seed(shell: Shell) -> None:
     assert type(runs) is feddbe.Runs, "there is nothing to choose"
     trials = [(run["config"]["partition_seed"], run["config"]["seed"]) for run in runs]
     assert trials == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)] * 2
-    alone = feddbe.run("fedavg", **OPTIONS, partition_seed=3, seed=1, out="alone")
-    assert alone["server_sha256"] == feddbe.load(runs[5]["folder"])["server_sha256"]
+    single_run = feddbe.run("fedavg", **OPTIONS, partition_seed=3, seed=1, out="alone")
+    assert single_run["server_sha256"] == feddbe.load(runs[5]["folder"])["server_sha256"]
     code, out, _ = shell(f"run fedavg --partition-seeds 2,3 {SMALL} --out study --dry-run")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == ["exists", "exists"]

@@ -92,8 +92,8 @@ def _exchange_lines(exchange: Mapping[str, str]) -> Iterator[str]:
     kept = exchange["keeps"] or "nothing"
     if exchange["secret"]:
         kept += " (secret)" if exchange["secret"] == kept else f" (secret: {exchange['secret']})"
-    received, sent = exchange["receives"] or "nothing", exchange["sends"] or "nothing"
-    yield f"  receives {received}; sends {sent}; keeps {kept}"
+    received, uploaded = exchange["receives"] or "nothing", exchange["sends"] or "nothing"
+    yield f"  receives {received}; sends {uploaded}; keeps {kept}"
     if "evaluated" in exchange:
         yield f"  evaluated: {exchange['evaluated']}"
 

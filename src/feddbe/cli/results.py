@@ -210,12 +210,12 @@ def _show_documents(
     from feddbe.reporting.table import render
     from feddbe.reporting.tables import chosen_runs, results_table
 
-    shown = chosen_runs(documents) if is_sweep else documents
+    visible_runs = chosen_runs(documents) if is_sweep else documents
     table = summary_table(documents, is_sweep=is_sweep)
     if plot is not None:
-        draw(plot, learning_curves(shown))
+        draw(plot, learning_curves(visible_runs))
     if clients:
-        _print_clients(shown, format_, as_json=as_json)
+        _print_clients(visible_runs, format_, as_json=as_json)
     elif as_json and is_sweep:
         print_json({"table": table.to_records(), "runs": documents})
     elif as_json:
@@ -225,7 +225,7 @@ def _show_documents(
     elif format_ is not None:
         print(render(table, format_), end="")
     else:
-        _print_results(shown, table)
+        _print_results(visible_runs, table)
         if plot is not None:
             print(f"\ncurves  {plot}")
 

@@ -399,16 +399,16 @@ def _parse_seeds(raw: RawOptions, option: str, first: int) -> list[int]:
         first: The first seed if several are given as a number.
     """
     key = f"{option}s"
-    given: Any = getattr(raw, key)
+    several: Any = getattr(raw, key)
     single: Any = raw.values.get(option)
     example = f"{first},{first + 1},{first + 2}"
     if isinstance(single, list) or (isinstance(single, str) and "," in single):
         raise InvalidInputError(f"{option} = {single}; several seeds are --{key.replace('_', '-')} {example}")
-    if given is None:
+    if several is None:
         return [] if single is None else [single]
     if single is not None:
-        raise InvalidInputError(f"{option} = {single} and {key} = {given}; give one of them")
-    seeds = given
+        raise InvalidInputError(f"{option} = {single} and {key} = {several}; give one of them")
+    seeds = several
     if isinstance(seeds, str):
         words = [parse_number_or_text(word.strip()) for word in seeds.split(",") if word.strip()]
         seeds = words[0] if len(words) == 1 and "," not in seeds else words
@@ -417,7 +417,7 @@ def _parse_seeds(raw: RawOptions, option: str, first: int) -> list[int]:
     is_valid = isinstance(seeds, list | tuple) and all(type(value) is int and value >= 0 for value in seeds)
     if not is_valid or not seeds or len(set(seeds)) < len(seeds):
         raise InvalidInputError(
-            f"{key} = {given}; allowed: a number of seeds, as in 5, or a list, as in {example}"
+            f"{key} = {several}; allowed: a number of seeds, as in 5, or a list, as in {example}"
         )
     return list(seeds)
 

@@ -294,7 +294,7 @@ def metric_names(documents: Sequence[RunDocument]) -> list[str]:
 
 
 def is_selected_metric(name: str, documents: Sequence[RunDocument]) -> bool:
-    """Return True if a user selected the metric: it is no default, or `--metrics` names it with others."""
+    """Return True if a user selected the metric: it is not a default, or `--metrics` names it with others."""
     default = Config().metrics
     lists = [str(document["config"].get("metrics", default)) for document in documents]
     if name not in default.split(","):

@@ -173,6 +173,7 @@ MESSAGE_DELAY = 3.0
 
 
 def packages() -> list[str]:
+    """Return the packages that this backend needs and that are installed."""
     return ["numba"] if _has_numba() else []
 
 
@@ -221,6 +222,7 @@ def unsupported_reason(plan: FitPlan) -> str:
 
 
 def unsupported_pass_reason(model: SplitModel, params: Mapping[str, Tensor]) -> str:
+    """Return why a pass with these parameters is not supported, or an empty text."""
     names = model.parameters
     if not params.keys() >= names.keys():
         return "parameters of the model are missing"
@@ -228,6 +230,7 @@ def unsupported_pass_reason(model: SplitModel, params: Mapping[str, Tensor]) -> 
 
 
 def unsupported_types(tensors: Sequence[Tensor]) -> str:
+    """Return why the devices or types of these tensors are not supported, or an empty text."""
     if any(t.device.type != "cpu" for t in tensors):
         return "it is on a GPU"
     is_supported = {t.dtype for t in tensors} in ({torch.float32}, {torch.float64})
@@ -337,6 +340,7 @@ def proximal_steps(
 
 
 def predictor(model: SplitModel, params: Mapping[str, Tensor], prbm: Tensor | None) -> Predictor:
+    """Return a predictor with these parameters."""
     return Predictor(model, params, prbm)
 
 

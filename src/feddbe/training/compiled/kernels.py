@@ -43,6 +43,7 @@ from feddbe.training.compiled.tiles import (
 
 @kernel_helper
 def conv_forward(arrays: Arrays, step: Record, size: int) -> None:
+    """Compute the outputs of a convolution."""
     numbers, table, block = arrays.numbers, arrays.table, arrays.block
     n, window, rows, run, windows = step.outputs, step.window, step.rows, step.run, size * step.windows
     source, row, transposed = step.input, step.row, step.transposed
@@ -141,6 +142,7 @@ def conv_input_grad(arrays: Arrays, step: Record, size: int) -> None:
 
 @kernel_helper
 def conv_weight_grad(arrays: Arrays, step: Record, size: int) -> None:
+    """Compute the gradient of a convolution's weights."""
     numbers, table, values, row_offsets = arrays.numbers, arrays.table, arrays.values, arrays.row_offsets
     n, window, rows, run, windows = step.outputs, step.window, step.rows, step.padded_run, step.windows
     shift, zero = step.output_grad - step.output, numbers.dtype.type(0)
@@ -197,6 +199,7 @@ def conv_transpose_weights(numbers: Array, step: Record) -> None:
 
 @kernel_helper
 def linear_forward(numbers: Array, step: Record, rows: int) -> None:
+    """Compute the outputs of a linear layer."""
     k, n, zero = step.inputs, step.outputs, numbers.dtype.type(0)
     for j in range(0, n, DOT_COLUMNS):
         for i in range(0, rows, ROWS):
@@ -307,6 +310,7 @@ def pool_forward(arrays: Arrays, step: Record, size: int) -> None:
 
 @kernel_helper
 def pool_backward(arrays: Arrays, step: Record, size: int) -> None:
+    """Compute the input gradient of a max pooling layer."""
     numbers, table = arrays.numbers, arrays.table
     n, window, shift = step.outputs, step.window, step.output_grad - step.output
     numbers[step.input_grad : step.input_grad + size * step.size] = 0

@@ -41,6 +41,7 @@ CACHE_LINE_BYTES = 64
 
 
 def round_up(n: int, multiple: int = WIDTH) -> int:
+    """Return the smallest multiple that is at least n."""
     return -(-n // multiple) * multiple
 
 
