@@ -417,10 +417,11 @@ def _describe_names(classes: Sequence[type[Method | AddOn]]) -> dict[str, str]:
 
 def _describe_evaluated(method: type[Method]) -> str:
     """Return the model with which a client predicts: the docstring of its hook, and its fine-tuning."""
-    lines = (method.inference_params.__doc__ or "").strip().splitlines()
-    model = "built by its inference_params"
-    if lines:
-        model = lines[0].removeprefix("Return ").removesuffix(".")
+    first_line = (method.inference_params.__doc__ or "").strip().partition("\n")[0].removesuffix(".")
+    verb, _, result = first_line.partition(" ")
+    model = result if verb == "Return" else first_line
+    if not model:
+        model = "built by its inference_params"
     finetuning = {"each": "; fine-tuned before each evaluation", "last": "; fine-tuned after the last round"}
     return model + finetuning.get(method.adapts, "")
 

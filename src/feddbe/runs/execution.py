@@ -10,11 +10,10 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from feddbe import methods, metrics
+from feddbe import metrics
 from feddbe.callbacks.base import Callback
 from feddbe.config.options import Config, RawOptions, RunRequest
 from feddbe.config.user_code import NO_PERMISSION, Permission
@@ -22,16 +21,21 @@ from feddbe.data.dataset import Dataset
 from feddbe.data.federated import label_counts
 from feddbe.errors import DivergenceError, InvalidInputError
 from feddbe.models.registry import ModelSource
-from feddbe.paths import expand_path
+from feddbe.paths import RUNS_DIR, expand_path
 from feddbe.results.document import RunDocument, truncate_run
 from feddbe.runs import folders, summary
 from feddbe.runs.experiment import Experiment, resolve_all
-from feddbe.runs.replay import describe_changes, require_permissions
+from feddbe.runs.replay import (
+    describe_changed_inputs,
+    describe_changes,
+    describe_versions,
+    package_versions,
+    require_permissions,
+)
 from feddbe.runs.store import RunStore, exclusive, make_folder
 from feddbe.simulation import engines, loop
 from feddbe.simulation.engines import base
 from feddbe.state import State, describe_layout
-from feddbe.training import backends
 
 
 def run_requests(
@@ -143,7 +147,11 @@ def choose_output_dirs(
         hashes = [experiment.config_hash for experiment in experiments]
         subfolders = ["."] if single else slugs
         hash_by_subfolder = dict(zip(subfolders, hashes, strict=True))
-        root = folders.find_newest(hash_by_subfolder, on_message=callback.on_message)
+        try:
+            root = folders.find_newest(hash_by_subfolder, on_message=callback.on_message)
+        except InvalidInputError as error:
+            notes = describe_changed_inputs(experiments, folders.list_runs(RUNS_DIR))
+            raise InvalidInputError("; ".join([str(error), *notes])) from None
     else:
         root = folders.create_numbered(f"{data}-{slugs[0]}" if single else f"compare-{data}")
     output_dirs = [root] if single else [root / slug for slug in slugs]
@@ -213,7 +221,10 @@ def _require_same_run(experiment: Experiment, store: RunStore, *, resume: bool) 
 def _record_resume(experiment: Experiment, store: RunStore, callback: Callback) -> None:
     """Report and store how this process differs from the one that began the run."""
     recorded_notes = store.meta("remarks") or []
-    notes = [*_describe_versions(experiment, store), *_describe_trainer(experiment, store)]
+    notes = [*_describe_trainer(experiment, store)]
+    versions = describe_versions(store, experiment)
+    if versions:
+        notes.insert(0, f"resumed with other versions: {versions}")
     for note in notes:
         callback.on_message(note)
     divergence = summary.read_divergence(store)
@@ -260,34 +271,12 @@ def describe_run(experiment: Experiment, server_state: State) -> dict[str, Any]:
         "keeps_best": experiment.options.keep_best,
         "begun": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "sources": {kind: source._asdict() for kind, source in experiment.sources.items()},
-        "versions": _versions(experiment),
+        "inputs": experiment.inputs,
+        "versions": package_versions(experiment),
         "machine": platform.platform(),
         "git_commit": _git_commit(),
         "seeds": {"run": task.seed, "partition": experiment.options.partition_seed},
     }
-
-
-def _versions(experiment: Experiment) -> dict[str, str]:
-    """Return the versions of all packages on which results depend, including the method's package."""
-    packages = ("feddbe", "torch", "numpy", "scikit-learn", "safetensors", *backends.packages())
-    versions = {name: version(name) for name in packages}
-    versions["python"] = platform.python_version()
-    return versions | methods.package_versions(experiment.method)
-
-
-def _describe_versions(experiment: Experiment, store: RunStore) -> Iterator[str]:
-    """Yield a note if versions changed, since the run's bits may then differ."""
-    before = store.meta("versions")
-    if not before:
-        return
-    after = _versions(experiment)
-    changes = [
-        f"{name} {before.get(name, 'none')} before, {after.get(name, 'none')} now"
-        for name in sorted({*before, *after})
-        if before.get(name) != after.get(name)
-    ]
-    if changes:
-        yield f"resumed with other versions: {', '.join(changes)}"
 
 
 def _git_commit() -> str | None:

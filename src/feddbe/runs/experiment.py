@@ -46,6 +46,8 @@ class Experiment:
     """Notes for readers of the results."""
     settings: dict[str, Setting]
     """Every value and where it came from: of options, and of names' own options, as in `mr kappa`."""
+    inputs: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Hashes of the contents on which results depend: of `data`, `partition`, and code outside feddbe."""
     sources: dict[str, StoredSource] = dataclasses.field(default_factory=dict)
     """Content of the user's files that define `model` and `method`."""
     in_memory: str = ""
@@ -217,9 +219,22 @@ def _resolve_one(parsed: MethodName, common: _Common) -> Experiment:
         majority_accuracy=common.majority_accuracy,
         notes=notes,
         settings=_settings(parsed, common, config, defaults),
+        inputs=_hash_inputs(common.content, methods.method_identity(method)),
         sources={kind: source for kind, source in sources.items() if source},
         in_memory=" and ".join(filter(None, objects)),
     )
+
+
+def _hash_inputs(content: Mapping[str, Any], method: Mapping[str, Any]) -> dict[str, str]:
+    """Return the hash of each input of a run; built-in models and methods have none."""
+    partition = json.dumps([content["split"], content["sizes"]], sort_keys=True)
+    inputs = {"data": content["data"], "partition": hashlib.sha256(partition.encode()).hexdigest()}
+    if "theta0" in content:
+        model = f"{content['module']} {content['theta0']} {content.get('file', '')}"
+        inputs["model"] = hashlib.sha256(model.encode()).hexdigest()
+    if "method_source" in method:
+        inputs["method"] = method["method_source"]
+    return inputs
 
 
 def _settings(

@@ -7,8 +7,12 @@ change. Code of users is executed only with their permission.
 from __future__ import annotations
 
 import dataclasses
+import json
+import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,7 @@ from feddbe.simulation.client import ClientResult, ClientTask, MissingClient, bu
 from feddbe.simulation.engines.base import Broadcasts, ClientStates, Engine
 from feddbe.simulation.loop import build_broadcast, deterministic_section, initial_server_state
 from feddbe.state import State, check_stored_layout, decode, describe_layout
+from feddbe.training import backends
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import ClientTrainer
 
@@ -45,7 +50,8 @@ MOMENTS = ("before", "adapted", "after")
 def describe_changes(store: RunStore, experiment: Experiment) -> str:
     """Return the differences between a stored run and an experiment as text.
 
-    Hyper-parameters are compared only for parts that both have.
+    Contents are compared only if all settings are equal, because the partition and the model follow from
+    them. Hyper-parameters are compared only for parts that both have.
     """
     before = identifying_settings(store.meta("config"))
     after = identifying_settings(experiment.config)
@@ -54,23 +60,96 @@ def describe_changes(store: RunStore, experiment: Experiment) -> str:
         for key, value in after.items()
         if before.get(key) != value and (key in before or key in experiment.config)
     ]
-    if changes:
-        return "; ".join(changes)
-    return _describe_edited_file(store, experiment) or "its data, its model or its method differ"
+    changes = changes or _describe_changed_content(store, experiment)
+    return "; ".join(changes) or "its data, its model or its method differ"
 
 
-def _describe_edited_file(store: RunStore, experiment: Experiment) -> str:
-    """Name the first of the user's files that differs from the one the run began with."""
-    for kind, source in experiment.sources.items():
-        before = StoredSource.from_json(store.meta("sources"), kind)
-        if before is None:
-            continue
-        if before.sha256 != source.sha256:
-            return f"the {kind}'s file was edited"
-        for name in sorted({*source.modules, *before.modules}):
-            if before.modules.get(name) != source.modules.get(name):
-                return f"{truncate(name)}, which the {kind}'s file imports, was edited"
+def _describe_changed_content(store: RunStore, experiment: Experiment) -> list[str]:
+    """Return a text for each input whose content differs from that of the run."""
+    stored = store.meta("inputs") or {}
+    changes = []
+    kinds = sorted(
+        kind for kind in {*stored, *experiment.inputs} if stored.get(kind) != experiment.inputs.get(kind)
+    )
+    if "data" in kinds and "partition" in kinds:
+        kinds.remove("partition")  # it follows from the data
+    for kind in kinds:
+        before, after = stored.get(kind), experiment.inputs.get(kind)
+        hashes = f"sha256 {truncate(str(before))[:12]} in the run, {str(after)[:12]} now"
+        subject = _describe_edited_file(kind, store, experiment)
+        if not subject:
+            subject = f"the content of {kind} '{truncate(str(experiment.config[kind]))}' changed"
+        changes.append(f"{subject} ({hashes})")
+    return changes
+
+
+def _describe_edited_file(kind: str, store: RunStore, experiment: Experiment) -> str:
+    """Return the user's file of this kind that differs from the one the run began with, or an empty text."""
+    before, after = StoredSource.from_json(store.meta("sources"), kind), experiment.sources.get(kind)
+    if before is None or after is None:
+        return ""
+    if before.sha256 != after.sha256:
+        return f"the {kind}'s file was edited"
+    for name in sorted({*after.modules, *before.modules}):
+        if before.modules.get(name) != after.modules.get(name):
+            return f"{truncate(name)}, which the {kind}'s file imports, was edited"
     return ""
+
+
+def package_versions(experiment: Experiment) -> dict[str, str]:
+    """Return the versions of all packages on which results depend, including the method's package."""
+    packages = ["feddbe", "torch", "numpy", "scikit-learn", "safetensors", *backends.packages()]
+    kind = experiment.task.dataset.preprocessing_spec.kind
+    packages += {"table": ["pandas"], "texts": ["pandas"], "images": ["pillow"]}.get(kind, [])
+    versions = {name: version(name) for name in packages}
+    versions["python"] = platform.python_version()
+    return versions | methods.package_versions(experiment.method)
+
+
+def describe_versions(store: RunStore, experiment: Experiment) -> str:
+    """Return the packages whose versions differ from those of the run, or an empty text."""
+    before, after = store.meta("versions") or {}, package_versions(experiment)
+    changes = [
+        f"{name} {before.get(name, 'none')} before, {after.get(name, 'none')} now"
+        for name in sorted({*before, *after} if before else ())
+        if before.get(name) != after.get(name)
+    ]
+    return ", ".join(changes)
+
+
+def describe_changed_inputs(experiments: Sequence[Experiment], folders: Iterable[Path]) -> list[str]:
+    """Return notes on stored runs with the settings of an experiment, but other content or versions.
+
+    Args:
+        experiments: The requested experiments.
+        folders: Folders of stored runs; those that cannot be read are skipped.
+    """
+    experiment_by_settings = {_settings_key(experiment.config): experiment for experiment in experiments}
+    folders_by_note: dict[str, list[Path]] = {}
+    for folder in folders:
+        try:
+            store = RunStore.open(folder)
+        except StoreError:
+            continue
+        with closing(store):
+            experiment = experiment_by_settings.get(_settings_key(store.meta("config") or {}))
+            if experiment is None:
+                continue
+            if store.meta("config_hash") == experiment.config_hash:
+                verb, changes = "reused with other versions", describe_versions(store, experiment)
+            else:
+                verb, changes = "not reused", "; ".join(_describe_changed_content(store, experiment))
+        if changes:
+            folders_by_note.setdefault(f"{verb}: {changes}", []).append(folder)
+    notes = []
+    for note, runs in folders_by_note.items():
+        others = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+        notes.append(f"'{runs[0]}'{others}: {note}")
+    return notes
+
+
+def _settings_key(config: Mapping[str, Any]) -> str:
+    return json.dumps(identifying_settings(config), sort_keys=True, default=str)
 
 
 def load_experiment(

@@ -36,6 +36,7 @@ from feddbe.results.document import RunDocument, has_completed, last_round, stat
 from feddbe.runs import folders
 from feddbe.runs.execution import resolve_request, run_or_resume
 from feddbe.runs.experiment import Experiment
+from feddbe.runs.replay import describe_changed_inputs
 from feddbe.runs.store import RUN_FILE, RunStore
 from feddbe.runs.summary import load_document
 from feddbe.runs.timing import BATCHES, TEST_SAMPLES, estimate_cost, time_clients
@@ -154,6 +155,9 @@ def plan_runs(
             experiments = [error] * len(group)
         for index, experiment in zip(group, experiments, strict=True):
             plans[index] = _plan_run(specs[index], experiment, folder, folder_by_hash)
+    resolved = [planned.experiment for planned in plans.values() if planned.experiment]
+    for note in describe_changed_inputs(resolved, folder_by_hash.values()):
+        on_message(note)
     return [plans[index] for index in range(len(specs))]
 
 

@@ -367,6 +367,7 @@ def build_table_dataset(table: Table, query: DataQuery, name: str) -> Dataset:
         raise InvalidInputError(f"{table.origin} has no column next to {both}")
     features = _classify_columns({column: table.read(column) for column in inputs}, query, table)
     targets = {column: table.read(column) for column in filter(None, [label, client])}
+    doubtful_columns = _describe_doubtful_columns(features)  # before rows are dropped
     mask = _select_rows(targets, features, query, table)
     if mask is not None:
         features = [feature.keep(mask) for feature in features]
@@ -375,7 +376,7 @@ def build_table_dataset(table: Table, query: DataQuery, name: str) -> Dataset:
     y = _encode_labels(targets[label], titles[label], table.class_names.get(label, ()))
     clients = _encode_clients(targets[client], titles[client]) if client else None
     x, preprocessing, note = _join_features(features, query, table)
-    notes = [note, _describe_doubtful_columns(features)]
+    notes = [note, doubtful_columns]
     if mask is not None and not mask.all():
         notes.append(f"{int((~mask).sum()):,} of {len(mask):,} rows were left out: values are missing")
     return build_dataset(
