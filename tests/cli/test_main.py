@@ -243,12 +243,13 @@ TRAINING_OPTIONS = [
 ]  # fmt: skip
 ENGINE_OPTIONS = ["--engine", "--device", "--trainer", "--min-replies", "--worker-timeout"]
 RUN_OPTIONS = [
-    "--data", *DATA_OPTIONS, "--model", "--cut", *TRAINING_OPTIONS, "--new-clients", "--adapt-epochs",
-    "--adaptation", *ENGINE_OPTIONS, "--keep-best", "--out", "--resume", "--json", "--quiet", "--seeds",
-    "--code", "--trust", "--dry-run",
+    "--data", *DATA_OPTIONS[:4], "--min-samples", *DATA_OPTIONS[4:], "--model", "--cut", *TRAINING_OPTIONS,
+    "--new-clients", "--adapt-epochs", "--adaptation", *ENGINE_OPTIONS, "--keep-best", "--out", "--resume",
+    "--json", "--quiet", "--seeds", "--partition-seeds", "--name", "--code", "--trust",
+    "--callback", "--dry-run",
 ]  # fmt: skip
 TUNE_OPTIONS = [
-    "--data", *(option for option in DATA_OPTIONS if option != "--split"), "--model", "--cut",
+    "--data", *DATA_OPTIONS[:4], "--min-samples", "--shift", "--model", "--cut",
     *TRAINING_OPTIONS, "--adapt-epochs", *ENGINE_OPTIONS, "--out", "--json", "--quiet", "--trials", "--space",
 ]  # fmt: skip
 STORED_RUN_OPTIONS = ["--code", "--trust", "--json"]
@@ -256,7 +257,7 @@ COMMANDS = {
     "run": RUN_OPTIONS,
     "compare": RUN_OPTIONS,
     "runs": ["--json"],
-    "show": ["--moment", "--clients", "--format", "--plot", "--json"],
+    "show": ["--moment", "--clients", "--format", "--plot", "--callback", "--json"],
     "verify": ["--json"],
     "analyze": [
         "--analyses", "--round", "--moment", "--layers", "--samples", "--quick", "--per-client",
