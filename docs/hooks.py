@@ -192,12 +192,12 @@ def render_methods() -> str:
 
 
 def _render_method(method: Any, default_of: Callable[[dict[str, Any]], str]) -> str:
-    properties, facts = [method["family"]], method["facts"]
+    properties, exchange = [method["family"]], method["exchange"]
     if method["addons"]:
         properties.append(f"supports {', '.join(f'`+{name}`' for name in method['addons'])}")
-    if facts:
-        properties.append(f"download {facts['down']}, upload {facts['up']}, kept {facts['keeps']}")
-        properties.append(f"evaluated: {facts['evaluated']}")
+    if exchange:
+        parts = ((key, exchange.get(key)) for key in ("receives", "sends", "keeps", "secret", "evaluated"))
+        properties += [f"{key}: {text}" for key, text in parts if text]
     rows = [
         [f"`{p['name']}`", p["meaning"], p["allowed"], default_of(p), p["search"]]
         for p in method["parameters"]
