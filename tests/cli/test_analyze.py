@@ -249,7 +249,7 @@ def test_per_client_analyzes_each_client_separately(shell_with_runs: Shell) -> N
 INVALID_INPUTS = {
     "pair --analyses mld": ["unknown analysis 'mld'; did you mean 'mdl'? allowed: "],
     "pair --analyses ,": [
-        "no analysis is selected; allowed: discrepancy, discrepancy-shared, mdl, probe, tsne"
+        "no analysis is selected; allowed: confusion, discrepancy, discrepancy-shared, mdl, probe, tsne"
     ],
     "pair --layers cov1": ["unknown layer 'cov1'; allowed: fc1, fc1.0, fc1.1, fc1.2, logits, z, z_g"],
     "pair --round first": ["unknown round 'first'; allowed: best, last"],

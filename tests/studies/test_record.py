@@ -172,7 +172,7 @@ def test_missing_and_changed_runs_are_named(shell: Shell) -> None:
         assert [run["method"] for run in feddbe.load("pool")] == ["ditto", "ditto"]
     for run in read_record(Path("pool/comparison-1")).runs:
         shutil.rmtree(Path("pool/comparison-1") / run.folder, ignore_errors=True)
-    with pytest.raises(StoreError, match="no run of the study can be output"):
+    with pytest.raises(StoreError, match="no run of the study can be shown"):
         feddbe.load("pool")
 
 

@@ -23,7 +23,7 @@ from feddbe.results.document import (
     selection_accuracy,
 )
 from feddbe.runs.analysis import META
-from feddbe.runs.store import RunStore
+from feddbe.runs.store import RunStore, corrupt_run_error
 from feddbe.state import Receipt, decode
 
 
@@ -40,6 +40,8 @@ def build_document(store: RunStore, *, hashes: bool = True) -> RunDocument:
     evaluated = [result for result in results if result["accuracy"]]
     last = evaluated[-1] if evaluated else None
     settings: Mapping[str, Any] = store.meta("config")
+    if not isinstance(settings, dict) or not isinstance(settings.get("method"), str):
+        raise corrupt_run_error(store.folder, "its metadata: config")
     server_hash, client_hashes = store.hashes() if hashes else ("", {})
     trained = [result for result in results if result["round"] > 0]
     participations = max(1, _count_participations(store))
