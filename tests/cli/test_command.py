@@ -38,9 +38,11 @@ def test_help_lists_known_names_choices_and_defaults(shell: Shell) -> None:
         "number of clients N [default: 20]",
         "[default: 100, digits 40]",
         "seed of the partition; 1 is the published split [default: 1]",
-        "[default: cnn 0.005, cnn_small 0.1, fasttext 0.5, har_cnn 0.1, mlp 0.1, resnet18 0.1]",
-        "--variant [default|paper|official]",
+        "[default: cnn 0.1, cnn_small 0.1, fasttext 0.5, har_cnn 0.1, mlp 0.1, resnet18 0.1]",
+        "--variant [default|paper|official|early-2023]",
         "--short-batch [keep|refuse]",
+        "--batch-order [shuffled|fixed]",
+        "--last-test-batch [keep|drop]",
         "take part in a round [default: 1.0]",
         "--keep-best / --no-keep-best",
     ):

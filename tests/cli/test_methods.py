@@ -21,8 +21,8 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("model", PER_MODEL)
 def test_default_of_each_model_is_printed(model: str) -> None:
-    layers = DefaultLayers("default", "", model).part_settings()
     for name, parameter in PARAMETERS.items():
+        layers = DefaultLayers("default", "", model, parameter["part"]).part_settings()
         part_defaults = layers.get(parameter["part"], {})
         expected = format_value(part_defaults.get(parameter["name"], parameter["default"]))
         text = format_default(parameter)
@@ -48,5 +48,5 @@ def test_all_parameters_are_printed(columns: int, shell: Shell, monkeypatch: pyt
         assert name in text
         for parameter in description["parameters"]:
             assert f"{parameter['name']} {parameter['meaning']} {parameter['allowed']}; default" in text
-    assert "default 50 for cnn; 1 for cnn_small, har_cnn, mlp, resnet18, own" in text
+    assert "default 1 for cnn, cnn_small, har_cnn, mlp, resnet18, own; 0.1 for fasttext" in text
     assert [parameter["name"] for parameter in descriptions["mr"]["parameters"]][:2] == ["kappa", "mu"]

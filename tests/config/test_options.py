@@ -43,7 +43,7 @@ def test_options_have_these_defaults() -> None:
         "variant": "default",
         "metrics": "accuracy,auc,loss", "eval": "all", "eval_after": True,
         "validation": 0.0, "new_clients": 0, "adapt_epochs": 10, "adaptation": "full",
-        "bn_buffers": "local", "short_batch": None,
+        "bn_buffers": "local", "short_batch": None, "batch_order": None, "last_test_batch": None,
         "engine": "auto", "device": "cpu", "trainer": "auto",
         "min_replies": None, "worker_timeout": None, "keep_best": True, "out": None,
         "resume": False, "force": False, "json": False, "quiet": False,
@@ -90,7 +90,8 @@ def test_identifying_settings_leave_out_how_a_run_is_executed() -> None:
         ("resume", "yes", "resume = 'yes'; allowed: true, false"),
         (
             "variant", "offical",
-            "unknown variant 'offical'; did you mean 'official'? allowed: default, official, paper",
+            "unknown variant 'offical'; did you mean 'official'? "
+            "allowed: default, early-2023, official, paper",
         ),
         ("bn_buffers", "shared", "unknown bn_buffers 'shared'; allowed: average, local"),
         ("short_batch", "keeps", "unknown short_batch 'keeps'; did you mean 'keep'? allowed: keep, refuse"),

@@ -54,8 +54,12 @@ VARIED: dict[str, tuple[str, dict[str, Any]]] = {
         "fedavg+dbe", {"momentum": 0.5, "weight_decay": 0.01, "clip_norm": 1.0, "lr_decay": "step:1:0.5"},
     ),
     "Adam": ("fedavg+dbe", {"optimizer": "adam", "lr": 0.01}),
+    "fixed order of batches": ("fedavg+dbe", {"batch_order": "fixed", "local_epochs": 2}),
+    "whole test batches": ("fedavg+dbe", {"last_test_batch": "drop", "batch_size": 4}),
 }  # fmt: skip
 """Options and hyperparameters that have their own random streams or arithmetic."""
+HYPERPARAMETERS = {"pfedme": "pfedme(lr_p=0.01,eta=0.005)"}
+"""Methods whose defaults depend on the model."""
 
 
 @contextmanager
@@ -205,7 +209,7 @@ def compute(name: str) -> Any:
         value = train(method, **options)
     else:
         method, _, model = name.rpartition(" with ")
-        value = train(method, model)
+        value = train(HYPERPARAMETERS.get(method, method), model)
     return json.loads(json.dumps(value))
 
 

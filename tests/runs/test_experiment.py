@@ -91,10 +91,10 @@ def test_defaults_for_images_of_28x28(tmp_path: Path) -> None:
     experiment = resolve("fedavg+dbe", Config(data=images(tmp_path)))
     options = experiment.options
     assert (options.lr, options.rounds, options.clients, options.partition) == (
-        0.005, 100, 20, "dirichlet:0.1"
+        0.1, 100, 20, "dirichlet:0.1"
     )  # fmt: skip
     assert (options.model, options.cut) == ("cnn", "fc1")
-    assert (mr(experiment).kappa, mr(experiment).mu) == (50, 1)
+    assert (mr(experiment).kappa, mr(experiment).mu) == (1, 1)
     assert experiment.task.model.feature_shape == (512,)
 
 
@@ -118,6 +118,48 @@ def test_variants() -> None:
     ]  # fmt: skip
     kept = {name: tiny(variant=name).options.short_batch for name in variants}
     assert kept == {"default": "keep", "paper": "keep", "official": "refuse"}
+
+
+@pytest.mark.parametrize("variant", ["paper", "official", "early-2023"])
+def test_published_variants_have_the_published_rates(variant: str, tmp_path: Path) -> None:
+    data = images(tmp_path)
+
+    def rates(method: str) -> tuple[float | None, dict[str, Any]]:
+        config = Config(data=data, variant=variant, short_batch="keep", last_test_batch="keep")
+        experiment = resolve(method, config)
+        assert experiment.settings["lr"].origin == "published for cnn"
+        return experiment.options.lr, experiment.config["method_options"]
+
+    lr, parts = rates("fedavg+dbe")
+    assert (lr, parts["mr"]["kappa"], parts["mr"]["mu"]) == (0.005, 50, 1)
+    assert rates("scaffold")[0] == 0.005
+    lr, parts = rates("perfedavg")
+    assert (lr, parts["perfedavg"]["alpha"]) == (0.005, 0.005)
+
+
+def test_default_variant_has_rates_of_methods(tmp_path: Path) -> None:
+    data = images(tmp_path)
+    assert resolve("scaffold", Config(data=data)).options.lr == 0.02
+    assert resolve("scaffold", Config(data=data, lr=0.5)).options.lr == 0.5
+    experiment = resolve("perfedavg", Config(data=data))
+    assert experiment.options.lr == 0.05
+    assert experiment.config["method_options"]["perfedavg"]["alpha"] == 0.02
+
+
+def test_setting_of_early_2023() -> None:
+    """Batches are not shuffled, and the incomplete last batch of test data is not evaluated."""
+    early, official = (tiny(variant=name, batch_size=3) for name in ("early-2023", "official"))
+    assert (early.options.batch_order, early.options.last_test_batch) == ("fixed", "drop")
+    assert (official.options.batch_order, official.options.last_test_batch) == ("shuffled", "keep")
+    assert not early.task.training.is_shuffled
+    sizes = official.task.split.test.sizes
+    assert (sizes % 3).any()
+    assert early.task.split.test.sizes.tolist() == (sizes // 3 * 3).tolist()
+    for kept, original in zip(early.task.split.test, official.task.split.test, strict=True):
+        assert kept.tolist() == original[: len(kept)].tolist()
+    assert early.config_hash != official.config_hash
+    with pytest.raises(InvalidInputError, match="last_test_batch = drop; no client has 50 test samples"):
+        tiny(last_test_batch="drop", batch_size=50)
 
 
 def test_explicit_options_override_the_variant() -> None:

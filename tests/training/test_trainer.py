@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from feddbe import seeds
+from feddbe.data.builtin import digits
 from feddbe.data.dataset import Dataset
 from feddbe.data.split import Split
 from feddbe.errors import DivergenceError
 from feddbe.models.split_model import SplitModel
 from feddbe.state import State, sha256
-from feddbe.training.plan import Samples
+from feddbe.training.plan import Batches, Samples
 from feddbe.training.task import Task, Training
 from feddbe.training.terms import Batch, Term, TermContext
 from feddbe.training.trainer import ClientTrainer, ExtraParameter
@@ -607,3 +608,15 @@ def test_label_counts_of_the_training_data() -> None:
     counts = ClientTrainer(t, 1, 1).label_counts()
     assert counts.tolist() == [int((t.dataset.y[t.split.train[1]] == c).sum()) for c in range(3)]
     assert int(counts.sum()) == 7
+
+
+def test_fixed_order_of_batches_is_the_order_of_the_partition() -> None:
+    dataset = digits.load()
+    indices = np.array([5, 3, 8, 1, 9, 2, 7])
+    batches = Batches(dataset, indices, 3, 2, 0, 1, 0, is_shuffled=False)
+    for inputs, labels, size in batches.iterate():
+        assert size == 3
+        assert torch.equal(inputs, dataset.x[indices[:6]])
+        assert torch.equal(labels, dataset.y[indices[:6]])
+    shuffled = Batches(dataset, indices, 3, 2, 0, 1, 0)
+    assert any(not torch.equal(inputs, dataset.x[indices[:6]]) for inputs, _, _ in shuffled.iterate())

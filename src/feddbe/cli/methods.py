@@ -114,8 +114,9 @@ def _parts(description: MethodInfo, descriptions: Sequence[MethodInfo]) -> list[
 def format_default(parameter: dict[str, Any]) -> str:
     """Return the default, or the default of each model if they differ."""
     models_by_value = dict[str, list[str]]()
-    for model, layer in defaults.PER_MODEL.items():
-        value = layer.get(parameter["part"], {}).get(parameter["name"], parameter["default"])
+    for model in defaults.PER_MODEL:
+        layers = defaults.DefaultLayers("default", "", model, parameter["part"]).part_settings()
+        value = layers.get(parameter["part"], {}).get(parameter["name"], parameter["default"])
         models_by_value.setdefault(format_value(value), []).append(model)
     if len(models_by_value) == 1:
         return next(iter(models_by_value))

@@ -23,7 +23,7 @@ from feddbe.cli.command import (
     print_renderable,
     sigterm_as_interrupt,
 )
-from feddbe.config.defaults import PER_MODEL
+from feddbe.config.defaults import PUBLISHED
 from feddbe.config.options import NOT_TUNED, Config, parse_options
 from feddbe.config.parameters import format_value
 from feddbe.errors import InvalidInputError
@@ -119,7 +119,7 @@ def _paper_values(result: TuneResult) -> str:
         return ""
     texts = []
     for model in ("cnn", "resnet18", "fasttext"):
-        mr = {"mu": 1.0, **PER_MODEL[model]["mr"]}
+        mr = {"mu": 1.0, **PUBLISHED[model]["mr"]}
         texts.append(f"{format_value(mr['kappa'])}, {format_value(mr['mu'])} for {model}")
     return f" The paper's kappa, mu: {'; '.join(texts)}."
 

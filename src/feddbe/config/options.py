@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict
 
+from feddbe.config.defaults import VARIANTS
 from feddbe.config.parameters import Parameters, parameter, parse_number_or_text
 from feddbe.errors import InvalidInputError, one_line, unknown_name
 
@@ -98,7 +99,11 @@ class Config(Parameters):
         "share rho of clients that take part in a round", above=0, high=1)
     seed: int = option("Training", "seed", 0, "seed of everything except the partition", low=0)
     variant: str = option("Training", "yes", "default",
-        "values to use where paper and published code differ", choices=("default", "paper", "official"))
+        "source of values that are not given: default is tuned, the others are published values of the "
+        "paper's text, the authors' code, or their runs of early 2023", choices=tuple(VARIANTS))
+    batch_order: str | None = option("Training", "yes", None,
+        "order of training samples: shuffled every epoch, or fixed as in the partition",
+        choices=("shuffled", "fixed"))
     short_batch: str | None = option("Training", "yes", None,
         "treatment of a client with less than one batch", choices=("keep", "refuse"))
     bn_buffers: str = option("Training", "yes", "local",
@@ -108,6 +113,8 @@ class Config(Parameters):
         "metrics that clients compute; accuracy is always included", metavar="NAMES", has_commas=True)
     eval: str = option("Evaluation", "yes", "all",
         "clients evaluated each round: all, cohort or sample:M", metavar="CLIENTS")
+    last_test_batch: str | None = option("Evaluation", "yes", None,
+        "incomplete last batch of each client's test data", choices=("keep", "drop"))
     eval_after: bool = option("Evaluation", "yes", True, "evaluate after local training too")
     validation: float = option("Evaluation", "yes", 0.0,
         "share of the training data held out to choose the best round", low=0, high=0.9)
@@ -179,9 +186,11 @@ class RunOptions(_CommonOptions, total=False):
     participation: float
     seed: int
     variant: str
+    batch_order: str | None
     short_batch: str | None
     bn_buffers: str
     eval: str
+    last_test_batch: str | None
     eval_after: bool
     validation: float
     new_clients: int
@@ -213,9 +222,11 @@ class CompareOptions(_CommonOptions, total=False):
     participation: float | Sequence[float]
     seed: int
     variant: str | Sequence[str]
+    batch_order: str | Sequence[str] | None
     short_batch: str | Sequence[str] | None
     bn_buffers: str | Sequence[str]
     eval: str | Sequence[str]
+    last_test_batch: str | Sequence[str] | None
     eval_after: bool | Sequence[bool]
     validation: float | Sequence[float]
     new_clients: int | Sequence[int]

@@ -97,11 +97,17 @@ def _leave_out_small_clients(dataset: Dataset, config: Config) -> Dataset:
 
 
 def _apply_options(dataset: Dataset, split: Split, config: Config) -> FederatedData:
-    """Apply the options that need the split: validation, standardization and feature shift.
+    """Apply the options that need the split: test batches, validation, standardization and feature shift.
 
     The columns of a table are standardized by the training samples of the clients that train. Test samples,
     validation samples and new clients are unknown when a model is trained.
     """
+    defaults = DefaultLayers(config.variant, dataset.name)
+    config = dataclasses.replace(
+        config, last_test_batch=config.last_test_batch or defaults["last_test_batch"]
+    )
+    if config.last_test_batch == "drop":
+        split = split.with_whole_test_batches(config.batch_size)
     if config.validation:
         split = split.with_validation(config.validation)
     if config.partition != "natural" and dataset.client_names:  # names of the natural clients

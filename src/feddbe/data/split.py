@@ -53,6 +53,23 @@ class Split:
         train, validation = self.train.split_at(sizes - validation_sizes)
         return replace(self, train=train, validation=validation)
 
+    def with_whole_test_batches(self, size: int) -> Split:
+        """Return a split without the last test samples of each client that do not fill a batch.
+
+        Args:
+            size: Samples of a batch.
+
+        Raises:
+            InvalidInputError: No client has a whole batch of test samples.
+        """
+        sizes = self.test.sizes
+        test, _ = self.test.split_at(sizes // size * size)
+        if not len(test.flat):
+            raise InvalidInputError(
+                f"last_test_batch = drop; no client has {size} test samples, which are one batch: use keep"
+            )
+        return replace(self, test=test)
+
     def index_sha256(self) -> dict[str, str | None]:
         """Return hashes of the indices (little-endian int64, in client order), as they are published."""
         return {

@@ -146,6 +146,7 @@ def _resolve_common(
         lr=defaults["lr"] if options.lr is None else options.lr,
         lr_decay=_decay_with_length(options.lr_decay, rounds),
         rounds=rounds,
+        batch_order=options.batch_order or defaults["batch_order"],
         short_batch=options.short_batch or defaults["short_batch"],
         model=options.model if isinstance(source, ModelFromFile) else model_text,
         cut=built.cut,
@@ -285,6 +286,7 @@ def _training(options: Config) -> Training:
         options.device,
         Optimizer(options.optimizer, options.momentum, options.weight_decay, options.clip_norm),
         LearningRateDecay.parse(options.lr_decay, 0) if options.lr_decay else None,
+        is_shuffled=options.batch_order == "shuffled",
     )
 
 

@@ -271,18 +271,8 @@ def _build_specs(
 
 
 def _build_spec(method: str, options: Mapping[str, Any], seed: int, rounds: int | None) -> RunSpec:
-    """Return a run with its model's learning rate and its method's hyper-parameters on this data."""
-    settings = load_settings()
-    base = method.partition("+")[0]
-    rates = settings["lr"].get(options.get("model"), {})
-    rates = {**rates, **rates.get("on", {}).get(options["data"], {})}
-    lr = rates.get("methods", {}).get(base, rates.get("value"))
-    parameters = settings["methods"].get(base, {}).get(options["data"], {}).get("options")
-    if parameters and "(" not in method:
-        method = method.replace(base, f"{base}({parameters})", 1)
+    """Return one run of a cell."""
     run_options = {**options, "seed": seed}
-    if lr is not None:
-        run_options["lr"] = lr
     if rounds is not None:
         run_options["rounds"] = min(rounds, options["rounds"])
     return RunSpec(method, run_options)

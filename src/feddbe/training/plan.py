@@ -59,8 +59,9 @@ def no_losses() -> Losses:
 class Batches:
     """One client's batches of one round.
 
-    Batches are consecutive slices of a new permutation per epoch. The incomplete last batch is dropped; a
-    client with fewer samples than a batch has one short batch.
+    Batches are consecutive slices of a new permutation per epoch, or with `is_shuffled=False` of the samples
+    as they are. The incomplete last batch is dropped; a client with fewer samples than a batch has one short
+    batch.
     """
 
     dataset: Dataset
@@ -70,6 +71,7 @@ class Batches:
     seed: int
     round: int
     client: int
+    is_shuffled: bool = True
 
     @property
     def key(self) -> int:
@@ -80,9 +82,15 @@ class Batches:
         """Yield each epoch's inputs and labels in their order, and the batch size."""
         n = len(self.indices)
         size = min(self.size, n)
-        for order in seeds.sample_permutations(self.epochs, n, self.seed, "batches", self.round, self.client):
+        for order in self._orders(n):
             indices = torch.from_numpy(self.indices[order[: n // size * size]]).to(self.dataset.y.device)
             yield self.dataset.x.index_select(0, indices), self.dataset.y.index_select(0, indices), size
+
+    def _orders(self, n: int) -> list[npt.NDArray[np.int64]]:
+        """Return the order of the client's n samples in each epoch."""
+        if not self.is_shuffled:
+            return [np.arange(n)] * self.epochs
+        return seeds.sample_permutations(self.epochs, n, self.seed, "batches", self.round, self.client)
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,8 @@ class Training:
     """Device on which clients train."""
     optimizer: Optimizer = PLAIN
     decay: LearningRateDecay | None = None
+    is_shuffled: bool = True
+    """False if batches follow the order of the partition in every epoch."""
 
     def rate(self, round_: int) -> float:
         """Return the learning rate of a round."""

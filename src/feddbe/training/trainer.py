@@ -266,6 +266,7 @@ class ClientTrainer:
             self.task.seed,
             self.round,
             self.client,
+            training.is_shuffled,
         )
 
     def _record_losses(self, track: str, losses: Losses) -> None:
