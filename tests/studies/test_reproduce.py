@@ -74,8 +74,31 @@ def test_table_has_values_differences_and_verdicts() -> None:
     assert "86.00 ± 2.48 a" in text
     assert re.search(r"85\.85 +\+0\.15", text)
     assert "not run" in text
-    assert "FedAvg+DBE against FedAvg, FMNIST: +10.00 ± 0.25" in " ".join(text.split())
+    assert "FedAvg+DBE against FedAvg, FMNIST, before local training: +10.00 ± 0.25" in " ".join(text.split())
     assert "a: 1 round of up to 2000." in text
+
+
+def test_both_moments_are_shown_and_compared_with_fedavg_at_the_same_moment() -> None:
+    """DBE adds 10 points before local training and 1 after it; after it, FedAvg has the paper's number."""
+    study = load_study("practical", trials=1).select(["fedavg*/fmnist", "fedbabu/fmnist"])
+    accuracies = {"fedavg": (0.70, 0.8585), "fedavg+dbe": (0.80, 0.8685), "fedbabu": (0.60, 0.80)}
+
+    def curve(spec: RunSpec) -> RunDocument:
+        before, after = accuracies[spec.method]
+        run = document(spec.method, [0.1, before])
+        assert run["last"]
+        run["last"]["after"] = {"weighted": after, "mean": after, "worst_tenth": after, "std": 0.0}
+        if spec.method == "fedbabu":
+            run["last"]["adapted"] = {"weighted": 0.9, "mean": 0.9, "worst_tenth": 0.9, "std": 0.0}
+        return run
+
+    table = reproduce.compare_with_paper(study, by_hand(study, curve))
+    markdown = render_paper_table(table, "markdown")
+    assert "| FedAvg | before 70.00 a; after 85.85; paper 85.85, -15.85 |" in markdown
+    assert "| FedAvg+DBE | before 80.00 (+10.00) a; after 86.85 (+1.00); paper 97.69, -17.69 |" in markdown
+    assert "| FedBABU | adapted 90.00 a; after 80.00 (-5.85); paper 97.46, -7.46 |" in markdown
+    assert "Within 1 point of the paper: 0 of 3 cells before local training (or adapted), 1 of 3" in markdown
+    assert "FedAvg+DBE against FedAvg, FMNIST, after local training: +1.00" in markdown
 
 
 def gains_of(study: PaperStudy, gains: list[float], trials: int = 3, *, held_out: bool) -> str:
@@ -97,7 +120,9 @@ def test_verdicts_use_the_rule_of_all_tables() -> None:
     def notes(*gains: float) -> str:
         return gains_of(study, list(gains), held_out=True)
 
-    assert notes(0.05, 0.051, 0.049).startswith("Better: FedAvg+DBE against FedAvg, FMNIST: +5.00")
+    assert notes(0.05, 0.051, 0.049).startswith(
+        "Better: FedAvg+DBE against FedAvg, FMNIST, before local training: +5.00"
+    )
     assert notes(-0.05, -0.051, -0.049).startswith("Worse: FedAvg+DBE")
     assert notes(0.05, 0.0, 0.01).startswith("No verdict (not significant): FedAvg+DBE")
     assert notes(0.05, 0.05, 0.05).startswith("No verdict (not significant): FedAvg+DBE")
@@ -106,7 +131,10 @@ def test_verdicts_use_the_rule_of_all_tables() -> None:
 def test_published_best_rounds_have_no_verdict() -> None:
     """The paper's protocol chooses them on test data."""
     study = load_study("practical").select(["fedavg*/fmnist"])
-    words = "No verdict (best rounds chosen on test data): FedAvg+DBE against FedAvg, FMNIST: +5.00 ± 0.25."
+    words = (
+        "No verdict (best rounds chosen on test data): FedAvg+DBE against FedAvg, FMNIST, before local "
+        "training: +5.00 ± 0.25."
+    )
     assert gains_of(study, [0.05, 0.051, 0.049], held_out=False).startswith(words)
     two = gains_of(study, [0.05, 0.051, 0.049], trials=2, held_out=True)
     assert two.startswith("No verdict (fewer than 3 pairs): FedAvg+DBE")
@@ -197,11 +225,12 @@ def test_all_formats_have_the_same_numbers() -> None:
         study, by_hand(study, lambda c: document(c.method, [0.1, 0.85]) if c.method == "fedavg" else None)
     )
     markdown = render_paper_table(table, "markdown")
-    assert "| FedAvg | 85.00 a (85.85, -0.85) |  |" in markdown
+    assert "| FedAvg | before 85.00 a; paper 85.85, -0.85 |  |" in markdown
     assert "| APPLE |  | not run (53.22) |" in markdown
     records = json.loads(render_paper_table(table, "json"))
     assert records[1] | {"difference": 0} == {
         "table": "practical", "row": "FedAvg", "column": "FMNIST", "ours": 85.0, "half_width": None,
+        "moment": "before", "gain": None, "after": None, "gain_after": None,
         "trials": 1, "paper": 85.85, "difference": 0, "marks": "1 round of up to 2000",
     }  # fmt: skip
     assert render_paper_table(table, "csv").splitlines()[0].startswith("table,row,column,ours")
@@ -209,9 +238,7 @@ def test_all_formats_have_the_same_numbers() -> None:
 
 def test_runs_of_feddbe_run_are_recognized(shell: Shell) -> None:
     """As they would be begun by hand, with other words for the same configuration, and fewer rounds."""
-    options = (
-        "--data digits --model cnn_small --clients 10 --variant official --no-eval-after --metrics accuracy"
-    )
+    options = "--data digits --model cnn_small --clients 10 --variant official --metrics accuracy"
     assert shell(f"run fedavg+dbe {options} --rounds 2 --patience 100 --out mine/any-name")[0] == 0
     code, out, err = shell("reproduce ablation --scale small --only +DBE/CNN --out mine --dry-run")
     assert code == 0
@@ -238,7 +265,7 @@ def test_reproduce_a_part_of_a_table(shell: Shell) -> None:
     for entry in best:
         assert entry
         assert entry["accuracy"]
-        assert f"{100 * entry['accuracy']['weighted']:.2f} a,b" in out
+        assert re.search(rf"before {100 * entry['accuracy']['weighted']:.2f}( \(.*\))? a,b", out)
 
 
 def test_mdl_is_from_the_best_round_before_local_training() -> None:
@@ -280,10 +307,14 @@ def test_all_ends_with_a_report(shell: Shell) -> None:
     shell("reproduce practical --all --scale small --rounds 1 --only 'FedAvg/FMNIST' --out here")
     page = Path("here/report.html").read_text(encoding="utf-8")
     assert '"heading":"practical: Personalized methods, practical setting"' in page
-    assert re.search(r'"text":"\d+\.\d\d [a-z,]+ \(85.85\)"', page), "ours and the paper's"
+    assert re.search(r'"text":"before \d+\.\d\d [a-z,]+; after \d+\.\d\d; paper 85.85"', page), (
+        "ours and the paper's"
+    )
     line = "feddbe reproduce practical --scale=small --rounds=1 --only=FedAvg/FMNIST --out here --dry-run"
     assert line in page
-    assert re.search(r"FedAvg +\d+\.\d\d a", shell(line.removeprefix("feddbe "))[1]), "it prints the table"
+    assert re.search(r"FedAvg +before \d+\.\d\d a", shell(line.removeprefix("feddbe "))[1]), (
+        "it prints the table"
+    )
 
 
 def test_representations_are_measured_where_a_table_or_figure_needs_them(shell: Shell) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from feddbe.errors import InvalidInputError, unknown_name
-from feddbe.results.document import Accuracy, AnalysisDocument, RunDocument
+from feddbe.results.document import Accuracy, AnalysisDocument, RunDocument, at_moment
 from feddbe.results.fairness import compute_overhead
 from feddbe.runs.store import RunStore
 from feddbe.studies.runner import RunSpec
@@ -303,6 +303,21 @@ def is_chosen_on_test(read: str, document: RunDocument) -> bool:
     """Return True if the reading is from a round that was chosen by test accuracy."""
     of_best_round = read == "best" or (read == "accuracy" and _fine_tuned_accuracy(document) is None)
     return of_best_round and not (document["best"] and document["best"]["validation"])
+
+
+def published_moment(document: RunDocument) -> str:
+    """Return the moment of `published_accuracy`: the published code evaluates before local training.
+
+    Exceptions are methods that adapt the model to the client first (Per-FedAvg, FedBABU).
+    """
+    if document["last"] is None:
+        return "before"
+    return "adapted" if _fine_tuned_accuracy(document) else document["last"]["moment"]
+
+
+def accuracy_after_training(document: RunDocument) -> float | None:
+    """Return the best accuracy of clients' models after local training, in percent."""
+    return _best(at_moment(document, "after"))
 
 
 def published_accuracy(document: RunDocument) -> Accuracy | None:

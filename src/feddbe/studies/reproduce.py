@@ -14,8 +14,8 @@ from feddbe.errors import InvalidInputError, StoreError, one_line
 from feddbe.paths import RUNS_DIR
 from feddbe.reporting.build_figures import analysis_figures, client_distribution, learning_curves
 from feddbe.reporting.matplotlib_backend import draw
-from feddbe.reporting.paper_table import PaperCell, PaperTable
-from feddbe.results.document import Extent, RunDocument, has_completed, run_extent
+from feddbe.reporting.paper_table import MomentValue, PaperCell, PaperTable
+from feddbe.results.document import Extent, RunDocument, describe_moment, has_completed, run_extent
 from feddbe.results.seeds import counted_runs
 from feddbe.results.statistics import (
     VERDICT_RULE,
@@ -219,6 +219,7 @@ def _paper_cell(study: PaperStudy, cell: TableCell, plans: Plans) -> PaperCell:
     difference = None
     if ours and published is not None and not column.replaced:
         difference = ours.mean - published
+    moments = _moment_values(study, cell, plans) if ours and _has_moments(column) else ()
     is_integer = column.relative is False and column.read.partition("@")[0] in _INTEGER_READINGS
     return PaperCell(
         cell.row.name,
@@ -229,7 +230,48 @@ def _paper_cell(study: PaperStudy, cell: TableCell, plans: Plans) -> PaperCell:
         _deviations(study, cell, plans, values) if values else (),
         _status(cell, plans),
         0 if is_integer else 2,
+        moments,
     )
+
+
+def _has_moments(column: PaperColumn) -> bool:
+    """Return True if the column is an accuracy that exists before and after local training."""
+    return column.read in ("accuracy", "best") and not column.against
+
+
+def _moment_values(study: PaperStudy, cell: TableCell, plans: Plans) -> tuple[MomentValue, ...]:
+    """Return the accuracy that is compared with the paper, and that after local training."""
+    documents = _counted_documents(cell.run_specs, plans)
+    published = paper.published_moment(next(iter(documents.values())))
+    baseline = next((other for other in study.table_cells if _is_fedavg_of(other, cell)), None)
+    values = []
+    for moment in (published, "after"):
+        ours = _accuracies(cell, moment, plans)
+        if not ours:
+            continue
+        gain = None
+        if baseline and moment in ("before", "after"):  # FedAvg is not adapted
+            gain = paired_differences(ours, _accuracies(baseline, moment, plans))
+        values.append(MomentValue(moment, mean_interval(list(ours.values())), gain))
+    return tuple(values)
+
+
+def _accuracies(cell: TableCell, moment: str, plans: Plans) -> dict[Trial, float]:
+    """Return each trial's accuracy in percent: after local training, or as the paper reports it."""
+    if moment != "after":
+        return _read_values(cell.column.read, cell.run_specs, plans)
+    values = {}
+    for seed, document in _counted_documents(cell.run_specs, plans).items():
+        accuracy = paper.accuracy_after_training(document)
+        if accuracy is not None:
+            values[seed, run_extent(document)] = accuracy
+    return values
+
+
+def _is_fedavg_of(other: TableCell, cell: TableCell) -> bool:
+    """Return True if `other` is plain FedAvg in the same column, and not the cell itself."""
+    is_fedavg = other.row.method == "fedavg" and not other.row.options and not other.column.method
+    return is_fedavg and other.column is cell.column and other is not cell
 
 
 def _values(cell: TableCell, plans: Plans) -> dict[Trial, float]:
@@ -329,15 +371,25 @@ def _addon_gains(study: PaperStudy, plans: Plans) -> list[str]:
         base = next((other for other in study.table_cells if _is_plain_method(other, cell)), None)
         if base is None:
             continue
-        difference = paired_differences(_values(cell, plans), _values(base, plans))
-        if difference:
-            documents = [
-                *_counted_documents(cell.run_specs, plans).values(),
-                *_counted_documents(base.run_specs, plans).values(),
-            ]
+        documents = [
+            *_counted_documents(cell.run_specs, plans).values(),
+            *_counted_documents(base.run_specs, plans).values(),
+        ]
+        if not documents:
+            continue
+        moments = [paper.published_moment(documents[0])]
+        if _has_moments(cell.column):
+            moments.append("after")
+        for moment in moments:
+            difference = paired_differences(
+                _accuracies(cell, moment, plans), _accuracies(base, moment, plans)
+            )
+            if difference is None:
+                continue
             on_test = any(paper.is_chosen_on_test(cell.column.read, document) for document in documents)
             gain = difference.format(sign=True)
-            names.append(f"{cell.row.name} against {base.row.name}, {cell.column.title}: {gain}")
+            label = f"{cell.column.title}, {describe_moment(moment)}"
+            names.append(f"{cell.row.name} against {base.row.name}, {label}: {gain}")
             comparisons.append(Comparison(difference, on_test))
     names_by_verdict: dict[str, list[str]] = {}
     for name, verdict in zip(names, judge_comparisons(comparisons), strict=True):
