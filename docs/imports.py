@@ -10,7 +10,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "src" / "feddbe"
 PACKAGES = [
     "base", "config", "data", "models", "training", "methods", "metrics", "results", "callbacks",
-    "simulation", "runs", "reporting", "studies", "api", "export", "testing", "cli",
+    "simulation", "runs", "reporting", "studies", "api", "export", "federation", "testing", "cli",
 ]  # fmt: skip
 """Packages from bottom to top: a package may import those before it."""
 _BASE = ("errors", "paths", "seeds", "state")

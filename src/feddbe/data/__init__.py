@@ -6,7 +6,9 @@ from feddbe.data.registry import (
     BuiltinDataset,
     dataset_from_object,
     find_builtin_dataset,
+    is_remote,
     load_dataset,
+    load_remote,
 )
 
 __all__ = [
@@ -15,5 +17,7 @@ __all__ = [
     "Dataset",
     "dataset_from_object",
     "find_builtin_dataset",
+    "is_remote",
     "load_dataset",
+    "load_remote",
 ]

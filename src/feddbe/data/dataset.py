@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import math
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -133,6 +134,26 @@ def _has_structure(value: Any, expected: Any) -> bool:
     return type(value) is type(expected)
 
 
+class RemoteRows(Protocol):
+    """Rows of a data set that other machines hold: all that is known of them, and their engine.
+
+    The data set itself then has no rows, and its split only the numbers of samples (`feddbe/federation`).
+    """
+
+    @property
+    def majority_hits(self) -> tuple[int, ...]:
+        """Test samples of each client that have its most frequent training label."""
+
+    def describe(self) -> Any:
+        """Return the JSON value that a run stores to find the same rows when it is resumed."""
+
+    def create_engine(self, experiment: Any, folder: Path, timeouts: Any) -> Any:
+        """Return the engine of a run in this folder."""
+
+    def finish_run(self, experiment: Any, store: Any, on_message: Callable[[str], None]) -> None:
+        """Complete a run whose last round is stored."""
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Samples in their smallest type; `inputs` converts a batch of `x` for a model."""
@@ -163,6 +184,8 @@ class Dataset:
     """Description of each client's image shift (`--shift`)."""
     preprocessing: Preprocessing | None = None
     """Preprocessing of raw rows, if the arrays do not determine it; see `preprocessing_spec`."""
+    remote: RemoteRows | None = None
+    """Holder of the rows, if they are on other machines; then `x` and `y` are empty."""
     known_sha256: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of fields that were hashed when they were cached, so that they are not read at each start."""
 
@@ -199,6 +222,16 @@ class Dataset:
         if x.dtype != torch.uint8:
             return x
         return x.to(torch.float32).mul_(self.scale).add_(self.shift)
+
+    def example(self) -> Tensor:
+        """Return one input with a batch axis, from which a model is built; zeros if no rows are here.
+
+        If inputs are word numbers, it contains the largest one.
+        """
+        if not len(self):
+            return self.inputs(self.x.new_full((1, *self.x.shape[1:]), max(0, self.num_words - 1)))
+        index = int(self.x.argmax()) // self.x[0].numel() if self.num_words else 0
+        return self.inputs(self.x[index : index + 1])
 
     def kernel_inputs(self, x: Tensor) -> Tensor:
         """Return a batch of `x` for the compiled backend, which uses tokens unchanged."""

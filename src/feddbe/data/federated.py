@@ -37,11 +37,15 @@ def load_federated_data(config: Config, dataset: Dataset | None = None) -> Feder
     """
     data_dir = expand_path(config.data_dir) if config.data_dir else None
     builtin = data.find_builtin_dataset(config.data, DefaultLayers(config.variant, "").part_settings())
-    if dataset is None:
+    if dataset is None and data.is_remote(config.data):
+        dataset = data.load_remote(config)
+    elif dataset is None:
         dataset = data.load_dataset(str(builtin or config.data), data_dir)
     elif builtin:
         dataset = builtin.options.apply(dataset)
     config = dataclasses.replace(config, data=str(builtin or config.data))
+    if dataset.remote:
+        _check_remote_options(config)
     if config.min_samples:
         dataset = _leave_out_small_clients(dataset, config)
     split = dataset.split if config.partition is None else None
@@ -64,6 +68,15 @@ def load_federated_data(config: Config, dataset: Dataset | None = None) -> Feder
         dataset.y.numpy(), spec, clients, config.partition_seed, dataset.client, dataset.client_names
     )
     return _apply_options(dataset, split, dataclasses.replace(config, partition=spec, clients=split.clients))
+
+
+def _check_remote_options(config: Config) -> None:
+    """Raise an error if an option would change the rows, which only their owners can."""
+    for key in ("partition", "split", "shift", "min_samples"):
+        if getattr(config, key) != getattr(Config, key):
+            raise InvalidInputError(
+                f"{key} = {getattr(config, key)}; '{config.data}' is divided among its nodes: leave it out"
+            )
 
 
 def _leave_out_small_clients(dataset: Dataset, config: Config) -> Dataset:
@@ -110,7 +123,9 @@ def _apply_options(dataset: Dataset, split: Split, config: Config) -> FederatedD
         split = split.with_whole_test_batches(config.batch_size)
     if config.validation:
         split = split.with_validation(config.validation)
-    if config.partition != "natural" and dataset.client_names:  # names of the natural clients
+    has_own_split = config.partition is None and config.split is None
+    if config.partition != "natural" and not has_own_split and dataset.client_names:
+        # the names are those of other clients
         dataset = dataclasses.replace(dataset, client_names=())
     training_clients = max(1, split.clients - config.new_clients)
     dataset = dataset.fit_preprocessing(split.train[:training_clients].flat)

@@ -34,6 +34,7 @@ from feddbe.errors import InvalidInputError, unknown_name
 from feddbe.paths import expand_path
 
 if TYPE_CHECKING:
+    from feddbe.config.options import Config
     from feddbe.data.files import Progress
 
 
@@ -103,7 +104,21 @@ BUILTIN_DATASETS: dict[str, BuiltinDataset] = {
         BuiltinDataset("ag_news", "127,600 news in 4 classes"),
     )
 }
-USER_FORMS = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER", "hf:NAME")
+USER_FORMS = ("FILE.npz", "FILE.csv", "FILE.parquet", "FOLDER", "hf:NAME", "federation:DIR")
+REMOTE_DATA = {"federation:": "feddbe.federation.server"}
+"""Data whose rows other machines hold, by prefix: a module with `load(config)`, which returns a `Dataset`."""
+
+
+def is_remote(text: str) -> bool:
+    """Return True if `text` names data whose rows other machines hold."""
+    return text.startswith(tuple(REMOTE_DATA))
+
+
+def load_remote(config: Config) -> Dataset:
+    """Load a description of rows on other machines; `config` has the data, and the run if it is resumed."""
+    module = next(name for prefix, name in REMOTE_DATA.items() if config.data.startswith(prefix))
+    dataset: Dataset = import_module(module).load(config)
+    return dataset
 
 
 def find_builtin_dataset(

@@ -173,6 +173,8 @@ def _check_unique(indices: dict[str, Indices], path: Path, num_samples: int) -> 
 
 
 Indices = npt.NDArray[np.int64]
+REMOTE = -1
+"""Index of a sample that another machine holds; only its existence is known here."""
 
 
 class RaggedArray(Sequence[Indices]):
@@ -197,6 +199,12 @@ class RaggedArray(Sequence[Indices]):
         """Return the positions of each distinct value; values and positions are in ascending order."""
         _, sizes = np.unique(values, return_counts=True)
         return cls(np.argsort(values, kind="stable"), sizes)
+
+    @classmethod
+    def from_sizes(cls, sizes: Iterable[int]) -> RaggedArray:
+        """Return arrays of these sizes for samples that other machines hold; each index is `REMOTE`."""
+        counts = np.fromiter(sizes, np.int64)
+        return cls(np.full(int(counts.sum()), REMOTE, np.int64), counts)
 
     @property
     def sizes(self) -> Indices:

@@ -24,7 +24,7 @@ from feddbe.data import rows
 from feddbe.data.dataset import Dataset, Preprocessing
 from feddbe.data.registry import dataset_from_object
 from feddbe.errors import FeddbeError, InvalidInputError, one_line, truncate
-from feddbe.methods.base import PERSONAL
+from feddbe.methods.base import PERSONAL, Method
 from feddbe.models.registry import MeanEmbedding, ModelSource
 from feddbe.paths import expand_path
 from feddbe.runs import folders
@@ -106,32 +106,57 @@ def load_client_model(
         dataset = task.dataset
         preprocessing, labels, names = _stored_data(store, dataset)
         index = _find_client(client, names, task.members)
-        test_indices = task.split.test[index]
-        if not len(test_indices):
-            raise InvalidInputError(
-                f"client {index} has no test data to verify its model; choose another --client"
-            )
         trainer, state = checkpoint.inference_model(index)
-        logits, y = trainer.predict(
-            state, lambda p, x: method.logits(trainer, p, x), track=method.inference_track
-        )
-        module = _build_module(trainer, state, method.inference_track, method.base_name)
-        sample = dataset.inputs(dataset.x[torch.from_numpy(test_indices)[:64]])
-        expected = logits[:64].clone()
-        _require_equal_logits(module, sample, expected, method.base_name)
-        accuracy = float((logits.argmax(1) == y).double().mean())
-        _require_stored_accuracy(accuracy, len(y), checkpoint, index)
         has_changed = (preprocessing, labels) != (dataset.preprocessing_spec, list(dataset.labels))
         description = {
             "run": str(store.folder), "method": experiment.name, "data": experiment.config["data"],
             "model": experiment.config["model"], "client": index,
             "client_name": names[index] if names else str(index), "round": checkpoint.round,
-            "labels": labels, "test_rows": len(y), "accuracy": accuracy,
-            "remark": _EDITED if has_changed else "",
+            "labels": labels, "remark": _EDITED if has_changed else "",
         }  # fmt: skip
-        return ClientModel(module, preprocessing, description, sample, expected)
+        client_model = make_client_model(trainer, state, method, preprocessing, description)
+        accuracy, test_rows = client_model.description["accuracy"], client_model.description["test_rows"]
+        _require_stored_accuracy(accuracy, test_rows, checkpoint, index)
+        return client_model
     finally:
         store.close()
+
+
+def make_client_model(
+    trainer: ClientTrainer,
+    state: State,
+    method: Method,
+    preprocessing: Preprocessing,
+    description: dict[str, Any],
+) -> ClientModel:
+    """Return a client's model as a plain module that reproduces the method's logits on its test data.
+
+    Args:
+        trainer: Trainer of the client.
+        state: Parameters with which the client predicts.
+        method: The federated method.
+        preprocessing: Preprocessing of new rows.
+        description: Facts about the model; the accuracy and the number of test rows are added.
+
+    Raises:
+        InvalidInputError: The client has no test data or no model.
+        FeddbeError: The module does not reproduce the logits.
+    """
+    test_indices, dataset = trainer.rows["test"], trainer.task.dataset
+    if not len(test_indices):
+        raise InvalidInputError(
+            f"client {description['client']} has no test data to verify its model; choose another --client"
+        )
+    logits, y = trainer.predict(
+        state, lambda p, x: method.logits(trainer, p, x), track=method.inference_track
+    )
+    module = _build_module(trainer, state, method.inference_track, method.base_name)
+    sample = dataset.inputs(dataset.x[torch.from_numpy(test_indices)[:64]])
+    expected = logits[:64].clone()
+    _require_equal_logits(module, sample, expected, method.base_name)
+    accuracy = float((logits.argmax(1) == y).double().mean())
+    facts = {"test_rows": len(y), "accuracy": accuracy}
+    return ClientModel(module, preprocessing, description | facts, sample, expected)
 
 
 def _find_client(client: int | str, names: Sequence[str], members: int) -> int:

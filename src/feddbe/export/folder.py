@@ -99,6 +99,11 @@ def export_model(
         InvalidInputError: The model cannot be exported, or the folder cannot be written or replaced.
     """
     client_model = load_client_model(run, client, round, data, model, make_permission(code, trust=trust))
+    return write_client_model(client_model, out, onnx=onnx)
+
+
+def write_client_model(client_model: ClientModel, out: str | Path | None, *, onnx: bool = False) -> Path:
+    """Write a client's model to a folder and return the folder; the arguments are those of `export_model`."""
     description = client_model.description
     name = f"{Path(description['run']).name}-client-{description['client_name']}"
     folder = expand_path(out or "".join(c if c.isalnum() or c in "+-._" else "_" for c in name))

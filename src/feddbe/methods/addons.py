@@ -241,6 +241,7 @@ class Composed(Method):
             "has_uniform_broadcast": inner.has_uniform_broadcast,
             "inference_track": inner.inference_track,
             "keeps_uploads": inner.keeps_uploads,
+            "uses_sample_counts": inner.uses_sample_counts,
             "needs_all_clients": inner.needs_all_clients,
             "fixed_options": inner.fixed_options,
             "adapts": inner.adapts or next((addon.adapts for addon in self.addons if addon.adapts), ""),

@@ -85,6 +85,7 @@ class APPLE(Method):
     secret: ClassVar[Names] = (RELATIONS,)
     receives: ClassVar[Names] = (CORE,)
     keeps_uploads: ClassVar[bool] = True
+    uses_sample_counts: ClassVar[bool] = True
     needs_all_clients: ClassVar[str] = "every model is a mixture of the cores of all clients"
     discouraged_addons = DISCOURAGED_FOR_PERSONALIZED
     unsupported_addons = UNSUPPORTED_WITHOUT_PLAIN_SGD

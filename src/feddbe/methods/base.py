@@ -103,6 +103,8 @@ class Method(Parameters):
     """True if the store keeps each client's last upload, to be sent to others (`ctx.uploads`)."""
     needs_all_clients: ClassVar[str] = ""
     """Reason why all clients must take part in every round; empty if they need not."""
+    uses_sample_counts: ClassVar[bool] = False
+    """True if a client uses the numbers of training samples of other clients (`task.samples`)."""
     adapts: ClassVar[Finetuning] = ""
     """Evaluations before which fine-tuning is part of the method."""
 

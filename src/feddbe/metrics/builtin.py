@@ -168,6 +168,8 @@ def majority_accuracy(dataset: Dataset, split: Split, members: int | None = None
     """
     y, classes = dataset.y.numpy(), dataset.classes
     train, test = split.train[:members], split.test[:members]
+    if dataset.remote:
+        return sum(dataset.remote.majority_hits[:members]) / max(1, len(test.flat))
     chunk = max(1, 2**20 // classes)  # clients at a time, which limits the memory of their label counts
     starts = range(0, max(1, len(train)), chunk)
     labels = [train[start : start + chunk].histogram(y, classes).argmax(1) for start in starts]

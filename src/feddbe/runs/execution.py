@@ -174,10 +174,8 @@ def run_or_resume(
         StoreError: Another process uses the run, or its file cannot be used.
     """
     options = experiment.options
-    timeout = base.TimeoutPolicy(options.worker_timeout, warn=callback.on_message)
-    with closing(
-        engines.create_engine(options.engine, experiment.task, experiment.method, timeout)
-    ) as engine:
+    timeouts = base.TimeoutPolicy(options.worker_timeout, warn=callback.on_message)
+    with closing(_create_engine(experiment, folder, timeouts)) as engine:
         make_folder(folder)
         with exclusive(folder), closing(_open_or_create(experiment, folder, callback)) as store:
             try:
@@ -186,7 +184,25 @@ def run_or_resume(
                 with store.transaction(store.last_round()):
                     store.set_meta("diverged", summary.describe_divergence(error))
                 raise
+            remote = experiment.task.dataset.remote
+            if remote:
+                remote.finish_run(experiment, store, callback.on_message)
             return summary.build_document(store, hashes=hashes)
+
+
+def _create_engine(experiment: Experiment, folder: Path, timeouts: base.TimeoutPolicy) -> engines.Engine:
+    """Return the engine that the options name, or that of the machines that hold the data."""
+    options, task = experiment.options, experiment.task
+    if task.dataset.remote is None:
+        return engines.create_engine(options.engine, task, experiment.method, timeouts)
+    for key in ("engine", "device"):
+        if getattr(options, key) != getattr(Config, key):
+            raise InvalidInputError(
+                f"{key} = {getattr(options, key)}; the clients of '{options.data}' run on their nodes: "
+                "leave it out"
+            )
+    engine: engines.Engine = task.dataset.remote.create_engine(experiment, folder, timeouts)
+    return engine
 
 
 def _open_or_create(experiment: Experiment, folder: Path, callback: Callback) -> RunStore:
@@ -254,7 +270,9 @@ _MAX_LABEL_COUNTS = 100_000
 def describe_run(experiment: Experiment, server_state: State) -> dict[str, Any]:
     """Return the metadata that are stored when a run begins; `server_state` is the initial one."""
     task = experiment.task
-    has_label_counts = task.split.clients * task.dataset.classes <= _MAX_LABEL_COUNTS
+    remote = task.dataset.remote
+    is_small = task.split.clients * task.dataset.classes <= _MAX_LABEL_COUNTS
+    has_label_counts = is_small and remote is None
     return {
         "config": experiment.config,
         "config_hash": experiment.config_hash,
@@ -264,11 +282,12 @@ def describe_run(experiment: Experiment, server_state: State) -> dict[str, Any]:
         "note": task.dataset.note,
         "remarks": experiment.notes,
         "label_names": list(task.dataset.labels),
-        "client_names": list(task.dataset.client_names) if has_label_counts else [],
+        "client_names": list(task.dataset.client_names) if is_small else [],
         "shift_labels": list(task.dataset.shift_labels),
         "preprocessing": task.dataset.preprocessing_spec.to_json(),
         "labels": label_counts(task.dataset, task.split).tolist() if has_label_counts else None,
         "keeps_best": experiment.options.keep_best,
+        "remote": remote.describe() if remote else None,
         "begun": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "sources": {kind: source._asdict() for kind, source in experiment.sources.items()},
         "inputs": experiment.inputs,

@@ -132,13 +132,14 @@ def _resolve_common(
         builtin = models.parse_model(source, DefaultLayers(options.variant, "").part_settings())
     model_text = str(builtin) if builtin else "own"
     defaults = DefaultLayers(options.variant, dataset.name, builtin.name if builtin else "own")
-    sample_index = 0
-    if dataset.num_words:  # the sample with the largest token
-        sample_index = int(dataset.x.argmax()) // dataset.x[0].numel()
-    sample = dataset.inputs(dataset.x[sample_index : sample_index + 1])
     cut = options.cut or defaults["cut"]
     built = models.build_model(
-        model_text if builtin else source, sample, dataset.classes, cut, options.seed, words=dataset.num_words
+        model_text if builtin else source,
+        dataset.example(),
+        dataset.classes,
+        cut,
+        options.seed,
+        words=dataset.num_words,
     )
     rounds = int(defaults["rounds"]) if options.rounds is None else options.rounds
     options = dataclasses.replace(
@@ -163,7 +164,7 @@ def _resolve_common(
         content |= {"module": str(built.module), "theta0": sha256(built.parameters)}
     if file:
         content["file"] = file.sha256
-    task = Task(built, dataset, split, _training(options), options.seed, rounds, options.new_clients)
+    task = Task(built, dataset, split, make_training(options), options.seed, rounds, options.new_clients)
     return _Common(
         requested=requested,
         origins=origins,
@@ -274,7 +275,8 @@ def _settings(
     return settings
 
 
-def _training(options: Config) -> Training:
+def make_training(options: Config) -> Training:
+    """Return the settings of local training."""
     if options.optimizer == "adam" and options.momentum:
         raise InvalidInputError(f"momentum = {options.momentum:g} is an option of SGD; Adam has its own")
     return Training(

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from feddbe import methods
+from feddbe import data, methods
 from feddbe.callbacks.base import Callback
 from feddbe.config import user_code
 from feddbe.config.options import Config, identifying_settings
@@ -174,6 +174,11 @@ def load_experiment(
     if model is not None:
         overrides["model"] = model if isinstance(model, str) else "own"
     method, options = require_permissions(store, allowed, overrides)
+    if data.is_remote(options.data):
+        raise InvalidInputError(
+            f"the rows and states of '{store.folder}' are on the nodes of '{truncate(options.data)}', "
+            "where each exports its own model: feddbe federation export"
+        )
     if options.model == "own" and model is None:
         raise InvalidInputError(
             f"the model of '{store.folder}' was a Python object; pass it again: model=... in Python"
@@ -225,6 +230,13 @@ class Checkpoint(ClientStates):
     def write_pending(self, client: int, state: bytes) -> None:
         pass
 
+    @property
+    def run_id(self) -> str:
+        return self.store.run_id
+
+    def referenced(self, client: int) -> list[bytes]:
+        return self.store.referenced(client)
+
     def version(self, client: int) -> None:
         """Return None: workers must not use cached states, because written states are discarded."""
 
@@ -240,7 +252,7 @@ class Checkpoint(ClientStates):
         """Run the tasks with the broadcast of the next round and return the results in client order."""
         results: list[ClientResult] = []
         with deterministic_section():
-            for result in engine.run(tasks, self._broadcasts(), self):
+            for result in engine.run(tasks, self.broadcasts(), self):
                 if isinstance(result, MissingClient):
                     raise FeddbeError(f"client {result.client} did not reply ({result.reason})")
                 results.append(result)
@@ -251,10 +263,10 @@ class Checkpoint(ClientStates):
     def inference_model(self, client: int) -> tuple[ClientTrainer, State]:
         """Return trainer and parameters with which the client predicts, adapted if the method adapts."""
         method = self.experiment.method
-        task = ClientTask(client, self.round + 1, adapt_epochs=self._adapt_epochs())
+        task = ClientTask(client, self.round + 1, adapt_epochs=self.adapt_epochs())
         private = self.load(client)
         with deterministic_section():
-            received = self._broadcasts().message_for(client)
+            received = self.broadcasts().message_for(client)
             return build_inference_model(self.experiment.task, method, task, received, private)
 
     def client_tasks(
@@ -271,7 +283,7 @@ class Checkpoint(ClientStates):
             sample_indices: Positions among each client's test samples; None: all of them.
         """
         requested = set(moments)
-        adapt_epochs = self._adapt_epochs()
+        adapt_epochs = self.adapt_epochs()
         allowed = [moment for moment in MOMENTS if moment != "adapted" or adapt_epochs is not None]
         for moment in requested - set(allowed):
             raise unknown_name(f"moment of {self.experiment.method.base_name}", moment, allowed)
@@ -290,12 +302,13 @@ class Checkpoint(ClientStates):
             for client, indices in sample_indices.items()
         ]
 
-    def _adapt_epochs(self) -> int | None:
+    def adapt_epochs(self) -> int | None:
         """Return the epochs of adaptation before predictions; None if the method does not adapt."""
         epochs = {"each": 0, "last": self.experiment.options.adapt_epochs}
         return epochs.get(self.experiment.method.adapts)
 
-    def _broadcasts(self) -> Broadcasts:
+    def broadcasts(self) -> Broadcasts:
+        """Return the messages with which the clients' models of this round are completed."""
         method = self.experiment.method
         uploads = self.upload if method.keeps_uploads else None
         ctx = Context(self.experiment.task, self.round + 1, uploads)

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from feddbe.errors import CorruptRunError, StoreError
 from feddbe.metrics.records import ALL, LAYER_SEPARATOR, Record
-from feddbe.results.document import RoundResult, build_round_result
+from feddbe.results.document import RoundResult, build_round_result, run_id
 from feddbe.simulation.engines.base import ClientStates
 from feddbe.state import Receipt, State, check_stored_layout, decode, encode, nbytes, sha256
 
@@ -484,6 +484,14 @@ class RunStore(ClientStates):
     def write_pending(self, client: int, state: bytes) -> None:
         set_replaced_aside(self._db, "private", client)
         self.write_state("private", client, state)
+
+    @property
+    def run_id(self) -> str:
+        return run_id(self.meta("config_hash") or "", self.meta("begun") or "")
+
+    def referenced(self, client: int) -> list[bytes]:
+        states = (self.state(kind, client) for kind in ("private", RETAINED["private"]))
+        return [state for state in states if state is not None]
 
     def version(self, client: int) -> tuple[int, int] | None:
         query = "SELECT round, crc FROM states WHERE kind = 'private' AND client = ?"

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from feddbe.data.split import RaggedArray, Split
+from feddbe.errors import InvalidInputError
 from feddbe.methods.base import Method
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.store import RunStore
@@ -206,6 +207,8 @@ class Preview(TypedDict):
 
 def preview_run(experiment: Experiment) -> Preview:
     """Return the settings of the experiment and its estimated cost; nothing is run to its end or kept."""
+    if experiment.task.dataset.remote:
+        raise InvalidInputError(f"--dry-run: '{experiment.config['data']}' has no rows here to time a client")
     timing = time_clients(experiment, BATCHES, TEST_SAMPLES)
     settings = {
         key: {"value": setting.value, "from": setting.origin} for key, setting in experiment.settings.items()

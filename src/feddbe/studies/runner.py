@@ -166,7 +166,8 @@ def run_missing(
 ) -> dict[Path, FeddbeError]:
     """Run or resume each missing run once.
 
-    Several runs are executed in parallel, each on one core; a single run uses all cores.
+    Several runs are executed in parallel, each on one core; a single run uses all cores. Runs whose data
+    other machines hold are executed in turn.
 
     Returns:
         The error of each run that failed, by the run's folder.
@@ -174,7 +175,8 @@ def run_missing(
     callback = callback or StudyCallback()
     runs = _unique_missing_runs(plans)
     errors: dict[Path, FeddbeError] = {}
-    if len(runs) > 1 and available_cores() > 1:
+    are_local = all(experiment.task.dataset.remote is None for experiment, _ in runs)
+    if len(runs) > 1 and available_cores() > 1 and are_local:
         with closing(_ParallelRuns(runs, available_cores(), callback)) as parallel_runs:
             for folder, error in parallel_runs.execute():
                 callback.on_run_end(folder, error)
@@ -248,7 +250,9 @@ def _load_dataset(options: Config, loaded: dict[tuple[str, str | None], Dataset]
     key = name, options.data_dir
     if key not in loaded:
         data_dir = expand_path(options.data_dir) if options.data_dir else None
-        if builtin:
+        if data.is_remote(name):
+            loaded[key] = data.load_remote(options)
+        elif builtin:
             loaded[key] = data.BUILTIN_DATASETS[name].load(data_dir)
         else:
             loaded[key] = data.load_dataset(name, data_dir)

@@ -46,6 +46,16 @@ class ClientStates(ABC):
     def write_pending(self, client: int, state: bytes) -> None:
         """Make these bytes the client's state with the round's transaction."""
 
+    @property
+    def run_id(self) -> str:
+        """Identifier of the run, under which clients that keep their states elsewhere store them."""
+        return ""
+
+    def referenced(self, client: int) -> list[bytes]:
+        """Return all states or receipts of a client that the run refers to: the client must keep them."""
+        state = self.read(client)
+        return [] if state is None else [state]
+
     @abstractmethod
     def version(self, client: int) -> Hashable:
         """Return a value that identifies the result of `read`; None if it has no version."""

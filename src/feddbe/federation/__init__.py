@@ -1,0 +1,1 @@
+"""A federation whose clients are on other machines: a server, nodes, and messages between them."""
