@@ -418,6 +418,7 @@ def analyze(
     moment: str = "before,after",
     layers: str = "z_g",
     samples: int | None = 1000,
+    on: str | None = None,
     quick: bool = False,
     per_client: bool = False,
     data: Any = None,
@@ -438,6 +439,8 @@ def analyze(
         moment: `before`, `after` or `adapted`, or several.
         layers: Layers of the model, as in `conv1,z_g`.
         samples: Number of test samples over all clients; None for all.
+        on: Test samples that each client's model represents, `own` or `all`; None: `all` for mdl and probe,
+            `own` for the others.
         quick: Use fewer probes and steps; results are marked.
         per_client: Analyze each client separately.
         data: The runs' data, if it was given as a Python object.
@@ -452,7 +455,7 @@ def analyze(
     """
     selected = tuple(registry.parse_analyses(analyses))
     moments = _split_names(moment)
-    request = AnalysisRequest(selected, round, moments, _split_names(layers), samples, quick, per_client)
+    request = AnalysisRequest(selected, round, moments, _split_names(layers), samples, quick, per_client, on)
     names = _list_names(runs)
     permission = make_permission(code, trust=trust)
     with sharing_stores(), _callbacks(callback, quiet=quiet) as callbacks:

@@ -65,7 +65,7 @@ def build_report_runs(*documents: Any, labels: Any = None) -> ReportRuns:
 def test_sections_of_complete_runs(content: dict[str, Any]) -> None:
     assert [section["id"] for section in content["sections"]] == [
         "summary", "curves", "clients", "fairness", "new_clients", "data", "discrepancy", "tsne",
-        "probe", "mdl-quick", "overhead", "configuration", "versions",
+        "probe-all", "mdl-quick", "overhead", "configuration", "versions",
     ]  # fmt: skip
     assert all(section["blocks"] for section in content["sections"])
     assert content["palette"]["lines"] == list(COLORS)
@@ -339,6 +339,7 @@ def test_analysis_command_requests_the_same_analyses(runs: Path, report_runs: Re
             tuple(registry.parse_analyses(options["--analyses"])), options["--round"],
             tuple(options["--moment"].split(",")), tuple(options["--layers"].split(",")),
             int(options["--samples"]), "--quick" in words, "--per-client" in words,
+            options["--on"],
         )  # fmt: skip
         store = RunStore.open(Path(words[2]))
         assert _missing_items(store, request) == []

@@ -346,7 +346,7 @@ def overhead(names: tuple[str, ...], as_json: bool) -> int:
 @_RUNS
 @click.option(
     "--analyses", default="mdl", metavar="NAMES",
-    help="mdl, probe, discrepancy, discrepancy-shared, tsne, confusion [default: mdl]",
+    help="mdl, probe, discrepancy, tsne, confusion [default: mdl]",
 )  # fmt: skip
 @ROUND
 @click.option(
@@ -361,6 +361,11 @@ def overhead(names: tuple[str, ...], as_json: bool) -> int:
     "--samples", default="1000", metavar="N",
     help="number of test samples over all clients, or all [default: 1000]",
 )  # fmt: skip
+@click.option(
+    "--on", type=click.Choice(["own", "all"]),
+    help="test samples that each client's model represents: its client's own, or those of all clients "
+    "[default: all for mdl and probe, own for the others]",
+)  # fmt: skip
 @click.option("--quick", is_flag=True, help="use fewer probes and steps; results are marked")
 @click.option("--per-client", is_flag=True, help="analyze each client separately: mdl, probe")
 @CODE
@@ -373,6 +378,7 @@ def analyze(
     moment: str,
     layers: str,
     samples: str,
+    on: str | None,
     quick: bool,
     per_client: bool,
     code: tuple[str, ...],
@@ -391,8 +397,8 @@ def analyze(
         with progress:
             documents = api.analyze(
                 names, analyses=analyses, round=round_, moment=moment, layers=layers,
-                samples=_parse_samples(samples), quick=quick, per_client=per_client, code=code, trust=trust,
-                callback=progress, quiet=True,
+                samples=_parse_samples(samples), on=on, quick=quick, per_client=per_client, code=code,
+                trust=trust, callback=progress, quiet=True,
             )  # fmt: skip
     except KeyboardInterrupt:
         return print_error("stopped; finished analyses are kept, repeat the command for the others", 130)

@@ -62,6 +62,8 @@ class AnalysisDocument(TypedDict):
     analysis: str
     layer: str
     moment: str
+    on: str
+    """Samples that each client's model represents: `own`, those of its client, or `all`."""
     quick: bool
     """True if the analysis used less work than by default."""
     per_client: bool

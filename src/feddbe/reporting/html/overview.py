@@ -224,7 +224,8 @@ def analysis_commands(analyses: Iterable[tuple[RunDocument, AnalysisDocument]]) 
         best = document["best"]
         round_name = "best" if best and best["round"] == analysis["round"] else "last"
         samples = analysis["settings"].get("samples")
-        flags = ["--quick"] * analysis["quick"] + ["--per-client"] * analysis["per_client"]
+        flags = ["--on", analysis["on"]]
+        flags += ["--quick"] * analysis["quick"] + ["--per-client"] * analysis["per_client"]
         settings = (document["folder"], round_name, "all" if samples is None else str(samples), *flags)
         lists = lists_by_settings.setdefault(settings, {"analyses": {}, "moment": {}, "layers": {}})
         lists["analyses"][analysis["analysis"]] = None
