@@ -55,7 +55,8 @@ def analysis_document(
     """Return an analysis as in a run's document."""
     plain: Any = {
         "round": 2, "analysis": analysis, "layer": layer, "moment": moment, "on": "own",
-        "quick": False, "per_client": False, "samples": 60, "settings": {}, "seconds": 1.0, "overall": {}, "clients": {},
+        "quick": False, "per_client": False, "samples": 60, "settings": {}, "seconds": 1.0,
+        "overall": {}, "clients": {},
     }  # fmt: skip
     return cast(AnalysisDocument, plain | fields)
 
