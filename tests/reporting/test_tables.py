@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from feddbe.reporting import tables
-from feddbe.reporting.formatting import Name, format_bytes, format_seconds
-from feddbe.reporting.table import render, to_html, to_page_block
+from feddbe.reporting.table import Name, format_bytes, format_seconds, render, to_html, to_page_block
 from feddbe.reporting.tables import RunRecord
 from feddbe.results.document import Accuracy, at_moment, run_labels
 from tests.documents import document

@@ -85,9 +85,8 @@ def tune(method: str, trials: int, space: tuple[str, ...], **options: Any) -> in
 
 def print_search(result: TuneResult, options: Config) -> None:
     """Print the best values of a search, the default ones, and the next best trials."""
-    from feddbe.reporting.formatting import format_percent
     from feddbe.reporting.html import overview
-    from feddbe.reporting.table import TEXT, Column, Table
+    from feddbe.reporting.table import TEXT, Column, Table, format_percent
     from feddbe.studies.tune import VALIDATION
 
     def record(title: str, trial: Trial) -> dict[str, str]:

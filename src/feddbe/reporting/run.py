@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from feddbe.errors import unknown_name
-from feddbe.reporting.formatting import format_percent
-from feddbe.reporting.table import Table, to_html
+from feddbe.reporting.table import Table, format_percent, to_html
 from feddbe.reporting.tables import (
     chosen_runs,
     has_repetitions,

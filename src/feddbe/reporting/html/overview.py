@@ -1,4 +1,4 @@
-"""The report's sections about whole runs (results, curves, costs, settings), and the commands it prints."""
+"""The report's sections about whole runs: results, curves, analyses, costs, settings; commands it prints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from feddbe import data
 from feddbe.config.options import Config
 from feddbe.config.parameters import format_value
-from feddbe.reporting.build_figures import metric_curves
+from feddbe.reporting.build_figures import analysis_figures, metric_curves
 from feddbe.reporting.html.blocks import (
     Block,
     ReportRun,
@@ -21,14 +21,18 @@ from feddbe.reporting.html.blocks import (
     figure_block,
     section,
 )
+from feddbe.reporting.representations import analysis_title, group_analyses
 from feddbe.reporting.table import TEXT, Column, Table, to_page_block
 from feddbe.reporting.tables import has_repetitions, moments_note, overhead_table, results_table, seeds_table
 from feddbe.results.document import AnalysisDocument, RunDocument
 from feddbe.results.fairness import compute_overhead
+from feddbe.runs.analysis import load_embedding
 from feddbe.runs.summary import count_private_values
 
 _MAX_ROUNDS = 400
 """Rounds of a curve: a screen does not have many more pixels."""
+_MAX_POINTS = 24_000
+"""Points of the scatter plots of an analysis."""
 _MAX_RUN_COLUMNS = 6
 """Runs that fit next to each other as columns of a table."""
 _NOT_SETTINGS = ("method", "method_options", "out", "resume", "json", "quiet")
@@ -236,3 +240,14 @@ def analysis_commands(analyses: Iterable[tuple[RunDocument, AnalysisDocument]]) 
         words = ["feddbe", "analyze", folder, *options, "--round", round_name, "--samples", sample_count]
         commands.append(command_block(f"analyze {folder}", shlex.join([*words, *flags])))
     return commands
+
+
+def representations_section(runs: ReportRuns) -> list[Block]:
+    """Return a section for each kind of analysis that the runs have."""
+    by_name = dict(zip(runs.names, runs.documents, strict=True))
+    figures = analysis_figures(runs.documents, load_embedding, runs.names, max_points=_MAX_POINTS)
+    sections = []
+    for kind, analyses in group_analyses(runs.documents, runs.names):
+        commands = analysis_commands((by_name[run], analysis) for run, analysis in analyses)
+        sections += section(kind, analysis_title(analyses), [figure_block(figures[kind])], commands)
+    return sections

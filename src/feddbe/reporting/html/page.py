@@ -19,10 +19,10 @@ from feddbe.reporting.html.overview import (
     configuration_section,
     costs_section,
     learning_section,
+    representations_section,
     summary_section,
     versions_section,
 )
-from feddbe.reporting.html.representations import representations_section
 from feddbe.reporting.matplotlib_backend import COLORS, LABEL_COLORS, STYLES, replace_file
 from feddbe.reporting.paper_table import PaperTable, paper_table
 from feddbe.reporting.table import Table, to_page_block
