@@ -32,11 +32,11 @@ from feddbe.metrics.representations import registry
 from feddbe.models.registry import ModelSource
 from feddbe.paths import RUNS_DIR, expand_path
 from feddbe.reporting import build_figures, matplotlib_backend
+from feddbe.reporting.build_tables import RunRecord, run_record
 from feddbe.reporting.figure import Figure
 from feddbe.reporting.html.page import write_report
 from feddbe.reporting.paper_table import PaperTable
 from feddbe.reporting.run import Run, Runs, Sweep, summary_table
-from feddbe.reporting.tables import RunRecord, run_record
 from feddbe.results.document import RunDocument, accuracy_curve, new_clients_curve
 from feddbe.results.fairness import Fairness, Overhead, compute_fairness, compute_overhead
 from feddbe.runs import analysis, folders, summary

@@ -19,12 +19,12 @@ from feddbe.cli.command import config_options
 from feddbe.config.options import parse_options
 from feddbe.errors import InvalidInputError
 from feddbe.reporting.build_figures import spread_evenly, thin_rounds
+from feddbe.reporting.build_tables import seeds_table
 from feddbe.reporting.figure import Axis, Curves, Figure, Scatter, Series
 from feddbe.reporting.html.blocks import ReportRun, ReportRuns, figure_block, read_runs, to_json_number
 from feddbe.reporting.html.overview import analysis_commands, rerun_command
 from feddbe.reporting.html.page import encode_json, page_content, render, write_report
 from feddbe.reporting.matplotlib_backend import COLORS
-from feddbe.reporting.tables import seeds_table
 from feddbe.runs.analysis import AnalysisRequest
 from feddbe.runs.execution import resolve_request
 from feddbe.runs.store import RunStore

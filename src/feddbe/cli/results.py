@@ -54,7 +54,7 @@ _PROGRAM_FORMATS = ("csv", "json")
 def runs(folder: Path | None, as_json: bool) -> int:
     """List the runs and studies below a folder."""
     from feddbe import api
-    from feddbe.reporting.tables import runs_table
+    from feddbe.reporting.build_tables import runs_table
     from feddbe.studies.record import RECORD_FILE
 
     root = folder or paths.RUNS_DIR
@@ -205,10 +205,10 @@ def _show_documents(
 ) -> None:
     """Print the runs; of a sweep, test accuracies of the chosen values only."""
     from feddbe.reporting.build_figures import learning_curves
+    from feddbe.reporting.build_tables import chosen_runs, results_table
     from feddbe.reporting.matplotlib_backend import draw
     from feddbe.reporting.run import summary_table
     from feddbe.reporting.table import render
-    from feddbe.reporting.tables import chosen_runs, results_table
 
     visible_runs = chosen_runs(documents) if is_sweep else documents
     table = summary_table(documents, is_sweep=is_sweep)
@@ -234,7 +234,7 @@ def _print_results(documents: list[RunDocument], table: Table) -> None:
     """Print the table, those of new clients and of analyses, and the curves."""
     from feddbe.reporting import representations
     from feddbe.reporting.build_figures import learning_curves
-    from feddbe.reporting.tables import new_clients_table
+    from feddbe.reporting.build_tables import new_clients_table
     from feddbe.reporting.terminal import CurveChart
 
     tables = filter(None, [table, new_clients_table(documents)])
@@ -245,8 +245,8 @@ def _print_results(documents: list[RunDocument], table: Table) -> None:
 
 
 def _print_clients(documents: list[RunDocument], format_: str | None, *, as_json: bool) -> None:
+    from feddbe.reporting.build_tables import client_records_table, clients_table
     from feddbe.reporting.table import render
-    from feddbe.reporting.tables import client_records_table, clients_table
     from feddbe.runs.summary import client_records
 
     clients = [client_records(document) for document in documents]
@@ -294,7 +294,7 @@ def verify(names: tuple[str, ...], as_json: bool) -> int:
 @AS_JSON
 def fairness(names: tuple[str, ...], round_: str, out: Path | None, as_json: bool) -> int:
     """Show each client's accuracy, and how many clients gain or lose against local and fedavg."""
-    from feddbe.reporting import tables
+    from feddbe.reporting import build_tables
     from feddbe.reporting.build_figures import client_differences, client_ranks
     from feddbe.reporting.matplotlib_backend import draw
     from feddbe.results.fairness import compute_fairness
@@ -312,8 +312,8 @@ def fairness(names: tuple[str, ...], round_: str, out: Path | None, as_json: boo
     if as_json:
         print_json({"runs": results, "picture": str(path)})
         return 0
-    print_renderable(tables.fairness_table(results))
-    missing = tables.missing_baselines(results)
+    print_renderable(build_tables.fairness_table(results))
+    missing = build_tables.missing_baselines(results)
     if missing:
         print(missing)
     print(f"\nfairness  {path}")
@@ -325,7 +325,7 @@ def fairness(names: tuple[str, ...], round_: str, out: Path | None, as_json: boo
 @AS_JSON
 def overhead(names: tuple[str, ...], as_json: bool) -> int:
     """Show the cost of methods: seconds, bytes, state kept by clients, memory."""
-    from feddbe.reporting.tables import overhead_table
+    from feddbe.reporting.build_tables import overhead_table
     from feddbe.results.document import run_labels
     from feddbe.results.fairness import compute_overhead
     from feddbe.runs.summary import count_private_values

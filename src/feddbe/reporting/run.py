@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from feddbe.errors import unknown_name
-from feddbe.reporting.table import Table, format_percent, to_html
-from feddbe.reporting.tables import (
+from feddbe.reporting.build_tables import (
     chosen_runs,
     has_repetitions,
     results_table,
@@ -15,6 +14,7 @@ from feddbe.reporting.tables import (
     seeds_table,
     sweep_table,
 )
+from feddbe.reporting.table import Table, format_percent, to_html
 from feddbe.results.document import RunDocument, run_title, status_note
 from feddbe.runs import summary
 

@@ -2,7 +2,7 @@
 
 A table is declared as a list of `Column`s, each with a function of the record's source. Adding a column
 to that list shows it in the terminal, on the report page, in notebooks, Markdown, LaTeX, CSV, JSON and
-pandas. `reporting/tables.py` declares the tables. A rich console lays a table out for its width.
+pandas. `reporting/build_tables.py` declares the tables. A rich console lays a table out for its width.
 """
 
 from __future__ import annotations

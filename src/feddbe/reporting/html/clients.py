@@ -17,6 +17,7 @@ from feddbe.reporting.build_figures import (
     spread_evenly,
     thin_rounds,
 )
+from feddbe.reporting.build_tables import fairness_table, new_clients_table
 from feddbe.reporting.figure import Figure, HeatMap, Panel
 from feddbe.reporting.html.blocks import (
     Block,
@@ -28,7 +29,6 @@ from feddbe.reporting.html.blocks import (
 )
 from feddbe.reporting.html.overview import commands_per_run, data_command, joint_command
 from feddbe.reporting.table import to_page_block
-from feddbe.reporting.tables import fairness_table, new_clients_table
 from feddbe.results.document import new_clients_curve
 from feddbe.results.fairness import compute_fairness
 from feddbe.runs import summary

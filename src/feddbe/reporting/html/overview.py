@@ -12,6 +12,13 @@ from feddbe import data
 from feddbe.config.options import Config
 from feddbe.config.parameters import format_value
 from feddbe.reporting.build_figures import analysis_figures, metric_curves
+from feddbe.reporting.build_tables import (
+    has_repetitions,
+    moments_note,
+    overhead_table,
+    results_table,
+    seeds_table,
+)
 from feddbe.reporting.html.blocks import (
     Block,
     ReportRun,
@@ -23,7 +30,6 @@ from feddbe.reporting.html.blocks import (
 )
 from feddbe.reporting.representations import analysis_title, group_analyses
 from feddbe.reporting.table import TEXT, Column, Table, to_page_block
-from feddbe.reporting.tables import has_repetitions, moments_note, overhead_table, results_table, seeds_table
 from feddbe.results.document import AnalysisDocument, RunDocument
 from feddbe.results.fairness import compute_overhead
 from feddbe.runs.analysis import load_embedding
