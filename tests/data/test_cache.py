@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import torch
 
-from feddbe.data.cache import CachedArrays, NewArray, load_cached
 from feddbe.data.dataset import Dataset
+from feddbe.data.files import CachedArrays, NewArray, load_cached
 from feddbe.errors import InvalidInputError
 
 X = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
