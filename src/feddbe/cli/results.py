@@ -1,4 +1,4 @@
-"""`feddbe runs`, `show`, `verify`, `analyze`, `fairness`, `overhead` and `report`: readers of runs and studies."""
+"""Commands that read runs and studies: `runs`, `show`, `verify`, `analyze`, `fairness`, `overhead`, `report`."""
 
 from __future__ import annotations
 

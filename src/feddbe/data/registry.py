@@ -141,7 +141,7 @@ def _load_user_data(text: str) -> Dataset | None:
     """Load the user's data at `PATH?QUERY`; return None if the path has none of the forms."""
     from feddbe.data.files import require_regular_file
     from feddbe.data.user import arrays, images, tables
-    from feddbe.data.user.query import FOLDER_KEYS, NPZ_KEYS, TABLE_KEYS, parse_query
+    from feddbe.data.user.tables import FOLDER_KEYS, NPZ_KEYS, TABLE_KEYS, parse_query
 
     location, _, query_text = text.partition("?")
     path = expand_path(location)

@@ -35,7 +35,7 @@ from feddbe.runs import summary
 
 _MAX_CLIENTS = 100
 """Clients of a heat map or a figure of data."""
-_MAX_ROUNDS = 120
+_MAX_HEAT_MAP_ROUNDS = 120
 """Rounds of a heat map."""
 _MAX_CELLS = 300_000
 """Cells of all heat maps of a page."""
@@ -43,7 +43,7 @@ _MAX_CELLS = 300_000
 
 def clients_section(runs: ReportRuns) -> list[Block]:
     """Return a heat map for each run."""
-    max_rounds = max(12, min(_MAX_ROUNDS, _MAX_CELLS // _MAX_CLIENTS // max(1, len(runs.runs))))
+    max_rounds = max(12, min(_MAX_HEAT_MAP_ROUNDS, _MAX_CELLS // _MAX_CLIENTS // max(1, len(runs.runs))))
     heat_maps = [_heat_map(run, name, max_rounds) for run, name in zip(runs.runs, runs.names, strict=True)]
     panels = tuple(panel for panel in heat_maps if panel is not None)
     if not panels:
