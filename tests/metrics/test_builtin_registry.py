@@ -15,7 +15,7 @@ from feddbe import metrics
 from feddbe.cli.main import main
 from feddbe.errors import InvalidInputError
 from feddbe.metrics import builtin
-from feddbe.metrics.records import ALL, Value
+from feddbe.metrics.client_values import ALL, Value
 from feddbe.models.split_model import SplitModel
 from feddbe.runs.store import RunStore
 from feddbe.simulation.client import ClientTask, run_client

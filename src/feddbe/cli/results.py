@@ -1,4 +1,4 @@
-"""Commands that read runs and studies: `runs`, `show`, `verify`, `analyze`, `fairness`, `overhead`, `report`."""
+"""Commands that read runs and studies, from `feddbe runs` to `feddbe report`."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def _print_results(documents: list[RunDocument], table: Table) -> None:
 def _print_clients(documents: list[RunDocument], format_: str | None, *, as_json: bool) -> None:
     from feddbe.reporting.build_tables import client_records_table, clients_table
     from feddbe.reporting.table import render
-    from feddbe.runs.summary import client_records
+    from feddbe.runs.build_document import client_records
 
     clients = [client_records(document) for document in documents]
     if as_json:
@@ -300,7 +300,7 @@ def fairness(names: tuple[str, ...], round_: str, out: Path | None, as_json: boo
     from feddbe.reporting.build_figures import client_differences, client_ranks
     from feddbe.reporting.matplotlib_backend import draw
     from feddbe.results.fairness import compute_fairness
-    from feddbe.runs.summary import client_accuracies
+    from feddbe.runs.build_document import client_accuracies
     from feddbe.studies.record import load_documents, output_folder
 
     documents = load_documents(names, print_note)
@@ -330,7 +330,7 @@ def overhead(names: tuple[str, ...], as_json: bool) -> int:
     from feddbe.reporting.build_tables import overhead_table
     from feddbe.results.document import run_labels
     from feddbe.results.fairness import compute_overhead
-    from feddbe.runs.summary import count_private_values
+    from feddbe.runs.build_document import count_private_values
     from feddbe.studies.record import load_documents
 
     documents = load_documents(names, print_note)

@@ -126,11 +126,11 @@ def _run(
 
 def _stop_message(progress: CliProgress, command_line: Sequence[str], *, single: bool) -> str:
     """Return the message after Ctrl-C: the last stored round, and the command that resumes."""
-    from feddbe.runs import summary
+    from feddbe.runs.build_document import load_document
 
     if progress.folder is None:
         return "stopped before anything was written"
-    rounds = summary.load_document(progress.folder, hashes=False)["rounds"]
+    rounds = load_document(progress.folder, hashes=False)["rounds"]
     status = f"after round {rounds[-1]['round']}, which is kept" if rounds else "before the first round"
     words = [word for word in command_line if word != "--resume"]
     if not any(word.split("=")[0] == "--out" for word in words):

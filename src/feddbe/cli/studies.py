@@ -85,7 +85,7 @@ def tune(method: str, trials: int, space: tuple[str, ...], **options: Any) -> in
 
 def print_search(result: TuneResult, options: Config) -> None:
     """Print the best values of a search, the default ones, and the next best trials."""
-    from feddbe.reporting.html import overview
+    from feddbe.reporting.html import sections
     from feddbe.reporting.table import TEXT, Column, Table, format_percent
     from feddbe.studies.tune import VALIDATION
 
@@ -109,7 +109,7 @@ def print_search(result: TuneResult, options: Config) -> None:
     footer = [record("", trial) for trial in others]
     print_renderable(Table(columns, compared, note=note, footer=footer))
     name, changes = result.method_with(result.best.values)
-    print(f"use it   {overview.format_run_command(name, vars(options) | changes | {'validation': 0.0})}")
+    print(f"use it   {sections.format_run_command(name, vars(options) | changes | {'validation': 0.0})}")
 
 
 def _paper_values(result: TuneResult) -> str:

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.errors import InvalidInputError, unknown_name
-from feddbe.metrics.records import ALL, MetricValues, Value
+from feddbe.metrics.client_values import ALL, MetricValues, Value
 from feddbe.metrics.representations.discrepancy import mean_distances
 from feddbe.metrics.representations.linear_probe import linear_probe
 from feddbe.metrics.representations.points import Points
