@@ -101,11 +101,6 @@ def describe_metric(name: str) -> tuple[str, str]:
     return _METRICS[name].label, _METRICS[name].unit
 
 
-def registered_metrics() -> Mapping[str, RegisteredMetric]:
-    """Return all metrics by name."""
-    return _METRICS
-
-
 def parse_metrics(spec: str, always: Iterable[str] = ("accuracy",)) -> tuple[str, ...]:
     """Return the names in a list such as `auc,loss`, after those that are `always` computed.
 
