@@ -64,4 +64,4 @@ def test_page_lists_every_metric() -> None:
     inputs_by_metric = {name: registered.inputs for name, registered in builtin._METRICS.items()}
     assert {*inputs_by_metric} <= {*listed}
     for name, inputs in inputs_by_metric.items():
-        assert ("representations" in listed[name][0]) == (inputs == metrics.POOLED_INPUTS), name
+        assert ("representations" in listed[name][0]) == (inputs == builtin.POOLED_INPUTS), name
