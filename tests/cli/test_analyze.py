@@ -14,7 +14,7 @@ import pytest
 import feddbe
 from feddbe.callbacks import display
 from feddbe.callbacks.base import Callback
-from feddbe.metrics.records import ALL
+from feddbe.metrics.client_values import ALL
 from feddbe.metrics.representations.discrepancy import Discrepancy, discrepancy
 from feddbe.metrics.representations.linear_probe import linear_probe
 from feddbe.metrics.representations.mdl import QUICK, mdl

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from feddbe.metrics.representations.points import AnalysisColumn
 from feddbe.metrics.representations.registry import ANALYSES
-from feddbe.reporting.formatting import format_percent
-from feddbe.reporting.table import TEXT, Column, Kind, Narrow, Table
+from feddbe.reporting.table import TEXT, Column, Kind, Narrow, Table, format_percent
 from feddbe.results.document import AnalysisDocument, RunDocument, run_labels
 from feddbe.results.statistics import crossed_interval
 

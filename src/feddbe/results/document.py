@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, TypedDict, cast
 
 from feddbe.config.options import Config, identifying_settings
-from feddbe.metrics.records import LAYER_SEPARATOR, Aggregates, Record, read_aggregates
+from feddbe.metrics.client_values import LAYER_SEPARATOR, Aggregates, Record, read_aggregates
 
 Accuracy = Aggregates
 

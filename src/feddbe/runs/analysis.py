@@ -22,7 +22,7 @@ from feddbe.callbacks.base import Callback
 from feddbe.config.user_code import NO_PERMISSION, Permission
 from feddbe.data.dataset import Dataset
 from feddbe.errors import InvalidInputError
-from feddbe.metrics.records import ALL, LAYER_SEPARATOR, Record
+from feddbe.metrics.client_values import ALL, LAYER_SEPARATOR, Record
 from feddbe.metrics.representations import registry
 from feddbe.metrics.representations.mdl import report_progress_to
 from feddbe.metrics.representations.points import AnalysisResult, Points
