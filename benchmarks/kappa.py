@@ -6,6 +6,10 @@ No test data is used.
 
 Runs FedAvg+MR with several kappa and prints, over the batches of every fifth round, the mean cross-entropy,
 the mean of MR's loss kappa/2 mean_k (r_k - zbar_k)^2, and the kappa at which both would be equal.
+
+With mu = 1, r is the mean of a batch of B samples. The expected loss then has two parts, the distance of the
+client's mean and kappa/(2B) times the features' variance, which no translation of the mean can lower. The
+last two columns are that variance within batches, mean over features, and its part of MR's loss.
 """
 
 from __future__ import annotations
@@ -28,15 +32,20 @@ from feddbe.training.terms import MeanRegularizer, Term, TermContext
 from feddbe.training.trainer import ClientTrainer
 
 
-def mean_losses(loop: RoundLoop, kappa: float, t: int) -> tuple[float, float]:
-    """Return the means of the task loss and of 1/2 mean_k (r_k - zbar_k)^2 over the batches of round t."""
+def mean_losses(loop: RoundLoop, kappa: float, t: int) -> tuple[float, float, float]:
+    """Return means over the batches of round t.
+
+    They are the task loss, 1/2 mean_k (r_k - zbar_k)^2, and the variance of a feature within the batch.
+    """
     task, server = loop.task, loop.server_state
     regularizer = MeanRegularizer(1.0, kappa / 2)
     distances = list[float]()
+    variances = list[float]()
 
     def record_distance(context: TermContext, carry: State) -> tuple[Tensor | None, State]:
         loss, new_carry = regularizer(context, carry)
         distances.append(0.5 * float(F.mse_loss(new_carry["r"], context.const["mean"])))
+        variances.append(float(context.batch.z_g.detach().var(0).mean()))
         return loss, new_carry
 
     term = Term(record_distance, {"mean": server["mean"]}, regularizer.start(task.model.feature_shape))
@@ -45,7 +54,7 @@ def mean_losses(loop: RoundLoop, kappa: float, t: int) -> tuple[float, float]:
         trainer = ClientTrainer(task, t, client)
         trainer.fit(drop_keys(server, ["mean"]), terms=[term])
         total, samples = total + trainer.losses["shared"][0], samples + trainer.losses["shared"][1]
-    return total / samples, sum(distances) / len(distances)
+    return total / samples, sum(distances) / len(distances), sum(variances) / len(variances)
 
 
 def observe(kappa: float, data: str, rounds: int, interval: int = 5) -> None:
@@ -57,10 +66,12 @@ def observe(kappa: float, data: str, rounds: int, interval: int = 5) -> None:
         loop = RoundLoop(experiment, store, engine, Callback())
         for t in range(rounds + 1):
             if t > 0 and t % interval == 0:
-                task_loss, distance = mean_losses(loop, kappa, t)
+                task_loss, distance, variance = mean_losses(loop, kappa, t)
                 text = f"task loss {task_loss:.3f}  MR loss {kappa * distance:.3f}"
                 equal = task_loss / distance
-                print(f"kappa {kappa:<4g} round {t:<3d} {text}  equal at kappa {equal:.3g}", flush=True)
+                share = variance / (2 * experiment.options.batch_size) / distance
+                text += f"  equal at kappa {equal:.3g}  variance {variance:.4f} ({share:.0%} of MR's loss)"
+                print(f"kappa {kappa:<4g} round {t:<3d} {text}", flush=True)
             if t == 0:
                 loop.run_setup()
             else:

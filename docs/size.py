@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import tempfile
+import tokenize
 import traceback
 from pathlib import Path
 
 from docs.imports import PACKAGE, imported_modules, modules, package_of
+
+
+def count_code_lines(source: str) -> int:
+    """Return the number of lines with code: without docstrings, comments and blank lines."""
+    ignored = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    lines = set[int]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in ignored and token.string:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for statement in ast.walk(ast.parse(source)):
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            lines.difference_update(range(statement.lineno, (statement.end_lineno or 0) + 1))
+    return len(lines)
 
 
 def count_arrows() -> tuple[int, int]:
@@ -41,10 +57,13 @@ def frames_to_first_step() -> list[traceback.FrameSummary]:
 
 def main() -> None:
     files = list(modules().values())
-    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+    sources = [path.read_text(encoding="utf-8") for path in files]
+    lines = sum(len(source.splitlines()) for source in sources)
+    code_lines = sum(map(count_code_lines, sources))
     between_modules, between_packages = count_arrows()
     packages = {package_of(module) for module in modules()}
     print(f"files {len(files)}, lines {lines}, lines per file {lines / len(files):.0f}")
+    print(f"lines of code {code_lines}, docstrings, comments and blank lines {lines - code_lines}")
     print(f"packages {len(packages)}, imports between modules {between_modules}, packages {between_packages}")
     frames = frames_to_first_step()
     in_files = len({frame.filename for frame in frames})

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from feddbe import seeds
+from feddbe import seeds, testing
 from feddbe.data.dataset import Dataset
 from feddbe.methods.registry import METHODS, supported_addons
 from feddbe.runs.experiment import Experiment
@@ -14,8 +14,7 @@ from feddbe.simulation.client import ClientResult, ClientTask, MissingClient
 from feddbe.simulation.engines.base import Broadcasts, ClientStates
 from feddbe.simulation.engines.registry import Serial
 from feddbe.state import Receipt, decode, sha256
-from feddbe.testing import contract
-from feddbe.testing.contract import (
+from feddbe.testing import (
     MessageRecorder,
     Outcome,
     are_identical,
@@ -63,7 +62,7 @@ def shorten_fedgen(name: str) -> str:
 
 def experiment(name: str, dataset: Dataset | None = None, **options: Any) -> Experiment:
     """Return two rounds of this method with three clients."""
-    return contract.make_experiment(shorten_fedgen(name), dataset, **options)
+    return testing.make_experiment(shorten_fedgen(name), dataset, **options)
 
 
 class EngineWithMissingClients:

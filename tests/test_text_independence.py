@@ -14,7 +14,7 @@ import pytest
 import feddbe
 from feddbe.errors import CorruptRunError, InvalidInputError, StoreError
 from feddbe.methods import registry
-from feddbe.reporting import build_figures, tables
+from feddbe.reporting import build_figures, build_tables
 from feddbe.reporting.figure import Curves
 from feddbe.results import curves
 from feddbe.results.seeds import group_seeds
@@ -161,8 +161,8 @@ def test_table_explains_missing_verdicts_by_their_reason() -> None:
     runs = [document(method, [0.1, 0.5], seed=0) for method in ("fedavg", "fedprox")]
     groups = group_seeds(runs)
     assert [group.verdict.reason for group in groups] == [Reason.BASELINE, Reason.FEW_PAIRS]
-    assert Reason.FEW_PAIRS in tables._judgment_note(groups)
-    assert Reason.BASELINE not in tables._judgment_note(groups)
+    assert Reason.FEW_PAIRS in build_tables._judgment_note(groups)
+    assert Reason.BASELINE not in build_tables._judgment_note(groups)
 
 
 def test_unit_of_a_curve_is_separate_from_its_name() -> None:

@@ -32,15 +32,16 @@ from feddbe.metrics.representations import registry
 from feddbe.models.registry import ModelSource
 from feddbe.paths import RUNS_DIR, expand_path
 from feddbe.reporting import build_figures, matplotlib_backend
+from feddbe.reporting.build_tables import RunRecord, run_record
 from feddbe.reporting.figure import Figure
 from feddbe.reporting.html.page import write_report
 from feddbe.reporting.paper_table import PaperTable
 from feddbe.reporting.run import Run, Runs, Sweep, summary_table
-from feddbe.reporting.tables import RunRecord, run_record
 from feddbe.results.document import RunDocument, accuracy_curve, new_clients_curve
 from feddbe.results.fairness import Fairness, Overhead, compute_fairness, compute_overhead
-from feddbe.runs import analysis, folders, summary
+from feddbe.runs import analysis, folders
 from feddbe.runs.analysis import AnalysisRequest
+from feddbe.runs.build_document import client_accuracies, count_private_values, load_document
 from feddbe.runs.execution import run_requests
 from feddbe.runs.store import RunStore, sharing_stores
 from feddbe.studies import record, sweep
@@ -195,7 +196,7 @@ def load(folder: str | Path, *, hashes: bool = True) -> Any:
     """
     study_folder = record.find_study(str(folder))
     if study_folder is None:
-        return Run(summary.load_document(folders.resolve_run(str(folder)), hashes=hashes))
+        return Run(load_document(folders.resolve_run(str(folder)), hashes=hashes))
     study = record.open_study(study_folder, hashes=hashes)
     for problem in study.problems:
         warnings.warn(problem, stacklevel=2)
@@ -268,7 +269,7 @@ def fairness(runs: RunNames, *, round: str = "best") -> list[Fairness]:
         raise unknown_name("round", round, ("best", "last"))
     documents = _load_documents(runs)
     accuracies = [
-        summary.client_accuracies(Path(document["folder"]), document["best" if round == "best" else "last"])
+        client_accuracies(Path(document["folder"]), document["best" if round == "best" else "last"])
         for document in documents
     ]
     return compute_fairness(documents, accuracies, round)
@@ -281,7 +282,7 @@ def overhead(runs: RunNames) -> list[Overhead]:
         runs: Folders, or names in `runs/`; also the runs themselves.
     """
     return [
-        compute_overhead(document, summary.count_private_values(Path(document["folder"])))
+        compute_overhead(document, count_private_values(Path(document["folder"])))
         for document in _load_documents(runs)
     ]
 
@@ -418,6 +419,7 @@ def analyze(
     moment: str = "before,after",
     layers: str = "z_g",
     samples: int | None = 1000,
+    on: str | None = None,
     quick: bool = False,
     per_client: bool = False,
     data: Any = None,
@@ -438,6 +440,8 @@ def analyze(
         moment: `before`, `after` or `adapted`, or several.
         layers: Layers of the model, as in `conv1,z_g`.
         samples: Number of test samples over all clients; None for all.
+        on: Test samples that each client's model represents, `own` or `all`; None: `all` for mdl and probe,
+            `own` for the others.
         quick: Use fewer probes and steps; results are marked.
         per_client: Analyze each client separately.
         data: The runs' data, if it was given as a Python object.
@@ -452,7 +456,7 @@ def analyze(
     """
     selected = tuple(registry.parse_analyses(analyses))
     moments = _split_names(moment)
-    request = AnalysisRequest(selected, round, moments, _split_names(layers), samples, quick, per_client)
+    request = AnalysisRequest(selected, round, moments, _split_names(layers), samples, quick, per_client, on)
     names = _list_names(runs)
     permission = make_permission(code, trust=trust)
     with sharing_stores(), _callbacks(callback, quiet=quiet) as callbacks:

@@ -59,7 +59,6 @@ def torch_seed(seed: int, purpose: str, round_: int = 0, client: int = 0) -> int
 
 
 def _default_generator(device: torch.device) -> torch.Generator:
-    """Return torch's default generator of a device."""
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]
         return torch.cuda.default_generators[device.index or 0]

@@ -14,7 +14,7 @@ import pytest
 import feddbe
 from feddbe.callbacks import display
 from feddbe.callbacks.base import Callback
-from feddbe.metrics.records import ALL
+from feddbe.metrics.client_values import ALL
 from feddbe.metrics.representations.discrepancy import Discrepancy, discrepancy
 from feddbe.metrics.representations.linear_probe import linear_probe
 from feddbe.metrics.representations.mdl import QUICK, mdl
@@ -89,7 +89,7 @@ def test_analyses_are_those_of_the_best_global_model(shell_with_runs: Shell) -> 
     runs = [Path("pair") / name for name in ("fedavg", "fedavg+dbe")]
     before = [load_without_analyses(run) for run in runs]
     assert before[1]["best"]["round"] == 2, "the clients' last states are those of the best round"
-    options = "--analyses probe,discrepancy,tsne --moment before --layers z_g,z --samples all"
+    options = "--analyses probe,discrepancy,tsne --on own --moment before --layers z_g,z --samples all"
     code, out, err = shell_with_runs(f"analyze pair {options}")
     assert (code, err) == (0, "")
     assert [load_without_analyses(run) for run in runs] == before
@@ -122,15 +122,16 @@ def test_shared_discrepancy_uses_one_model_for_both_clients(shell_with_runs: She
     Before local training, FedAvg's clients have the global model, and both analyses agree. With the client's
     own p_i on both sides, z equals z_g. After local training, the shared model is the one of client i.
     """
-    options = "--analyses discrepancy,discrepancy-shared --samples 100 --layers z_g,z"
-    code, out, err = shell_with_runs(f"analyze pair {options}")
+    options = "--analyses discrepancy --samples 100 --layers z_g,z"
+    assert shell_with_runs(f"analyze pair {options}").code == 0
+    code, out, err = shell_with_runs(f"analyze pair {options} --on all")
     assert (code, err) == (0, "")
-    assert "discrepancy-shared" in out
+    assert "discrepancy-all" in out
     figures = {path.name for path in Path("pair").glob("*.png")}
-    assert figures >= {"discrepancy.png", "discrepancy-shared.png"}
+    assert figures >= {"discrepancy.png", "discrepancy-all.png"}
     fedavg, dbe = (
         {
-            (result["analysis"], result["moment"], result["layer"]): result["clients"]
+            (result["on"], result["moment"], result["layer"]): result["clients"]
             for result in feddbe.load(f"pair/{name}")["analyses"]
         }
         for name in ("fedavg", "fedavg+dbe")
@@ -141,12 +142,12 @@ def test_shared_discrepancy_uses_one_model_for_both_clients(shell_with_runs: She
         return np.array([values[metric] for values in clients.values()])
 
     for metric in Discrepancy.METRICS:
-        plain = read(fedavg["discrepancy", "before", "z_g"], metric)
-        shared = read(fedavg["discrepancy-shared", "before", "z_g"], metric)
+        plain = read(fedavg["own", "before", "z_g"], metric)
+        shared = read(fedavg["all", "before", "z_g"], metric)
         assert shared == close(plain), metric
-        shared_z_g = read(dbe["discrepancy-shared", "before", "z_g"], metric)
-        shared_z = read(dbe["discrepancy-shared", "before", "z"], metric)
-        plain_z = read(dbe["discrepancy", "before", "z"], metric)
+        shared_z_g = read(dbe["all", "before", "z_g"], metric)
+        shared_z = read(dbe["all", "before", "z"], metric)
+        plain_z = read(dbe["own", "before", "z"], metric)
         if metric != "a_distance":  # a sample near the border may change sides
             assert shared_z == close(shared_z_g), metric
             assert shared_z != close(plain_z), metric
@@ -163,11 +164,43 @@ def test_shared_discrepancy_uses_one_model_for_both_clients(shell_with_runs: She
     trained = run_client(experiment.task, experiment.method, task, dict(server), None).upload
     points = sample_points(compute_points(Path("pair/fedavg"), "z_g", trained), 100)
     expected = discrepancy(points, clients=[3])
-    shared_after = fedavg["discrepancy-shared", "after", "z_g"]["3"]
+    shared_after = fedavg["all", "after", "z_g"]["3"]
     assert shared_after["fisher_f1"] == pytest.approx(expected.fisher_f1[0], rel=1e-3)
     assert shared_after["spread"] == pytest.approx(expected.spread[0], rel=1e-3)
-    plain_after = fedavg["discrepancy", "after", "z_g"]["3"]
+    plain_after = fedavg["own", "after", "z_g"]["3"]
     assert shared_after["fisher_f1"] != pytest.approx(plain_after["fisher_f1"], rel=1e-2)
+
+
+def test_probe_of_all_samples_under_each_clients_model(shell_with_runs: Shell) -> None:
+    """Before local training all clients have the global model; after it, each has its own."""
+    code, out, err = shell_with_runs("analyze pair --analyses probe --samples all")
+    assert (code, err) == (0, "")
+    document = feddbe.load("pair/fedavg")
+    results = {(result["on"], result["moment"]): result for result in document["analyses"]}
+    assert set(results) == {("all", "before"), ("all", "after")}, "the default"
+    before = {values["value"] for values in results["all", "before"]["clients"].values()}
+    assert before == {linear_probe(compute_points(Path("pair/fedavg"), "z_g"))}
+    store = RunStore.open(Path("pair/fedavg"))
+    experiment, server, best_round = (
+        load_experiment(store),
+        store.server_state("best"),
+        store.round_of("best"),
+    )
+    store.close()
+    assert best_round is not None
+    after = {}
+    for client in range(4):
+        task = ClientTask(client, best_round + 1, "train")
+        trained = run_client(experiment.task, experiment.method, task, dict(server), None).upload
+        after[str(client)] = linear_probe(compute_points(Path("pair/fedavg"), "z_g", trained))
+    stored = {client: values["value"] for client, values in results["all", "after"]["clients"].items()}
+    assert stored == after
+    overall = results["all", "after"]["overall"]
+    assert overall["value"] == pytest.approx(np.mean(list(after.values())))
+    assert overall["std"] == pytest.approx(np.std(list(after.values()), ddof=1))
+    rises = sum(value > next(iter(before)) for value in after.values())
+    row = next(line.split() for line in out.splitlines() if line.startswith("fedavg ") and " of 4" in line)
+    assert row[-3:] == [str(rises), "of", "4"]
 
 
 def test_stored_analysis_is_not_repeated_unless_settings_change(
@@ -200,7 +233,7 @@ def test_quick_results_are_marked_and_progress_is_printed(
     monkeypatch.setattr("feddbe.metrics.representations.mdl.REPORT_SECONDS", 0.01)
     monkeypatch.setattr(display, "_SECONDS_TO_FIRST_LINE", 0.0)
     monkeypatch.setattr(display, "_SECONDS_BETWEEN_LINES", 0.0)
-    code, out, err = shell_with_runs("analyze pair/fedavg --quick --samples 60 --moment before")
+    code, out, err = shell_with_runs("analyze pair/fedavg --on own --quick --samples 60 --moment before")
     assert re.search(
         r"fedavg: representations: \d+% of step 2 of 2, 0:\d\d:\d\d, about 0:\d\d:\d\d left\n", err
     )
@@ -248,9 +281,7 @@ def test_per_client_analyzes_each_client_separately(shell_with_runs: Shell) -> N
 
 INVALID_INPUTS = {
     "pair --analyses mld": ["unknown analysis 'mld'; did you mean 'mdl'? allowed: "],
-    "pair --analyses ,": [
-        "no analysis is selected; allowed: confusion, discrepancy, discrepancy-shared, mdl, probe, tsne"
-    ],
+    "pair --analyses ,": ["no analysis is selected; allowed: confusion, discrepancy, mdl, probe, tsne"],
     "pair --layers cov1": ["unknown layer 'cov1'; allowed: fc1, fc1.0, fc1.1, fc1.2, logits, z, z_g"],
     "pair --round first": ["unknown round 'first'; allowed: best, last"],
     "pair --moment during": ["unknown moment of fedavg 'during'; "],
@@ -258,8 +289,10 @@ INVALID_INPUTS = {
     "pair --samples 0": ["samples = '0'; allowed: a whole number >= 1, or all"],
     "pair --samples 10": ["9 training samples (nine tenths of all) are too few for 10 different sizes"],
     "pair --analyses tsne --per-client": ["tsne cannot analyze single clients; leave out --per-client"],
+    "pair --analyses tsne --on all": ["tsne on all samples; allowed: own"],
+    "pair --analyses probe --on all --per-client": ["probe on all samples with --per-client; allowed: own"],
     "nowhere": ["'nowhere' is not the folder of a run"],
-    "no_model --analyses discrepancy-shared": ["majority deploys no model: it has no representations"],
+    "no_model --analyses discrepancy --on all": ["majority deploys no model: it has no representations"],
     "no_model --analyses probe": ["majority deploys no model: it has no representations"],
     "pair --quick --samples 10 --per-client": ["mdl of single clients: 9 training samples"],
 }
@@ -274,9 +307,9 @@ def test_invalid_input_prints_one_line(shell_with_runs: Shell, arguments: str) -
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["discrepancy", "discrepancy-shared"])
-def test_discrepancy_requires_two_clients(shell_with_runs: Shell, name: str) -> None:
-    code, out, err = shell_with_runs(f"analyze single_client --analyses {name}")
+@pytest.mark.parametrize("on", ["own", "all"])
+def test_discrepancy_requires_two_clients(shell_with_runs: Shell, on: str) -> None:
+    code, out, err = shell_with_runs(f"analyze single_client --analyses discrepancy --on {on}")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "discrepancy needs two or more clients: got 1" in err
 

@@ -10,7 +10,7 @@ import pytest
 
 from feddbe.errors import FeddbeError, StoreError
 from feddbe.methods.registry import parse_method
-from feddbe.metrics.records import ALL
+from feddbe.metrics.client_values import ALL
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.store import RETAINED, RunStore
 from feddbe.simulation.client import ClientResult, ClientTask, MissingClient

@@ -12,7 +12,7 @@ from feddbe.methods.base import BODY, HEAD, MODEL, PERSONAL, Method, undeclared_
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.fedper import FedPer
 from feddbe.state import State, add_prefix, strip_prefix
-from feddbe.testing.contract import find_leaks
+from feddbe.testing import find_leaks
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
 from tests.federation import MessageRecorder, experiment, run_recorded

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import torch
 
-from feddbe.data.cache import CachedArrays, NewArray, load_cached
 from feddbe.data.dataset import Dataset
+from feddbe.data.files import CachedArrays, NewArray, load_cached
 from feddbe.errors import InvalidInputError
 
 X = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
@@ -243,15 +243,15 @@ def test_process_killed_while_building_leaves_no_cache(source: Path, moment: str
 import os, signal, sys
 sys.path[:] = {sys.path!r}
 from pathlib import Path
-from feddbe.data import cache
+from feddbe.data import files
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 def build(new):
     new("x", (1000,), "u1")[:] = 1
     if {moment!r} == "build":
         kill()
-cache._describe = kill
-cache.load_cached("toy", None, "arrays", [Path({str(source)!r})], build)
+files._describe_array = kill
+files.load_cached("toy", None, "arrays", [Path({str(source)!r})], build)
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == -9
     assert list_names(source) == ([".arrays.cache.part"] if moment == "write" else [])

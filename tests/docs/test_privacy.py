@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from feddbe import metrics
 from feddbe.methods.base import BODY, HEAD, MODEL, AddOn, Method
 from feddbe.methods.registry import ADDONS, METHODS
+from feddbe.metrics import builtin
 from feddbe.simulation.client import BUFFER
 from tests.docs.test_pages import DOCS
 
@@ -61,7 +61,7 @@ def test_page_explains_every_message() -> None:
 
 def test_page_lists_every_metric() -> None:
     listed = read_table("number")
-    inputs_by_metric = {name: registered.inputs for name, registered in metrics.registered_metrics().items()}
+    inputs_by_metric = {name: registered.inputs for name, registered in builtin._METRICS.items()}
     assert {*inputs_by_metric} <= {*listed}
     for name, inputs in inputs_by_metric.items():
-        assert ("representations" in listed[name][0]) == (inputs == metrics.POOLED_INPUTS), name
+        assert ("representations" in listed[name][0]) == (inputs == builtin.POOLED_INPUTS), name

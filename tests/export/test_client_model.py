@@ -14,7 +14,7 @@ from torch import Tensor
 import feddbe
 from feddbe.config.user_code import make_permission
 from feddbe.errors import InvalidInputError, StoreError
-from feddbe.export.client_model import load_client_model
+from feddbe.export import load_client_model
 from feddbe.runs.store import RunStore
 from feddbe.state import State, decode, strip_prefix
 

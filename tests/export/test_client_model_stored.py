@@ -13,8 +13,7 @@ import feddbe
 from feddbe import cli
 from feddbe.config.user_code import make_permission
 from feddbe.errors import FeddbeError, InvalidInputError, StoreError
-from feddbe.export import predict
-from feddbe.export.client_model import load_client_model
+from feddbe.export import load_client_model, predict
 from tests.export.test_client_model import train_run
 from tests.runs.test_replay_permissions import change
 

@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 import feddbe
 from feddbe import cli
 from feddbe.errors import InvalidInputError
-from feddbe.export import export_model, predict
-from feddbe.export.client_model import load_client_model
+from feddbe.export import export_model, load_client_model, predict
 from tests.export.test_client_model import MODELS, OWN_RUN, RNG, images, table, texts, train_run
 
 FILES = {

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from feddbe.errors import InvalidInputError
-from feddbe.export import export_model
-from feddbe.export.folder import replace_folder
+from feddbe.export import export_model, replace_folder
 from tests.export.test_client_model import train_run
 
 NAMES = {"a", "b", "mark"}
@@ -64,7 +63,7 @@ def test_full_disk_leaves_older_export_unchanged(size: int, tmp_path: Path) -> N
 KILLED = """
 import sys, time
 from pathlib import Path
-from feddbe.export.folder import replace_folder
+from feddbe.export import replace_folder
 with replace_folder(Path(sys.argv[1]), {"a", "b", "mark"}, "mark") as new:
     for name in ("a", "b", "mark"):
         (new / name).write_text("client 1")

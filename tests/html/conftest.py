@@ -34,7 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _write_mdl(folder: Path) -> None:
     """Write a result of MDL, which would take eight seconds to compute."""
     settings, quick = analysis_settings("mdl", quick=True)
-    item = _AnalysisItem("mdl", "before", "z_g", quick, False, settings | {"samples": 60})
+    item = _AnalysisItem("mdl", "before", "z_g", "own", quick, False, settings | {"samples": 60})
     store = RunStore.open(folder)
     result = AnalysisResult({"": 123.0, "bits": 177.0, "std": 4.5})
     _write_result(store, checkpoint_round(store, "best"), item, result, 60, 1.0)

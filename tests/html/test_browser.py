@@ -155,7 +155,7 @@ def test_every_figure_has_marks(opened_page: Page) -> None:
     assert {name for name, _ in colored_pixels} == {
         f"figure-{name}"
         for name in (
-            "learning", "heat", "ranks", "differences", "new_clients", "labels", "mdl-quick", "probe",
+            "learning", "heat", "ranks", "differences", "new_clients", "labels", "mdl-quick", "probe-all",
             "discrepancy", "tsne",
         )
     }  # fmt: skip

@@ -19,16 +19,16 @@ from feddbe.cli.command import config_options
 from feddbe.config.options import parse_options
 from feddbe.errors import InvalidInputError
 from feddbe.reporting.build_figures import spread_evenly, thin_rounds
+from feddbe.reporting.build_tables import seeds_table
 from feddbe.reporting.figure import Axis, Curves, Figure, Scatter, Series
 from feddbe.reporting.html.blocks import ReportRun, ReportRuns, figure_block, read_runs, to_json_number
-from feddbe.reporting.html.overview import analysis_commands, rerun_command
 from feddbe.reporting.html.page import encode_json, page_content, render, write_report
+from feddbe.reporting.html.sections import analysis_commands, rerun_command
 from feddbe.reporting.matplotlib_backend import COLORS
-from feddbe.reporting.tables import seeds_table
 from feddbe.runs.analysis import AnalysisRequest
+from feddbe.runs.build_document import client_accuracies
 from feddbe.runs.execution import resolve_request
 from feddbe.runs.store import RunStore
-from feddbe.runs.summary import client_accuracies
 from tests.documents import document
 from tests.html.conftest import SMALL
 
@@ -65,7 +65,7 @@ def build_report_runs(*documents: Any, labels: Any = None) -> ReportRuns:
 def test_sections_of_complete_runs(content: dict[str, Any]) -> None:
     assert [section["id"] for section in content["sections"]] == [
         "summary", "curves", "clients", "fairness", "new_clients", "data", "discrepancy", "tsne",
-        "probe", "mdl-quick", "overhead", "configuration", "versions",
+        "probe-all", "mdl-quick", "overhead", "configuration", "versions",
     ]  # fmt: skip
     assert all(section["blocks"] for section in content["sections"])
     assert content["palette"]["lines"] == list(COLORS)
@@ -208,7 +208,7 @@ def test_the_first_experiment_is_the_baseline_on_the_page_too() -> None:
 
 def build_overview(runs: ReportRuns) -> dict[str, Any]:
     """Return the sections that do not read files of runs."""
-    from feddbe.reporting.html.overview import learning_section, summary_section
+    from feddbe.reporting.html.sections import learning_section, summary_section
 
     return {"sections": [*summary_section(runs), *learning_section(runs)]}
 
@@ -339,6 +339,7 @@ def test_analysis_command_requests_the_same_analyses(runs: Path, report_runs: Re
             tuple(registry.parse_analyses(options["--analyses"])), options["--round"],
             tuple(options["--moment"].split(",")), tuple(options["--layers"].split(",")),
             int(options["--samples"]), "--quick" in words, "--per-client" in words,
+            options["--on"],
         )  # fmt: skip
         store = RunStore.open(Path(words[2]))
         assert _missing_items(store, request) == []

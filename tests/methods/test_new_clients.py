@@ -19,7 +19,7 @@ from feddbe.config.options import Config
 from feddbe.errors import InvalidInputError
 from feddbe.methods import new_clients
 from feddbe.methods.registry import METHODS
-from feddbe.runs import summary
+from feddbe.runs.build_document import read_new_clients
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.store import RunStore
 from feddbe.simulation.client import ClientTask, run_client
@@ -205,7 +205,7 @@ def test_accuracy_after_each_epoch_equals_adaptation_for_as_many_epochs(
     e = experiment("fedavg+dbe", make_dataset(SIZES), new_clients=1, adapt_epochs=4, adaptation=adaptation)
     server = run_outcome(e, tmp_path).server
     store = RunStore.open(tmp_path)
-    result, records = summary.read_new_clients(store), store.records(2)
+    result, records = read_new_clients(store), store.records(2)
     store.close()
     assert result
     assert (result["adaptation"], result["epochs"], len(result["by_epoch"])) == (adaptation, 4, 4)

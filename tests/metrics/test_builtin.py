@@ -27,7 +27,7 @@ from feddbe.metrics.builtin import (
     macro_f1,
     majority_accuracy,
 )
-from feddbe.metrics.records import Aggregates, aggregate_clients
+from feddbe.metrics.client_values import Aggregates, aggregate_clients
 
 # --- over clients
 

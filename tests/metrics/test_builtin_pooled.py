@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from feddbe import metrics
-from feddbe.metrics.records import ALL
+from feddbe.metrics.client_values import ALL
 from feddbe.metrics.representations.points import make_points
 from feddbe.simulation.recorder import pooled_indices, pooled_records
-from feddbe.testing.contract import make_dataset
+from feddbe.testing import make_dataset
 from feddbe.training.task import Task
 from tests.federation import experiment
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import feddbe
-from feddbe.metrics.records import ALL
+from feddbe.metrics.client_values import ALL
 from feddbe.runs.replay import Checkpoint, load_experiment
 from feddbe.runs.store import RunStore
 

@@ -54,8 +54,9 @@ def analysis_document(
 ) -> AnalysisDocument:
     """Return an analysis as in a run's document."""
     plain: Any = {
-        "round": 2, "analysis": analysis, "layer": layer, "moment": moment, "quick": False,
-        "per_client": False, "samples": 60, "settings": {}, "seconds": 1.0, "overall": {}, "clients": {},
+        "round": 2, "analysis": analysis, "layer": layer, "moment": moment, "on": "own",
+        "quick": False, "per_client": False, "samples": 60, "settings": {}, "seconds": 1.0,
+        "overall": {}, "clients": {},
     }  # fmt: skip
     return cast(AnalysisDocument, plain | fields)
 

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console, RenderableType
 
-from feddbe.reporting.tables import fairness_table, missing_baselines, overhead_table
+from feddbe.reporting.build_tables import fairness_table, missing_baselines, overhead_table
 from feddbe.results.fairness import compute_fairness, compute_overhead
 from tests.documents import document
 

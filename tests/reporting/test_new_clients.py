@@ -12,8 +12,8 @@ from rich.console import Console
 import feddbe
 from feddbe.errors import InvalidInputError
 from feddbe.reporting.build_figures import adaptation_curves
+from feddbe.reporting.build_tables import new_clients_table
 from feddbe.reporting.matplotlib_backend import render
-from feddbe.reporting.tables import new_clients_table
 from feddbe.results.document import RunDocument
 from tests.documents import _accuracy, document
 from tests.federation import make_dataset

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from feddbe.reporting.build_figures import learning_curves
+from feddbe.reporting.build_tables import seeds_table, sweep_table
 from feddbe.reporting.figure import Curves
 from feddbe.reporting.table import Table, to_page_block
-from feddbe.reporting.tables import seeds_table, sweep_table
 from feddbe.results.document import RunDocument
 from tests.documents import document
-from tests.reporting.test_tables import find_row, lines, words
+from tests.reporting.test_build_tables import find_row, lines, words
 
 SETTINGS: dict[str, Any] = {
     "model": "cnn_small", "lr": 0.1, "participation": 0.5, "partition": "dirichlet:0.1", "partition_seed": 1,

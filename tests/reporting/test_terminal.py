@@ -12,7 +12,7 @@ from feddbe.reporting.build_figures import learning_curves
 from feddbe.reporting.figure import Axis, Curves, Figure, Series
 from feddbe.results.document import RunDocument
 from tests.documents import document
-from tests.reporting.test_tables import LONG, lines, words
+from tests.reporting.test_build_tables import LONG, lines, words
 
 CURVE = document(LONG, [0.07 + 0.9 * t / 1999 for t in range(2000)], majority_accuracy=0.214)
 

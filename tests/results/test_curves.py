@@ -9,7 +9,7 @@ from torch import Tensor
 
 import feddbe
 from feddbe.metrics import builtin
-from feddbe.metrics.records import Value
+from feddbe.metrics.client_values import Value
 from feddbe.results.curves import band_edges, describe_band, mean_curves, metric_series
 from feddbe.results.seeds import group_seeds
 from feddbe.results.statistics import Trial, mean_interval

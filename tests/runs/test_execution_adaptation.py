@@ -12,9 +12,9 @@ from feddbe import api
 from feddbe.config.options import Config
 from feddbe.errors import InvalidInputError
 from feddbe.methods.registry import parse_method
+from feddbe.runs.build_document import read_new_clients
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.store import RunStore
-from feddbe.runs.summary import read_new_clients
 from feddbe.simulation.client import ClientTask, run_client
 from feddbe.state import State, matches_pattern, strip_prefix
 from feddbe.training.task import Context

@@ -15,7 +15,7 @@ import feddbe
 from feddbe import cli
 from feddbe.config.user_code import make_permission
 from feddbe.errors import InvalidInputError, StoreError
-from feddbe.export.client_model import load_client_model
+from feddbe.export import load_client_model
 from feddbe.runs.store import RUN_FILE, RunStore, checksum
 
 SMALL: dict[str, Any] = {"clients": 3, "partition": "iid", "model": "mlp", "engine": "serial", "lr": 0.1}

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from feddbe.errors import StoreError
-from feddbe.metrics.records import ALL, Record
+from feddbe.metrics.client_values import ALL, Record
 from feddbe.runs.store import RUN_FILE, RunStore, checksum
 from feddbe.state import encode
 from tests.federation import experiment, run_outcome

@@ -34,7 +34,7 @@ from feddbe.simulation.engines import ray as ray_engine
 from feddbe.simulation.engines.base import Broadcasts, ClientStates, TimeoutPolicy
 from feddbe.simulation.engines.ray import LOOPBACK_ONLY
 from feddbe.state import State
-from feddbe.testing.contract import make_dataset
+from feddbe.testing import make_dataset
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
 from tests.federation import (

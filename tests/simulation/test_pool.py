@@ -25,7 +25,7 @@ from feddbe.simulation.engines.base import Broadcasts, ClientStates, TimeoutPoli
 from feddbe.simulation.engines.pool import PackedState, Pool
 from feddbe.simulation.engines.registry import Serial
 from feddbe.state import State, encode
-from feddbe.testing.contract import make_dataset
+from feddbe.testing import make_dataset
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
 from tests.federation import are_identical, experiment, run_outcome, run_recorded

@@ -273,11 +273,12 @@ def test_mdl_is_from_the_best_round_before_local_training() -> None:
 
     def measured(round: int, value: float, **more: Any) -> Any:
         about = {"round": round, "analysis": "mdl", "layer": "z_g", "moment": "before", "quick": False}
-        return {**about, "per_client": False, "overall": {"value": value}, **more}
+        return {**about, "on": "all", "per_client": False, "overall": {"value": value}, **more}
 
     run["analyses"] = [
         measured(2, 1.0), measured(1, 2.0, layer="z"), measured(1, 3.0, moment="after"),
-        measured(1, 4.0, per_client=True), measured(1, 5.0, quick=True), measured(1, 6.0),
+        measured(1, 4.0, per_client=True), measured(1, 7.0, on="own"),
+        measured(1, 5.0, quick=True), measured(1, 6.0),
     ]  # fmt: skip
     assert paper.read_value("mdl@z_g", run) == 6.0
     assert paper.read_value("mdl@z", run) == 2.0

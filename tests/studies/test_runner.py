@@ -15,7 +15,7 @@ import pytest
 import feddbe
 from feddbe.callbacks.base import Callback, StudyCallback
 from feddbe.errors import DivergenceError, FeddbeError
-from feddbe.metrics.records import Record
+from feddbe.metrics.client_values import Record
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.store import RunStore, exclusive, make_folder
 from feddbe.simulation import loop

@@ -14,7 +14,7 @@ from feddbe.config.options import Config, parse_options
 from feddbe.data.federated import load_federated_data
 from feddbe.data.split import load_split
 from feddbe.errors import InvalidInputError
-from feddbe.runs import summary
+from feddbe.runs.build_document import load_document
 from feddbe.runs.experiment import resolve
 from feddbe.studies.tune import TuneResult, build_search_space, insert_values, tune
 from tests.studies.conftest import Shell
@@ -135,7 +135,7 @@ def test_fine_tuned_method_is_judged_after_fine_tuning(tmp_path: Path, method: s
     """A run below the others before fine-tuning may be above them after it, so none is stopped early."""
     request = parse_options([method], {**SMALL, "rounds": 8, "adapt_epochs": 2, "out": str(tmp_path)})
     result = tune(request, trials=6, space=["lr=0.0001,0.001,0.01,0.05,0.2"])
-    runs = [summary.load_document(folder.parent) for folder in tmp_path.glob("*/run.sqlite")]
+    runs = [load_document(folder.parent) for folder in tmp_path.glob("*/run.sqlite")]
     tuned = {run["config"]["lr"]: run["last"]["adapted"] for run in runs if run["last"]}
     assert {trial.values["lr"]: trial.accuracy for trial in result.trials} == {
         lr: accuracy["weighted"] for lr, accuracy in tuned.items() if accuracy

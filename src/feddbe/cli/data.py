@@ -80,7 +80,7 @@ def _get(name: str, force: bool, data_dir: Path | None) -> int:
 def _show(name: str, save: Path | None, plot: Path | None, **options: Any) -> int:
     """Show how a data set is partitioned among clients."""
     from feddbe.data.federated import label_counts, load_federated_data
-    from feddbe.reporting import tables
+    from feddbe.reporting import build_tables
     from feddbe.reporting.build_figures import client_distribution
     from feddbe.reporting.matplotlib_backend import draw
 
@@ -108,7 +108,7 @@ def _show(name: str, save: Path | None, plot: Path | None, **options: Any) -> in
         return 0
     if dataset.note:
         print(f"{dataset.name}: {dataset.note}")
-    table = tables.split_table(
+    table = build_tables.split_table(
         split.train.sizes, split.test.sizes, labels, label_names=dataset.label_names,
         client_names=dataset.client_names, shift_labels=dataset.shift_labels,
     )  # fmt: skip

@@ -150,8 +150,8 @@ def _status(folder: Path, as_json: bool) -> int:
 def _describe_run(folder: Path, *, is_running: bool) -> dict[str, Any]:
     """Return the state of a run from its file."""
     from feddbe.results.document import status_note
+    from feddbe.runs.build_document import load_document
     from feddbe.runs.store import RunStore
-    from feddbe.runs.summary import load_document
 
     if not RunStore.is_run(folder):
         status = "waiting for the first round" if is_running else "stopped before the first round"
@@ -190,7 +190,7 @@ def _describe_run(folder: Path, *, is_running: bool) -> dict[str, Any]:
 @click.option("--onnx", is_flag=True, help="write ONNX too (pip install 'feddbe[onnx]')")
 def _export(run: str | None, state: Path, out: Path | None, onnx: bool) -> int:
     """Node: export its own model of a run that has ended, without the server."""
-    from feddbe.export.folder import write_client_model
+    from feddbe.export import write_client_model
     from feddbe.federation.node import reopen_node
 
     with reopen_node(state) as node:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from feddbe.cli import data, export, federation, methods, report, results, run, studies
+from feddbe.cli import data, export, federation, methods, results, run, studies
 from feddbe.cli.command import Group, explain_error, opening_runs_once, print_error
 from feddbe.errors import FeddbeError
 
@@ -19,12 +19,12 @@ app = Group("feddbe", "Personalized federated learning with the Domain Bias Elim
 click.version_option(package_name="feddbe", message="feddbe %(version)s")(app)
 _READING = {
     results.runs, results.show, results.verify, results.analyze, results.fairness, results.overhead,
-    report.report, export.export, export.predict,
+    results.report, export.export, export.predict,
 }  # fmt: skip
 """Commands that only read runs."""
 for command in (
     run.run, run.compare, results.runs, results.show, results.verify, results.analyze, results.fairness,
-    results.overhead, report.report, studies.reproduce, studies.tune, export.export, export.predict,
+    results.overhead, results.report, studies.reproduce, studies.tune, export.export, export.predict,
     methods.methods, data.group, federation.group,
 ):  # fmt: skip
     app.add_command(opening_runs_once(command) if command in _READING else command)

@@ -1,7 +1,9 @@
-"""`feddbe runs`, `show`, `verify`, `fairness`, `overhead` and `analyze`: readers of runs and studies."""
+"""Commands that read runs and studies, from `feddbe runs` to `feddbe report`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +56,7 @@ _PROGRAM_FORMATS = ("csv", "json")
 def runs(folder: Path | None, as_json: bool) -> int:
     """List the runs and studies below a folder."""
     from feddbe import api
-    from feddbe.reporting.tables import runs_table
+    from feddbe.reporting.build_tables import runs_table
     from feddbe.studies.record import RECORD_FILE
 
     root = folder or paths.RUNS_DIR
@@ -205,10 +207,10 @@ def _show_documents(
 ) -> None:
     """Print the runs; of a sweep, test accuracies of the chosen values only."""
     from feddbe.reporting.build_figures import learning_curves
+    from feddbe.reporting.build_tables import chosen_runs, results_table
     from feddbe.reporting.matplotlib_backend import draw
     from feddbe.reporting.run import summary_table
     from feddbe.reporting.table import render
-    from feddbe.reporting.tables import chosen_runs, results_table
 
     visible_runs = chosen_runs(documents) if is_sweep else documents
     table = summary_table(documents, is_sweep=is_sweep)
@@ -234,7 +236,7 @@ def _print_results(documents: list[RunDocument], table: Table) -> None:
     """Print the table, those of new clients and of analyses, and the curves."""
     from feddbe.reporting import representations
     from feddbe.reporting.build_figures import learning_curves
-    from feddbe.reporting.tables import new_clients_table
+    from feddbe.reporting.build_tables import new_clients_table
     from feddbe.reporting.terminal import CurveChart
 
     tables = filter(None, [table, new_clients_table(documents)])
@@ -245,9 +247,9 @@ def _print_results(documents: list[RunDocument], table: Table) -> None:
 
 
 def _print_clients(documents: list[RunDocument], format_: str | None, *, as_json: bool) -> None:
+    from feddbe.reporting.build_tables import client_records_table, clients_table
     from feddbe.reporting.table import render
-    from feddbe.reporting.tables import client_records_table, clients_table
-    from feddbe.runs.summary import client_records
+    from feddbe.runs.build_document import client_records
 
     clients = [client_records(document) for document in documents]
     if as_json:
@@ -294,11 +296,11 @@ def verify(names: tuple[str, ...], as_json: bool) -> int:
 @AS_JSON
 def fairness(names: tuple[str, ...], round_: str, out: Path | None, as_json: bool) -> int:
     """Show each client's accuracy, and how many clients gain or lose against local and fedavg."""
-    from feddbe.reporting import tables
+    from feddbe.reporting import build_tables
     from feddbe.reporting.build_figures import client_differences, client_ranks
     from feddbe.reporting.matplotlib_backend import draw
     from feddbe.results.fairness import compute_fairness
-    from feddbe.runs.summary import client_accuracies
+    from feddbe.runs.build_document import client_accuracies
     from feddbe.studies.record import load_documents, output_folder
 
     documents = load_documents(names, print_note)
@@ -312,8 +314,8 @@ def fairness(names: tuple[str, ...], round_: str, out: Path | None, as_json: boo
     if as_json:
         print_json({"runs": results, "picture": str(path)})
         return 0
-    print_renderable(tables.fairness_table(results))
-    missing = tables.missing_baselines(results)
+    print_renderable(build_tables.fairness_table(results))
+    missing = build_tables.missing_baselines(results)
     if missing:
         print(missing)
     print(f"\nfairness  {path}")
@@ -325,10 +327,10 @@ def fairness(names: tuple[str, ...], round_: str, out: Path | None, as_json: boo
 @AS_JSON
 def overhead(names: tuple[str, ...], as_json: bool) -> int:
     """Show the cost of methods: seconds, bytes, state kept by clients, memory."""
-    from feddbe.reporting.tables import overhead_table
+    from feddbe.reporting.build_tables import overhead_table
     from feddbe.results.document import run_labels
     from feddbe.results.fairness import compute_overhead
-    from feddbe.runs.summary import count_private_values
+    from feddbe.runs.build_document import count_private_values
     from feddbe.studies.record import load_documents
 
     documents = load_documents(names, print_note)
@@ -346,7 +348,7 @@ def overhead(names: tuple[str, ...], as_json: bool) -> int:
 @_RUNS
 @click.option(
     "--analyses", default="mdl", metavar="NAMES",
-    help="mdl, probe, discrepancy, discrepancy-shared, tsne, confusion [default: mdl]",
+    help="mdl, probe, discrepancy, tsne, confusion [default: mdl]",
 )  # fmt: skip
 @ROUND
 @click.option(
@@ -361,6 +363,11 @@ def overhead(names: tuple[str, ...], as_json: bool) -> int:
     "--samples", default="1000", metavar="N",
     help="number of test samples over all clients, or all [default: 1000]",
 )  # fmt: skip
+@click.option(
+    "--on", type=click.Choice(["own", "all"]),
+    help="test samples that each client's model represents: its client's own, or those of all clients "
+    "[default: all for mdl and probe, own for the others]",
+)  # fmt: skip
 @click.option("--quick", is_flag=True, help="use fewer probes and steps; results are marked")
 @click.option("--per-client", is_flag=True, help="analyze each client separately: mdl, probe")
 @CODE
@@ -373,6 +380,7 @@ def analyze(
     moment: str,
     layers: str,
     samples: str,
+    on: str | None,
     quick: bool,
     per_client: bool,
     code: tuple[str, ...],
@@ -391,8 +399,8 @@ def analyze(
         with progress:
             documents = api.analyze(
                 names, analyses=analyses, round=round_, moment=moment, layers=layers,
-                samples=_parse_samples(samples), quick=quick, per_client=per_client, code=code, trust=trust,
-                callback=progress, quiet=True,
+                samples=_parse_samples(samples), on=on, quick=quick, per_client=per_client, code=code,
+                trust=trust, callback=progress, quiet=True,
             )  # fmt: skip
     except KeyboardInterrupt:
         return print_error("stopped; finished analyses are kept, repeat the command for the others", 130)
@@ -415,3 +423,72 @@ def _parse_samples(text: str) -> int | None:
     if not text.isdecimal() or not int(text):
         raise InvalidInputError(f"samples = '{text}'; allowed: a whole number >= 1, or all")
     return int(text)
+
+
+@click.command("report", cls=Command)
+@click.argument(
+    "names", cls=Argument, nargs=-1, required=True, metavar="RUN...",
+    help="runs, comparisons or studies: folders, or names in runs/; with --live also folders with runs",
+)  # fmt: skip
+@click.option(
+    "-o", "--out", metavar="FILE", type=Path, help="HTML file [default: report.html in the first RUN]"
+)
+@click.option("--live", is_flag=True, help="serve the page on 127.0.0.1 instead; it follows runs in progress")
+@click.option("--port", type=int, metavar="N", help="port of --live [default: a free one]")
+def report(names: tuple[str, ...], out: Path | None, live: bool, port: int | None) -> int:
+    """Write runs as one HTML page: tables, curves, clients, representations, settings."""
+    if live:
+        if out is not None:
+            raise InvalidInputError(f"--out {out} has no effect with --live; give one of them")
+        return _serve(names, port or 0)
+    if port is not None:
+        raise InvalidInputError(f"--port {port} has no effect without --live; add --live")
+    from feddbe import api
+    from feddbe.callbacks.display import MessagesOnly
+
+    print(f"report  {api.report(names, out, callback=MessagesOnly())}")
+    return 0
+
+
+def _serve(names: Sequence[str], port: int) -> int:
+    from feddbe.paths import expand_path
+    from feddbe.reporting.html.live import serve
+    from feddbe.runs import folders
+
+    def list_runs() -> list[Path]:
+        """Return the runs that exist now; a folder may get runs later."""
+        runs = dict[Path, None]()
+        for name in names:
+            folder = expand_path(name)
+            study_runs = _list_study_runs(name)
+            if study_runs is not None:
+                runs |= dict.fromkeys(study_runs)
+            else:
+                runs |= dict.fromkeys(
+                    folders.list_runs(folder) if folder.is_dir() else folders.resolve_runs(name)
+                )
+        return list(runs)
+
+    list_runs()  # raises an error for names that do not exist
+    with suppress(KeyboardInterrupt):
+        serve(list_runs, port, lambda address: print(f"report  {address}  (Ctrl-C ends it)", flush=True))
+    return 0
+
+
+def _list_study_runs(name: str) -> list[Path] | None:
+    """Return the runs of a study that exist now; None if the name is not that of one study.
+
+    Raises:
+        InvalidInputError: The study is a sweep. Its page would show test accuracies before values are chosen.
+    """
+    from feddbe.runs.store import RunStore
+    from feddbe.studies.record import Purpose, find_run_folders, find_studies, read_record
+
+    studies = find_studies(name)
+    if len(studies) != 1:
+        return None
+    if read_record(studies[0]).purpose is Purpose.SWEEP:
+        raise InvalidInputError(
+            f"'{name}' is a sweep, whose values are chosen at its end; use report {name} without --live"
+        )
+    return [folder for folder in find_run_folders(name) if RunStore.is_run(folder)]

@@ -126,11 +126,11 @@ def _run(
 
 def _stop_message(progress: CliProgress, command_line: Sequence[str], *, single: bool) -> str:
     """Return the message after Ctrl-C: the last stored round, and the command that resumes."""
-    from feddbe.runs import summary
+    from feddbe.runs.build_document import load_document
 
     if progress.folder is None:
         return "stopped before anything was written"
-    rounds = summary.load_document(progress.folder, hashes=False)["rounds"]
+    rounds = load_document(progress.folder, hashes=False)["rounds"]
     status = f"after round {rounds[-1]['round']}, which is kept" if rounds else "before the first round"
     words = [word for word in command_line if word != "--resume"]
     if not any(word.split("=")[0] == "--out" for word in words):
@@ -141,7 +141,7 @@ def _stop_message(progress: CliProgress, command_line: Sequence[str], *, single:
 def _print_results(documents: list[RunDocument], folder: Path, *, as_json: bool, single: bool) -> None:
     """Print the tables or the document, and draw the figures."""
     from feddbe import api
-    from feddbe.reporting.tables import new_clients_table, results_table
+    from feddbe.reporting.build_tables import new_clients_table, results_table
 
     if as_json:
         print_json(documents[0] if single else {"runs": documents})
@@ -272,14 +272,14 @@ def _run_sweep(spec: SweepSpec, trackers: Sequence[str], *, single: bool, dry_ru
 
 def _print_sweep(documents: Sequence[RunDocument], study_folder: Path, spec: SweepSpec) -> None:
     """Print the table over seeds or the grid, and draw the curves; of a grid, those of the selected runs."""
-    from feddbe.reporting import tables
+    from feddbe.reporting import build_tables
     from feddbe.reporting.build_figures import learning_curves
     from feddbe.reporting.matplotlib_backend import draw
     from feddbe.reporting.run import summary_table
     from feddbe.results.document import accuracy_curve
 
     table = summary_table(documents, is_sweep=spec.is_grid)
-    runs_to_draw = tables.chosen_runs(documents) if spec.is_grid else documents
+    runs_to_draw = build_tables.chosen_runs(documents) if spec.is_grid else documents
     path = study_folder / "curves.png"
     has_curves = any(map(accuracy_curve, runs_to_draw))
     if has_curves:

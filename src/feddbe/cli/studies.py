@@ -85,9 +85,8 @@ def tune(method: str, trials: int, space: tuple[str, ...], **options: Any) -> in
 
 def print_search(result: TuneResult, options: Config) -> None:
     """Print the best values of a search, the default ones, and the next best trials."""
-    from feddbe.reporting.formatting import format_percent
-    from feddbe.reporting.html import overview
-    from feddbe.reporting.table import TEXT, Column, Table
+    from feddbe.reporting.html import sections
+    from feddbe.reporting.table import TEXT, Column, Table, format_percent
     from feddbe.studies.tune import VALIDATION
 
     def record(title: str, trial: Trial) -> dict[str, str]:
@@ -110,7 +109,7 @@ def print_search(result: TuneResult, options: Config) -> None:
     footer = [record("", trial) for trial in others]
     print_renderable(Table(columns, compared, note=note, footer=footer))
     name, changes = result.method_with(result.best.values)
-    print(f"use it   {overview.format_run_command(name, vars(options) | changes | {'validation': 0.0})}")
+    print(f"use it   {sections.format_run_command(name, vars(options) | changes | {'validation': 0.0})}")
 
 
 def _paper_values(result: TuneResult) -> str:

@@ -6,7 +6,7 @@ the data set is used, and has:
     find(data_dir)    Return the path of its files, a list of them, or None if they are missing. The folders
                       to search, in order, are `files.search_folders(name, data_dir)`.
     load(data_dir)    Return the `Dataset`: training set first, then test set, in the publisher's order. Raise
-                      `files.missing_data_error(...)` if the files are missing. Use `cache.load_cached` for
+                      `files.missing_data_error(...)` if the files are missing. Use `files.load_cached` for
                       arrays that are slow to decode.
 
 and optionally:
@@ -156,7 +156,7 @@ def _load_user_data(text: str) -> Dataset | None:
     """Load the user's data at `PATH?QUERY`; return None if the path has none of the forms."""
     from feddbe.data.files import require_regular_file
     from feddbe.data.user import arrays, images, tables
-    from feddbe.data.user.query import FOLDER_KEYS, NPZ_KEYS, TABLE_KEYS, parse_query
+    from feddbe.data.user.tables import FOLDER_KEYS, NPZ_KEYS, TABLE_KEYS, parse_query
 
     location, _, query_text = text.partition("?")
     path = expand_path(location)

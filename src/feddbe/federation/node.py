@@ -28,7 +28,7 @@ from feddbe.config.user_code import StoredSource, is_file_reference
 from feddbe.data.federated import FederatedData, load_federated_data
 from feddbe.data.split import Indices, RaggedArray, Split
 from feddbe.errors import FeddbeError, InvalidInputError
-from feddbe.export.client_model import ClientModel, make_client_model
+from feddbe.export import ClientModel, make_client_model
 from feddbe.federation import protocol
 from feddbe.federation.data_spec import DataSpec
 from feddbe.federation.private_store import PrivateStore, make_private_folder, write_private_file

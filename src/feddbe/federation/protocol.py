@@ -16,8 +16,8 @@ from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
 from feddbe import metrics
-from feddbe.errors import DivergenceError, FeddbeError, InvalidInputError, unknown_name
-from feddbe.metrics.records import MetricValues
+from feddbe.errors import DivergenceError, FeddbeError, InvalidInputError
+from feddbe.metrics.client_values import MetricValues
 from feddbe.simulation.client import ClientResult, ClientTask
 from feddbe.state import Receipt, State, decode, encode, nbytes
 
@@ -179,8 +179,7 @@ def read_task(header: Mapping[str, Any]) -> ClientTask:
 def check_metrics(names: Collection[str]) -> None:
     """Raise an error if a metric is unknown, or needs samples or representations of other clients."""
     for name in names:
-        if name not in metrics.registered_metrics():
-            raise unknown_name("metric", str(name), metrics.registered_metrics())
+        metrics.parse_metrics(str(name), always=())  # raises an error for an unknown name
         inputs = metrics.required_inputs([name])
         if inputs & {*metrics.POOLED_INPUTS, "global_logits", "global_y"}:
             raise NotAllowedError(

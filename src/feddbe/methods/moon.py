@@ -77,7 +77,6 @@ class Moon(FedAvg):
         return trained, add_prefix(PREVIOUS, trained)
 
     def _contrastive_loss(self, context: TermContext, state: State) -> tuple[Tensor, State]:
-        """Return the contrastive loss of one batch."""
         z = _project(context.batch.z if self.contrast == "z" else context.batch.z_g, context.params)
         with torch.no_grad():
             others = [strip_prefix(context.const, prefix) for prefix in (GLOBAL, PREVIOUS)]

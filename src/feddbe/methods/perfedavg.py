@@ -105,7 +105,6 @@ class _StepSettings(NamedTuple):
 
 
 def _meta_step(state: _MetaState, const: _StepSettings, samples: Samples, key: int) -> _MetaState:
-    """Return the state after one meta-step."""
     first, second, *third = _split_batch(samples, const.parts)
     g, state = _gradient(state, const, state.w, first)
     u, state = _gradient(state, const, _add_scaled(state.w, g, -const.alpha), second)

@@ -7,7 +7,6 @@ from feddbe.metrics.builtin import (
     compute_pooled,
     metric,
     parse_metrics,
-    registered_metrics,
     required_inputs,
 )
 
@@ -18,6 +17,5 @@ __all__ = [
     "compute_pooled",
     "metric",
     "parse_metrics",
-    "registered_metrics",
     "required_inputs",
 ]

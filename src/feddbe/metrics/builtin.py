@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from feddbe.errors import InvalidInputError, unknown_name
-from feddbe.metrics.records import ALL, MetricValues, Value
+from feddbe.metrics.client_values import ALL, MetricValues, Value
 from feddbe.metrics.representations.discrepancy import mean_distances
 from feddbe.metrics.representations.linear_probe import linear_probe
 from feddbe.metrics.representations.points import Points
@@ -99,11 +99,6 @@ def describe_metric(name: str) -> tuple[str, str]:
     if name not in _METRICS:
         return name, ""
     return _METRICS[name].label, _METRICS[name].unit
-
-
-def registered_metrics() -> Mapping[str, RegisteredMetric]:
-    """Return all metrics by name."""
-    return _METRICS
 
 
 def parse_metrics(spec: str, always: Iterable[str] = ("accuracy",)) -> tuple[str, ...]:

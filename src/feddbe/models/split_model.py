@@ -124,7 +124,6 @@ def split_layer_names(module: nn.Module, cut: str) -> tuple[list[list[str]], lis
 
 
 def _sequential_cuts(module: nn.Module) -> Cuts:
-    """Return the cuts of a Sequential."""
     ends, layers = _end_positions(module), list_layers(module)
 
     def halves(position: int) -> Halves:
@@ -140,12 +139,10 @@ def _sequential_cuts(module: nn.Module) -> Cuts:
 
 
 def _as_module(layers: list[nn.Module]) -> nn.Module:
-    """Return the layers as one module."""
     return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
 
 
 def _traced_cuts(graph: fx.GraphModule) -> Cuts:
-    """Return the cuts of a traced module."""
     nodes = list(graph.graph.nodes)
     position = {node: i for i, node in enumerate(nodes)}
     ends: dict[str, fx.Node] = {}

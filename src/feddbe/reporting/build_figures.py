@@ -15,6 +15,7 @@ from feddbe.errors import InvalidInputError
 from feddbe.metrics.representations.confusion import matrix_from_values
 from feddbe.metrics.representations.points import Analysis, AnalysisColumn, FigureKind, Points
 from feddbe.metrics.representations.registry import ANALYSES
+from feddbe.reporting.build_tables import has_repetitions
 from feddbe.reporting.figure import (
     Axis,
     Bars,
@@ -40,7 +41,6 @@ from feddbe.reporting.representations import (
     group_analyses,
     is_first_result,
 )
-from feddbe.reporting.tables import has_repetitions
 from feddbe.results.curves import (
     ACCURACY,
     MeanCurve,

@@ -28,7 +28,7 @@ from feddbe.reporting.figure import (
     Scatter,
     Series,
 )
-from feddbe.reporting.formatting import fold_text
+from feddbe.reporting.table import fold_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from feddbe.errors import unknown_name
-from feddbe.reporting.formatting import format_percent
-from feddbe.reporting.table import Table, to_html
-from feddbe.reporting.tables import (
+from feddbe.reporting.build_tables import (
     chosen_runs,
     has_repetitions,
     results_table,
@@ -16,8 +14,9 @@ from feddbe.reporting.tables import (
     seeds_table,
     sweep_table,
 )
+from feddbe.reporting.table import Table, format_percent, to_html
 from feddbe.results.document import RunDocument, run_title, status_note
-from feddbe.runs import summary
+from feddbe.runs.build_document import ClientRecord, client_records
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -71,9 +70,9 @@ class Run(dict[str, Any]):
             if result["accuracy"]
         ]
 
-    def clients(self) -> list[summary.ClientRecord]:
+    def clients(self) -> list[ClientRecord]:
         """Return each client's name, test samples, and accuracy in the best and in the last round."""
-        return summary.client_records(self.document)
+        return client_records(self.document)
 
     def to_pandas(self) -> DataFrame:
         """Return a frame with a row per round; `DataFrame(run.clients())` has a row per client."""

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, TypedDict, cast
 
 from feddbe.config.options import Config, identifying_settings
-from feddbe.metrics.records import LAYER_SEPARATOR, Aggregates, Record, read_aggregates
+from feddbe.metrics.client_values import LAYER_SEPARATOR, Aggregates, Record, read_aggregates
 
 Accuracy = Aggregates
 
@@ -62,6 +62,8 @@ class AnalysisDocument(TypedDict):
     analysis: str
     layer: str
     moment: str
+    on: str
+    """Samples that each client's model represents: `own`, those of its client, or `all`."""
     quick: bool
     """True if the analysis used less work than by default."""
     per_client: bool

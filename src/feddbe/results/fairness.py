@@ -13,7 +13,7 @@ from typing import TypedDict
 import numpy as np
 
 from feddbe.errors import InvalidInputError
-from feddbe.metrics.records import aggregate_clients
+from feddbe.metrics.client_values import aggregate_clients
 from feddbe.results.document import RunDocument, deployed_result, run_labels
 from feddbe.results.seeds import PARTITION_OPTIONS, strip_options
 

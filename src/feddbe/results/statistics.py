@@ -63,11 +63,21 @@ def trial_interval(values: Mapping[Trial, float]) -> Interval:
     Its degrees of freedom are Satterthwaite's. Otherwise it is `mean_interval`.
     """
     factors = [[trial.seed for trial in values], [trial.partition_seed for trial in values]]
+    return crossed_interval(list(values.values()), factors)
+
+
+def crossed_interval(values: Sequence[float], factors: Sequence[Sequence[Hashable]]) -> Interval:
+    """Return the 95 % interval of a mean of values that share levels of factors, see `trial_interval`.
+
+    Args:
+        values: The values.
+        factors: For each factor, such as the seed, its level for each value.
+    """
     shared = [levels for levels in factors if 1 < len(set(levels)) < len(values)]
     if not shared:
-        return mean_interval(list(values.values()))
-    center = mean(values.values())
-    deviations = [value - center for value in values.values()]
+        return mean_interval(values)
+    center = mean(values)
+    deviations = [value - center for value in values]
     variances = [_cluster_variance(deviations, levels) for levels in shared]
     variance = sum(variances)
     degrees = float(min(len(set(levels)) for levels in shared) - 1)

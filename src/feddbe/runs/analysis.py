@@ -22,7 +22,7 @@ from feddbe.callbacks.base import Callback
 from feddbe.config.user_code import NO_PERMISSION, Permission
 from feddbe.data.dataset import Dataset
 from feddbe.errors import InvalidInputError
-from feddbe.metrics.records import ALL, LAYER_SEPARATOR, Record
+from feddbe.metrics.client_values import ALL, LAYER_SEPARATOR, Record
 from feddbe.metrics.representations import registry
 from feddbe.metrics.representations.mdl import report_progress_to
 from feddbe.metrics.representations.points import AnalysisResult, Points
@@ -30,7 +30,7 @@ from feddbe.metrics.representations.registry import ANALYSES
 from feddbe.models.registry import ModelSource
 from feddbe.results.document import AnalysisDocument, RunDocument
 from feddbe.runs.experiment import Experiment
-from feddbe.runs.replay import Checkpoint, checkpoint_round, compare_under_each_model, load_experiment
+from feddbe.runs.replay import Checkpoint, analyze_under_each_model, checkpoint_round, load_experiment
 from feddbe.runs.store import RunStore, exclusive
 from feddbe.simulation import engines
 from feddbe.simulation.client import ClientResult
@@ -53,6 +53,8 @@ class AnalysisRequest:
     quick: bool = False
     per_client: bool = False
     """Analyze each client separately, if the analysis supports it."""
+    on: str | None = None
+    """Samples that each client's model represents: `own` or `all`; None: the default of each analysis."""
 
 
 class _AnalysisItem(NamedTuple):
@@ -61,13 +63,14 @@ class _AnalysisItem(NamedTuple):
     analysis: str
     moment: str
     layer: str
+    on: str
     quick: bool
     per_client: bool
     settings: dict[str, Any]
 
     @property
     def name(self) -> str:
-        variant = "-clients" * self.per_client + "-quick" * self.quick
+        variant = "-all" * (self.on == "all") + "-clients" * self.per_client + "-quick" * self.quick
         return f"{self.analysis}{variant}{LAYER_SEPARATOR}{self.layer}"
 
 
@@ -127,9 +130,10 @@ def _missing_items(store: RunStore, request: AnalysisRequest) -> list[_AnalysisI
         analysis = ANALYSES[name]
         settings = {**settings, "samples": None if analysis.uses_all_samples else request.samples}
         per_client = request.per_client and analysis.supports_per_client
+        on = registry.samples_of_each_model(name, request.on, per_client=per_client)
         for layer in analysis.layers or request.layers:
             for moment in request.moments:
-                item = _AnalysisItem(name, moment, layer, quick, per_client, settings)
+                item = _AnalysisItem(name, moment, layer, on, quick, per_client, settings)
                 result = stored.get(result_key(round_, moment, item.name))
                 if result is None or result["settings"] != item.settings:
                     missing.append(item)
@@ -145,8 +149,8 @@ def _compute_missing(
     checkpoint = Checkpoint(store, experiment, request.round)
     sizes = [len(test) for test in task.split.test[: task.members]]
     callback.on_run_begin(f"{experiment.name}: representations", store.folder, 0, 1 + len(items))
-    pooled = [item for item in items if not ANALYSES[item.analysis].compares_under_each_model]
-    shared = [item for item in items if ANALYSES[item.analysis].compares_under_each_model]
+    pooled = [item for item in items if item.on == "own"]
+    shared = [item for item in items if item.on == "all"]
     done = 1
     for samples in dict.fromkeys(item.settings["samples"] for item in pooled):
         sample_indices = _select_samples(sizes, samples, per_client=request.per_client)
@@ -155,11 +159,12 @@ def _compute_missing(
         done += len(group)
     sample_indices = _select_samples(sizes, request.samples, per_client=request.per_client)
     sample_count = sum(sizes[client] if ix is None else len(ix) for client, ix in sample_indices.items())
+    callback.on_round_end(done, None)
     for analysis in dict.fromkeys(item.analysis for item in shared):
         item_by_view = {(item.moment, item.layer): item for item in shared if item.analysis == analysis}
         settings = _keywords(next(iter(item_by_view.values())))
         started = time.perf_counter()
-        results = compare_under_each_model(
+        results = analyze_under_each_model(
             checkpoint, analysis, list(item_by_view), sample_indices, settings, callback
         )
         seconds = time.perf_counter() - started
@@ -283,6 +288,7 @@ def _write_result(
         "analysis": item.analysis,
         "layer": item.layer,
         "moment": item.moment,
+        "on": item.on,
         "quick": item.quick,
         "per_client": item.per_client,
         "settings": item.settings,

@@ -23,7 +23,8 @@ from feddbe.errors import DivergenceError, InvalidInputError
 from feddbe.models.registry import ModelSource
 from feddbe.paths import RUNS_DIR, expand_path
 from feddbe.results.document import RunDocument, truncate_run
-from feddbe.runs import folders, summary
+from feddbe.runs import folders
+from feddbe.runs.build_document import build_document, describe_divergence, load_document, read_divergence
 from feddbe.runs.experiment import Experiment, resolve_all
 from feddbe.runs.replay import (
     describe_changed_inputs,
@@ -82,7 +83,7 @@ def run_requests(
                 try:
                     document = run_or_resume(experiment, folder, callback, hashes=hashes)
                 except DivergenceError:
-                    document = summary.load_document(folder, hashes=hashes)
+                    document = load_document(folder, hashes=hashes)
                 if not is_single and "rounds" in request.origins:  # a resumed run may have more rounds
                     document = truncate_run(document, experiment.options.rounds or 0, options.patience)
                 documents.append(document)
@@ -182,12 +183,12 @@ def run_or_resume(
                 loop.run_experiment(experiment, store, engine, callback)
             except DivergenceError as error:
                 with store.transaction(store.last_round()):
-                    store.set_meta("diverged", summary.describe_divergence(error))
+                    store.set_meta("diverged", describe_divergence(error))
                 raise
             remote = experiment.task.dataset.remote
             if remote:
                 remote.finish_run(experiment, store, callback.on_message)
-            return summary.build_document(store, hashes=hashes)
+            return build_document(store, hashes=hashes)
 
 
 def _create_engine(experiment: Experiment, folder: Path, timeouts: base.TimeoutPolicy) -> engines.Engine:
@@ -243,7 +244,7 @@ def _record_resume(experiment: Experiment, store: RunStore, callback: Callback) 
         notes.insert(0, f"resumed with other versions: {versions}")
     for note in notes:
         callback.on_message(note)
-    divergence = summary.read_divergence(store)
+    divergence = read_divergence(store)
     if divergence:
         callback.on_message(
             f"{experiment.name} diverged in round {divergence['round']}, which is tried once more"

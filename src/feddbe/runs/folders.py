@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -116,11 +116,6 @@ def resolve_runs(name: str) -> list[Path]:
         if run_folders and not RunStore.is_run(folder):
             return sorted(run_folders, key=lambda path: (_read_start(path), path))
     return [resolve_run(name)]
-
-
-def resolve_all_runs(names: Iterable[str]) -> list[Path]:
-    """Return the folders of all named runs and comparisons, without duplicates, in the order of the names."""
-    return list(dict.fromkeys(folder for name in names for folder in resolve_runs(name)))
 
 
 def _read_start(folder: Path) -> str:

@@ -29,7 +29,9 @@ from feddbe.errors import FeddbeError, InvalidInputError, StoreError, truncate, 
 from feddbe.methods.registry import METHODS
 from feddbe.metrics.representations import registry
 from feddbe.metrics.representations.discrepancy import enough_samples_mask
+from feddbe.metrics.representations.mdl import split_progress
 from feddbe.metrics.representations.points import AnalysisResult, make_points
+from feddbe.metrics.representations.registry import ANALYSES
 from feddbe.models.registry import ModelSource
 from feddbe.paths import expand_path
 from feddbe.runs.experiment import Experiment, resolve
@@ -416,7 +418,7 @@ _GROUP_SIZE = 16
 """Clients whose results are in memory at once: each has the representations of all samples."""
 
 
-def compare_under_each_model(
+def analyze_under_each_model(
     checkpoint: Checkpoint,
     analysis: str,
     views: Sequence[View],
@@ -424,18 +426,21 @@ def compare_under_each_model(
     settings: Mapping[str, Any],
     callback: Callback,
 ) -> dict[View, AnalysisResult]:
-    """Compare each client with the others, all represented by the client's own model.
+    """Analyze the samples of all clients, represented by each client's model in turn.
+
+    Equal models, as before local training without personalization, are analyzed once.
 
     Args:
         checkpoint: The round of a run whose models are used.
-        analysis: Name of a `shared` analysis.
+        analysis: Name of an analysis that supports samples of all clients.
         views: Moments and layers that are analyzed.
         sample_indices: Positions among each client's test samples; None: all of them.
         settings: Keyword arguments of the analysis.
         callback: Notified after each client.
 
     Returns:
-        The result for each view, over all clients that have at least two of the samples.
+        The result for each view, over all clients. An analysis that compares clients leaves out those with
+        fewer than two samples.
     """
     task = checkpoint.experiment.task
     tests = [
@@ -445,11 +450,18 @@ def compare_under_each_model(
     counts = np.array([len(test) for test in tests])
     all_clients = np.array(list(sample_indices))
     owners = np.repeat(list(sample_indices), counts)
-    clients = all_clients[enough_samples_mask(all_clients, counts)].tolist()
+    compares_clients = ANALYSES[analysis].compares_clients
+    if compares_clients:
+        clients = all_clients[enough_samples_mask(all_clients, counts)].tolist()
+    else:
+        clients = list(range(task.members))
+    known: dict[str, AnalysisResult] = {}  # by content: models of clients may be equal, and z may be z_g
     results: dict[View, list[AnalysisResult]] = {view: [] for view in views}
-    for client_result in _run_on_all_samples(checkpoint, clients, np.concatenate(tests), views, callback):
+    client_results = _run_on_all_samples(checkpoint, clients, np.concatenate(tests), views, callback)
+    for _, client_result in zip(split_progress(clients), client_results, strict=True):
         representations = client_result.representations
-        known: dict[str, AnalysisResult] = {}  # without PRBM z is z_g, and a cut has several names
+        if compares_clients:
+            known = {}
         for view, view_results in results.items():
             values = representations.get("/".join(view))
             if values is None:
@@ -459,12 +471,18 @@ def compare_under_each_model(
             points = make_points(values.numpy(), representations["y"].numpy(), owners)
             key = sha256(points.x.tobytes()).hexdigest()
             if key not in known:
-                client_settings = {**settings, "clients": (client_result.client,)}
+                extra = {"clients": (client_result.client,)} if compares_clients else {}
                 known[key] = registry.compute_analysis(
-                    analysis, points, task.dataset.classes, client_settings
+                    analysis, points, task.dataset.classes, {**settings, **extra}
                 )
-            view_results.append(known[key])
-    return {view: registry.combine_client_results(view_results) for view, view_results in results.items()}
+            result = known[key]
+            if not compares_clients:
+                result = AnalysisResult(result.overall, {client_result.client: result.overall})
+            view_results.append(result)
+    return {
+        view: registry.combine_client_results(analysis, view_results)
+        for view, view_results in results.items()
+    }
 
 
 def _run_on_all_samples(

@@ -20,7 +20,7 @@ from zlib import crc32
 from filelock import FileLock, Timeout
 
 from feddbe.errors import CorruptRunError, StoreError
-from feddbe.metrics.records import ALL, LAYER_SEPARATOR, Record
+from feddbe.metrics.client_values import ALL, LAYER_SEPARATOR, Record
 from feddbe.results.document import RoundResult, build_round_result, run_id
 from feddbe.simulation.engines.base import ClientStates
 from feddbe.state import Receipt, State, check_stored_layout, decode, encode, nbytes, sha256

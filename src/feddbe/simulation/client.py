@@ -16,7 +16,7 @@ from feddbe.errors import FeddbeError
 from feddbe.methods import new_clients
 from feddbe.methods.base import MODEL, Method, undeclared_names
 from feddbe.metrics.builtin import compute_metrics, required_inputs
-from feddbe.metrics.records import MetricsByMoment, MetricValues
+from feddbe.metrics.client_values import MetricsByMoment, MetricValues
 from feddbe.state import (
     State,
     add_prefix,

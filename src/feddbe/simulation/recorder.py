@@ -11,7 +11,7 @@ import numpy as np
 from feddbe import metrics, seeds
 from feddbe.callbacks.base import Callback
 from feddbe.methods.base import Method
-from feddbe.metrics.records import ALL, MetricValues, Record, client_records
+from feddbe.metrics.client_values import ALL, MetricValues, Record, round_records
 from feddbe.metrics.representations.points import Points, make_points
 from feddbe.results.document import build_round_result, selection_accuracy
 from feddbe.simulation.client import ClientResult, MissingClient
@@ -70,7 +70,7 @@ class Recorder:
                 bytes_down -= known_bytes
             self._costs[result.client] = result.training_metrics | {"bytes_down": (bytes_down, 1)}
         self._write(
-            client_records(round_, {client: {"training": numbers} for client, numbers in self._costs.items()})
+            round_records(round_, {client: {"training": numbers} for client, numbers in self._costs.items()})
         )
 
     def record_round(
@@ -97,7 +97,7 @@ class Recorder:
             results: The clients' results.
             is_replaced: True if another server state replaces it in the same transaction.
         """
-        records = client_records(round_, {result.client: result.metrics for result in results})
+        records = round_records(round_, {result.client: result.metrics for result in results})
         pooled = pooled_records(round_, results, self.metrics) if self.layers else []
         # If an earlier run ended with this round and was extended, its evaluation is replaced.
         self.store.drop_records(round_, EVALUATION_MOMENTS)
@@ -119,7 +119,7 @@ class Recorder:
             by_client[result.client] = {
                 f"newcomers {moment}": values for moment, values in result.metrics.items()
             }
-        self.store.write_records(client_records(round_, by_client))
+        self.store.write_records(round_records(round_, by_client))
         description = {"round": round_, "clients": len(results), "epochs": epochs, "adaptation": adaptation}
         self.store.set_meta("new_clients", description)
 
@@ -188,9 +188,7 @@ def pooled_records(round_: int, results: Sequence[ClientResult], names: Iterable
             continue
         by_client = metrics.compute_pooled(names, representations)
         overall = by_client.pop(ALL, {})
-        records += client_records(
-            round_, {client: {moment: numbers} for client, numbers in by_client.items()}
-        )
+        records += round_records(round_, {client: {moment: numbers} for client, numbers in by_client.items()})
         for name, (value, weight) in overall.items():
             records.append(Record(round_, ALL, moment, name, float(value), weight))
     return records

@@ -368,10 +368,13 @@ def _prbm(document: RunDocument) -> float | None:
 
 
 def find_mdl(read: str, document: RunDocument) -> AnalysisDocument | None:
-    """Return the analysis of `mdl@LAYER` in the best round before local training; full rather than quick."""
+    """Return the analysis of `mdl@LAYER` in the best round before local training; full rather than quick.
+
+    It is the generic quality that the paper means: each client's model represents the samples of all clients.
+    """
     best = document["best"]
     layer = read.partition("@")[2]
-    key = ("mdl", layer, "before", False, best and best["round"])
+    key = ("mdl", layer, "before", "all", False, best and best["round"])
     analyses = [
         analysis
         for analysis in document["analyses"]
@@ -379,6 +382,7 @@ def find_mdl(read: str, document: RunDocument) -> AnalysisDocument | None:
             analysis["analysis"],
             analysis["layer"],
             analysis["moment"],
+            analysis["on"],
             analysis["per_client"],
             analysis["round"],
         )

@@ -19,12 +19,12 @@ from typing import Any
 
 from feddbe.errors import InvalidInputError, StoreError, one_line, truncate
 from feddbe.paths import RUNS_DIR, expand_path
+from feddbe.reporting.build_tables import chosen_runs
 from feddbe.reporting.matplotlib_backend import replace_file
-from feddbe.reporting.tables import chosen_runs
 from feddbe.results.document import RunDocument, follows_last_round, last_round, truncate_run
 from feddbe.runs import folders
+from feddbe.runs.build_document import load_document
 from feddbe.runs.store import RunStore, make_folder
-from feddbe.runs.summary import load_document
 
 RECORD_FILE = "study.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+.-]*")

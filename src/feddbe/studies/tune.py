@@ -23,8 +23,8 @@ from feddbe.data.split import Split
 from feddbe.errors import DivergenceError, InvalidInputError, StoreError, one_line, unknown_name
 from feddbe.paths import expand_path
 from feddbe.runs import folders, store
+from feddbe.runs.build_document import load_document
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.runs.summary import load_document
 from feddbe.studies import runner
 from feddbe.studies.paper import published_accuracy
 from feddbe.studies.record import Purpose, StudyRecord, describe_run, save_record

@@ -19,9 +19,8 @@ from zlib import error as ZlibError
 import numpy as np
 import torch
 
-from feddbe.data.cache import NewArray, load_cached
 from feddbe.data.dataset import TEXT_LENGTH, Column, Dataset, Preprocessing, tokenize
-from feddbe.data.files import Publisher, missing_data_error, search_folders
+from feddbe.data.files import NewArray, Publisher, load_cached, missing_data_error, search_folders
 from feddbe.errors import InvalidInputError
 
 publisher = Publisher(

@@ -21,14 +21,15 @@ import numpy.typing as npt
 import torch
 
 from feddbe.config.parameters import parameter
-from feddbe.data.cache import NewArray, load_cached
 from feddbe.data.dataset import Dataset, DatasetOptions
 from feddbe.data.files import (
     READ_ERRORS,
+    NewArray,
     Publisher,
     damaged_file_error,
     find_first_path,
     iterate_members,
+    load_cached,
     missing_data_error,
 )
 from feddbe.errors import InvalidInputError

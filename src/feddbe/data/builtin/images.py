@@ -28,14 +28,16 @@ import numpy.typing as npt
 import torch
 
 from feddbe.data import safe_pickle
-from feddbe.data.cache import CachedArrays, NewArray, load_cached
 from feddbe.data.dataset import Dataset
 from feddbe.data.files import (
     READ_ERRORS,
+    CachedArrays,
+    NewArray,
     Publisher,
     damaged_file_error,
     find_first_path,
     iterate_members,
+    load_cached,
     missing_data_error,
     search_folders,
 )

@@ -21,7 +21,6 @@ from feddbe.data import rows, safe_pickle
 from feddbe.data.dataset import Dataset
 from feddbe.data.files import check_zip, require_regular_file
 from feddbe.data.split import Split
-from feddbe.data.user.query import parse_query
 from feddbe.errors import InvalidInputError, one_line, truncate
 
 Array = npt.NDArray[Any]
@@ -454,7 +453,7 @@ def load_object(data: Any) -> Dataset:
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], str):
         frame, query = data
     if hasattr(frame, "columns") and hasattr(frame, "iloc"):
-        from feddbe.data.user.tables import load_frame
+        from feddbe.data.user.tables import load_frame, parse_query
 
         return load_frame(frame, parse_query(query.removeprefix("?")))
     if isinstance(data, tuple) and len(data) in (2, 3):

@@ -398,9 +398,8 @@ def _compute(points: Points, classes: int, settings: Mapping[str, Any]) -> Analy
 
 DISCREPANCY = Analysis(
     name="discrepancy",
-    title="Discrepancy between clients, each under its own model",
-    description="Between each client and the others, mean over clients: lower is closer. Each client's own "
-    "model represents its samples, so the models of the two sides differ.",
+    title="Discrepancy between clients",
+    description="Between each client and the others, mean over clients: lower is closer.",
     compute=_compute,
     settings={"seed": 0, "folds": 5, "most": 500, "draws": 20},
     columns=(
@@ -415,12 +414,6 @@ DISCREPANCY = Analysis(
         ),
     ),
     figure=FigureKind.DOTS,
-)
-SHARED_DISCREPANCY = dataclasses.replace(
-    DISCREPANCY,
-    name="discrepancy-shared",
-    title="Discrepancy between clients, both under the model of one",
-    description="Between each client and the others, mean over clients: lower is closer. The client's model "
-    "represents both sides, as in the paper's corollaries.",
-    compares_under_each_model=True,
+    on=("own", "all"),
+    compares_clients=True,
 )

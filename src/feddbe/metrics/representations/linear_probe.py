@@ -76,4 +76,5 @@ LINEAR_PROBE = Analysis(
     columns=(AnalysisColumn("value", "linear probe accuracy", "%", digits=2),),
     figure=FigureKind.BARS,
     supports_per_client=True,
+    on=("all", "own"),
 )

@@ -480,11 +480,12 @@ DESCRIPTION_LENGTH = Analysis(
     name="mdl",
     title="Minimum description length by layer",
     description="Minimum description length of the labels in nats, given the representations "
-    "(± standard deviation over seeds): lower is better.",
+    "(± standard deviation): lower is better.",
     compute=_compute,
     settings=_use_all_samples(FULL),
     quick_settings=_use_all_samples(QUICK),
     columns=(AnalysisColumn("value", "minimum description length", "nats", digits=0, spread="std"),),
     figure=FigureKind.BARS,
     supports_per_client=True,
+    on=("all", "own"),
 )

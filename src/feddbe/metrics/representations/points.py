@@ -123,8 +123,11 @@ class Analysis:
     """Settings with less work, if the analysis supports that."""
     supports_per_client: bool = False
     """True if it can be computed from the samples of a single client."""
-    compares_under_each_model: bool = False
-    """True if each client's model represents the samples of all clients, not only its own."""
+    on: tuple[str, ...] = ("own",)
+    """Samples that a client's model can represent, the default first: `own`, those of its client, or `all`,
+    those of every client. With `all` there is a result for each client's model, and their mean."""
+    compares_clients: bool = False
+    """True if a result compares the samples of one client with those of the others."""
     layers: tuple[str, ...] = ()
     """The only layers that it can analyze; empty: those that the user selects."""
     uses_all_samples: bool = False

@@ -9,7 +9,7 @@ import numpy as np
 
 from feddbe.errors import InvalidInputError, unknown_name
 from feddbe.metrics.representations.confusion import CONFUSION
-from feddbe.metrics.representations.discrepancy import DISCREPANCY, SHARED_DISCREPANCY
+from feddbe.metrics.representations.discrepancy import DISCREPANCY
 from feddbe.metrics.representations.linear_probe import LINEAR_PROBE
 from feddbe.metrics.representations.mdl import DESCRIPTION_LENGTH, split_progress
 from feddbe.metrics.representations.points import AnalysisResult, AnalysisValues, Points
@@ -22,7 +22,6 @@ ANALYSES = {
         DESCRIPTION_LENGTH,
         LINEAR_PROBE,
         DISCREPANCY,
-        SHARED_DISCREPANCY,
         TSNE,
         CONFUSION,
     )
@@ -38,6 +37,24 @@ def parse_analyses(spec: str) -> list[str]:
     if not names:
         raise InvalidInputError(f"no analysis is selected; allowed: {', '.join(sorted(ANALYSES))}")
     return list(dict.fromkeys(names))
+
+
+def samples_of_each_model(name: str, on: str | None, *, per_client: bool) -> str:
+    """Return the samples that each client's model represents: `own` or `all`.
+
+    Args:
+        name: Name of the analysis.
+        on: Requested samples; None: the default of the analysis.
+        per_client: True if each client's samples are analyzed alone, which is `own`.
+
+    Raises:
+        InvalidInputError: The analysis does not support the request.
+    """
+    supported = ("own",) if per_client else ANALYSES[name].on
+    if on is not None and on not in supported:
+        reason = " with --per-client" if per_client else ""
+        raise InvalidInputError(f"{name} on {on} samples{reason}; allowed: {', '.join(supported)}")
+    return on or supported[0]
 
 
 def analysis_settings(name: str, *, quick: bool) -> tuple[dict[str, Any], bool]:
@@ -89,13 +106,23 @@ def compute_analysis(
     return AnalysisResult(overall, clients)
 
 
-def combine_client_results(results: Sequence[AnalysisResult]) -> AnalysisResult:
-    """Return the results under each client's own model as one result, with the means over clients."""
+def combine_client_results(name: str, results: Sequence[AnalysisResult]) -> AnalysisResult:
+    """Return the results under each client's own model as one result, with the means over clients.
+
+    Args:
+        name: Name of the analysis. Unless it compares clients, `std` is the standard deviation of its main
+            value over the clients' models.
+        results: A result for each client's model.
+    """
     clients = {client: values for result in results for client, values in result.clients.items()}
-    columns: dict[str, Any] = {
-        name: [values[name] for values in clients.values()] for name in results[0].overall
-    }
-    return AnalysisResult({name: float(np.mean(column)) for name, column in columns.items()}, clients)
+    overall: AnalysisValues = {}
+    for key in results[0].overall:
+        defined = [value for values in clients.values() if (value := values[key]) is not None]
+        overall[key] = float(np.mean(defined)) if defined else None
+    if not ANALYSES[name].compares_clients:
+        values = [values[""] for values in clients.values()]
+        overall["std"] = float(np.std(values, ddof=1)) if len(values) > 1 else None  # type: ignore[arg-type]
+    return AnalysisResult(overall, clients)
 
 
 def points_from_state(state: State) -> Points:

@@ -15,7 +15,7 @@ import numpy as np
 from feddbe.reporting.figure import Axis, Bars, Bubbles, Curves, Dots, Figure, HeatMap, Panel, Scatter
 from feddbe.results.document import RunDocument, run_labels
 from feddbe.results.seeds import group_runs
-from feddbe.runs import summary
+from feddbe.runs.build_document import build_document, client_accuracies
 from feddbe.runs.store import RunStore
 
 _ENVIRONMENT_KEYS = ("begun", "versions", "machine", "git_commit")
@@ -41,7 +41,7 @@ class ReportRun:
     @cached_property
     def accuracies(self) -> dict[int, float]:
         """Accuracy of each client in the best round."""
-        return summary.client_accuracies(self.folder, self.document["best"])
+        return client_accuracies(self.folder, self.document["best"])
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _read_run(folder: Path) -> ReportRun:
     try:
         store.snapshot()
         environment = {key: store.meta(key) for key in _ENVIRONMENT_KEYS}
-        return ReportRun(summary.build_document(store, hashes=False), store.meta("labels"), environment)
+        return ReportRun(build_document(store, hashes=False), store.meta("labels"), environment)
     finally:
         store.close()
 

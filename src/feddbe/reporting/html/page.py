@@ -14,15 +14,18 @@ from typing import Any
 
 from feddbe.errors import InvalidInputError, unknown_name
 from feddbe.reporting.html.blocks import Block, ReportRuns, command_block, read_runs, section
-from feddbe.reporting.html.clients import clients_section, data_section, fairness_section, new_clients_section
-from feddbe.reporting.html.overview import (
+from feddbe.reporting.html.sections import (
+    clients_section,
     configuration_section,
     costs_section,
+    data_section,
+    fairness_section,
     learning_section,
+    new_clients_section,
+    representations_section,
     summary_section,
     versions_section,
 )
-from feddbe.reporting.html.representations import representations_section
 from feddbe.reporting.matplotlib_backend import COLORS, LABEL_COLORS, STYLES, replace_file
 from feddbe.reporting.paper_table import PaperTable, paper_table
 from feddbe.reporting.table import Table, to_page_block

@@ -105,7 +105,6 @@ def read_layers(model: SplitModel) -> LayerStack:
 
 
 def _start_step(layer: nn.Module, names: Mapping[str, str], shape: Shape, *, is_first: bool) -> LayerStep:
-    """Return a new step for this layer."""
     if type(layer) is nn.Conv2d and len(shape) == 3:
         return _convolution(layer, names, shape)
     if type(layer) is nn.Linear and len(shape) == 1:
@@ -193,7 +192,6 @@ def warm_up_kernels(model: SplitModel, notify: Callable[[str], None]) -> None:
 
 
 def _has_numba() -> bool:
-    """Return True if numba is installed."""
     return find_spec("numba") is not None
 
 
@@ -294,7 +292,6 @@ def _stack_or_reason(model: SplitModel) -> LayerStack | str:
 
 
 def _layer_stack(model: SplitModel) -> LayerStack:
-    """Return the layers of a supported model."""
     stack = _stack_or_reason(model)
     assert isinstance(stack, LayerStack)
     return stack

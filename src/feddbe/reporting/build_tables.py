@@ -66,9 +66,8 @@ from feddbe.results.seeds import (
     methods_with_unequal_rounds,
 )
 from feddbe.results.statistics import VERDICT_RULE, Interval
-from feddbe.runs import summary
+from feddbe.runs.build_document import ClientRecord, load_document
 from feddbe.runs.folders import slug
-from feddbe.runs.summary import ClientRecord
 
 _STATISTICS = {"weighted": f"weigh{SOFT_HYPHEN}ted", "mean": "mean", "worst_tenth": "worst tenth"}
 """Titles of the statistics of an accuracy over clients."""
@@ -484,7 +483,7 @@ def run_record(path: Path, root: Path) -> RunRecord:
     """Return the record of the run in `path`, named relative to `root`; a damaged run has only a state."""
     name = str(path.relative_to(root)) if path != root else path.name
     try:
-        document = summary.load_document(path, hashes=False)
+        document = load_document(path, hashes=False)
     except StoreError as error:
         state = "damaged" if isinstance(error, CorruptRunError) else "unreadable"
         return {

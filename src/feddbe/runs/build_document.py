@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, Literal, TypedDict, cast
 
 from feddbe.errors import DivergenceError
-from feddbe.metrics.records import ALL
+from feddbe.metrics.client_values import ALL
 from feddbe.results.document import (
     AnalysisDocument,
     Divergence,

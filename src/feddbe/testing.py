@@ -26,7 +26,7 @@ from feddbe.data.registry import dataset_from_object, load_dataset
 from feddbe.errors import FeddbeError, InvalidInputError
 from feddbe.methods.base import Method, Names, undeclared_names
 from feddbe.methods.registry import METHODS, format_name, parse_method, supported_addons
-from feddbe.metrics.records import ALL
+from feddbe.metrics.client_values import ALL
 from feddbe.models.registry import ModelSource
 from feddbe.results.document import RoundResult
 from feddbe.runs.experiment import Experiment, resolve

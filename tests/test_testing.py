@@ -20,7 +20,7 @@ from feddbe.methods.base import Method, Names, Upload
 from feddbe.methods.fedavg import FedAvg
 from feddbe.methods.registry import METHODS
 from feddbe.state import State
-from feddbe.testing.contract import check
+from feddbe.testing import check
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
 

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from feddbe.reporting import tables
-from feddbe.reporting.formatting import Name, format_bytes, format_seconds
-from feddbe.reporting.table import render, to_html, to_page_block
-from feddbe.reporting.tables import RunRecord
+from feddbe.reporting import build_tables
+from feddbe.reporting.build_tables import RunRecord
+from feddbe.reporting.table import Name, format_bytes, format_seconds, render, to_html, to_page_block
 from feddbe.results.document import Accuracy, at_moment, run_labels
 from tests.documents import document
 
@@ -46,15 +45,15 @@ RUN_RECORDS: list[RunRecord] = [
 ]
 LABELS = np.random.RandomState(0).poisson(1.5, (40, 10)).astype(np.int64)
 TABLES: dict[str, RenderableType] = {
-    "results": tables.results_table(
+    "results": build_tables.results_table(
         [
             document("fedavg", RISING),
             document(LONG, [*[0.5] * 1999, 1.0]),
             document("moon", RISING, moment="after"),
         ]
     ),
-    "runs": tables.runs_table(RUN_RECORDS),
-    "split": tables.split_table(LABELS.sum(1), LABELS.sum(1), LABELS * 1000),
+    "runs": build_tables.runs_table(RUN_RECORDS),
+    "split": build_tables.split_table(LABELS.sum(1), LABELS.sum(1), LABELS * 1000),
 }
 
 
@@ -90,7 +89,7 @@ def find_row(printed: list[str], start: str) -> list[str]:
 @pytest.mark.parametrize("width", [60, 80])
 def test_results_show_best_and_last_round_cost_and_majority_class(width: int) -> None:
     """Rounds 1 to 3 took 1.25, 2.25 and 3.25 seconds; the 99 of the setup do not count."""
-    printed = lines(tables.results_table([document("fedavg", RISING)]), width)
+    printed = lines(build_tables.results_table([document("fedavg", RISING)]), width)
     assert find_row(printed, "best") == [
         "best",
         "@2",
@@ -108,13 +107,13 @@ def test_results_show_best_and_last_round_cost_and_majority_class(width: int) ->
 
 
 def test_results_without_room_for_costs_keep_the_accuracy() -> None:
-    printed = lines(tables.results_table([document("fedavg", RISING)]), 40)
+    printed = lines(build_tables.results_table([document("fedavg", RISING)]), 40)
     assert find_row(printed, "best") == ["best", "@2", "91.23", "90.23", "86.23"]
     assert "ytes" not in "".join(printed), "the note of a column is dropped with it"
 
 
 def test_numbers_are_right_aligned() -> None:
-    printed = lines(tables.results_table([document("a", [0.1, 1.0, 0.05])]))
+    printed = lines(build_tables.results_table([document("a", [0.1, 1.0, 0.05])]))
     ends = {
         line.index(text) + len(text)
         for line in printed
@@ -125,33 +124,33 @@ def test_numbers_are_right_aligned() -> None:
 
 
 def test_results_note_names_moment_and_selection() -> None:
-    text = words(tables.results_table([document("fedavg", RISING)]))
+    text = words(build_tables.results_table([document("fedavg", RISING)]))
     assert "before local training" in text
     assert "chosen on test accuracy" in text
     mixed = words(
-        tables.results_table([document("fedavg", RISING), document("moon", RISING, moment="after")])
+        build_tables.results_table([document("fedavg", RISING), document("moon", RISING, moment="after")])
     )
     assert "(before local training: fedavg; after local training: moon)" in mixed
     many = [document(f"m{i}", RISING) for i in range(5)]
-    text = words(tables.results_table([*many, document("moon", RISING, moment="after")]))
+    text = words(build_tables.results_table([*many, document("moon", RISING, moment="after")]))
     assert "(after local training: moon; before local training: all others)" in text
 
 
 def test_results_note_names_batch_norm_statistics() -> None:
     plain, local = document("fedavg", RISING), document("moon", RISING, bn_buffers="local")
     average = document("ditto", RISING, bn_buffers="average")
-    assert "BatchNorm" not in words(tables.results_table([plain]))
-    assert "BatchNorm statistics: local" in words(tables.results_table([local]))
-    assert "BatchNorm statistics: averaged" in words(tables.results_table([average] * 2))
+    assert "BatchNorm" not in words(build_tables.results_table([plain]))
+    assert "BatchNorm statistics: local" in words(build_tables.results_table([local]))
+    assert "BatchNorm statistics: averaged" in words(build_tables.results_table([average] * 2))
     assert "statistics: none: fedavg; local, each client's own: moon; averaged over clients: ditto." in words(
-        tables.results_table([plain, local, average])
+        build_tables.results_table([plain, local, average])
     )
 
 
 def test_run_notes_are_below_the_table_with_the_run_name() -> None:
     run = document("pfedme", RISING)
     run["remarks"] = ["lr does nothing: its rates are lr_p and eta", "mr kappa 3, selected automatically"]
-    text = words(tables.results_table([document("fedavg", RISING), run]))
+    text = words(build_tables.results_table([document("fedavg", RISING), run]))
     assert "pfedme: lr does nothing: its rates are lr_p and eta; mr kappa 3, selected automatically." in text
     assert "fedavg:" not in text
 
@@ -161,7 +160,7 @@ def test_results_name_fine_tuning_new_clients_and_selection() -> None:
     tuned: Accuracy = {"weighted": 0.9511, "mean": 0.9422, "worst_tenth": 0.9333, "std": 0.1}
     assert run["last"]
     run["last"]["adapted"] = tuned
-    text = words(tables.results_table([run]))
+    text = words(build_tables.results_table([run]))
     assert "tuned 95.11 94.22 93.33" in text
     assert "after 7 epochs of fine-tuning the last model on each client" in text
     assert "The best round is chosen on 0.2 of the training data, held out." in text
@@ -170,7 +169,7 @@ def test_results_name_fine_tuning_new_clients_and_selection() -> None:
         "adaptation": "full", "round": 3, "clients": 2, "epochs": 7, "by_epoch": [],
         "before": None, "adapted": tuned,
     }  # fmt: skip
-    text = words(tables.results_table([run]))
+    text = words(build_tables.results_table([run]))
     assert "new, tuned 95.11 94.22 93.33" in text
     assert "New: clients that did not take part in training." in text
 
@@ -183,18 +182,18 @@ def test_another_moment_of_the_same_run() -> None:
     assert [result["moment"] for result in other["rounds"]] == ["after"] * 4
     assert other["best"] == other["rounds"][1]
     assert other["last"] == other["rounds"][2], "no client trained after the last round"
-    assert "after local training" in words(tables.results_table([other]))
+    assert "after local training" in words(build_tables.results_table([other]))
     assert run["best"] == run["rounds"][2]
 
 
 def test_results_distinguish_runs_of_one_method() -> None:
     same = [document("fedavg", RISING, seed=seed, out=f"runs/{seed}") for seed in (0, 1)]
-    printed = words(tables.results_table([*same, document("moon", RISING, seed=2)]))
+    printed = words(build_tables.results_table([*same, document("moon", RISING, seed=2)]))
     assert "fedavg, seed 0 " in printed
     assert "fedavg, seed 1 " in printed
     assert "moon, seed" not in printed
     resumed = [document("fedavg", RISING, resume=resume, data_dir=str(resume)) for resume in (False, True)]
-    assert "fedavg," not in words(tables.results_table(resumed))
+    assert "fedavg," not in words(build_tables.results_table(resumed))
     assert "runs/" not in printed
 
 
@@ -214,21 +213,21 @@ def test_labels_name_other_data_without_its_settings() -> None:
 
 def test_majority_class_names_the_data_only_if_accuracies_differ() -> None:
     two = [document("a", RISING), document("b", RISING, majority_accuracy=0.3, data="har")]
-    printed = lines(tables.results_table(two))
+    printed = lines(build_tables.results_table(two))
     assert find_row(printed, "majority class, digits")[-1] == "20.00"
     assert find_row(printed, "majority class, har")[-1] == "30.00"
-    assert len([line for line in lines(tables.results_table([two[0]] * 2)) if "majority" in line]) == 1
+    assert len([line for line in lines(build_tables.results_table([two[0]] * 2)) if "majority" in line]) == 1
 
 
 def test_results_of_a_run_without_evaluation_or_rounds() -> None:
-    printed = lines(tables.results_table([document("fedavg", [None])]))
+    printed = lines(build_tables.results_table([document("fedavg", [None])]))
     assert find_row(printed, "best") == ["best", "-", "-", "-", "-", "61.0", "kB", "2.33", "MB"]
     assert find_row(printed, "last") == ["last", "-", "-", "-"]
 
 
 def test_brackets_in_a_name_are_not_markup() -> None:
     run = document("[bold]x[/bold]", RISING)
-    mixed = tables.results_table([run, document("y", RISING, moment="after")])
+    mixed = build_tables.results_table([run, document("y", RISING, moment="after")])
     assert words(mixed).count("[bold]x[/bold]") == 2
     assert "[stopped], 2000" in words(TABLES["runs"])
 
@@ -276,7 +275,7 @@ def test_seconds_in_three_digits(value: float, text: str) -> None:
 
 
 def test_runs_have_all_columns_in_a_wide_terminal() -> None:
-    printed = lines(tables.runs_table(RUN_RECORDS), 140)
+    printed = lines(build_tables.runs_table(RUN_RECORDS), 140)
     numbers = ["7", "2000", "97.16", "50.00", "2026-11-17", "05:20", "finished"]
     assert find_row(printed, "digits-fedavg")[1:] == [LONG, "tiny_imagenet", *numbers]
     assert find_row(printed, "x ") == [
@@ -296,7 +295,7 @@ def test_runs_have_all_columns_in_a_wide_terminal() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_run_names_are_not_broken_and_records_are_complete(width: int) -> None:
-    printed = lines(tables.runs_table(RUN_RECORDS), width)
+    printed = lines(build_tables.runs_table(RUN_RECORDS), width)
     assert "digits-fedavg+dbe-seed0" in {line.strip() for line in printed}
     text = " ".join(" ".join(printed).split())
     values = "rounds 2000, best % 97.16, last % 50.00, 2026-11-17 05:20, finished"
@@ -308,15 +307,15 @@ def test_runs_drop_columns_that_names_contain() -> None:
         {**RUN_RECORDS[0], "name": f"compare-digits-1/{method}", "method": method, "data": "digits"}
         for method in ("fedavg", "fedavg+dbe")
     ]
-    assert lines(tables.runs_table(rows), 120)[0].split()[:3] == ["run", "method", "data"]
-    narrow = lines(tables.runs_table(rows), 80)
+    assert lines(build_tables.runs_table(rows), 120)[0].split()[:3] == ["run", "method", "data"]
+    narrow = lines(build_tables.runs_table(rows), 80)
     assert narrow[0].split()[:3] == ["run", "seed", "rounds"]
     assert find_row(narrow, "compare-digits-1/fedavg+dbe")[-2:] == ["05:20", "finished"]
 
 
 def test_split_shows_sizes_and_the_most_frequent_labels() -> None:
     labels = np.array([[0, 5, 2, 0, 3], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]])
-    printed = lines(tables.split_table([7, 1, 0], [3, 0, 0], labels))
+    printed = lines(build_tables.split_table([7, 1, 0], [3, 0, 0], labels))
     assert find_row(printed, "0      7") == ["0", "7", "3", "3", "1", "(50%),", "4", "(30%),", "2", "(20%)"]
     assert find_row(printed, "1      1") == ["1", "1", "0", "1", "0", "(100%)"]
     assert find_row(printed, "2      0") == ["2", "0", "0", "0"]
@@ -324,12 +323,14 @@ def test_split_shows_sizes_and_the_most_frequent_labels() -> None:
 
 
 def test_the_lower_of_equally_frequent_labels_is_first() -> None:
-    assert tables._frequent_labels(np.full(100, 3)) == "0 (1%), 1 (1%), 2 (1%)"
+    assert build_tables._frequent_labels(np.full(100, 3)) == "0 (1%), 1 (1%), 2 (1%)"
 
 
 @pytest.mark.parametrize(("clients", "record_count"), [(25, 25), (26, 24), (1000, 24)])
 def test_split_shows_at_most_25_rows(clients: int, record_count: int) -> None:
-    printed = lines(tables.split_table([3] * clients, [1] * clients, np.ones((clients, 4), dtype=np.int64)))
+    printed = lines(
+        build_tables.split_table([3] * clients, [1] * clients, np.ones((clients, 4), dtype=np.int64))
+    )
     assert len([line for line in printed if re.match(r" *\d+ ", line)]) == record_count
     more = [line for line in printed if "more clients" in line]
     assert len(more) == (record_count < clients)
@@ -341,7 +342,7 @@ def test_split_shows_at_most_25_rows(clients: int, record_count: int) -> None:
 def test_results_note_names_a_subset_of_the_data() -> None:
     run = document("fedavg", RISING)
     run["note"] = "a subset: 9,995 of 120,000 training rows"
-    assert "Data: a subset: 9,995 of 120,000 training rows." in words(tables.results_table([run]))
+    assert "Data: a subset: 9,995 of 120,000 training rows." in words(build_tables.results_table([run]))
 
 
 # Metrics of users
@@ -353,7 +354,7 @@ def test_a_metric_of_every_round_is_in_every_output() -> None:
     for result in run["rounds"]:
         read = {"weighted": 2.5 + result["round"], "mean": 0.0, "worst_tenth": 0.0, "std": 0.0}
         result["metrics"] = {"before": {"sharpness": read, "loss": read}, "training": {"effort": read}}
-    table = tables.results_table([run])
+    table = build_tables.results_table([run])
     assert table.to_records()[0]["best_sharpness"] == 4.5
     assert table.to_records()[0]["last_effort"] == 5.5
     for text in (render(table, "markdown"), render(table, "latex"), to_html(table)):
@@ -368,8 +369,8 @@ def test_a_metric_of_every_round_is_in_every_output() -> None:
     assert "sharpness" in narrow
     assert "down" not in narrow, "selected metrics come before costs"
     run["config"]["metrics"] = "accuracy,loss"
-    assert "loss" in " ".join(lines(tables.results_table([run]), 120)[:3])
-    frame = tables.rounds_table(run).to_pandas()
+    assert "loss" in " ".join(lines(build_tables.results_table([run]), 120)[:3])
+    frame = build_tables.rounds_table(run).to_pandas()
     assert frame["sharpness"].tolist() == frame["effort"].tolist() == [2.5, 3.5, 4.5, 5.5]
 
 
@@ -377,5 +378,5 @@ def test_a_metric_may_have_the_name_of_a_column() -> None:
     run = document("fedavg", RISING)
     for result in run["rounds"]:
         result["metrics"] = {"before": {"mean": {"weighted": 7.0}}}
-    record = tables.results_table([run]).to_records()[0]
+    record = build_tables.results_table([run]).to_records()[0]
     assert (record["best_mean"], record["best_metric_mean"]) == (pytest.approx(0.90234), 7.0)

@@ -62,7 +62,7 @@ def aggregate_clients(values: Sequence[Value]) -> Aggregates | None:
     }
 
 
-def client_records(round_: int, metrics: Mapping[int, MetricsByMoment]) -> list[Record]:
+def round_records(round_: int, metrics: Mapping[int, MetricsByMoment]) -> list[Record]:
     """Return the records of a round: of each client, and aggregated over all.
 
     Args:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import feddbe
-from feddbe.metrics.records import aggregate_clients
+from feddbe.metrics.client_values import aggregate_clients
+from feddbe.runs.build_document import accuracy_history, client_accuracies, count_private_values
 from feddbe.runs.store import RunStore
-from feddbe.runs.summary import accuracy_history, client_accuracies, count_private_values
 from feddbe.state import Receipt
 
 SMALL: dict[str, Any] = {"clients": 4, "partition": "iid", "model": "mlp", "engine": "serial", "rounds": 2}
