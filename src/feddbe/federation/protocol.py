@@ -101,7 +101,7 @@ class Message(NamedTuple):
 
 
 class Transport(Protocol):
-    """Carrier of messages between the server and the nodes: `direct.py`, `flower.py`, and those of tests."""
+    """Carrier of messages between the server and the nodes: `direct.py`, and those of tests."""
 
     def nodes(self) -> Mapping[str, float]:
         """Return the connected nodes by name, with the time at which each connected."""
