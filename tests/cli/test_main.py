@@ -131,7 +131,7 @@ INVALID_INPUTS = {
     "run fedavg --model 'fasttext(rep)'": ["cannot read option 'rep'", "kappa=5"],
     "run fedavg --eval al": ["eval = 'al'", "all, cohort, sample:M"],
     "run fedavg --eval sample:0": ["eval = 'sample:0'", "M >= 1"],
-    "run fedavg --variant papr": ["'papr'", "did you mean 'paper'?", "default, official, paper"],
+    "run fedavg --variant papr": ["'papr'", "did you mean 'paper'?", "default, early-2023, official, paper"],
     "run fedavg --bn-buffers lokal": ["'lokal'", "did you mean 'local'?", "average, local"],
     "run fedavg --short-batch kep": ["'kep'", "did you mean 'keep'?", "keep, refuse"],
     "run fedavg --partition idd": ["unknown partition 'idd'", "did you mean 'iid'?", "dirichlet:BETA"],
@@ -238,8 +238,9 @@ def test_version(shell: Shell) -> None:
 DATA_OPTIONS = ["--data-dir", "--partition", "--partition-seed", "--clients", "--split", "--shift"]
 TRAINING_OPTIONS = [
     "--rounds", "--patience", "--local-epochs", "--batch-size", "--lr", "--lr-decay", "--optimizer",
-    "--momentum", "--weight-decay", "--clip-norm", "--participation", "--seed", "--variant", "--short-batch",
-    "--bn-buffers", "--force", "--metrics", "--eval", "--eval-after", "--validation",
+    "--momentum", "--weight-decay", "--clip-norm", "--participation", "--seed", "--variant", "--batch-order",
+    "--short-batch",
+    "--bn-buffers", "--force", "--metrics", "--eval", "--last-test-batch", "--eval-after", "--validation",
 ]  # fmt: skip
 ENGINE_OPTIONS = ["--engine", "--device", "--trainer", "--min-replies", "--worker-timeout"]
 RUN_OPTIONS = [
@@ -260,7 +261,7 @@ COMMANDS = {
     "show": ["--moment", "--clients", "--format", "--plot", "--callback", "--json"],
     "verify": ["--json"],
     "analyze": [
-        "--analyses", "--round", "--moment", "--layers", "--samples", "--quick", "--per-client",
+        "--analyses", "--round", "--moment", "--layers", "--samples", "--on", "--quick", "--per-client",
         *STORED_RUN_OPTIONS,
     ],
     "fairness": ["--round", "-o", "--out", "--json"],
@@ -277,6 +278,12 @@ COMMANDS = {
     "data list": ["--data-dir", "--json"],
     "data get": ["--force", "--data-dir"],
     "data show": [*DATA_OPTIONS, "--json", "--save", "--plot"],
+    "federation init": ["--host", "--like", "--port", "--listen"],
+    "federation invite": [],
+    "federation remove": [],
+    "federation join": ["--data", "--state", "--methods", "--allow-file"],
+    "federation status": ["--json"],
+    "federation export": ["--state", "--out", "--onnx"],
 }  # fmt: skip
 """The interface; a change of it must be made here too."""
 

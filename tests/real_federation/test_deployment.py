@@ -204,7 +204,7 @@ def test_strangers_are_refused(federation: Federation) -> None:
     [
         (["federation", "status", "nothing"], "nothing"),
         (["federation", "invite", "f", "anna"], "anna"),
-        (["federation", "remove", "f", "nobody"], "nobody"),
+        (["federation", "remove", "f", "dora"], "dora"),
         (["federation", "join", "example.npz", "--data", "digits", "--state", "s"], "invitation"),
         (["federation", "join", "anna.invitation", "--data", "har.npz", "--state", "s"], "har.npz"),
     ],

@@ -55,6 +55,7 @@ def test_bits_equal_serial(
         {"metrics": "accuracy,loss,ece", "eval_after": False, "variant": "paper"},
         {"validation": 0.2, "participation": 0.67, "eval": "cohort"},
         {"new_clients": 1, "adapt_epochs": 2},
+        {"last_test_batch": "drop", "batch_size": 4, "batch_order": "fixed"},
         {"optimizer": "adam", "lr": 0.001, "lr_decay": "cosine", "trainer": "auto"},
     ],
     ids=lambda options: next(iter(options)),

@@ -88,18 +88,25 @@ class DataSpec:
         Raises:
             DataMismatchError: The data does not have this form; the error names both.
         """
-        own, required = dataset.preprocessing_spec, self.preprocessing
-        if own.kind != required.kind:
+        original, required = dataset.preprocessing_spec, self.preprocessing
+        if original.kind != required.kind:
             raise DataMismatchError(
-                f"the data has {own.kind} {own.shape}; the federation has {required.kind} {required.shape}"
+                f"the data has {original.kind} {original.shape}; "
+                f"the federation has {required.kind} {required.shape}"
             )
         if required.kind == "table":
-            x = torch.from_numpy(_conform_table(dataset.x.numpy(), own, required))
+            x = torch.from_numpy(_conform_table(dataset.x.numpy(), original, required))
         elif required.kind == "texts":
-            x = torch.from_numpy(_conform_texts(dataset.x.numpy(), own, required))
+            x = torch.from_numpy(_conform_texts(dataset.x.numpy(), original, required))
         else:
             x = dataset.x
-            form = (str(x.dtype).removeprefix("torch."), own.shape, own.scale, own.shift, own.words)
+            form = (
+                str(x.dtype).removeprefix("torch."),
+                original.shape,
+                original.scale,
+                original.shift,
+                original.words,
+            )
             expected = (self.dtype, required.shape, required.scale, required.shift, required.words)
             if form != expected:
                 raise DataMismatchError(
@@ -135,12 +142,12 @@ def _describe_form(form: tuple[str, tuple[int, ...], float, float, int]) -> str:
 
 
 def _conform_table(
-    raw: npt.NDArray[np.float64], own: Preprocessing, required: Preprocessing
+    raw: npt.NDArray[np.float64], original: Preprocessing, required: Preprocessing
 ) -> npt.NDArray[np.float32]:
     """Return raw columns as inputs in the federation's order, standardized by its statistics."""
     starts = {}
     start = 0
-    for column in own.columns:
+    for column in original.columns:
         starts[column.name] = column, start
         start += max(1, len(column.categories))
     parts = []
@@ -179,11 +186,11 @@ def _conform_table(
 
 
 def _conform_texts(
-    x: npt.NDArray[np.int32], own: Preprocessing, required: Preprocessing
+    x: npt.NDArray[np.int32], original: Preprocessing, required: Preprocessing
 ) -> npt.NDArray[np.int32]:
     """Return texts in the federation's vocabulary, truncated or padded to its length."""
     positions = {word: number for number, word in enumerate(required.vocabulary)}
-    new_numbers = np.array([positions.get(word, 0) for word in own.vocabulary], np.int32)
+    new_numbers = np.array([positions.get(word, 0) for word in original.vocabulary], np.int32)
     length = required.shape[0]
     conformed = np.zeros((len(x), length), np.int32)
     conformed[:, : x.shape[1]] = new_numbers[x[:, :length]]

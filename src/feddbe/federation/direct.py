@@ -1,7 +1,7 @@
 """Messages over gRPC: every node keeps one stream open to the server, with mutual TLS.
 
 The process of a run listens while it lasts; nodes connect, and connect again whenever the connection ends.
-There is no queue on disk, because a lost task is sent again. gRPC's own threads keep a stream alive, so that
+Nothing is queued on disk, because a lost task is sent again. gRPC's own threads keep a stream alive, so that
 a node stays connected while it holds Python's lock for minutes. Only public functions of grpcio are used.
 
 A message is sent in frames of at most a megabyte, so that its receiver rejects a message that is too large by

@@ -379,15 +379,17 @@ def build_task(
     try:
         options = Config(**recipe["options"])
         sizes = {part: [int(n) for n in recipe["sizes"][part]] for part in ("train", "test")}
-        own = {"train": federated.split.train[0], "test": federated.split.test[0]}
-        for part, indices in own.items():
+        parts = {"train": federated.split.train[0], "test": federated.split.test[0]}
+        for part, indices in parts.items():
             if sizes[part][client] != len(indices):
                 raise DataMismatchError(
                     f"the run began with {sizes[part][client]} {part} samples; got {len(indices)}"
                 )
     except (TypeError, KeyError, IndexError, ValueError) as error:
         raise ProtocolError("the recipe of the run does not have the right form") from error
-    split = Split(*(_insert_rows(sizes[part], client, own[part]) for part in ("train", "test")))
+    split = Split(*(_insert_rows(sizes[part], client, parts[part]) for part in ("train", "test")))
+    if options.last_test_batch == "drop":
+        split = split.with_whole_test_batches(options.batch_size)
     if options.validation:
         split = split.with_validation(options.validation)
     dataset = federated.dataset
