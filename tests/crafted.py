@@ -1,4 +1,4 @@
-"""Run files that somebody made: correct checksums, and documents, records, states or tables that do not fit.
+"""Crafted run files: correct checksums, and documents, records, states or tables that do not fit.
 
 `craft` changes one thing, or a few, of a run's file; the seed decides which. Some of the changed files are
 valid: then commands must work.
@@ -124,26 +124,26 @@ def _add_document(file: RunFile, rng: random.Random) -> str:
 
 
 def _change_inside(file: RunFile, rng: random.Random) -> str:
-    """Replace, delete or add a value at a random place inside a document."""
+    """Replace, delete or add a value at a random container inside a document."""
     keys = [key for key in file.names() if isinstance(file.meta(key), dict | list) and file.meta(key)]
     key = rng.choice(keys)
     document = copy.deepcopy(file.meta(key))
-    place, path = document, key
+    container, path = document, key
     while True:
-        index = rng.choice(list(place) if isinstance(place, dict) else range(len(place)))
+        index = rng.choice(list(container) if isinstance(container, dict) else range(len(container)))
         path += f"/{index}"
-        child = place[index]
+        child = container[index]
         if not isinstance(child, dict | list) or not child or rng.random() < 0.3:
             break
-        place = child
+        container = child
     action = rng.choice(["set", "set", "set", "delete", "text", "number"])
     if action == "delete":
-        del place[index]
+        del container[index]
         value: Any = "deleted"
     else:
         numbers = [0, -1, 1, 2, 10**7, 2**62, 1e-300, 1e300]
         value = rng.choice({"set": VALUES, "text": HOSTILE_TEXTS, "number": numbers}[action])
-        place[index] = value
+        container[index] = value
     file.set_meta(key, json.dumps(document))
     return f"meta {path} = {value!r:.60}"
 

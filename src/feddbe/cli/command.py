@@ -12,17 +12,18 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from feddbe.config import defaults
 from feddbe.config.options import SECTIONS, Config
 from feddbe.config.parameters import parse_number_or_text, value_type
-from feddbe.errors import InvalidInputError, unknown_name
+from feddbe.errors import InvalidInputError, replace_controls, unknown_name
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 
 _OPTIONS_WITH_NAMES = ("data", "model")
@@ -219,14 +220,35 @@ ROUND = click.option(
 def print_error(text: str, code: int) -> int:
     """Print one line on standard error, with control characters replaced by ?, and return the exit code."""
     line = re.sub(r"\s*[\r\n]+\s*", " ", text)
-    printable = "".join(character if character.isprintable() else "?" for character in line)
-    print("feddbe:", printable, file=sys.stderr)
+    print("feddbe:", replace_controls(line), file=sys.stderr)
     return code
+
+
+def print_text(text: str = "", end: str = "\n", file: TextIO | None = None) -> None:
+    """Print lines on standard output, with control characters replaced by ?.
+
+    Args:
+        text: The lines, which may have names from files.
+        end: Text after the last line.
+        file: Another stream.
+    """
+    print(replace_controls(text, keep="\n\t"), end=end, file=file, flush=True)
 
 
 def print_note(text: str) -> None:
     """Print a note on standard error."""
     print_error(text, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Printable:
+    """A renderable with control characters replaced; colors are added afterwards."""
+
+    renderable: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self.renderable, options):
+            yield segment._replace(text=replace_controls(segment.text, keep="\n"))
 
 
 def print_renderable(*renderables: RenderableType) -> None:
@@ -235,7 +257,8 @@ def print_renderable(*renderables: RenderableType) -> None:
 
     console = Console()
     with console.capture() as captured:
-        console.print(*renderables, sep="\n")
+        for renderable in renderables:
+            console.print(_Printable(renderable))
     print("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 

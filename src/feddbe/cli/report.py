@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from feddbe.cli.command import Argument, Command
+from feddbe.cli.command import Argument, Command, print_text
 from feddbe.errors import InvalidInputError
 
 
@@ -33,7 +33,7 @@ def report(names: tuple[str, ...], out: Path | None, live: bool, port: int | Non
     from feddbe import api
     from feddbe.callbacks.display import MessagesOnly
 
-    print(f"report  {api.report(names, out, callback=MessagesOnly())}")
+    print_text(f"report  {api.report(names, out, callback=MessagesOnly())}")
     return 0
 
 
@@ -58,7 +58,7 @@ def _serve(names: Sequence[str], port: int) -> int:
 
     list_runs()  # raises an error for names that do not exist
     with suppress(KeyboardInterrupt):
-        serve(list_runs, port, lambda address: print(f"report  {address}  (Ctrl-C ends it)", flush=True))
+        serve(list_runs, port, lambda address: print_text(f"report  {address}  (Ctrl-C ends it)"))
     return 0
 
 

@@ -611,6 +611,11 @@ class RunStore(ClientStates):
             return state
         raise self._state_error(kind, client, f"round {round_}")
 
+    def decoded_state(self, kind: str, client: int = ALL) -> State:
+        """Return the tensors of a state; none if there is no such state."""
+        state = self.state(kind, client)
+        return {} if state is None else self._decode(kind, client, state)
+
     def _decode(self, kind: str, client: int, state: bytes) -> State:
         """Return the tensors of a state; none if a client keeps it elsewhere."""
         try:
