@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import json
 import re
+import resource
 import signal
 import sys
 from collections import Counter
@@ -77,6 +79,10 @@ class Command(click.Command):
                 hint = "; several seeds are --seeds 0,1,2" if param.name == "seed" else ""
                 raise InvalidInputError(f"{param.opts[0]} is given {count} times; give it once{hint}")
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        _require_address_space()
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -203,6 +209,35 @@ def explain_error(error: click.ClickException) -> str:
         )
     text = error.format_message().rstrip(".")
     return f"{text[:1].lower()}{text[1:]}" + (f"; see {context.command_path} --help" if context else "")
+
+
+_NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate memory")
+"""Parts of messages of the loader and of torch."""
+_MIN_ADDRESS_SPACE = 640 * 2**20
+"""Bytes with which libraries can be loaded; with less, they end the process themselves."""
+
+
+def explain_fault(error: Exception) -> str | None:
+    """Return one line for an error of the machine, or None for another one."""
+    if isinstance(error, MemoryError) or any(text in str(error).lower() for text in _NO_MEMORY):
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        reason = "" if limit == resource.RLIM_INFINITY else f": the limit is {limit >> 20} MB (ulimit -v)"
+        return f"not enough memory{reason}; close other programs, or raise the limit"
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"too many open files: the limit is {limit} (ulimit -n); raise it"
+    return f"{error.filename or 'output'}: {error.strerror or error}"
+
+
+def _require_address_space() -> None:
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < _MIN_ADDRESS_SPACE:
+        raise InvalidInputError(
+            f"not enough memory: the limit is {limit >> 20} MB (ulimit -v); at least "
+            f"{_MIN_ADDRESS_SPACE >> 20} MB are needed"
+        )
 
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="print one JSON document")

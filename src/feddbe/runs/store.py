@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
+import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -101,6 +103,7 @@ CREATE TABLE states (
 _ENVIRONMENT_ERRORS = {
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS,
 }  # fmt: skip
 """Errors of the environment. All others mean that the file is corrupt, since the queries are fixed."""
 
@@ -136,31 +139,69 @@ def replace_file(folder: Path) -> Iterator[Path]:
     """
     path = folder / RUN_FILE
     new = folder / f".{RUN_FILE}"
-    auxiliary = ("-wal", "-shm", "-journal")
     try:
-        _remove_files(new, ("", *auxiliary))
+        _remove_files(new, ("", *_AUXILIARY_FILES))
         yield new
-        _remove_files(path, auxiliary)
+        _remove_files(path, _AUXILIARY_FILES)
         new.rename(path)
     except BaseException as error:
-        _remove_files(new, ("", *auxiliary))
+        _remove_files(new, ("", *_AUXILIARY_FILES))
         if isinstance(error, OSError):
             raise StoreError(f"cannot create '{path}': {error.strerror}") from error
         raise
 
 
+_AUXILIARY_FILES = ("-wal", "-shm", "-journal")
+_MAX_SPARSE_RATIO = 100
+"""A file that is longer than this many times its space on the disk was not written by SQLite."""
+
+
+def check_files(path: Path) -> None:
+    """Raise an error if a file would block SQLite, or keep it reading for hours."""
+    for suffix in ("", *_AUXILIARY_FILES):
+        file = path.with_name(path.name + suffix)
+        with suppress(FileNotFoundError):
+            status = file.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise StoreError(f"'{file}' is not a plain file; remove it")
+            space = max(status.st_blocks * 512, 2**20)
+            if status.st_size > _MAX_SPARSE_RATIO * space:
+                raise StoreError(
+                    f"'{file}' has {status.st_size} bytes, nearly all of them empty space, which SQLite does "
+                    "not write; remove it"
+                )
+
+
 def connect(path: Path, page_size: int = 0) -> sqlite3.Connection:
-    """Open the database; read-only if its folder is not writable. `page_size` is for new files."""
+    """Open the database; read-only if its folder is not writable or its disk is full.
+
+    Args:
+        path: The database.
+        page_size: Size of the pages of a new file; 0 for an existing one.
+    """
+    check_files(path)
+    log = path.with_name(f"{path.name}-wal")
+    has_log = log.exists() and log.stat().st_size > 0
     if not os.access(path.parent, os.W_OK):
-        mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
-        uri = f"{path.resolve().as_uri()}?{mode}"
-        return sqlite3.connect(uri, uri=True, isolation_level=None)
+        return _connect_readonly(path, "mode=ro" if log.exists() else "immutable=1")
     connection = sqlite3.connect(path, timeout=5, isolation_level=None)
-    if page_size:
-        connection.execute(f"PRAGMA page_size = {page_size}")
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
+    try:
+        if page_size:
+            connection.execute(f"PRAGMA page_size = {page_size}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+    except sqlite3.OperationalError as error:
+        connection.close()
+        is_full = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+        if page_size or has_log or not is_full:
+            raise
+        return _connect_readonly(path, "immutable=1")  # a complete run needs no auxiliary files
     return connection
+
+
+def _connect_readonly(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"{path.resolve().as_uri()}?{mode}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None)
 
 
 def check_not_replaced(folder: Path, opened: os.stat_result | None) -> None:
@@ -220,6 +261,17 @@ def check_tables(db: sqlite3.Connection, folder: Path) -> None:
         raise corrupt_run_error(folder, "its tables")
 
 
+def _find_cause(folder: Path) -> str:
+    """Return why the system refuses to open or write the file; empty if unknown."""
+    try:
+        with (folder / RUN_FILE).open("rb"):
+            if not os.statvfs(folder).f_bavail:
+                return os.strerror(errno.ENOSPC)
+    except OSError as error:
+        return error.strerror or ""
+    return ""
+
+
 @contextmanager
 def translate_errors(folder: Path) -> Iterator[None]:
     """Convert errors of SQLite into a `StoreError` of one line."""
@@ -233,7 +285,7 @@ def translate_errors(folder: Path) -> Iterator[None]:
         if code & 0xFF not in _ENVIRONMENT_ERRORS or code == sqlite3.SQLITE_IOERR_SHORT_READ:
             raise corrupt_run_error(folder, str(error)) from error
         is_locked = code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-        reason = "another process is writing this run" if is_locked else str(error)
+        reason = "another process is writing this run" if is_locked else _find_cause(folder) or str(error)
         intact = "" if code & 0xFF == sqlite3.SQLITE_IOERR else "; what was there is intact"
         raise StoreError(f"cannot use the run in '{folder}': {reason}{intact}") from error
 
