@@ -26,7 +26,7 @@ from feddbe.runs.store import RUN_FILE, RunStore
 from feddbe.state import decode, encode
 from tests.crafted import HOSTILE_TEXTS, RunFile, craft
 
-CASES = int(os.environ.get("FEDDBE_CASES", "60"))
+CASES = int(os.environ.get("FEDDBE_CASES", "30"))
 MAX_SECONDS = 12.0
 """Longest processor time of a command."""
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\ud800-\udfff]")
