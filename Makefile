@@ -14,6 +14,7 @@ test: .venv/installed-dev
 
 test-all: test  # a thousand kills, flips and random networks; every method on Ray; every hyperparameter everywhere
 	FEDDBE_CASES=1000 $(BIN)/pytest -n auto tests/contract/test_kill.py tests/runs/test_store_verification.py tests/test_fuzz.py \
+		tests/test_crafted_runs.py \
 		tests/simulation/test_ray.py tests/contract/test_every_method.py tests/training/compiled/test_kernels.py
 
 wheel: .venv/bin/python  # as a user installs it: built, then into an empty environment, without extras

@@ -66,4 +66,12 @@ def truncate(text: object, max_length: int = 200) -> str:
     shortened = str(text)
     if len(shortened) > max_length:
         shortened = f"{shortened[: max_length * 3 // 4]} ... {shortened[-max_length // 4 :]}"
-    return "".join(character if character.isprintable() else "?" for character in shortened)
+    return replace_controls(shortened)
+
+
+def replace_controls(text: str, keep: str = "") -> str:
+    """Return a text with control characters replaced by ?, except those in `keep`.
+
+    Names in files can have characters that move the cursor, change colors or reverse the order of letters.
+    """
+    return "".join(letter if letter.isprintable() or letter in keep else "?" for letter in text)

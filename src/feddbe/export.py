@@ -350,12 +350,13 @@ folder = Path(__file__).parent
 preprocessing = json.loads((folder / "preprocessing.json").read_text(encoding="utf-8"))
 try:
     x = torch.from_numpy(rows.read_rows(preprocessing, Path(sys.argv[1])))
-except (OSError, ValueError) as error:
-    sys.exit(str(error))
+except (OSError, ValueError, MemoryError) as error:
+    sys.exit(rows.replace_controls(str(error)))
 with torch.inference_mode():
     probabilities = torch.export.load(folder / "model.pt2").module()(x).softmax(dim=1)
 for row in probabilities:
-    print(preprocessing["labels"][int(row.argmax())], *(f"{{value:.4f}}" for value in row))
+    label = rows.replace_controls(preprocessing["labels"][int(row.argmax())])
+    print(label, *(f"{{value:.4f}}" for value in row))
 '''
 
 

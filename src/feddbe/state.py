@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from feddbe.errors import FeddbeError, StoreError, truncate
+from feddbe.errors import CorruptRunError, FeddbeError, StoreError, one_line, truncate
 
 State = dict[str, Tensor]
 """Parameters have the model's names; other entries are `prbm`, `mean` or have a prefix (`buffer/...`)."""
@@ -53,6 +54,7 @@ def decode(data: bytes) -> State:
 
     Raises:
         StoreError: The bytes are a receipt of a state that a client stores elsewhere.
+        CorruptRunError: The bytes are not a state.
     """
     receipt = Receipt.decode(data)
     if receipt is not None:
@@ -60,7 +62,10 @@ def decode(data: bytes) -> State:
             f"only the receipt of a state of round {receipt.round} is stored here; the client has the state. "
             "Resume the run with the engine that started it"
         )
-    return dict(sorted(safetensors.torch.load(data).items()))
+    try:
+        return dict(sorted(safetensors.torch.load(data).items()))
+    except Exception as error:  # with damaged bytes, safetensors and torch raise any exception
+        raise CorruptRunError(f"bytes that are not a state ({one_line(error)})") from error
 
 
 class Receipt(NamedTuple):
@@ -79,8 +84,10 @@ class Receipt(NamedTuple):
         """Return the receipt, or None if the bytes are a state."""
         if not data.startswith(b"receipt "):
             return None
-        _, round_, digest = data.decode().split()
-        return cls(int(round_), digest)
+        match = re.fullmatch(rb"receipt ([0-9]{1,18}) ([0-9a-f]{1,64})", data)
+        if match is None:
+            raise CorruptRunError("bytes that are not a receipt")
+        return cls(int(match[1]), match[2].decode())
 
 
 def nbytes(state: Mapping[str, Tensor]) -> int:
@@ -177,6 +184,16 @@ def check_stored_layout(state: State, expected: Layout, folder: Path) -> None:
         raise StoreError(
             f"the server's state in '{folder}' belongs to another model: expected {mismatch}; restore it "
             "from a copy or start the run again"
+        )
+
+
+def check_client_layout(state: State, expected: Layout, method: str, client: int) -> None:
+    """Raise an error if a client's stored state lacks an entry with which the method starts."""
+    mismatch = _describe_mismatch(state, expected)
+    if mismatch:
+        raise CorruptRunError(
+            f"the stored state of client {client} does not fit {method}: expected {mismatch}; restore the "
+            "run from a copy or start it again"
         )
 
 

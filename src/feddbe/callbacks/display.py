@@ -26,6 +26,7 @@ from rich.progress import (
 from rich.table import Column
 
 from feddbe.callbacks.base import Callback, CallbackList, StudyCallback
+from feddbe.errors import replace_controls
 from feddbe.paths import RUNS_DIR
 
 
@@ -91,7 +92,7 @@ class ProgressBars(Callback):
 
     def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
         self._done = done
-        self._rounds = self._bars.add_task(name, total=rounds, completed=done, accuracy="")
+        self._rounds = self._bars.add_task(replace_controls(name), total=rounds, completed=done, accuracy="")
         self._bars.refresh()
 
     def on_client_end(self, done: int, total: int) -> None:
@@ -109,13 +110,15 @@ class ProgressBars(Callback):
         self._bars.refresh()
 
     def on_message(self, text: str) -> None:
-        self._bars.console.print(f"feddbe: {text}", markup=False, highlight=False, soft_wrap=True)
+        self._bars.console.print(
+            f"feddbe: {replace_controls(text)}", markup=False, highlight=False, soft_wrap=True
+        )
 
 
 def _print_line(text: str) -> None:
     """Print to standard error; if it is closed, the run continues."""
     with suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
+        print(replace_controls(text), file=sys.stderr, flush=True)
 
 
 class MessagesOnly(Callback):
@@ -300,7 +303,7 @@ class StudyBars(StudyCallback):
         return RunBar(self, "")
 
     def print_line(self, text: str) -> None:
-        self.bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.bars.console.print(replace_controls(text), markup=False, highlight=False, soft_wrap=True)
 
 
 class RunBar(Callback):
@@ -318,7 +321,9 @@ class RunBar(Callback):
         title = self.name or name
         self.rounds = done
         self.estimate = TimeEstimate(title, done, rounds)
-        self.task = self.study_bars.bars.add_task(title, total=rounds, completed=done, accuracy="")
+        self.task = self.study_bars.bars.add_task(
+            replace_controls(title), total=rounds, completed=done, accuracy=""
+        )
         self.study_bars.bars.refresh()
 
     def on_analysis_progress(self, fraction: float) -> None:

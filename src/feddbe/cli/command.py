@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import json
 import re
+import resource
 import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from feddbe.config import defaults
 from feddbe.config.options import SECTIONS, Config
 from feddbe.config.parameters import parse_number_or_text, value_type
-from feddbe.errors import InvalidInputError, unknown_name
+from feddbe.errors import InvalidInputError, replace_controls, unknown_name
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 
 _OPTIONS_WITH_NAMES = ("data", "model")
@@ -76,6 +79,10 @@ class Command(click.Command):
                 hint = "; several seeds are --seeds 0,1,2" if param.name == "seed" else ""
                 raise InvalidInputError(f"{param.opts[0]} is given {count} times; give it once{hint}")
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        _require_address_space()
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -204,6 +211,35 @@ def explain_error(error: click.ClickException) -> str:
     return f"{text[:1].lower()}{text[1:]}" + (f"; see {context.command_path} --help" if context else "")
 
 
+_NO_MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate memory")
+"""Parts of messages of the loader and of torch."""
+_MIN_ADDRESS_SPACE = 640 * 2**20
+"""Bytes with which libraries can be loaded; with less, they end the process themselves."""
+
+
+def explain_fault(error: Exception) -> str | None:
+    """Return one line for an error of the machine, or None for another one."""
+    if isinstance(error, MemoryError) or any(text in str(error).lower() for text in _NO_MEMORY):
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        reason = "" if limit == resource.RLIM_INFINITY else f": the limit is {limit >> 20} MB (ulimit -v)"
+        return f"not enough memory{reason}; close other programs, or raise the limit"
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"too many open files: the limit is {limit} (ulimit -n); raise it"
+    return f"{error.filename or 'output'}: {error.strerror or error}"
+
+
+def _require_address_space() -> None:
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < _MIN_ADDRESS_SPACE:
+        raise InvalidInputError(
+            f"not enough memory: the limit is {limit >> 20} MB (ulimit -v); at least "
+            f"{_MIN_ADDRESS_SPACE >> 20} MB are needed"
+        )
+
+
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="print one JSON document")
 CODE = click.option(
     "--code", multiple=True, metavar="FILE.py",
@@ -219,14 +255,35 @@ ROUND = click.option(
 def print_error(text: str, code: int) -> int:
     """Print one line on standard error, with control characters replaced by ?, and return the exit code."""
     line = re.sub(r"\s*[\r\n]+\s*", " ", text)
-    printable = "".join(character if character.isprintable() else "?" for character in line)
-    print("feddbe:", printable, file=sys.stderr)
+    print("feddbe:", replace_controls(line), file=sys.stderr)
     return code
+
+
+def print_text(text: str = "", end: str = "\n", file: TextIO | None = None) -> None:
+    """Print lines on standard output, with control characters replaced by ?.
+
+    Args:
+        text: The lines, which may have names from files.
+        end: Text after the last line.
+        file: Another stream.
+    """
+    print(replace_controls(text, keep="\n\t"), end=end, file=file, flush=True)
 
 
 def print_note(text: str) -> None:
     """Print a note on standard error."""
     print_error(text, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Printable:
+    """A renderable with control characters replaced; colors are added afterwards."""
+
+    renderable: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self.renderable, options):
+            yield segment._replace(text=replace_controls(segment.text, keep="\n"))
 
 
 def print_renderable(*renderables: RenderableType) -> None:
@@ -235,7 +292,8 @@ def print_renderable(*renderables: RenderableType) -> None:
 
     console = Console()
     with console.capture() as captured:
-        console.print(*renderables, sep="\n")
+        for renderable in renderables:
+            console.print(_Printable(renderable))
     print("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 

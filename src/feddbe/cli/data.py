@@ -8,7 +8,15 @@ from typing import Any
 
 import click
 
-from feddbe.cli.command import AS_JSON, Argument, Group, config_options, print_json, print_renderable
+from feddbe.cli.command import (
+    AS_JSON,
+    Argument,
+    Group,
+    config_options,
+    print_json,
+    print_renderable,
+    print_text,
+)
 from feddbe.config.options import parse_options
 from feddbe.errors import unknown_name
 
@@ -37,7 +45,7 @@ def _list(data_dir: Path | None, as_json: bool) -> int:
     )
     for row in rows:
         location = row["location"] or f"feddbe data get {row['name']}"
-        print(f"{row['name']:<{name_width}}  {row['description']:<{description_width}}  {location}")
+        print_text(f"{row['name']:<{name_width}}  {row['description']:<{description_width}}  {location}")
     return 0
 
 
@@ -57,7 +65,7 @@ def _get(name: str, force: bool, data_dir: Path | None) -> int:
     entry = data.BUILTIN_DATASETS[name]
     location = entry.locate(data_dir)
     if not entry.is_downloadable:
-        print(f"{name}: {location}")
+        print_text(f"{name}: {location}")
         return 0
     if location is None or force:
         with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bars:
@@ -66,7 +74,7 @@ def _get(name: str, force: bool, data_dir: Path | None) -> int:
                 data_dir, lambda done, total: bars.update(task, completed=done, total=total), force
             )
         location = entry.locate(data_dir)  # another folder may come before the one of the download
-    print(f"{name}: {location} ({entry.checksum_status(data_dir)})")
+    print_text(f"{name}: {location} ({entry.checksum_status(data_dir)})")
     return 0
 
 
@@ -107,12 +115,12 @@ def _show(name: str, save: Path | None, plot: Path | None, **options: Any) -> in
         print_json({"clients": rows, "index_sha256": split.index_sha256(), **description})
         return 0
     if dataset.note:
-        print(f"{dataset.name}: {dataset.note}")
+        print_text(f"{dataset.name}: {dataset.note}")
     table = build_tables.split_table(
         split.train.sizes, split.test.sizes, labels, label_names=dataset.label_names,
         client_names=dataset.client_names, shift_labels=dataset.shift_labels,
     )  # fmt: skip
     print_renderable(table)
     for path in filter(None, (save, plot)):
-        print(path)
+        print_text(str(path))
     return 0

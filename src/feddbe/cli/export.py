@@ -6,7 +6,17 @@ from pathlib import Path
 
 import click
 
-from feddbe.cli.command import AS_JSON, CODE, ROUND, TRUST, Argument, Command, print_json, print_note
+from feddbe.cli.command import (
+    AS_JSON,
+    CODE,
+    ROUND,
+    TRUST,
+    Argument,
+    Command,
+    print_json,
+    print_note,
+    print_text,
+)
 from feddbe.errors import truncate
 
 
@@ -43,14 +53,14 @@ def export(
         keys = ("run", "method", "client", "client_name", "round", "accuracy", "test_rows", "labels")
         print_json({"folder": str(folder), "files": files, **{key: description[key] for key in keys}})
         return 0
-    print(
+    print_text(
         f"{truncate(description['method'])}, client {truncate(description['client_name'])}, "
         f"round {description['round']}: accuracy {100 * description['accuracy']:.2f} % "
         f"on its {description['test_rows']} test rows"
     )
-    print(f"model   {folder}: {', '.join(files)}")
+    print_text(f"model   {folder}: {', '.join(files)}")
     example = {"images": "new.png", "arrays": "new.npz"}.get(description["kind"], "new.csv")
-    print(f"use     python {folder / 'score.py'} {example}")
+    print_text(f"use     python {folder / 'score.py'} {example}")
     return 0
 
 
@@ -78,7 +88,9 @@ def predict(
         return 0
     names = [truncate(name) for name in predictions["labels"]]
     width = max(map(len, ("label", *names)))
-    print("\t".join([f"{'label':<{width}}", *names]))
+    print_text("\t".join([f"{'label':<{width}}", *names]))
     for row in predictions["rows"]:
-        print("\t".join([f"{truncate(row['label']):<{width}}", *(f"{p:.4f}" for p in row["probabilities"])]))
+        print_text(
+            "\t".join([f"{truncate(row['label']):<{width}}", *(f"{p:.4f}" for p in row["probabilities"])])
+        )
     return 0

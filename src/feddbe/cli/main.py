@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import click
 
 from feddbe.cli import data, export, federation, methods, results, run, studies
-from feddbe.cli.command import Group, explain_error, opening_runs_once, print_error
+from feddbe.cli.command import Group, explain_error, explain_fault, opening_runs_once, print_error
 from feddbe.errors import FeddbeError
 
 app = Group("feddbe", "Personalized federated learning with the Domain Bias Eliminator.")
@@ -53,7 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `feddbe show RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        return print_error(f"{error.filename or 'output'}: {error.strerror or error}", 2)
+    except (OSError, MemoryError, ImportError, RuntimeError) as error:
+        line = explain_fault(error)
+        if line is None:
+            raise
+        return print_error(line, 2)
     except click.ClickException as error:
         return print_error(explain_error(error), 2)

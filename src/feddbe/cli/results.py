@@ -23,6 +23,7 @@ from feddbe.cli.command import (
     print_json,
     print_note,
     print_renderable,
+    print_text,
 )
 from feddbe.errors import InvalidInputError, StoreError
 
@@ -67,10 +68,10 @@ def runs(folder: Path | None, as_json: bool) -> int:
     elif rows:
         print_renderable(runs_table(rows))
         if studies:
-            print()
+            print_text()
             print_renderable(_studies_table(studies, root))
     else:
-        print(f"no runs in {root}/; start one with: feddbe run fedavg+dbe")
+        print_text(f"no runs in {root}/; start one with: feddbe run fedavg+dbe")
     return 0
 
 
@@ -149,7 +150,7 @@ def _list_studies(studies: Sequence[Path], *, as_json: bool) -> int:
         print_json({"studies": table.to_records()})
         return 0
     print_renderable(table)
-    print(f"\nshow one with: feddbe show {studies[0]}")
+    print_text(f"\nshow one with: feddbe show {studies[0]}")
     return 0
 
 
@@ -223,13 +224,13 @@ def _show_documents(
     elif as_json:
         print_json(documents[0] if len(documents) == 1 else {"runs": documents})
     elif format_ in _PROGRAM_FORMATS and not is_sweep:
-        print(render(results_table(documents), format_), end="")
+        print_text(render(results_table(documents), format_), end="")
     elif format_ is not None:
-        print(render(table, format_), end="")
+        print_text(render(table, format_), end="")
     else:
         _print_results(visible_runs, table)
         if plot is not None:
-            print(f"\ncurves  {plot}")
+            print_text(f"\ncurves  {plot}")
 
 
 def _print_results(documents: list[RunDocument], table: Table) -> None:
@@ -242,7 +243,7 @@ def _print_results(documents: list[RunDocument], table: Table) -> None:
     tables = filter(None, [table, new_clients_table(documents)])
     print_renderable(*tables, "", CurveChart(learning_curves(documents)))
     for analyses in representations.analysis_tables(documents):
-        print()
+        print_text()
         print_renderable(analyses)
 
 
@@ -258,7 +259,7 @@ def _print_clients(documents: list[RunDocument], format_: str | None, *, as_json
         print_renderable(clients_table(documents, clients))
     else:
         build_table = client_records_table if format_ in _PROGRAM_FORMATS else clients_table
-        print(render(build_table(documents, clients), format_), end="")
+        print_text(render(build_table(documents, clients), format_), end="")
 
 
 @click.command("verify", cls=Command)
@@ -280,7 +281,7 @@ def verify(names: tuple[str, ...], as_json: bool) -> int:
         if result.is_intact:
             has_begun = (result.round or 0) >= 0
             progress = f"resumes from round {result.round}" if has_begun else "training has not begun"
-            print("; ".join([f"{result.folder}: intact; {progress}", *result.texts(PartStatus.SKIPPED)]))
+            print_text("; ".join([f"{result.folder}: intact; {progress}", *result.texts(PartStatus.SKIPPED)]))
         else:
             print_error(result.texts(PartStatus.DAMAGED)[0], code)
     return code
@@ -317,8 +318,8 @@ def fairness(names: tuple[str, ...], round_: str, out: Path | None, as_json: boo
     print_renderable(build_tables.fairness_table(results))
     missing = build_tables.missing_baselines(results)
     if missing:
-        print(missing)
-    print(f"\nfairness  {path}")
+        print_text(missing)
+    print_text(f"\nfairness  {path}")
     return 0
 
 
@@ -410,9 +411,9 @@ def analyze(
         return 0
     for table in representations.analysis_tables(documents.documents, registry.parse_analyses(analyses)):
         print_renderable(table)
-        print()
+        print_text()
     for path in figures:
-        print(f"picture  {path}")
+        print_text(f"picture  {path}")
     return 0
 
 
@@ -446,7 +447,7 @@ def report(names: tuple[str, ...], out: Path | None, live: bool, port: int | Non
     from feddbe import api
     from feddbe.callbacks.display import MessagesOnly
 
-    print(f"report  {api.report(names, out, callback=MessagesOnly())}")
+    print_text(f"report  {api.report(names, out, callback=MessagesOnly())}")
     return 0
 
 
@@ -471,7 +472,7 @@ def _serve(names: Sequence[str], port: int) -> int:
 
     list_runs()  # raises an error for names that do not exist
     with suppress(KeyboardInterrupt):
-        serve(list_runs, port, lambda address: print(f"report  {address}  (Ctrl-C ends it)", flush=True))
+        serve(list_runs, port, lambda address: print_text(f"report  {address}  (Ctrl-C ends it)"))
     return 0
 
 

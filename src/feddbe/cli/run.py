@@ -19,6 +19,7 @@ from feddbe.cli.command import (
     print_json,
     print_note,
     print_renderable,
+    print_text,
     sigterm_as_interrupt,
 )
 from feddbe.config.options import RawOptions, collect_options, parse_sweep
@@ -149,10 +150,10 @@ def _print_results(documents: list[RunDocument], folder: Path, *, as_json: bool,
         print_renderable(*filter(None, [results_table(documents), new_clients_table(documents)]))
     figures = api.draw(folder, documents)
     if not as_json:
-        print()
+        print_text()
         for path in figures:
-            print(f"{'new' if path.stem == 'new_clients' else path.stem:<7} {path}")
-        print(f"run     {folder}")
+            print_text(f"{'new' if path.stem == 'new_clients' else path.stem:<7} {path}")
+        print_text(f"run     {folder}")
 
 
 def _preview(raw: RawOptions, permission: Permission, *, single: bool) -> int:
@@ -184,10 +185,10 @@ def _preview(raw: RawOptions, permission: Permission, *, single: bool) -> int:
             if key not in common and key != "method"
         }
         print_renderable(_settings_table(preview["method"], specific))
-        print(_describe_estimate(preview))
-        print(_describe_client_cost(preview))
+        print_text(_describe_estimate(preview))
+        print_text(_describe_client_cost(preview))
         for note in preview["remarks"]:
-            print(note)
+            print_text(note)
     return 0
 
 
@@ -288,10 +289,10 @@ def _print_sweep(documents: Sequence[RunDocument], study_folder: Path, spec: Swe
         print_json({"table": table.to_records(), "runs": list(documents)})
         return
     print_renderable(table)
-    print()
+    print_text()
     if has_curves:
-        print(f"curves  {path}")
-    print(f"study   {study_folder}")
+        print_text(f"curves  {path}")
+    print_text(f"study   {study_folder}")
 
 
 def _list_planned_runs(plans: Sequence[PlannedRun], *, as_json: bool) -> int:
@@ -300,5 +301,5 @@ def _list_planned_runs(plans: Sequence[PlannedRun], *, as_json: bool) -> int:
         print_json({"runs": runs})
         return 0
     for run in runs:
-        print(f"{'exists' if run['exists'] else 'to run'}  {run['run']}  {run['folder']}")
+        print_text(f"{'exists' if run['exists'] else 'to run'}  {run['run']}  {run['folder']}")
     return 0

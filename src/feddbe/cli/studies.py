@@ -21,6 +21,7 @@ from feddbe.cli.command import (
     print_json,
     print_note,
     print_renderable,
+    print_text,
     sigterm_as_interrupt,
 )
 from feddbe.config.defaults import PUBLISHED
@@ -79,7 +80,7 @@ def tune(method: str, trials: int, space: tuple[str, ...], **options: Any) -> in
         })  # fmt: skip
         return 0
     print_search(result, request.config)
-    print(f"surface  {picture}")
+    print_text(f"surface  {picture}")
     return 0
 
 
@@ -109,7 +110,7 @@ def print_search(result: TuneResult, options: Config) -> None:
     footer = [record("", trial) for trial in others]
     print_renderable(Table(columns, compared, note=note, footer=footer))
     name, changes = result.method_with(result.best.values)
-    print(f"use it   {sections.format_run_command(name, vars(options) | changes | {'validation': 0.0})}")
+    print_text(f"use it   {sections.format_run_command(name, vars(options) | changes | {'validation': 0.0})}")
 
 
 def _paper_values(result: TuneResult) -> str:
@@ -258,7 +259,7 @@ def _run_studies(
                 words = ["feddbe", "reproduce", study.name, *report, "--out", str(folder), "--dry-run"]
                 tables[shlex.join(words)] = compare_with_paper(study, plans)
         path = write_report(runs, folder / "report.html", studies=tables)
-        print(f"report  {path}", file=sys.stdout if format_ == "text" else sys.stderr)
+        print_text(f"report  {path}", file=sys.stdout if format_ == "text" else sys.stderr)
     return 0
 
 
@@ -279,22 +280,22 @@ def _print_study(study: PaperStudy, plans: Plans, figures_dir: Path | None, form
 
     if study.figure:
         if format_ == "text" and figures_dir is not None:
-            print(f"{study.name}: {study.title}")
+            print_text(f"{study.name}: {study.title}")
             for title, path in draw_study(study, plans, figures_dir).items():
-                print(f"  {title}: {path}")
-            print()
+                print_text(f"  {title}: {path}")
+            print_text()
         return
     table = compare_with_paper(study, plans)
     if format_ == "text":
         print_renderable(paper_table(table))
-        print()
+        print_text()
     else:
-        print(render_paper_table(table, format_))
+        print_text(render_paper_table(table, format_))
 
 
 def _print_missing(folders: Sequence[Path]) -> None:
     """Print the missing runs on standard error, since the tables are on standard output."""
     for folder in folders:
-        print(f"would run: {folder}", file=sys.stderr)
+        print_text(f"would run: {folder}", file=sys.stderr)
     if not folders:
-        print("nothing is missing", file=sys.stderr)
+        print_text("nothing is missing", file=sys.stderr)

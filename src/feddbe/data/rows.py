@@ -353,6 +353,11 @@ def _read_arrays(preprocessing: Mapping[str, Any], path: Path) -> Array:
     return x
 
 
+def replace_controls(text: str) -> str:
+    """Return a text with control characters, which could change a terminal, replaced by ?."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def check_unpacked_size(archive: zipfile.ZipFile, path: Path) -> None:
     """Raise ValueError if a zip file would unpack to far more bytes than it has."""
     packed = path.stat().st_size

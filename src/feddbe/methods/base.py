@@ -137,7 +137,7 @@ class Method(Parameters):
         return dict(ctx.task.model.parameters)
 
     def client_init(self, ctx: Context) -> State:
-        """Return a client's private state at first contact."""
+        """Return a client's private state at first contact; later states keep its names, shapes and types."""
         return {}
 
     def client_setup(

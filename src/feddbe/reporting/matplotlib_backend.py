@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import secrets
 import textwrap
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feddbe.errors import InvalidInputError, unknown_name
+from feddbe.errors import InvalidInputError, replace_controls, unknown_name
 from feddbe.reporting.figure import (
     Axis,
     Bars,
@@ -65,6 +66,7 @@ def draw(path: Path, *figures: Figure) -> None:
 
 def render(*figures: Figure) -> Canvas:
     """Return the figures as one matplotlib figure."""
+    figures = tuple(map(_replace_controls, figures))
     panels = [panel for figure in figures for panel in figure.panels]
     if not any(map(_has_marks, panels)):
         raise InvalidInputError("nothing to draw: no run has an evaluated round or a value to show")
@@ -73,6 +75,18 @@ def render(*figures: Figure) -> Canvas:
     if isinstance(panels[0], Bubbles):
         return _render_bubbles(figures[0], panels[0])
     return _render_stacked(figures)
+
+
+def _replace_controls(value: Any) -> Any:
+    """Return a figure or a part of it with control characters in its texts replaced; fonts have none."""
+    if isinstance(value, str):
+        return replace_controls(value, keep="\n")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return dataclasses.replace(value, **{name: _replace_controls(getattr(value, name)) for name in names})
+    if type(value) is tuple:
+        return tuple(map(_replace_controls, value))
+    return value
 
 
 def _has_marks(panel: Panel) -> bool:

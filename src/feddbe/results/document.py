@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any, TypedDict, cast
@@ -155,10 +156,13 @@ def build_round_result(round_: int, moment: str, records: Sequence[Record]) -> R
         round_: Number of the round.
         moment: Moment whose accuracy is the round's accuracy.
         records: Records over all clients; those of analyses are skipped.
+
+    Raises:
+        KeyError: A record is missing.
     """
     metrics = read_aggregates([record for record in records if LAYER_SEPARATOR not in record.name])
     totals = {name: statistics["weighted"] for name, statistics in metrics.pop("round").items()}
-    accuracies = {key: cast(Accuracy | None, values.pop("accuracy", None)) for key, values in metrics.items()}
+    accuracies = {key: _read_accuracy(values.pop("accuracy", None)) for key, values in metrics.items()}
     training = metrics.get("training", {})
     for name in totals:  # the clients' shares of a total
         training.pop(name, None)
@@ -180,17 +184,29 @@ def build_round_result(round_: int, moment: str, records: Sequence[Record]) -> R
     )
 
 
+def _read_accuracy(statistics: Mapping[str, float] | None) -> Accuracy | None:
+    """Return the statistics as an accuracy, or None; a missing statistic is a KeyError."""
+    if statistics is None:
+        return None
+    return Accuracy(
+        weighted=statistics["weighted"],
+        mean=statistics["mean"],
+        worst_tenth=statistics["worst_tenth"],
+        std=statistics["std"],
+    )
+
+
 def build_new_clients_result(description: Mapping[str, Any], records: Sequence[Record]) -> NewClientsResult:
     """Return the result of new clients from their stored description and their records over all clients."""
     metrics = read_aggregates(records)
 
     def accuracy_at(moment: str) -> Any:
-        return metrics.get(f"newcomers {moment}", {}).get("accuracy")
+        return _read_accuracy(metrics.get(f"newcomers {moment}", {}).get("accuracy"))
 
     before, adapted = accuracy_at("before"), accuracy_at("adapted")
-    by_epoch = [accuracy_at(f"adapted {epoch}") for epoch in range(1, description["epochs"])]
-    by_epoch.append(adapted)
-    if not all(by_epoch):
+    epochs = range(1, description["epochs"])
+    by_epoch = [*takewhile(bool, (accuracy_at(f"adapted {epoch}") for epoch in epochs)), adapted]
+    if len(by_epoch) < description["epochs"] or not adapted:
         by_epoch = []
     result = {
         "adaptation": "full", **description, "before": before, "adapted": adapted, "by_epoch": by_epoch,
@@ -308,7 +324,7 @@ def metric_value(result: RoundResult, name: str) -> float | None:
     """Return a metric at the round's moment, weighted over clients; else the metric of the training."""
     metrics = result["metrics"]
     statistics = metrics.get(result["moment"], {}).get(name) or metrics.get("training", {}).get(name)
-    return statistics["weighted"] if statistics else None
+    return statistics.get("weighted") if statistics else None
 
 
 def status_note(document: RunDocument) -> str:
@@ -348,7 +364,7 @@ def _describe_seeds(seeds: Sequence[int]) -> str:
     """Return `seed 3`, `seeds 1, 5`, or for a range of three or more `seeds 0 to 4`."""
     if len(seeds) < 2:
         return f"seed {', '.join(map(str, seeds))}"
-    is_range = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+    is_range = len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1  # they are sorted and differ
     if is_range:
         return f"seeds {seeds[0]} to {seeds[-1]}"
     return f"seeds {', '.join(map(str, seeds))}"

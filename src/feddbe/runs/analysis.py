@@ -31,11 +31,11 @@ from feddbe.models.registry import ModelSource
 from feddbe.results.document import AnalysisDocument, RunDocument
 from feddbe.runs.experiment import Experiment
 from feddbe.runs.replay import Checkpoint, analyze_under_each_model, checkpoint_round, load_experiment
-from feddbe.runs.store import RunStore, exclusive
+from feddbe.runs.store import RunStore, corrupt_run_error, exclusive
 from feddbe.simulation import engines
 from feddbe.simulation.client import ClientResult
 from feddbe.simulation.recorder import pool_representations
-from feddbe.state import decode, encode
+from feddbe.state import encode
 
 META = "analyses"
 
@@ -110,9 +110,11 @@ def load_embedding(document: RunDocument, analysis: AnalysisDocument) -> Points:
     """Return the points of a stored t-SNE embedding."""
     name = f"{analysis['analysis']}{LAYER_SEPARATOR}{analysis['layer']}"
     with closing(RunStore.open(Path(document["folder"]))) as store:
-        state = store.state(result_key(analysis["round"], analysis["moment"], name))
-        assert state is not None
-        return registry.points_from_state(decode(state))
+        key = result_key(analysis["round"], analysis["moment"], name)
+        state = store.decoded_state(key)
+        if not registry.is_embedding(state):
+            raise corrupt_run_error(store.folder, f"the state '{key}', not an embedding")
+        return registry.points_from_state(state)
 
 
 def result_key(round_: int, moment: str, name: str) -> str:

@@ -40,8 +40,6 @@ def build_document(store: RunStore, *, hashes: bool = True) -> RunDocument:
     evaluated = [result for result in results if result["accuracy"]]
     last = evaluated[-1] if evaluated else None
     settings: Mapping[str, Any] = store.meta("config")
-    if not isinstance(settings, dict) or not isinstance(settings.get("method"), str):
-        raise corrupt_run_error(store.folder, "its metadata: config")
     server_hash, client_hashes = store.hashes() if hashes else ("", {})
     trained = [result for result in results if result["round"] > 0]
     participations = max(1, _count_participations(store))
@@ -98,7 +96,10 @@ def read_new_clients(store: RunStore) -> NewClientsResult | None:
     if not description:
         return None
     records = [record for record in store.aggregate_records() if record.round == description["round"]]
-    return build_new_clients_result(description, records)
+    try:
+        return build_new_clients_result(description, records)
+    except KeyError as error:
+        raise corrupt_run_error(store.folder, f"records of new clients: no {error}") from None
 
 
 def _analyses(store: RunStore) -> list[AnalysisDocument]:

@@ -245,7 +245,8 @@ class Checkpoint(ClientStates):
     def upload(self, client: int) -> State:
         """Return the client's last upload at this round."""
         upload = self._state("upload", client)
-        assert upload is not None, "methods request only uploads that exist"
+        if upload is None:  # methods request only uploads that exist
+            raise corrupt_run_error(self.store.folder, f"no upload of client {client}")
         return decode(upload)
 
     def run_tasks(
@@ -253,7 +254,7 @@ class Checkpoint(ClientStates):
     ) -> list[ClientResult]:
         """Run the tasks with the broadcast of the next round and return the results in client order."""
         results: list[ClientResult] = []
-        with deterministic_section():
+        with deterministic_section(), self.store.computing_with_states():
             for result in engine.run(tasks, self.broadcasts(), self):
                 if isinstance(result, MissingClient):
                     raise FeddbeError(f"client {result.client} did not reply ({result.reason})")
@@ -267,7 +268,7 @@ class Checkpoint(ClientStates):
         method = self.experiment.method
         task = ClientTask(client, self.round + 1, adapt_epochs=self.adapt_epochs())
         private = self.load(client)
-        with deterministic_section():
+        with deterministic_section(), self.store.computing_with_states():
             received = self.broadcasts().message_for(client)
             return build_inference_model(self.experiment.task, method, task, received, private)
 
@@ -344,14 +345,9 @@ def require_permissions(
 
     Raises:
         InvalidInputError: The run names code that is not allowed, or that differs from the stored content.
-        CorruptRunError: The stored configuration cannot be read.
     """
     settings = store.meta("config")
-    match settings:
-        case {"method": str(method), "method_options": dict(parts)} if parts:
-            pass
-        case _:
-            raise corrupt_run_error(store.folder, "its metadata: config")
+    method = settings["method"]
     names = {field.name for field in dataclasses.fields(Config)} - {"method"}
     stored = {key: settings[key] for key in names & settings.keys() if settings[key] is not None}
     options = Config(**stored | dict(overrides))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
-import math
 import os
 import sqlite3
+import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +21,10 @@ from zlib import crc32
 
 from filelock import FileLock, Timeout
 
-from feddbe.errors import CorruptRunError, StoreError
+from feddbe.errors import CorruptRunError, FeddbeError, StoreError, one_line, truncate
 from feddbe.metrics.client_values import ALL, LAYER_SEPARATOR, Record
 from feddbe.results.document import RoundResult, build_round_result, run_id
+from feddbe.runs.metadata import REQUIRED, decode_document
 from feddbe.simulation.engines.base import ClientStates
 from feddbe.state import Receipt, State, check_stored_layout, decode, encode, nbytes, sha256
 
@@ -66,6 +69,10 @@ def exclusive(folder: Path, wait: float = 1.0) -> Iterator[None]:
         lock.release()
 
 
+MAX_VALUE = 1e100
+"""Largest absolute value of a record: sums and squares of larger ones are not finite."""
+
+
 def checksum(values: tuple[Any, ...]) -> int:
     """Return the checksum of values as SQLite returns them."""
     return crc32(repr(values).encode())
@@ -74,7 +81,8 @@ def checksum(values: tuple[Any, ...]) -> int:
 def with_checksum(record: Record) -> tuple[Any, ...]:
     """Return the values of a record as SQLite returns them, and their checksum."""
     round_, client, moment, name, value, weight = record
-    number = None if value is None or math.isnan(value) else float(value) + 0.0  # SQLite has no nan and no -0
+    is_number = value is not None and abs(value) <= MAX_VALUE
+    number = float(value) + 0.0 if value is not None and is_number else None  # SQLite has no nan and no -0
     values = (int(round_), int(client), moment, name, number, float(weight))
     return (*values, checksum(values))
 
@@ -95,6 +103,7 @@ CREATE TABLE states (
 _ENVIRONMENT_ERRORS = {
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS,
 }  # fmt: skip
 """Errors of the environment. All others mean that the file is corrupt, since the queries are fixed."""
 
@@ -130,31 +139,69 @@ def replace_file(folder: Path) -> Iterator[Path]:
     """
     path = folder / RUN_FILE
     new = folder / f".{RUN_FILE}"
-    auxiliary = ("-wal", "-shm", "-journal")
     try:
-        _remove_files(new, ("", *auxiliary))
+        _remove_files(new, ("", *_AUXILIARY_FILES))
         yield new
-        _remove_files(path, auxiliary)
+        _remove_files(path, _AUXILIARY_FILES)
         new.rename(path)
     except BaseException as error:
-        _remove_files(new, ("", *auxiliary))
+        _remove_files(new, ("", *_AUXILIARY_FILES))
         if isinstance(error, OSError):
             raise StoreError(f"cannot create '{path}': {error.strerror}") from error
         raise
 
 
+_AUXILIARY_FILES = ("-wal", "-shm", "-journal")
+_MAX_SPARSE_RATIO = 100
+"""A file that is longer than this many times its space on the disk was not written by SQLite."""
+
+
+def check_files(path: Path) -> None:
+    """Raise an error if a file would block SQLite, or keep it reading for hours."""
+    for suffix in ("", *_AUXILIARY_FILES):
+        file = path.with_name(path.name + suffix)
+        with suppress(FileNotFoundError):
+            status = file.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise StoreError(f"'{file}' is not a plain file; remove it")
+            space = max(status.st_blocks * 512, 2**20)
+            if status.st_size > _MAX_SPARSE_RATIO * space:
+                raise StoreError(
+                    f"'{file}' has {status.st_size} bytes, nearly all of them empty space, which SQLite does "
+                    "not write; remove it"
+                )
+
+
 def connect(path: Path, page_size: int = 0) -> sqlite3.Connection:
-    """Open the database; read-only if its folder is not writable. `page_size` is for new files."""
+    """Open the database; read-only if its folder is not writable or its disk is full.
+
+    Args:
+        path: The database.
+        page_size: Size of the pages of a new file; 0 for an existing one.
+    """
+    check_files(path)
+    log = path.with_name(f"{path.name}-wal")
+    has_log = log.exists() and log.stat().st_size > 0
     if not os.access(path.parent, os.W_OK):
-        mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
-        uri = f"{path.resolve().as_uri()}?{mode}"
-        return sqlite3.connect(uri, uri=True, isolation_level=None)
+        return _connect_readonly(path, "mode=ro" if log.exists() else "immutable=1")
     connection = sqlite3.connect(path, timeout=5, isolation_level=None)
-    if page_size:
-        connection.execute(f"PRAGMA page_size = {page_size}")
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
+    try:
+        if page_size:
+            connection.execute(f"PRAGMA page_size = {page_size}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+    except sqlite3.OperationalError as error:
+        connection.close()
+        is_full = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+        if page_size or has_log or not is_full:
+            raise
+        return _connect_readonly(path, "immutable=1")  # a complete run needs no auxiliary files
     return connection
+
+
+def _connect_readonly(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"{path.resolve().as_uri()}?{mode}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None)
 
 
 def check_not_replaced(folder: Path, opened: os.stat_result | None) -> None:
@@ -166,20 +213,63 @@ def check_not_replaced(folder: Path, opened: os.stat_result | None) -> None:
 
 def corrupt_run_error(folder: Path, problem: str) -> CorruptRunError:
     """Return the error that names the file and the problem, which may quote damaged text."""
-    problem = " ".join(problem.split())[:200]
+    problem = truncate(" ".join(problem.split()))
     path = folder / RUN_FILE
     return CorruptRunError(f"'{path}' is damaged ({problem}); restore it from a copy or start again")
 
 
 def check_meta(key: str, value: str, crc: int, folder: Path) -> None:
-    """Raise an error if a value of `meta` has another checksum or is not JSON."""
+    """Raise an error if a document has another checksum or does not fit its type."""
+    problem = f"its metadata: {key}"
+    if not isinstance(key, str) or not isinstance(value, str):
+        raise corrupt_run_error(folder, problem)
     try:
         is_intact = checksum((key, value)) == crc
-        json.loads(value)
-    except (ValueError, TypeError, RecursionError):
-        is_intact = False
+        decode_document(key, value)
+    except ValueError as error:
+        raise corrupt_run_error(folder, f"{problem}: {error}") from None
     if not is_intact:
-        raise corrupt_run_error(folder, f"its metadata: {key}")
+        raise corrupt_run_error(folder, problem)
+
+
+def _is_valid(record: Record) -> bool:
+    """Return True if the fields have their types and limits; other types only fit the checksum."""
+    round_, client, moment, name, value, weight = record
+    has_types = type(round_) is int and type(client) is int and type(moment) is str and type(name) is str
+    is_value = value is None or (type(value) is float and abs(value) <= MAX_VALUE)
+    has_weight = type(weight) is float and 0 <= weight <= MAX_VALUE
+    return has_types and is_value and has_weight and round_ >= 0 and client >= ALL
+
+
+@cache
+def _expected_tables() -> frozenset[tuple[str, ...]]:
+    """Return the tables and indexes of a run's file, as SQLite describes them."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(SCHEMA)
+        return frozenset(db.execute(_TABLES))
+
+
+_TABLES = "SELECT type, name, tbl_name, sql FROM sqlite_schema"
+
+
+def check_tables(db: sqlite3.Connection, folder: Path) -> None:
+    """Raise an error if the file has other tables, columns, views or triggers than a run's file.
+
+    A view in place of a table could compute forever, and a trigger change what a resumed run writes.
+    """
+    if frozenset(db.execute(_TABLES)) != _expected_tables():
+        raise corrupt_run_error(folder, "its tables")
+
+
+def _find_cause(folder: Path) -> str:
+    """Return why the system refuses to open or write the file; empty if unknown."""
+    try:
+        with (folder / RUN_FILE).open("rb"):
+            if not os.statvfs(folder).f_bavail:
+                return os.strerror(errno.ENOSPC)
+    except OSError as error:
+        return error.strerror or ""
+    return ""
 
 
 @contextmanager
@@ -195,7 +285,7 @@ def translate_errors(folder: Path) -> Iterator[None]:
         if code & 0xFF not in _ENVIRONMENT_ERRORS or code == sqlite3.SQLITE_IOERR_SHORT_READ:
             raise corrupt_run_error(folder, str(error)) from error
         is_locked = code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-        reason = "another process is writing this run" if is_locked else str(error)
+        reason = "another process is writing this run" if is_locked else _find_cause(folder) or str(error)
         intact = "" if code & 0xFF == sqlite3.SQLITE_IOERR else "; what was there is intact"
         raise StoreError(f"cannot use the run in '{folder}': {reason}{intact}") from error
 
@@ -313,7 +403,9 @@ class RunStore(ClientStates):
             store = cls(folder, connect(folder / RUN_FILE))
             try:
                 store._file = (folder / RUN_FILE).stat()
+                check_tables(store._db, folder)
                 store._verify_meta()
+                store.check_last_round()
             except BaseException:
                 store.close()
                 raise
@@ -362,6 +454,8 @@ class RunStore(ClientStates):
         """Verify what is needed to resume, except states, which are verified when they are read."""
         self.check_pages()
         self.check_records()
+        if self.last_round() >= 0:
+            self.round_results()
 
     def check_pages(self) -> None:
         """Run SQLite's integrity check, which detects hidden rows."""
@@ -374,23 +468,46 @@ class RunStore(ClientStates):
         deque(self._read_records(), 0)
 
     def check_states(self) -> None:
-        """Verify the checksums of all states."""
+        """Read all states."""
         for kind, client in list(self._read("SELECT kind, client FROM states")):
-            self.state(kind, client)
+            self._decode(kind, client, self.state(kind, client) or b"")
 
     def meta(self, key: str) -> Any:
         """Return a value of the run's metadata, or None."""
-        row = next(self._read("SELECT value FROM meta WHERE key = ?", key), None)
-        return None if row is None else json.loads(row[0])
+        row = next(self._read("SELECT value, crc FROM meta WHERE key = ?", key), None)
+        if row is None and key in REQUIRED:
+            raise corrupt_run_error(self.folder, f"its metadata: {key} is missing")
+        if row is None:
+            return None
+        value, crc = row
+        check_meta(key, value, crc, self.folder)
+        return decode_document(key, value)
 
     def set_meta(self, key: str, value: Any) -> None:
+        """Write a document, which must fit its type: otherwise the run could not be opened again."""
         text = json.dumps(value)
+        try:
+            decode_document(key, text)
+        except ValueError as error:
+            raise StoreError(f"cannot store the run's {key}: {truncate(error)}") from error
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, text, checksum((key, text))))
 
     def _verify_meta(self) -> None:
         """Verify all metadata, since a damaged key would never be read."""
         for key, value, crc in self._read("SELECT key, value, crc FROM meta"):
             check_meta(key, value, crc, self.folder)
+
+    def check_last_round(self) -> None:
+        """Verify that the last record is of the round of the server's state."""
+        query = (
+            "SELECT coalesce((SELECT max(round) FROM rows), -1), "
+            f"(SELECT round FROM states WHERE kind = 'last' AND client = {ALL})"
+        )
+        for last, state_round in self._read(query):
+            if type(last) is not int or last != state_round:
+                raise corrupt_run_error(
+                    self.folder, f"records up to round {last}, and the server's state of round {state_round}"
+                )
 
     def last_round(self) -> int:
         """Return the last finished round; -1 before the setup."""
@@ -424,13 +541,12 @@ class RunStore(ClientStates):
 
     def aggregate_records(self) -> list[Record]:
         """Return the records over all clients, by round; their number does not depend on that of clients."""
-        # one seek per round; a damaged index could hide rows
+        # one seek for each round in the file; UNION ends the query if a damaged index goes in a circle
         all_rounds = (
-            "WITH RECURSIVE t(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM t WHERE n < ?) SELECT n FROM t"
+            "WITH RECURSIVE t(n) AS (SELECT min(round) FROM rows UNION "
+            "SELECT (SELECT min(round) FROM rows WHERE round > n) FROM t WHERE n IS NOT NULL) SELECT n FROM t"
         )
-        return list(
-            self._read_records(f"WHERE client = {ALL} AND round IN ({all_rounds})", self.last_round())
-        )
+        return list(self._read_records(f"WHERE client = {ALL} AND round IN ({all_rounds})"))
 
     def round_results(self) -> list[RoundResult]:
         """Return the results of all rounds in order, up to the round of the server's state."""
@@ -454,6 +570,21 @@ class RunStore(ClientStates):
 
     # --- states
 
+    @contextmanager
+    def computing_with_states(self) -> Iterator[None]:
+        """Convert errors of a computation that starts from the states in this file into one line.
+
+        The same code, by content, has computed the rounds in the file, so that its failure comes from the
+        states: shapes and values that a method adds to its state are known to the method alone.
+        """
+        try:
+            yield
+        except (FeddbeError, MemoryError, OSError):
+            raise
+        except Exception as error:
+            problem = f"its states cannot be computed with: {type(error).__name__} {one_line(error)}"
+            raise corrupt_run_error(self.folder, problem) from error
+
     def round_of(self, kind: str, client: int = ALL) -> int | None:
         """Return the round of a state, or None; kinds `last` and `best` are the server's."""
         query = "SELECT round FROM states WHERE kind = ? AND client = ?"
@@ -464,7 +595,7 @@ class RunStore(ClientStates):
         state = self.state(which)
         if state is None:
             raise StoreError(f"'{self.folder}' has no {which} round yet")
-        return decode(state)
+        return self._decode(which, ALL, state)
 
     def promote_to_best(self, *, move: bool) -> None:
         """Make the `last` server state the `best`: a copy, or with `move` itself if it will be replaced."""
@@ -502,7 +633,7 @@ class RunStore(ClientStates):
         state = self.state("upload", client)
         if state is None:
             raise StoreError(f"'{self.folder}' has no upload of client {client}")
-        return decode(state)
+        return self._decode("upload", client, state)
 
     def keep_upload(self, client: int, state: State) -> None:
         set_replaced_aside(self._db, "upload", client)
@@ -512,14 +643,15 @@ class RunStore(ClientStates):
         """Yield the clients' private states, except those that clients keep elsewhere."""
         for client, blob in self._read_private():
             if Receipt.decode(blob) is None:
-                yield client, decode(blob)
+                yield client, self._decode("private", client, blob)
 
     def hashes(self) -> tuple[str, dict[str, str]]:
         """Return the SHA-256 of the server's state and of each client's."""
         client_hashes = {}
         for client, blob in self._read_private():
             receipt = Receipt.decode(blob)
-            client_hashes[str(client)] = receipt.sha256 if receipt else sha256(decode(blob))
+            state = {} if receipt else self._decode("private", client, blob)
+            client_hashes[str(client)] = receipt.sha256 if receipt else sha256(state)
         return sha256(self.server_state()), client_hashes
 
     def _read_private(self) -> Iterator[tuple[int, bytes]]:
@@ -537,8 +669,23 @@ class RunStore(ClientStates):
         round_, crc, state = row
         if isinstance(state, bytes) and crc in state_checksums(kind, client, round_, state):
             return state
+        raise self._state_error(kind, client, f"round {round_}")
+
+    def decoded_state(self, kind: str, client: int = ALL) -> State:
+        """Return the tensors of a state; none if there is no such state."""
+        state = self.state(kind, client)
+        return {} if state is None else self._decode(kind, client, state)
+
+    def _decode(self, kind: str, client: int, state: bytes) -> State:
+        """Return the tensors of a state; none if a client keeps it elsewhere."""
+        try:
+            return {} if Receipt.decode(state) else decode(state)
+        except CorruptRunError as error:
+            raise self._state_error(kind, client, str(error)) from None
+
+    def _state_error(self, kind: str, client: int, problem: str) -> CorruptRunError:
         name = kind if client == ALL else f"{kind} of client {client}"
-        raise corrupt_run_error(self.folder, f"the state '{name}', round {round_}")
+        return corrupt_run_error(self.folder, f"the state '{name}', {problem}")
 
     def write_state(self, kind: str, client: int, state: bytes, round_: int | None = None) -> None:
         """Write a state of the transaction's round, or of another `round_`."""
@@ -557,7 +704,7 @@ class RunStore(ClientStates):
         order = "ORDER BY round, client, moment, name"
         for *fields, crc in self._read(f"SELECT * FROM rows {where} {order}", *values):
             record = Record(*fields)
-            if checksum(tuple(fields)) != crc:
+            if checksum(tuple(fields)) != crc or not _is_valid(record):
                 owner = "all clients" if record.client == ALL else f"client {record.client}"
                 name = f"{record.moment} {record.name}"
                 raise corrupt_run_error(self.folder, f"round {record.round}, {owner}: {name}")

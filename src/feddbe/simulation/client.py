@@ -20,6 +20,8 @@ from feddbe.metrics.client_values import MetricsByMoment, MetricValues
 from feddbe.state import (
     State,
     add_prefix,
+    check_client_layout,
+    describe_layout,
     drop_keys,
     matches_pattern,
     nbytes,
@@ -198,6 +200,8 @@ class _ClientSession:
             private = method.init_new_client(context, message)
         elif private is None:
             private = method.client_init(context)
+        else:
+            _check_kept_state(task, method, client_task, private)
 
         kept_buffers = strip_prefix(private, BUFFER)
         tracks = {name.split("/")[0] for name in kept_buffers}
@@ -356,6 +360,12 @@ class _ClientSession:
             inputs |= {"loss_sum": float(loss_sum / samples * samples), "samples": samples}
         metrics |= {name: (value, 1) for name, value in costs.items()}
         return metrics | compute_metrics(self.client_task.metrics, inputs)
+
+
+def _check_kept_state(task: Task, method: Method, client_task: ClientTask, private: State) -> None:
+    """Raise an error if a stored state lacks an entry of the first one, or has other shapes or types."""
+    expected = describe_layout(method.client_init(Context(task, client_task.round)))
+    check_client_layout(private, expected, method.base_name, client_task.client)
 
 
 class _GlobalPass(NamedTuple):

@@ -13,7 +13,7 @@ import gc
 import re
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -66,11 +66,15 @@ def run_experiment(
         loop.callbacks.on_run_begin(
             experiment.name, store.folder, max(0, loop.completed_rounds), experiment.task.rounds
         )
-        if not loop.is_set_up:
+        is_resumed = loop.is_set_up
+        if not is_resumed:
             loop.run_setup()
         while loop.completed_rounds < experiment.task.rounds and not loop.patience_exhausted():
-            loop.run_round(loop.completed_rounds + 1)
-        loop.evaluate_final()
+            with store.computing_with_states() if is_resumed else nullcontext():
+                loop.run_round(loop.completed_rounds + 1)
+            is_resumed = False
+        with store.computing_with_states() if is_resumed else nullcontext():
+            loop.evaluate_final()
 
 
 class RoundLoop:

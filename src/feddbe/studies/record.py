@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -359,14 +359,14 @@ def load_documents(
 
     Args:
         names: Folders, or names in `runs/`. Of a sweep, the runs with the chosen values are returned.
-        on_problem: Called with a line for each run of a study that is missing or was changed.
+        on_problem: Called with a line for each run that cannot be read, is missing or was changed.
         hashes: Compute the hashes of the runs' states.
     """
     documents: dict[str, RunDocument] = {}
     for name in names:
         study_folder = find_study(name)
         if study_folder is None:
-            named = [load_document(folder, hashes=hashes) for folder in folders.resolve_runs(name)]
+            named = _load_runs(folders.resolve_runs(name), on_problem, hashes=hashes)
         else:
             study = open_study(study_folder, hashes=hashes)
             named = study.shown_documents
@@ -375,6 +375,24 @@ def load_documents(
         for document in named:
             documents.setdefault(document["folder"], document)
     return list(documents.values())
+
+
+def _load_runs(
+    run_folders: Sequence[Path], on_problem: Callable[[str], None], *, hashes: bool
+) -> list[RunDocument]:
+    """Return the documents of the runs that can be read; at least one must be."""
+    documents = []
+    errors = []
+    for folder in run_folders:
+        try:
+            documents.append(load_document(folder, hashes=hashes))
+        except StoreError as error:
+            errors.append(error)
+    if not documents:
+        raise errors[0]
+    for problem in errors:
+        on_problem(str(problem))
+    return documents
 
 
 def find_run_folders(name: str) -> list[Path]:

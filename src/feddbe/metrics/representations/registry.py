@@ -125,6 +125,16 @@ def combine_client_results(name: str, results: Sequence[AnalysisResult]) -> Anal
     return AnalysisResult(overall, clients)
 
 
+def is_embedding(state: State) -> bool:
+    """Return True if a stored state has points in a plane, with a label and a client for each."""
+    if state.keys() != set(Points._fields):
+        return False
+    x, labels = state["x"], [state[key] for key in Points._fields if key != "x"]
+    is_plane = x.ndim == 2 and x.shape[1] == 2 and x.is_floating_point() and len(x) > 0
+    has_labels = all(t.shape == x.shape[:1] and not t.is_floating_point() for t in labels)
+    return is_plane and has_labels and bool(x.isfinite().all())
+
+
 def points_from_state(state: State) -> Points:
     """Return the points that an analysis with a scatter plot stored as its state."""
     return Points(*(state[key].numpy() for key in Points._fields))

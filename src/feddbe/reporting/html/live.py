@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from feddbe.errors import InvalidInputError, StoreError
+from feddbe.errors import InvalidInputError, StoreError, one_line
 from feddbe.reporting.html.blocks import ReportRun, ReportRuns, read_runs
 from feddbe.reporting.html.page import encode_json, page_content, render
 from feddbe.runs.store import RUN_FILE
@@ -86,14 +86,16 @@ class _LiveContent:
             folders = list(self._list_folders())
             versions: list[object] = [_file_version(folder) for folder in folders]
             if versions != self._versions:
-                runs, failed = _read_available(folders)
-                self._content = page_content(runs, failed)
-                self._versions = None if failed else versions
+                self._content = _build_content(folders)
+                self._versions = None if self._content["failed"] else versions
             return self._content
 
 
-def _read_available(folders: Sequence[Path]) -> tuple[ReportRuns, list[str]]:
-    """Return the runs that can be read, and messages about the others, which may be incomplete yet."""
+def _build_content(folders: Sequence[Path]) -> dict[str, Any]:
+    """Return the content for the runs that can be shown, with a message for each other one.
+
+    A run may be incomplete yet, or its file odd in a way that only the page notices. The others are shown.
+    """
     runs: list[ReportRun] = []
     failed: list[str] = []
     for folder in folders:
@@ -101,7 +103,17 @@ def _read_available(folders: Sequence[Path]) -> tuple[ReportRuns, list[str]]:
             runs += read_runs([folder]).runs
         except StoreError as error:
             failed.append(str(error))
-    return ReportRuns.from_runs(runs), failed
+    try:
+        return page_content(ReportRuns.from_runs(runs), failed)
+    except Exception:  # find the run
+        shown = []
+        for run in runs:
+            try:
+                page_content(ReportRuns.from_runs([run]))
+                shown.append(run)
+            except Exception as error:
+                failed.append(f"'{run.folder}' cannot be shown: {one_line(error)}")
+        return page_content(ReportRuns.from_runs(shown), failed)
 
 
 def _file_version(folder: Path) -> tuple[object, ...]:

@@ -1,0 +1,150 @@
+"""The documents in a run's file: their types, against which each is checked when a run is opened.
+
+A file may come from anywhere. A document that fits its type can be used without further checks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, NotRequired, TypedDict, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from feddbe.config.options import Config
+from feddbe.results.document import Divergence
+
+Whole = Annotated[int, Meta(ge=-(2**62), le=2**62)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Number = Annotated[float, Meta(ge=-1e100, le=1e100)]
+"""Larger numbers are not finite in sums and squares."""
+Share = Annotated[float, Meta(ge=0, le=1)]
+Setting = bool | Whole | Number | str | None
+
+
+class StoredSource(TypedDict):
+    """A user's file by content."""
+
+    sha256: str
+    modules: dict[str, str]
+
+
+class StoredNewClients(TypedDict):
+    """Clients that joined after the last round."""
+
+    round: Count
+    clients: Count
+    epochs: Count
+    adaptation: NotRequired[str]
+
+
+class StoredAnalysis(TypedDict):
+    """Settings of an analysis; its numbers are records."""
+
+    round: Count
+    analysis: str
+    layer: str
+    moment: str
+    quick: bool
+    on: str
+    per_client: bool
+    settings: dict[str, Setting]
+    samples: Count
+    seconds: Number
+
+
+class StoredColumn(TypedDict):
+    """A column of a table, see `data.dataset.Column`."""
+
+    name: str
+    categories: list[str]
+    mean: list[Number]
+    deviation: Number
+
+
+class StoredPreprocessing(TypedDict):
+    """Conversion of raw rows to inputs, see `data.dataset.Preprocessing`."""
+
+    kind: str
+    shape: list[Count]
+    columns: list[StoredColumn]
+    missing: str
+    comma: bool
+    vocabulary: list[str]
+    words: Count
+    scale: Number
+    shift: Number
+    resized: bool
+
+
+_REQUIRED_OPTIONS = ("method", "data", "seed", "partition_seed", "rounds")
+_LIMITED: dict[Any, Any] = {
+    int: Whole, float: Number, int | None: Whole | None, float | None: Number | None,
+}  # fmt: skip
+"""Type with limits for each type of an option that is a number."""
+
+
+def _config_type() -> Any:
+    """Return the type of a stored configuration; an option that has no effect is stored as None."""
+    types: dict[str, Any] = {"method_options": Annotated[dict[str, dict[str, Setting]], Meta(min_length=1)]}
+    hints = get_type_hints(Config)
+    for field in dataclasses.fields(Config):
+        kind = _LIMITED.get(hints[field.name], hints[field.name])
+        types[field.name] = NotRequired[kind | None]
+        if field.name in _REQUIRED_OPTIONS:
+            types[field.name] = Whole if field.name == "rounds" else kind
+    return TypedDict("StoredConfig", types)  # type: ignore[operator]
+
+
+Texts = list[str]
+_TYPES: dict[str, Any] = {
+    "config": _config_type(),
+    "config_hash": str,
+    "layout": dict[str, str],
+    "majority_accuracy": Share,
+    "bn_buffers": str | None,
+    "note": str,
+    "remarks": Texts,
+    "label_names": Texts,
+    "client_names": Texts,
+    "shift_labels": Texts,
+    "preprocessing": StoredPreprocessing,
+    "labels": list[list[Count]] | None,
+    "keeps_best": bool,
+    "begun": str,
+    "sources": dict[str, StoredSource],
+    "inputs": dict[str, str],
+    "versions": dict[str, str],
+    "machine": str,
+    "git_commit": str | None,
+    "seeds": dict[str, Whole],
+    "moment": str,
+    "trainers": Texts,
+    "peak_rss_mb": Number,
+    "diverged": Divergence,
+    "new_clients": StoredNewClients,
+    "analyses": dict[Annotated[str, Meta(pattern="^[0-9]+/[^/]+/.+$")], StoredAnalysis],
+}
+"""Type of each document by key; other keys may have any JSON value."""
+REQUIRED = ("config", "config_hash", "majority_accuracy")
+"""Documents that every run has."""
+
+
+def decode_document(key: str, text: str) -> Any:
+    """Return a stored document.
+
+    Args:
+        key: Name of the document.
+        text: Its JSON text, not trusted.
+
+    Raises:
+        ValueError: The text is not JSON, or its value does not fit the type of this document.
+    """
+    try:
+        value = msgspec.json.decode(text)
+        msgspec.convert(value, _TYPES.get(key, Any))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if key == "labels" and value and len({len(counts) for counts in value}) > 1:
+        raise ValueError("its rows differ in length")
+    return value
