@@ -243,9 +243,11 @@ def _require_address_space() -> None:
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="print one JSON document")
 CODE = click.option(
     "--code", multiple=True, metavar="FILE.py",
-    help="file with the run's model or method; executed if its content is the run's; may be repeated",
+    help="file with the run's model or method; executed if it has not changed since; may be repeated",
 )  # fmt: skip
-TRUST = click.option("--trust", is_flag=True, help="execute the files that the run names: it is your own")
+TRUST = click.option(
+    "--trust", is_flag=True, help="execute the code files that the run names; only for your own runs"
+)
 CALLBACK_HELP = "tracker: wandb:PROJECT, mlflow:EXPERIMENT or tensorboard[:FOLDER]; may be repeated"
 ROUND = click.option(
     "--round", "round_", default="best", type=Choice(("best", "last")), help="round to use [default: best]"

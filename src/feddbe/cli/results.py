@@ -268,7 +268,7 @@ def _print_clients(documents: list[RunDocument], format_: str | None, *, as_json
 )
 @AS_JSON
 def verify(names: tuple[str, ...], as_json: bool) -> int:
-    """Verify all of a run and print the round from which it can resume."""
+    """Verify a run's file and print the round from which it can resume."""
     from feddbe.runs.store import PartStatus, verify_run
     from feddbe.studies.record import find_run_folders
 

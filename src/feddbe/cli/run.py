@@ -45,8 +45,8 @@ _PARTITION_SEEDS = (
     "several partitions: their number, as in 3, or a list of seeds; every seed is run on every partition"
 )
 _NAME = "name of the study; default: comparison-N or sweep-N, or the folder of a comparison"
-_CODE = "with --resume: file with the run's model or method; executed if its content is the run's"
-_TRUST = "with --resume: execute the files that the run names: it is your own"
+_CODE = "with --resume: file with the run's model or method; executed if it has not changed since"
+_TRUST = "with --resume: execute the code files that the run names; only for your own runs"
 _DRY_RUN = "run nothing; print all settings with their origin, and the estimated time and memory"
 
 
