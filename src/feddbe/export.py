@@ -158,7 +158,8 @@ def make_client_model(
     test_indices, dataset = trainer.rows["test"], trainer.task.dataset
     if not len(test_indices):
         raise InvalidInputError(
-            f"client {description['client']} has no test data to verify its model; choose another --client"
+            f"{dataset.describe_client(description['client'])} has no test data to verify its model; "
+            "choose another --client"
         )
     logits, y = trainer.predict(
         state, lambda p, x: method.logits(trainer, p, x), track=method.inference_track
@@ -257,13 +258,14 @@ def _require_stored_accuracy(accuracy: float, test_rows: int, checkpoint: Checkp
 
     Other versions or another machine can change the last bits, and with them one prediction in a hundred.
     """
+    name = checkpoint.experiment.task.dataset.describe_client(client)
     moment = "adapted" if checkpoint.experiment.method.adapts else "before"
     where = "AND client = ? AND moment = ? AND name = 'accuracy'"
     for record in checkpoint.store.records(checkpoint.round, where, client, moment):
         stored = record.value
         if stored is not None and abs(accuracy - stored) > max(1.5 / test_rows, 0.01):
             raise FeddbeError(
-                f"the model of client {client} has an accuracy of {100 * accuracy:.2f} % on its test data "
+                f"the model of {name} has an accuracy of {100 * accuracy:.2f} % on its test data "
                 f"now, and of {100 * stored:.2f} % in the run: code, packages or data have changed. "
                 "The model is not exported"
             )

@@ -206,13 +206,17 @@ def _print_studies(studies: Sequence[PaperStudy], folder: Path) -> int:
             "runs": len(planned),
             "done": sum(run.is_done for run in planned),
             "begun": sum(bool(run.document) for run in missing) or None,
-            "no data": sum(run.experiment is None for run in planned) or None,
+            "no data": sum(run.experiment is None and run.is_data_missing for run in planned) or None,
+            "refused": sum(run.experiment is None and not run.is_data_missing for run in planned) or None,
             "remaining": str(timedelta(seconds=round(clock.estimate_seconds(missing)))) if missing else "-",
         })  # fmt: skip
     columns = [
         Column("experiment", kind=TEXT),
         Column("title", kind=TEXT),
-        *(Column(key, hide_empty=True) for key in ("runs", "done", "begun", "no data", "remaining")),
+        *(
+            Column(key, hide_empty=True)
+            for key in ("runs", "done", "begun", "no data", "refused", "remaining")
+        ),
     ]
     note = (
         f"Runs in {folder}; experiments share runs. Remaining: upper bound of the time for missing runs with "

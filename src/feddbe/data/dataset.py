@@ -197,6 +197,10 @@ class Dataset:
         """Name of each class."""
         return self.label_names or tuple(map(str, range(self.classes)))
 
+    def describe_client(self, client: int) -> str:
+        """Return a client as messages call it: by its name if it has one, as in `client 'Ulm'`."""
+        return f"client '{self.client_names[client]}'" if self.client_names else f"client {client}"
+
     @property
     def preprocessing_spec(self) -> Preprocessing:
         """Preprocessing of raw rows, derived from the arrays if `preprocessing` is not set."""

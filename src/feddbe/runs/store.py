@@ -672,7 +672,7 @@ class RunStore(ClientStates):
         raise self._state_error(kind, client, f"round {round_}")
 
     def decoded_state(self, kind: str, client: int = ALL) -> State:
-        """Return the tensors of a state; none if there is no such state."""
+        """Return the tensors of a state; none if the state does not exist."""
         state = self.state(kind, client)
         return {} if state is None else self._decode(kind, client, state)
 

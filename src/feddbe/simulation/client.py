@@ -152,7 +152,7 @@ def run_client(
     except SystemExit as error:
         code = "" if error.code is None else error.code
         raise FeddbeError(
-            f"client {client_task.client}, round {client_task.round}: "
+            f"{task.dataset.describe_client(client_task.client)}, round {client_task.round}: "
             f"the model's or method's own code called sys.exit({code})"
         ) from error
 

@@ -182,8 +182,8 @@ class ClientTrainer:
         statistics = self.buffers(track)
         if statistics and min(self.samples, self.task.training.batch_size) == 1:
             raise InvalidInputError(
-                f"client {self.client} trains on one sample at a time, too few for BatchNorm; "
-                "merge clients, or choose a larger batch size"
+                f"{self.task.dataset.describe_client(self.client)} trains on one sample at a time, "
+                "too few for BatchNorm; merge clients, or choose a larger batch size"
             )
         plan = FitPlan(
             model,

@@ -106,14 +106,14 @@ def _build_content(folders: Sequence[Path]) -> dict[str, Any]:
     try:
         return page_content(ReportRuns.from_runs(runs), failed)
     except Exception:  # find the run
-        shown = []
+        readable = []
         for run in runs:
             try:
                 page_content(ReportRuns.from_runs([run]))
-                shown.append(run)
+                readable.append(run)
             except Exception as error:
                 failed.append(f"'{run.folder}' cannot be shown: {one_line(error)}")
-        return page_content(ReportRuns.from_runs(shown), failed)
+        return page_content(ReportRuns.from_runs(readable), failed)
 
 
 def _file_version(folder: Path) -> tuple[object, ...]:
