@@ -61,8 +61,13 @@ class _Call:
     failures: Counter[int] = field(default_factory=Counter)
     lost: Counter[int] = field(default_factory=Counter)
     reasons: dict[int, str] = field(default_factory=dict)
+    """Problems of clients that have been connected."""
     started: float = field(default_factory=time.monotonic)
     next_warning: float = 0.0
+
+    def reason(self, client: int) -> str:
+        """Return the reason why the client has not replied."""
+        return self.reasons.get(client, "not connected")
 
 
 class FederationEngine:
@@ -111,7 +116,6 @@ class FederationEngine:
         self, tasks: Sequence[ClientTask], messages: Broadcasts, states: ClientStates
     ) -> Iterator[ClientResult | MissingClient]:
         call = _Call({task.client: task for task in tasks})
-        call.reasons = dict.fromkeys(call.waiting, "not connected")
         call.next_warning = call.started + self.timeouts.warn_after
         shared = encode(messages.shared) if messages.per_client is None else b""
 
@@ -135,7 +139,7 @@ class FederationEngine:
             # 3. Give up clients that are too late, or fail again and again.
             for client in self._missing(call):
                 del call.waiting[client]
-                yield MissingClient(client, f"node '{self.names[client]}': {call.reasons[client]}")
+                yield MissingClient(client, f"node '{self.names[client]}': {call.reason(client)}")
 
     def close(self) -> None:
         """Keep the connections, for the next run."""
@@ -221,7 +225,7 @@ class FederationEngine:
         moment = time.monotonic()
         if moment >= call.next_warning:
             call.next_warning = moment + self.timeouts.warn_after
-            names = ", ".join(f"'{self.names[client]}' ({call.reasons[client]})" for client in call.waiting)
+            names = ", ".join(f"'{self.names[client]}' ({call.reason(client)})" for client in call.waiting)
             seconds = moment - call.started
             self.timeouts.warn(f"waiting for {names} for {seconds:.0f} s; --worker-timeout sets a limit")
         wait = call.next_warning - moment
@@ -233,9 +237,9 @@ class FederationEngine:
         """Return the clients that count as missing in this call."""
         timeout = self.timeouts.timeout
         is_late = timeout is not None and time.monotonic() - call.started >= timeout
-        for client, reason in call.reasons.items():
+        for client in call.waiting:
             is_working = any(request.client == client for request in call.requests.values())
-            if is_late and is_working and reason == "not connected":
+            if is_late and is_working and client not in call.reasons:
                 call.reasons[client] = f"no reply in {timeout:g} s"
         return [
             client

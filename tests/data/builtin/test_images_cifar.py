@@ -215,14 +215,14 @@ def test_missing_data_error_names_file_and_folder(data_dir: Path) -> None:
     )
 
 
-def test_default_options_are_the_published_ones(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_options_are_the_tuned_ones(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shrink(monkeypatch, "cifar100", {"train": 800, "test": 200})
     folder = data_dir / "cifar-100-binary"
     folder.mkdir(parents=True)
     for part, n in get_dataset("cifar100").sizes.items():
         (folder / f"{part}.bin").write_bytes(b"".join(bytes([0, k % 100]) + bytes(3072) for k in range(n)))
     experiment = resolve("fedavg+dbe", Config(data="cifar100", data_dir=str(data_dir)))
-    assert (experiment.options.model, experiment.options.lr) == ("cnn", 0.005)
+    assert (experiment.options.model, experiment.options.lr) == ("cnn", 0.1)
     assert (experiment.options.partition, experiment.options.clients) == ("dirichlet:0.1", 20)
     assert experiment.config["method_options"]["mr"].items() >= {"kappa": 50.0, "mu": 1.0}.items()
     assert experiment.task.model.parameters["conv1.0.weight"].shape == (32, 3, 5, 5)
