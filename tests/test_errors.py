@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
+import pytest
+
+import feddbe
 from feddbe.errors import (
     DivergenceError,
     FeddbeError,
@@ -39,3 +43,13 @@ def test_quoted_text_is_short_and_printable() -> None:
     assert truncate("a" * 150 + "b" * 10**6 + "c" * 50) == "a" * 150 + " ... " + "c" * 50
     assert len(one_line(ValueError("x" * 10**6))) < 600
     assert len(str(unknown_name("method", "x" * 10**6, ["fedavg"]))) < 300
+
+
+def test_divergence_names_the_client(tmp_path: Path) -> None:
+    table = tmp_path / "people.csv"
+    lines = [f"{row % 7},{row % 2},{('Ulm', 'Bern')[row % 2 ^ row // 40 % 2]}" for row in range(120)]
+    table.write_text("\n".join(["age,buys,town", *lines]))
+    with pytest.raises(feddbe.DivergenceError, match=r"at client '(Ulm|Bern)' in round 1"):
+        feddbe.run(
+            "fedavg", data=f"{table}?label=buys&client=town", rounds=2, lr=1e30, out=str(tmp_path / "run")
+        )

@@ -25,7 +25,7 @@ from feddbe.config.options import (
 from feddbe.config.user_code import make_permission
 from feddbe.data.dataset import Dataset
 from feddbe.data.registry import dataset_from_object
-from feddbe.errors import DivergenceError, InvalidInputError, unknown_name
+from feddbe.errors import InvalidInputError, unknown_name
 from feddbe.methods.base import Method
 from feddbe.methods.registry import format_name
 from feddbe.metrics.representations import registry
@@ -41,7 +41,12 @@ from feddbe.results.document import RunDocument, accuracy_curve, new_clients_cur
 from feddbe.results.fairness import Fairness, Overhead, compute_fairness, compute_overhead
 from feddbe.runs import analysis, folders
 from feddbe.runs.analysis import AnalysisRequest
-from feddbe.runs.build_document import client_accuracies, count_private_values, load_document
+from feddbe.runs.build_document import (
+    client_accuracies,
+    count_private_values,
+    divergence_error,
+    load_document,
+)
 from feddbe.runs.execution import run_requests
 from feddbe.runs.store import RunStore, sharing_stores
 from feddbe.studies import record, sweep
@@ -95,9 +100,9 @@ def run(
             callback=callbacks,
             allowed=make_permission(code, trust=trust),
         )
-    mark = document["diverged"]
-    if mark:
-        raise DivergenceError(mark["client"], mark["round"], mark["what"], float(mark["value"]))
+    error = divergence_error(document)
+    if error is not None:
+        raise error
     return Run(document)
 
 

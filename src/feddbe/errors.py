@@ -39,10 +39,11 @@ class DivergenceError(FeddbeError):
         self.round = round_
         self.quantity = quantity
         self.value = value
+        self.client_name = f"client {client}"
 
     def __str__(self) -> str:
         return (
-            f"training diverged: {self.quantity} = {self.value} at client {self.client} in round "
+            f"training diverged: {self.quantity} = {self.value} at {self.client_name} in round "
             f"{self.round}; the last good round is kept (try a smaller lr)"
         )
 

@@ -97,6 +97,7 @@ def _run(
 ) -> int:
     from feddbe.callbacks.display import CliProgress
     from feddbe.callbacks.tracking import make_callback
+    from feddbe.runs.build_document import divergence_error
     from feddbe.runs.execution import run_requests
     from feddbe.studies.sweep import name_folder, record_comparison
 
@@ -118,9 +119,8 @@ def _run(
         folder = record_comparison(raw, documents)
     _print_results(documents, folder, as_json=as_json, single=single)
     for document in documents:
-        mark = document["diverged"]
-        if mark:
-            error = DivergenceError(mark["client"], mark["round"], mark["what"], float(mark["value"]))
+        error = divergence_error(document)
+        if error is not None:
             print_error(f"{document['method']}: {error}; see feddbe show {folder}", error.exit_code)
     return DivergenceError.exit_code if any(document["diverged"] for document in documents) else 0
 

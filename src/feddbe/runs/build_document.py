@@ -82,6 +82,18 @@ def describe_divergence(error: DivergenceError) -> Divergence:
     return {"round": error.round, "client": error.client, "what": error.quantity, "value": str(error.value)}
 
 
+def divergence_error(document: RunDocument) -> DivergenceError | None:
+    """Return the error of a run that diverged, with the client's name if it has one; None for other runs."""
+    divergence = document["diverged"]
+    if divergence is None:
+        return None
+    client = divergence["client"]
+    error = DivergenceError(client, divergence["round"], divergence["what"], float(divergence["value"]))
+    if document["client_names"]:
+        error.client_name = f"client '{document['client_names'][client]}'"
+    return error
+
+
 def read_divergence(store: RunStore) -> Divergence | None:
     """Return the divergence that ended the run, or None if there is none or later rounds are complete."""
     divergence: Divergence | None = store.meta("diverged")
